@@ -1,0 +1,36 @@
+# Each target does one thing; `make help` lists them.
+PYTHON ?= python3.11
+BIN := .venv/bin
+EXIT ?=
+
+.PHONY: help setup demo serve test lint types bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: .venv/ready  ## make the environment in .venv, nothing else
+
+.venv/ready: pyproject.toml constraints.txt
+	$(shell command -v $(PYTHON) || echo python3) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv/ready  ## learn from a bakery's history, prescribe, leave the service running (EXIT=1: stop after the table)
+	$(BIN)/bco demo $(if $(EXIT),--exit)
+
+serve: .venv/ready  ## run the API and a worker on this machine
+	$(BIN)/bco serve
+
+test: .venv/ready  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
+	$(BIN)/pytest
+
+lint: .venv/ready  ## format, lint and type checks
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: .venv/ready  ## measure the running parts; figures are printed as JSON
+	$(BIN)/bco bench serving --json
+
+clean:  ## remove the environment and the local database
+	rm -rf .venv var

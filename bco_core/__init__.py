@@ -1,0 +1,1 @@
+"""Decision-focused Gibbs posteriors: the numerics, free of web, validation and database packages."""

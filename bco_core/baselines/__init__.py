@@ -1,0 +1,1 @@
+"""What a planner would do without us, done well."""

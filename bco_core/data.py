@@ -1,0 +1,90 @@
+"""History: rows of (context, outcome), how they are split, and how they are brought to unit scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bco_core.errors import InvalidInput
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """n observations: contexts (n, d_x) and outcomes (n, d_y), both float64 and finite."""
+
+    contexts: Tensor
+    outcomes: Tensor
+
+    def __post_init__(self) -> None:
+        for name, values in (("contexts", self.contexts), ("outcomes", self.outcomes)):
+            if values.ndim != 2:
+                raise InvalidInput(f"{name} must be a table of rows and columns, not {values.ndim}-dimensional")
+            if values.dtype != torch.float64:
+                raise InvalidInput(f"{name} must be float64, not {values.dtype}")
+            if not torch.isfinite(values).all():
+                raise InvalidInput(f"{name} contain missing or infinite numbers")
+        if len(self.contexts) != len(self.outcomes):
+            raise InvalidInput(f"{len(self.contexts)} contexts but {len(self.outcomes)} outcomes")
+        if len(self.contexts) == 0:
+            raise InvalidInput("there are no rows")
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+    def rows(self, index: Tensor) -> Sample:
+        return Sample(self.contexts[index], self.outcomes[index])
+
+
+@dataclass(frozen=True)
+class Standardizer:
+    """Column-wise (value − mean) / scale in float64; a constant column keeps scale 1."""
+
+    mean: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def fit(values: Tensor) -> Standardizer:
+        mean = values.mean(dim=0)
+        scale = (values - mean).square().mean(dim=0).sqrt()
+        # Rounding leaves a constant column with a tiny spread: compare with the column's own magnitude.
+        constant = scale <= 1e-12 * values.abs().amax(dim=0)
+        return Standardizer(mean, torch.where(constant, torch.ones_like(scale), scale))
+
+    def apply(self, values: Tensor) -> Tensor:
+        return (values - self.mean) / self.scale
+
+    def undo(self, values: Tensor) -> Tensor:
+        return values * self.scale + self.mean
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Which rows each member learns from, (R, n_train), and which stop it early, (R, n_validation)."""
+
+    train: Tensor
+    validation: Tensor
+
+
+def make_folds(count: int, members: int, generator: torch.Generator) -> Folds:
+    """Give each of R members its own fifth of the rows for early stopping and the rest to learn from.
+
+    Members are dealt from random five-fold partitions, so with R ≥ 5 every row is learned from; R = 1 is a plain
+    80/20 split. All folds have the same size, which lets members train as one batch: the up to four rows that do not
+    divide evenly stay in training.
+    """
+    size = count // FOLDS
+    if size < 1:
+        raise InvalidInput(f"learning needs at least {FOLDS} rows, and there are {count}")
+    train, validation = [], []
+    for member in range(members):
+        fold = member % FOLDS
+        if fold == 0:
+            shuffled = torch.randperm(count, generator=generator)
+        held_out = slice(fold * size, (fold + 1) * size)
+        validation.append(shuffled[held_out])
+        train.append(torch.cat([shuffled[: held_out.start], shuffled[held_out.stop :]]))
+    return Folds(torch.stack(train), torch.stack(validation))

@@ -1,0 +1,34 @@
+"""What can go wrong in the core, in words for the person who has to act on it."""
+
+from __future__ import annotations
+
+
+class BcoError(Exception):
+    """Base of every error the core raises on purpose."""
+
+
+class InvalidInput(BcoError, ValueError):
+    """The caller's data or specification cannot be used; the message says what would be right.
+
+    ``where`` is the path to the offending part inside the specification, such as ``("items", 0, "overage_cost")``.
+    """
+
+    def __init__(self, message: str, where: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class Infeasible(BcoError):
+    """No decision satisfies the constraints."""
+
+
+class SolverFailure(BcoError):
+    """A solver stopped without a certified answer."""
+
+
+class Diverged(BcoError):
+    """Learning produced non-finite numbers."""
+
+
+class Cancelled(BcoError):
+    """The caller asked the computation to stop."""

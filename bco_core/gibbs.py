@@ -1,0 +1,70 @@
+"""The Gibbs posterior ρ_n ∝ exp(−λn R_n(θ)) ρ_0(θ): its empirical risk, its log density and its temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bco_core.baselines.saa import best_constant
+from bco_core.data import Sample
+from bco_core.errors import InvalidInput
+from bco_core.families import Family
+from bco_core.predictors import Predictor
+from bco_core.problems.base import DecisionProblem
+
+DEFAULT_KL_WEIGHT = 1e-5
+REFERENCE_ROWS = 256
+
+
+@dataclass(frozen=True)
+class GibbsTarget:
+    """What inference needs to know: the rows, the problem, the predictor and the prior.
+
+    Costs are divided by ``cost_scale``, the best constant decision's mean cost, so that a temperature means the same on
+    every problem; users only ever see costs in their own units.
+    """
+
+    problem: DecisionProblem
+    predictor: Predictor
+    sample: Sample
+    family: Family
+    prior_scale: Tensor
+    cost_scale: float
+
+    def costs(self, theta: Tensor, encoded: Tensor, outcomes: Tensor) -> Tensor:
+        """Scaled cost (S, n) of π_θ for encoded contexts and outcomes, each (n, ·) or (S, n, ·)."""
+        decisions = self.problem.decide(self.predictor.forward(theta, encoded))
+        return self.problem.cost(decisions, outcomes) / self.cost_scale
+
+    def empirical_risk(self, theta: Tensor) -> Tensor:
+        """R_n(θ), scaled: (S, d) → (S,)."""
+        encoded = self.predictor.encode(self.sample.contexts, theta.dtype)
+        return self.costs(theta, encoded, self.sample.outcomes).mean(dim=1)
+
+    def log_density(self, theta: Tensor, inverse_temperature: float) -> Tensor:
+        """log ρ_n(θ) up to a constant: (S, d) → (S,)."""
+        prior = self.family.log_prob(theta, torch.zeros_like(theta), self.prior_scale).sum(dim=1)
+        return prior - inverse_temperature * self.empirical_risk(theta)
+
+
+def make_target(
+    problem: DecisionProblem, predictor: Predictor, sample: Sample, family: Family, prior_scale: float = 1.0
+) -> GibbsTarget:
+    """The target for this sample, with costs scaled by the best constant decision's."""
+    reference = best_constant(problem, sample.outcomes).objective.item()
+    # A history that a constant decision serves perfectly has no natural scale: keep the user's.
+    scale = reference if reference > 0 else 1.0
+    return GibbsTarget(problem, predictor, sample, family, torch.tensor(prior_scale), scale)
+
+
+def resolve_kl_weight(count: int, kl_weight: float | None, inverse_temperature: float | None) -> float:
+    """κ = 1/(λn) from whichever the caller gave; by default κ ∝ n^-½ (Theorem 2), 1e-5 at 256 rows."""
+    if kl_weight is not None and inverse_temperature is not None:
+        raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
+    if inverse_temperature is not None:
+        kl_weight = 1 / inverse_temperature
+    if kl_weight is None:
+        kl_weight = DEFAULT_KL_WEIGHT * (REFERENCE_ROWS / count) ** 0.5
+    return kl_weight

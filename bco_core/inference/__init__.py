@@ -1,0 +1,1 @@
+"""From a Gibbs target to a posterior: variational inference (Algorithm 1)."""

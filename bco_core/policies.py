@@ -1,0 +1,48 @@
+"""Policies: from scenarios to one decision for each context (Definitions 2 and 3 of the paper, and the averaged one).
+
+``bcp``       π_ρ: minimises expected cost over the posterior predictive distribution.
+``averaged``  Σ_k w_k π_θk(x): the mean of the draws' own decisions. For a convex cost and feasible set it costs, by
+              Jensen, no more than the average draw.
+``map``       the decision of the posterior's mode.
+``thompson``  the decision of one posterior draw, chosen afresh for each context from ``generator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bco_core.problems.base import DecisionProblem, Prescription, Status
+from bco_core.scenarios import Scenarios, expected_cost
+
+Policy = Callable[[DecisionProblem, Scenarios, torch.Generator], Prescription]
+
+
+def bcp(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+    return problem.prescribe(scenarios.outcomes, scenarios.weights)
+
+
+def averaged(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+    decisions = torch.einsum("bkz,k->bz", problem.decide(scenarios.outcomes), scenarios.weights)
+    return _evaluated(problem, decisions, scenarios)
+
+
+def map_policy(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+    return _evaluated(problem, problem.decide(scenarios.mode), scenarios)
+
+
+def thompson(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+    contexts = len(scenarios.outcomes)
+    draw = torch.multinomial(scenarios.weights, contexts, replacement=True, generator=generator)
+    chosen = scenarios.outcomes[torch.arange(contexts), draw]
+    return _evaluated(problem, problem.decide(chosen), scenarios)
+
+
+def _evaluated(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Prescription:
+    objective = expected_cost(problem, decisions, scenarios)
+    return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
+
+
+POLICIES: dict[str, Policy] = {"bcp": bcp, "averaged": averaged, "map": map_policy, "thompson": thompson}

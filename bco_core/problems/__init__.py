@@ -1,0 +1,1 @@
+"""Decision problems: the protocol in ``base``, one problem kind a file, and the ``registry`` of them."""

@@ -1,0 +1,72 @@
+"""The protocol everything hangs on: what inference and policies may ask of a decision problem.
+
+Shapes: outcomes (..., d_y), decisions (..., d_z), costs (...). Everything is batched; nothing outside a problem's own
+file knows which problem it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Status(StrEnum):
+    """How a solve ended, in one vocabulary for every solver."""
+
+    OPTIMAL = "optimal"
+    BEST_EFFORT = "best_effort"
+    INFEASIBLE = "infeasible"
+    UNBOUNDED = "unbounded"
+    TIME_LIMIT = "time_limit"
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What a prescription minimises over scenarios: (1 − w)·E[cost] + w·CVaR_α[cost]."""
+
+    cvar_weight: float = 0.0
+    cvar_level: float = 0.95
+
+
+EXPECTATION = Risk()
+
+
+@dataclass(frozen=True)
+class Prescription:
+    """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each."""
+
+    decisions: Tensor
+    objective: Tensor
+    status: list[Status]
+
+
+class DecisionProblem(Protocol):
+    """min over z of c(z; y). ``decide`` and ``cost`` are torch-differentiable where ``differentiable`` is True."""
+
+    @property
+    def outcome_dim(self) -> int: ...
+
+    @property
+    def decision_dim(self) -> int: ...
+
+    @property
+    def differentiable(self) -> bool: ...
+
+    def decide(self, outcomes: Tensor) -> Tensor:
+        """The optimum for a point prediction: (..., d_y) → (..., d_z)."""
+        ...
+
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """Realised cost: (..., d_z), (..., d_y) → (...)."""
+        ...
+
+    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """Whether each decision keeps its constraints under the outcome, bool (...)."""
+        ...
+
+    def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
+        """One decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one."""
+        ...

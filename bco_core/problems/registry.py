@@ -1,0 +1,22 @@
+"""Every problem kind by name: a new kind is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.base import DecisionProblem
+from bco_core.problems.newsvendor import Newsvendor
+
+PROBLEMS: dict[str, Callable[[dict[str, Any]], DecisionProblem]] = {
+    "newsvendor": Newsvendor.from_spec,
+}
+
+
+def build_problem(spec: dict[str, Any]) -> DecisionProblem:
+    """The decision problem a plain specification describes."""
+    kind = spec.get("kind")
+    if kind not in PROBLEMS:
+        raise InvalidInput(f"the problem kind must be one of {', '.join(PROBLEMS)}", ("kind",))
+    return PROBLEMS[kind](spec)

@@ -1,0 +1,47 @@
+"""Scenarios: what may happen in each context, and what a decision would cost over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bco_core.problems.base import DecisionProblem
+from bco_core.weighted import conditional_value_at_risk, weighted_quantile
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """The posterior predictive distribution m(x; ρ) for B contexts, by K weighted atoms.
+
+    ``outcomes`` (B, K, d_y) are f_θk(x_b) with θ_k ~ ρ, ``weights`` (K,) sum to one, and ``mode`` (B, d_y) is the
+    prediction of the posterior's mode.
+    """
+
+    outcomes: Tensor
+    weights: Tensor
+    mode: Tensor
+
+
+@dataclass(frozen=True)
+class CostDistribution:
+    """The cost of each decision over its scenarios: mean (B,), quantiles (B, m) and CVaR (B,) at one level."""
+
+    mean: Tensor
+    quantiles: Tensor
+    cvar: Tensor
+
+
+def expected_cost(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Tensor:
+    """E[c(z_b; Y)] over the scenarios of each context: decisions (B, d_z) → (B,)."""
+    return problem.cost(decisions[:, None], scenarios.outcomes) @ scenarios.weights
+
+
+def cost_distribution(
+    problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios, levels: Tensor, cvar_level: float
+) -> CostDistribution:
+    """Mean, weighted quantiles and CVaR of the cost of decisions (B, d_z)."""
+    costs = problem.cost(decisions[:, None], scenarios.outcomes)
+    weights = scenarios.weights.expand_as(costs)
+    quantiles = weighted_quantile(costs[:, :, None].expand(-1, -1, len(levels)), weights, levels)
+    return CostDistribution(costs @ scenarios.weights, quantiles, conditional_value_at_risk(costs, weights, cvar_level))
