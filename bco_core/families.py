@@ -65,7 +65,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Mixture:
-    """Σ_r weights_r Π_j q(θ_j; loc_rj, scale_rj): weights (R,), loc and scale (R, d). R = 1 is the paper's posterior."""
+    """Σ_r weights_r Π_j q(θ_j; loc_rj, scale_rj): weights (R,), loc and scale (R, d). R = 1 is the paper's."""
 
     family: Family
     weights: Tensor

@@ -23,8 +23,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class Posterior:
     """A weighted mixture of mean-field components over θ, with the particles drawn from it.
 
-    ``particles`` (K, d) are draws of equal weight, kept so that everyone prescribes from the same ones; ``mixture`` makes
-    fresh draws of any number. ``seed`` is what the particles were drawn with.
+    ``particles`` (K, d) are draws of equal weight, kept so that everyone prescribes from the same ones; ``mixture``
+    makes fresh draws of any number. ``seed`` is what the particles were drawn with.
     """
 
     predictor: Predictor
@@ -38,7 +38,7 @@ class Posterior:
                 raise InvalidInput(f"{name} do not fit a predictor of {self.predictor.dim} parameters")
 
     def draws(self, count: int | None = None, seed: int | None = None) -> Tensor:
-        """K parameter vectors: the first stored particles, or fresh draws when a seed or more particles are asked for."""
+        """K parameter vectors: the first stored particles, or fresh draws when a seed or more of them are asked for."""
         if seed is None and (count is None or count <= len(self.particles)):
             return self.particles[:count]
         generator = torch.Generator().manual_seed(self.seed if seed is None else seed)

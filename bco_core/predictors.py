@@ -47,7 +47,7 @@ class Predictor:
         return list(zip(self.widths[:-1], self.widths[1:], strict=True))
 
     def initial(self, count: int, generator: torch.Generator) -> Tensor:
-        """``count`` starting vectors (count, d): weights of variance 2/fan_in before a ReLU, 1/fan_in last; biases 0."""
+        """Starting vectors (count, d): weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero."""
         parts = []
         for layer, (fan_in, fan_out) in enumerate(self._layers()):
             gain = 1.0 if layer == len(self.widths) - 2 else 2.0

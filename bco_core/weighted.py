@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
-    """Smallest value whose cumulated weight reaches the level: values (B, K, m), weights (B, K), levels (m,) → (B, m)."""
+    """Smallest value whose cumulated weight reaches a level: values (B, K, m), weights (B, K), levels (m,) → (B, m)."""
     ordered, order = values.sort(dim=1)
     cumulated = weights[:, :, None].expand_as(values).gather(1, order).cumsum(1)
     # Weights that sum to the level but for rounding have reached it.

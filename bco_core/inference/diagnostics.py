@@ -30,7 +30,7 @@ class Quality:
 def diagnose(
     target: GibbsTarget, folds: Folds, fit: VariationalFit, policy: str, generator: torch.Generator
 ) -> dict[str, Any]:
-    """Held-out cost of every policy beside the best constant decision's, the learning trace, and the quality verdict."""
+    """Held-out cost of every policy beside the best constant decision's, the learning trace, and the verdict."""
     costs = _held_out_costs(target, folds, fit, generator)
     constant = costs.pop("constant")
     gain = paired_difference(costs[policy], constant)
@@ -75,7 +75,8 @@ def _held_out_costs(
     outcomes = target.sample.outcomes
 
     def by_row(costs: Tensor) -> Tensor:
-        return torch.zeros(len(rows), dtype=costs.dtype).index_add_(0, place, costs) / times
+        total: Tensor = torch.zeros(len(rows), dtype=costs.dtype).index_add_(0, place, costs)
+        return total / times
 
     held_out = outcomes[folds.validation.flatten()]
     costs = {

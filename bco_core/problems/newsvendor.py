@@ -1,8 +1,8 @@
 """The newsvendor, one item or several: c(z; y) = Σ_j u_j (y_j − z_j)⁺ + o_j (z_j − y_j)⁺, l_j ≤ z_j ≤ m_j.
 
-Items do not interact, so every answer has a closed form: the decision for a point prediction is that prediction clipped
-to the order bounds, and over weighted scenarios it is the weighted τ-quantile, τ = u/(u + o), clipped likewise (the cost
-is convex in each z_j, so clipping the free optimum is optimal).
+Items do not interact, so every answer has a closed form: the decision for a point prediction is that prediction
+clipped to the order bounds, and over weighted scenarios it is the weighted τ-quantile, τ = u/(u + o), clipped likewise
+(the cost is convex in each z_j, so clipping the free optimum is optimal).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Newsvendor:
 
     @staticmethod
     def from_spec(spec: dict[str, Any]) -> Newsvendor:
-        """Build from ``{"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 0, "maximum_order": None}]}``."""
+        """Build from ``{"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 0}]}``."""
         items = spec.get("items") or []
         if not items:
             raise InvalidInput("a newsvendor needs at least one item", ("items",))
