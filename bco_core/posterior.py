@@ -46,10 +46,9 @@ class Posterior:
 
     def scenarios(self, contexts: Tensor, draws: Tensor) -> Scenarios:
         """The predictive distribution for contexts (B, d_x), by parameter vectors (K, d) of equal weight."""
-        theta = torch.cat([draws, self.mixture.mode()[None]])
-        predictions = self.predictor.predict(theta, contexts).transpose(0, 1)
-        weights = torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
-        return Scenarios(predictions[:, :-1], weights, predictions[:, -1])
+        outcomes = self.predictor.predict(draws, contexts).transpose(0, 1)
+        mode = self.predictor.predict(self.mixture.mode()[None], contexts)[0]
+        return Scenarios(outcomes, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64), mode)
 
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
         """A JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class Predictor:
         return sum((fan_in + 1) * fan_out for fan_in, fan_out in self._layers())
 
     def _layers(self) -> list[tuple[int, int]]:
-        return list(zip(self.widths[:-1], self.widths[1:], strict=True))
+        return list(pairwise(self.widths))
 
     def initial(self, count: int, generator: torch.Generator) -> Tensor:
         """Starting vectors (count, d): weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero."""

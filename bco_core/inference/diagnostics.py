@@ -75,8 +75,8 @@ def _held_out_costs(
     outcomes = target.sample.outcomes
 
     def by_row(costs: Tensor) -> Tensor:
-        total: Tensor = torch.zeros(len(rows), dtype=costs.dtype).index_add_(0, place, costs)
-        return total / times
+        averaged: Tensor = torch.zeros(len(rows), dtype=costs.dtype).index_add_(0, place, costs) / times
+        return averaged
 
     held_out = outcomes[folds.validation.flatten()]
     costs = {

@@ -1,0 +1,1 @@
+"""The BCO service: HTTP API, database and job engine around ``bco_core``."""

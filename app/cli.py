@@ -1,0 +1,144 @@
+"""The ``bco`` command."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from app.settings import Settings, get_settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Measure this machine; with --json the last line is one JSON object.")
+app.add_typer(bench, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
+
+
+def _settings_help() -> str:
+    lines = ["[bold]Settings[/], by environment variable:", ""]
+    for name, field in Settings.model_fields.items():
+        lines.append(f"[cyan]BCO_{name.upper()}[/]={field.default}  {field.description}\n")
+    return "\n".join(lines)
+
+
+@app.callback(epilog=_settings_help())
+def bco() -> None:
+    """Prescriptions under uncertainty, as a service.
+
+    Start with [bold]bco demo[/], then look at the docs page it prints. [bold]bco serve[/] runs everything on one
+    machine; [bold]bco migrate[/], [bold]bco api[/] and [bold]bco worker[/] run the parts apart.
+    """
+    logging.basicConfig(level=get_settings().log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("alembic", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="address to listen on (BCO_HOST)")] = None,
+    port: Annotated[int | None, typer.Option(help="port to listen on (BCO_PORT)")] = None,
+    workers: Annotated[int | None, typer.Option(help="worker processes (BCO_WORKERS)", min=1)] = None,
+) -> None:
+    """Run the API and its worker(s) on this machine, migrating the database first."""
+    from app import local
+
+    chosen = {"host": host, "port": port, "workers": workers}
+    settings = get_settings().model_copy(update={name: value for name, value in chosen.items() if value is not None})
+    if not local.port_is_free(settings.host, settings.port):
+        typer.echo(f"Port {settings.port} is taken; choose another with --port or BCO_PORT.", err=True)
+        raise typer.Exit(1)
+    raise typer.Exit(local.serve(settings))
+
+
+@app.command()
+def api() -> None:
+    """Run the HTTP API alone; workers run elsewhere on the same database."""
+    import uvicorn
+
+    settings = get_settings()
+    uvicorn.run(
+        "app.main:create_app",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        log_level=settings.log_level.lower(),
+        access_log=settings.log_level == "DEBUG",
+    )
+
+
+@app.command()
+def worker() -> None:
+    """Run one worker: it takes jobs from the queue and learns posteriors."""
+    from app.local import WORKER_COMMAND
+
+    # A fresh, light main module: the processes that compute jobs import it again.
+    os.execv(WORKER_COMMAND[0], WORKER_COMMAND)  # noqa: S606
+
+
+@app.command()
+def migrate() -> None:
+    """Create the database or bring it up to date; safe to run again."""
+    from app.db.migrate import migrate as run
+
+    run(get_settings().sqlalchemy_url)
+    typer.echo("The database is up to date.")
+
+
+@app.command()
+def sample(path: Annotated[Path, typer.Argument(help="CSV file to write")]) -> None:
+    """Write the demo's bakery history as a CSV file to try things with."""
+    from app.demo import as_csv, bakery_rows
+
+    path.write_text(as_csv(bakery_rows()))
+    typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. Every other column is context.")
+
+
+@app.command()
+def demo(
+    exit_: Annotated[bool, typer.Option("--exit", help="stop the service after the table")] = False,
+) -> None:
+    """Learn from a bakery's history, prescribe for three mornings, and leave the service running."""
+    import httpx
+
+    from app.demo import run_demo
+    from app.local import LocalService, free_port, port_is_free
+
+    settings = get_settings()
+    console = Console()
+    port = settings.port if port_is_free("127.0.0.1", settings.port) else free_port()
+    with LocalService(port) as service, httpx.Client(base_url=service.url, timeout=120) as client:
+        console.print(f"[bold]Service[/]: {service.url} on {settings.database_url.split('://')[0]}")
+        worthwhile = run_demo(client, console)
+        if not worthwhile:
+            console.print("[red]The decisions were not better than plain SAA on held-out days.[/]")
+        if exit_ or not worthwhile:
+            raise typer.Exit(0 if worthwhile else 1)
+        console.print(
+            f"\nThe service is running. Docs and 'Try it out': [link]{service.url}/docs[/]  (Ctrl-C stops it)"
+        )
+        try:
+            if service.process is not None:
+                service.process.wait()
+        except KeyboardInterrupt:
+            console.print("Stopping.")
+
+
+@bench.command("serving")
+def bench_serving(json: Json = False) -> None:
+    """Latency and throughput of prescribe over HTTP, job start, and memory of the API process."""
+    from app.bench.serving import run
+
+    run(json)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""/v1/datasets"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, File, Form, Response, UploadFile
+
+from app.datasets import service
+from app.datasets.parsing import parse_file, parse_rows
+from app.datasets.profile import Roles
+from app.datasets.schemas import DatasetAnswer, Missing, NewDataset
+from app.db.tables import DatasetRow
+from app.schemas import Limit, Name, Page
+
+router = APIRouter(prefix="/v1/datasets", tags=["data sets"])
+
+
+def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
+    response.headers["Location"] = f"/v1/datasets/{row.id}"
+    return DatasetAnswer.model_validate(row, from_attributes=True)
+
+
+@router.post("", status_code=201)
+def create_dataset(request: NewDataset, response: Response) -> DatasetAnswer:
+    """Send history as JSON rows with named columns. The answer profiles every column and warns of what looks odd."""
+    roles = Roles(request.outcomes, request.contexts, request.categorical, request.missing)
+    return _created(service.create(request.name, parse_rows(request.rows), roles), response)
+
+
+@router.post("/upload", status_code=201)
+def upload_dataset(
+    response: Response,
+    file: Annotated[UploadFile, File(description="CSV (UTF-8, one header line) or Parquet")],
+    name: Annotated[Name, Form(examples=["bakery"])],
+    outcomes: Annotated[str, Form(description="outcome columns, separated by commas", examples=["croissants,loaves"])],
+    contexts: Annotated[str, Form(description="context columns; empty for all others")] = "",
+    categorical: Annotated[str, Form(description="contexts to treat as categories although they hold numbers")] = "",
+    missing: Annotated[Missing, Form(description="what to do with rows that have missing values")] = "reject",
+) -> DatasetAnswer:
+    """Send history as a CSV or Parquet file."""
+    roles = Roles(_names(outcomes), _names(contexts) or None, _names(categorical), missing)
+    return _created(service.create(name, parse_file(file.file.read()), roles), response)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@router.get("")
+def list_datasets(limit: Limit = 50, cursor: str | None = None) -> Page[DatasetAnswer]:
+    rows, next_cursor = service.listing(limit, cursor)
+    return Page(
+        items=[DatasetAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
+    )
+
+
+@router.get("/{dataset_id}")
+def read_dataset(dataset_id: str) -> DatasetAnswer:
+    return DatasetAnswer.model_validate(service.get(dataset_id), from_attributes=True)
+
+
+@router.delete("/{dataset_id}", status_code=204)
+def delete_dataset(dataset_id: str) -> None:
+    """Delete a data set that no job uses."""
+    service.delete(dataset_id)

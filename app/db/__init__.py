@@ -1,0 +1,1 @@
+"""The database: engine and sessions, tables, and arrays stored as checked blobs."""

@@ -1,0 +1,52 @@
+"""One engine a process, on SQLite or PostgreSQL, and the transaction that services work in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.settings import get_settings
+
+
+def create_engine(url: str) -> sa.Engine:
+    """An engine that waits for locks instead of failing, and on SQLite takes the write lock before the first write."""
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=20)
+    if parsed.database:
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = sa.create_engine(parsed)
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, record: Any) -> None:
+        connection.isolation_level = "IMMEDIATE"
+        connection.execute("PRAGMA busy_timeout=30000")
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    return engine
+
+
+@lru_cache
+def get_engine() -> sa.Engine:
+    return create_engine(get_settings().sqlalchemy_url)
+
+
+@contextmanager
+def transaction() -> Iterator[Session]:
+    """A session that commits at the end, or rolls everything back."""
+    with Session(get_engine(), expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+def database_clock(session: Session) -> Any:
+    """SQL for the database's own time in seconds, so that machines need not agree on theirs."""
+    if session.get_bind().dialect.name == "sqlite":
+        return (sa.func.julianday("now") - 2440587.5) * 86400.0
+    return sa.func.extract("epoch", sa.func.clock_timestamp())

@@ -1,0 +1,49 @@
+"""Bring a database to this version: our tables by alembic, the job engine's by DBOS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from dbos import DBOS
+
+import migrations
+from app.db.engine import create_engine
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    return config
+
+
+def migrate(url: str) -> None:
+    """Upgrade to the newest version; safe to run again, and by several processes at once on PostgreSQL."""
+    engine = create_engine(url)
+    config = _config()
+    try:
+        if engine.dialect.name == "sqlite":
+            with engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7226001)")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    finally:
+        engine.dispose()
+    DBOS.migrate(url)
+
+
+def is_current(url: str) -> bool:
+    """Whether the database has the tables this version expects."""
+    engine = create_engine(url)
+    try:
+        with engine.connect() as connection:
+            version = MigrationContext.configure(connection).get_current_revision()
+    finally:
+        engine.dispose()
+    return version == ScriptDirectory.from_config(_config()).get_current_head()

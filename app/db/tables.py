@@ -1,0 +1,119 @@
+"""All tables. Blobs are plain arrays or Parquet with their sha256; nothing is pickled."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Timestamp(sa.TypeDecorator[datetime]):
+    """UTC with its time zone, also on SQLite, which keeps none."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: Timestamp}  # noqa: RUF012
+
+
+class ProblemRow(Base):
+    __tablename__ = "problems"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class DatasetRow(Base):
+    """``columns`` is the profile: name, role, kind, range and categories of each column."""
+
+    __tablename__ = "datasets"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    rows: Mapped[int]
+    columns: Mapped[list[Any]]
+    warnings: Mapped[list[Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class DatasetChunkRow(Base):
+    """Up to 50,000 rows as Parquet."""
+
+    __tablename__ = "dataset_chunks"
+
+    dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[str]
+    data: Mapped[bytes]
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
+    dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
+    name: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    state: Mapped[str] = mapped_column(index=True)
+    attempts: Mapped[int] = mapped_column(default=0)
+    progress: Mapped[float] = mapped_column(default=0.0)
+    message: Mapped[str] = mapped_column(default="")
+    error: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class PosteriorRow(Base):
+    """A result; the unique job makes 'exactly one result' a fact of the database."""
+
+    __tablename__ = "posteriors"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id"), unique=True)
+    problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
+    dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
+    name: Mapped[str]
+    problem: Mapped[dict[str, Any]]
+    columns: Mapped[list[Any]]
+    description: Mapped[dict[str, Any]]
+    diagnostics: Mapped[dict[str, Any]]
+    policy: Mapped[str]
+    digest: Mapped[str]
+    particles: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class PosteriorBlockRow(Base):
+    """Rows ``first_row`` onwards of one array of a posterior, as .npy bytes."""
+
+    __tablename__ = "posterior_blocks"
+
+    posterior_id: Mapped[str] = mapped_column(sa.ForeignKey("posteriors.id", ondelete="CASCADE"), primary_key=True)
+    array: Mapped[str] = mapped_column(primary_key=True)
+    first_row: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[str]
+    data: Mapped[bytes]
+
+
+class WorkerRow(Base):
+    """A heartbeat on the database's clock, in seconds."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    beat_at: Mapped[float]

@@ -1,0 +1,174 @@
+"""The demonstration: a bakery's history, a posterior learned from it, and three mornings' orders.
+
+Everything goes through HTTP, as a planning system would do it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.pages.router import DEMO_NAME
+from app.problems.schemas import NewProblem
+from bco_core.evaluation import paired_difference
+
+WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+DAYS, HELD_OUT = 1100, 220
+
+MORNINGS: list[dict[str, Any]] = [
+    {"weekday": "SAT", "temperature": 21.5, "rain": 0.0, "promotion": True, "holiday": False},
+    {"weekday": "MON", "temperature": 4.0, "rain": 6.5, "promotion": False, "holiday": False},
+    {"weekday": "SUN", "temperature": 27.0, "rain": 0.0, "promotion": False, "holiday": True},
+]
+
+
+def bakery_rows(days: int = DAYS, seed: int = 2024) -> list[dict[str, Any]]:
+    """Days at a bakery: demand by weekday, weather and promotion, with a spread that grows with demand."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for day in range(days):
+        weekday = WEEKDAYS[day % 7]
+        weekend = weekday in ("SAT", "SUN")
+        temperature = round(float(12 + 10 * np.sin(2 * np.pi * (day - 110) / 365) + rng.normal(0, 4)), 1)
+        rain = round(float(rng.gamma(0.6, 6.0) if rng.random() < 0.4 else 0.0), 1)
+        promotion, holiday = bool(rng.random() < 0.2), bool(rng.random() < 0.04)
+        mood = 1 - 0.015 * min(rain, 20) - 0.0006 * (temperature - 18) ** 2 + 0.25 * holiday
+        croissants = (62 + 48 * weekend) * mood * (1.45 if promotion and weekend else 1.2 if promotion else 1.0)
+        loaves = (85 - 18 * (weekday == "SUN")) * (1 - 0.008 * (temperature - 12)) * (1 + 0.3 * holiday)
+        spread = 1 + 0.8 * promotion + 0.5 * weekend
+        rows.append(
+            {
+                "weekday": weekday,
+                "temperature": temperature,
+                "rain": rain,
+                "promotion": promotion,
+                "holiday": holiday,
+                "croissants": max(0, round(croissants + rng.normal(0, 0.12 * croissants * spread))),
+                "loaves": max(0, round(loaves + rng.standard_t(4) * 0.09 * loaves * spread)),
+            }
+        )
+    return rows
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows[0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: int(value) if isinstance(value, bool) else value for name, value in row.items()} for row in rows
+    )
+    return out.getvalue()
+
+
+def example_problem() -> dict[str, Any]:
+    """The bakery's problem, the same as the docs page shows."""
+    config: Any = NewProblem.model_config["json_schema_extra"]
+    problem: dict[str, Any] = config["examples"][0]
+    return problem
+
+
+def run_demo(client: httpx.Client, console: Console) -> bool:
+    """Make the journey and print it; True if held-out days confirm that it was worth it."""
+    rows = bakery_rows()
+    history, held_out = rows[:-HELD_OUT], rows[-HELD_OUT:]
+    items = example_problem()["spec"]["items"]
+    problem = _post(client, "/v1/problems", example_problem())
+    outcomes = [item["name"] for item in items]
+    dataset = _post(client, "/v1/datasets", {"name": DEMO_NAME, "outcomes": outcomes, "rows": history})
+    console.print(f"[bold]History[/]: {dataset['rows']} days, {len(dataset['columns'])} columns → {dataset['id']}")
+    request = {"name": DEMO_NAME, "problem_id": problem["id"], "dataset_id": dataset["id"], "seed": 7}
+    job = _follow(client, _post(client, "/v1/jobs", request), console)
+    if job["state"] != "succeeded":
+        console.print(f"[red]The job {job['state']}: {job['error']}[/]")
+        return False
+
+    answer = _post(client, f"/v1/posteriors/{job['posterior_id']}/prescribe", {"contexts": MORNINGS})
+    console.print(_decision_table(answer))
+    return _check_on_held_out_days(client, job["posterior_id"], items, history, held_out, console)
+
+
+def _post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = client.post(path, json=body)
+    if response.is_error:
+        raise RuntimeError(f"POST {path} was refused: {response.json()['detail']}")
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def _follow(client: httpx.Client, job: dict[str, Any], console: Console) -> dict[str, Any]:
+    columns = (TextColumn("[bold]Learning[/]"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("waiting for a worker", total=1.0)
+        while job["state"] in ("queued", "running"):
+            time.sleep(0.2)
+            job = client.get(f"/v1/jobs/{job['id']}").json()
+            bar.update(task, completed=job["progress"], description=job["message"])
+    return job
+
+
+def _decision_table(answer: dict[str, Any]) -> Table:
+    table = Table(title=f"Orders for three mornings ({answer['policy']}, {answer['scenarios']['count']} scenarios)")
+    for heading in ("morning", "order", "expected cost", "cost 5 % – 95 %", "MAP order", "hedging buys"):
+        table.add_column(heading, justify="left" if heading == "morning" else "right")
+    for morning, found in zip(MORNINGS, answer["prescriptions"], strict=True):
+        words = f"{morning['weekday']}, {morning['temperature']:g} °C, {morning['rain']:g} mm"
+        words += ", promotion" * morning["promotion"] + ", holiday" * morning["holiday"]
+        low, high = found["cost_quantiles"]["0.05"], found["cost_quantiles"]["0.95"]
+        table.add_row(
+            words,
+            _amounts(found["decision"]),
+            f"{found['expected_cost']:.2f}",
+            f"{low:.2f} – {high:.2f}",
+            _amounts(found["map"]["decision"]),
+            f"{found['hedging_gain']:+.2f}",
+        )
+    return table
+
+
+def _amounts(decision: dict[str, float]) -> str:
+    return ", ".join(f"{amount:.0f} {name}" for name, amount in decision.items())
+
+
+def _check_on_held_out_days(
+    client: httpx.Client,
+    posterior_id: str,
+    items: list[dict[str, Any]],
+    history: list[dict[str, Any]],
+    held_out: list[dict[str, Any]],
+    console: Console,
+) -> bool:
+    """Compare with plain SAA, the best constant order, on days that neither has seen."""
+    import torch
+
+    contexts = [{name: row[name] for name in MORNINGS[0]} for row in held_out]
+    answer = _post(client, f"/v1/posteriors/{posterior_id}/prescribe", {"contexts": contexts})
+
+    def outcomes(rows: list[dict[str, Any]]) -> Any:
+        return np.array([[row[item["name"]] for item in items] for row in rows], dtype=float)
+
+    under = np.array([item["underage_cost"] for item in items])
+    over = np.array([item["overage_cost"] for item in items])
+    fractiles = under / (under + over)
+    constant = [np.quantile(d, f, method="inverted_cdf") for d, f in zip(outcomes(history).T, fractiles, strict=True)]
+    orders = np.array([list(found["decision"].values()) for found in answer["prescriptions"]])
+
+    def costs(decisions: Any) -> Any:
+        short = outcomes(held_out) - decisions
+        return torch.from_numpy(np.where(short > 0, under * short, -over * short).sum(axis=1))
+
+    ours, saa = costs(orders), costs(np.array(constant))
+    difference = paired_difference(ours, saa)
+    console.print(
+        f"[bold]{HELD_OUT} held-out days[/]: {ours.mean():.2f} a day against {saa.mean():.2f} for plain SAA "
+        f"({difference.mean / saa.mean() * 100:+.0f} %, paired difference {difference.mean:+.2f} "
+        f"± {difference.standard_error:.2f})"
+    )
+    return bool(difference.mean < 0)

@@ -1,0 +1,151 @@
+"""Errors as RFC 9457 ``application/problem+json``: each class knows its status and its stable type.
+
+Answers say what was wrong, where (a JSON pointer into the request) and what would be right. They never carry a stack
+trace and never echo the input.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
+
+log = logging.getLogger(__name__)
+
+
+class FieldProblem(BaseModel):
+    """One offending part of the request."""
+
+    pointer: str = Field(description="JSON pointer into the request", examples=["#/contexts/0/weekday"])
+    detail: str
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str = Field(examples=["urn:bco:error:invalid-input"])
+    title: str
+    status: int
+    detail: str = Field(description="What was wrong and what would be right, in a sentence.")
+    errors: list[FieldProblem] = []
+
+
+class ApiError(HTTPException):
+    """Base of the errors we answer with; FastAPI passes HTTP exceptions through even from body parsing."""
+
+    status = 500
+    type = "internal"
+    title = "Something went wrong on our side"
+
+    def __init__(self, detail: str, *fields: tuple[Sequence[str | int], str], headers: dict[str, str] | None = None):
+        super().__init__(self.status, detail, headers)
+        self.fields = [FieldProblem(pointer=pointer(where), detail=text) for where, text in fields]
+
+
+class InvalidRequest(ApiError):
+    status = 422
+    type = "invalid-input"
+    title = "The request cannot be used as it is"
+
+    @classmethod
+    def at(cls, where: Sequence[str | int], detail: str) -> InvalidRequest:
+        """One offending place; the sentence serves as the summary too."""
+        return cls(detail, (where, detail))
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "not-found"
+    title = "There is no such object"
+
+
+class Conflict(ApiError):
+    status = 409
+    type = "conflict"
+    title = "The object's state does not allow this"
+
+
+class TooLarge(ApiError):
+    status = 413
+    type = "too-large"
+    title = "The request is too large"
+
+
+class Unavailable(ApiError):
+    status = 503
+    type = "unavailable"
+    title = "The service cannot answer right now"
+
+
+def pointer(where: Sequence[str | int]) -> str:
+    """A path such as ("contexts", 0, "weekday") as the JSON pointer ``#/contexts/0/weekday``."""
+    return "#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in where)
+
+
+def answer(
+    status: int,
+    type_: str,
+    title: str,
+    detail: str,
+    fields: Sequence[FieldProblem] = (),
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    body = Problem(type=f"urn:bco:error:{type_}", title=title, status=status, detail=detail, errors=list(fields))
+    return JSONResponse(body.model_dump(), status, headers, media_type="application/problem+json")
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of this application a problem+json answer."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return answer(error.status, error.type, error.title, error.detail, error.fields, dict(error.headers or {}))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        phrase = HTTPStatus(error.status_code).phrase
+        detail = {
+            404: "no such address; the docs page at /docs lists them all",
+            405: "this address does not take this method; the docs page at /docs lists what it takes",
+            400: "the request body could not be read; send valid JSON, or a multipart form for an upload",
+        }.get(error.status_code, phrase)
+        headers = dict(error.headers) if error.headers else None
+        return answer(error.status_code, phrase.lower().replace(" ", "-"), phrase, detail, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        fields = [_field_problem(entry) for entry in error.errors()]
+        detail = f"{fields[0].pointer}: {fields[0].detail}"
+        if len(fields) > 1:
+            detail += f" (and {len(fields) - 1} more)"
+        return answer(InvalidRequest.status, InvalidRequest.type, InvalidRequest.title, detail, fields)
+
+    @app.exception_handler(BcoError)
+    async def on_core_error(request: Request, error: BcoError) -> JSONResponse:
+        fields = []
+        if isinstance(error, InvalidInput) and error.where:
+            fields = [FieldProblem(pointer=pointer(error.where), detail=str(error))]
+        kinds = {InvalidInput: "invalid-input", Infeasible: "infeasible", SolverFailure: "solver-failure"}
+        status = InvalidRequest.status
+        return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error), fields)
+
+    @app.exception_handler(Exception)
+    async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+        log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=error)
+        return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
+
+
+def _field_problem(entry: dict[str, Any]) -> FieldProblem:
+    where = [part for part in entry["loc"] if part != "body"]
+    if entry["type"] == "json_invalid":
+        return FieldProblem(pointer="#", detail="the body is not valid JSON")
+    return FieldProblem(pointer=pointer(where), detail=entry["msg"].removeprefix("Value error, "))

@@ -1,0 +1,19 @@
+"""Identifiers: a prefix that says what it is, then 26 characters that sort by time of creation."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def new_id(prefix: str) -> str:
+    """Such as ``post_01JCXV7Q0GZ3M5W8K2T4N6P9RS``: 48 bits of milliseconds and 80 random bits, in Crockford base 32."""
+    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return f"{prefix}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def sibling_id(identifier: str, prefix: str) -> str:
+    """The id of another kind of object made by the same act: the posterior of ``job_X`` is ``post_X``."""
+    return f"{prefix}_{identifier.partition('_')[2]}"

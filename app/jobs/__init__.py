@@ -1,0 +1,1 @@
+"""Inference jobs: accepted by the API, run by workers, each in a child process."""

@@ -1,0 +1,102 @@
+"""What a job is asked to do, and how it answers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from app.schemas import Name, Request, Resource
+from bco_core.inference.learn import LearningOptions
+
+PolicyName = Literal["bcp", "averaged", "map", "thompson"]
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+Width = Annotated[int, Field(ge=1, le=4096)]
+Seed = Annotated[int, Field(ge=0, lt=2**53)]
+
+DEFAULTS = LearningOptions()
+
+
+class PredictorSpec(Request):
+    """The model that turns a context into a prediction of the outcomes."""
+
+    kind: Literal["linear", "relu_affine", "mlp"] = Field("mlp", description="relu_affine is linear, clipped at zero")
+    hidden: list[Width] | None = Field(None, max_length=8, description="hidden layers of an mlp; [128, 128] by default")
+
+    @model_validator(mode="after")
+    def hidden_layers_fit(self) -> Self:
+        if self.kind != "mlp" and self.hidden:
+            raise ValueError("hidden layers belong to the mlp predictor")
+        if self.kind == "mlp" and self.hidden == []:
+            raise ValueError("an mlp needs at least one hidden layer, such as [128, 128]")
+        return self
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (DEFAULTS.hidden if self.hidden is None else tuple(self.hidden)) if self.kind == "mlp" else ()
+
+
+class PosteriorSpec(Request):
+    """How the posterior is learned. The defaults need no tuning; ``members: 1`` is the paper's Algorithm 1."""
+
+    method: Literal["vi"] = "vi"
+    family: Literal["laplace", "gaussian"] = "laplace"
+    members: Annotated[int, Field(ge=1)] = Field(DEFAULTS.members, description="mean-field components of the mixture")
+    kl_weight: Positive | None = Field(None, description="weight of the prior against the (scaled) mean cost")
+    inverse_temperature: Positive | None = Field(None, description="its reciprocal; give at most one of the two")
+    prior_scale: Positive = DEFAULTS.prior_scale
+    initial_scale: Positive = Field(
+        DEFAULTS.initial_scale, description="posterior scale of each parameter at the start"
+    )
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = DEFAULTS.epochs
+    patience: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        DEFAULTS.patience, description="epochs without a better validation cost after which a member stops"
+    )
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = DEFAULTS.batch_size
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = DEFAULTS.learning_rate
+    draws: Annotated[int, Field(ge=1, le=64)] = Field(DEFAULTS.draws, description="Monte-Carlo draws at each step")
+    particles: Annotated[int, Field(ge=1)] = Field(DEFAULTS.particles, description="draws stored for prescribing")
+
+    @model_validator(mode="after")
+    def at_most_one_temperature(self) -> Self:
+        if self.kl_weight is not None and self.inverse_temperature is not None:
+            raise ValueError("give kl_weight or inverse_temperature, not both")
+        return self
+
+
+class NewJob(Request):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "bakery", "problem_id": "prob_DEMO", "dataset_id": "data_DEMO", "seed": 7}]
+        }
+    )
+
+    name: Name = Field("", validate_default=False, description="carried over to the posterior")
+    problem_id: str
+    dataset_id: str
+    predictor: PredictorSpec = PredictorSpec()
+    posterior: PosteriorSpec = PosteriorSpec()
+    policy: PolicyName = Field("bcp", description="the policy whose cost stops learning early; prescribe's default")
+    seed: Seed = 0
+
+    def learning_options(self) -> LearningOptions:
+        posterior = self.posterior.model_dump(exclude={"method"})
+        return LearningOptions(
+            predictor=self.predictor.kind, hidden=self.predictor.layers, policy=self.policy, seed=self.seed, **posterior
+        )
+
+
+class JobAnswer(Resource):
+    problem_id: str
+    dataset_id: str
+    posterior_id: str = Field(description="the posterior this job makes; it can be read once the job has succeeded")
+    state: State
+    progress: float = Field(description="from 0 to 1")
+    message: str = Field(description="what the job is doing, or did last")
+    error: str | None = Field(description="why the job failed")
+    attempts: int = Field(description="how often a worker has started it")
+    started_at: datetime | None
+    finished_at: datetime | None
+    spec: dict[str, Any]

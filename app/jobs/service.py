@@ -1,0 +1,163 @@
+"""The life of a job: queued → running → succeeded | failed | cancelled.
+
+Every change of state is one guarded UPDATE: whoever comes second, a cancel or a worker believed dead, changes nothing.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.datasets.encoding import ContextEncoding
+from app.datasets.service import MISSING as NO_DATASET
+from app.db.engine import transaction
+from app.db.rows import affected, delete_row, page
+from app.db.tables import DatasetRow, JobRow, ProblemRow, now
+from app.errors import Conflict, InvalidRequest, NotFound
+from app.ids import new_id
+from app.jobs import engine
+from app.jobs.schemas import NewJob
+from app.problems.schemas import outcome_names
+from app.problems.service import MISSING as NO_PROBLEM
+from app.settings import get_settings
+from bco_core.inference.learn import MINIMUM_ROWS
+
+MISSING = "no job has this id; GET /v1/jobs lists them"
+UNFINISHED = ("queued", "running")
+MAX_ATTEMPTS = 3
+
+
+def create(request: NewJob) -> JobRow:
+    """Accept a job if it can be run at all; it is queued in the same transaction."""
+    with transaction() as session:
+        problem = session.get(ProblemRow, request.problem_id)
+        if problem is None:
+            raise InvalidRequest.at(("problem_id",), NO_PROBLEM)
+        dataset = session.get(DatasetRow, request.dataset_id)
+        if dataset is None:
+            raise InvalidRequest.at(("dataset_id",), NO_DATASET)
+        _check(request, problem, dataset)
+        row = JobRow(
+            id=new_id("job"),
+            problem_id=problem.id,
+            dataset_id=dataset.id,
+            name=request.name or problem.name,
+            spec=request.model_dump(exclude={"name", "problem_id", "dataset_id"}),
+            state="queued",
+            attempts=0,
+            progress=0.0,
+            message="waiting for a worker",
+        )
+        session.add(row)
+        session.flush()
+        engine.enqueue(session, row.id)
+    return row
+
+
+def _check(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
+    settings = get_settings()
+    outcomes = [column["name"] for column in dataset.columns if column["role"] == "outcome"]
+    needed = outcome_names(problem.spec)
+    lacking = [name for name in needed if name not in outcomes]
+    if lacking:
+        detail = (
+            f"the problem needs the outcome column(s) {', '.join(needed)}, and the data set's outcomes are "
+            f"{', '.join(outcomes)}; rename the problem's items or upload the data with these outcomes"
+        )
+        raise InvalidRequest.at(("dataset_id",), detail)
+    if dataset.rows < MINIMUM_ROWS:
+        detail = f"learning needs at least {MINIMUM_ROWS} rows, and the data set has {dataset.rows}"
+        raise InvalidRequest.at(("dataset_id",), detail)
+    widths = [ContextEncoding.of(dataset.columns).width, *request.predictor.layers, len(needed)]
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
+    for field, value, limit in (
+        (("predictor", "hidden"), parameters, settings.max_parameters),
+        (("posterior", "members"), request.posterior.members, settings.max_members),
+        (("posterior", "particles"), request.posterior.particles, settings.max_particles),
+    ):
+        if value > limit:
+            what = "parameters" if field[-1] == "hidden" else field[-1]
+            raise InvalidRequest.at(field, f"{value} {what} are over the limit of {limit} (BCO_MAX_{what.upper()})")
+
+
+def listing(limit: int, cursor: str | None) -> tuple[list[JobRow], str | None]:
+    with transaction() as session:
+        return page(session, sa.select(JobRow), JobRow.id, limit, cursor)
+
+
+def get(job_id: str) -> JobRow:
+    with transaction() as session:
+        row = session.get(JobRow, job_id)
+    if row is None:
+        raise NotFound(MISSING)
+    return row
+
+
+def cancel(job_id: str) -> JobRow:
+    """Stop a queued or running job; a job that is cancelled already stays so."""
+    with transaction() as session:
+        changed = _finish(session, job_id, "cancelled", message="cancelled")
+    if changed:
+        engine.forget(job_id)
+    row = get(job_id)
+    if row.state != "cancelled":
+        raise Conflict(f"the job has {row.state} already, so there is nothing to cancel")
+    return row
+
+
+def delete(job_id: str) -> None:
+    """Delete a finished job whose posterior is gone."""
+    with transaction() as session:
+        row = session.get(JobRow, job_id)
+        if row is not None and row.state in UNFINISHED:
+            raise Conflict(f"the job is {row.state}; cancel it first")
+        delete_row(session, JobRow, job_id, MISSING, "the job's posterior still exists; delete that first")
+
+
+def start(job_id: str) -> int | None:
+    """A worker takes the job: its attempt number, or None if there is nothing (more) to do."""
+    with transaction() as session:
+        query = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(UNFINISHED))
+        started = sa.func.coalesce(JobRow.started_at, now())
+        query = query.values(state="running", attempts=JobRow.attempts + 1, started_at=started, message="starting")
+        if not affected(session, query):
+            return None
+        attempts = session.scalars(sa.select(JobRow.attempts).where(JobRow.id == job_id)).one()
+        if attempts > MAX_ATTEMPTS:
+            reason = f"its worker died {MAX_ATTEMPTS} times while running it; it may need more memory than there is"
+            _finish(session, job_id, "failed", error=reason, message="failed")
+            return None
+    return attempts
+
+
+def report(job_id: str, attempt: int, progress: float, message: str) -> bool:
+    """Note progress; False tells the computation that it is no longer wanted."""
+    with transaction() as session:
+        query = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state == "running", JobRow.attempts == attempt)
+        return bool(affected(session, query.values(progress=progress, message=message)))
+
+
+def is_wanted(job_id: str, attempt: int) -> bool:
+    """Whether this attempt should go on: neither cancelled nor taken over by another worker."""
+    with transaction() as session:
+        found = session.execute(sa.select(JobRow.state, JobRow.attempts).where(JobRow.id == job_id)).one_or_none()
+    return found is not None and tuple(found) == ("running", attempt)
+
+
+def succeed(session: Session, job_id: str, attempt: int) -> bool:
+    """Mark success inside the transaction that stores the result; False if this attempt is no longer wanted."""
+    return _finish(session, job_id, "succeeded", attempt, progress=1.0, message="done")
+
+
+def fail(job_id: str, attempt: int, reason: str) -> None:
+    with transaction() as session:
+        _finish(session, job_id, "failed", attempt, error=reason, message="failed")
+
+
+def _finish(session: Session, job_id: str, state: str, attempt: int | None = None, **values: object) -> bool:
+    query = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(UNFINISHED))
+    if attempt is not None:
+        query = query.where(JobRow.attempts == attempt)
+    return bool(affected(session, query.values(state=state, finished_at=now(), **values)))

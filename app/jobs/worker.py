@@ -1,0 +1,110 @@
+"""A worker: takes jobs from the queue and supervises the process that computes each. Run by ``bco worker``.
+
+Imports are inside functions: every computing process imports this module anew, and a light one starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.5
+
+
+def supervise(job_id: str) -> str:
+    """Run one job in a child process; stop it when it is cancelled or has gone to another worker."""
+    from app.jobs import compute, service
+
+    attempt = service.start(job_id)
+    if attempt is None:
+        return service.get(job_id).state
+    log.info("job %s starts, attempt %d", job_id, attempt)
+    began = time.monotonic()
+    process = multiprocessing.get_context("forkserver").Process(target=compute.main, args=(job_id, attempt))
+    process.start()
+    while process.is_alive():
+        process.join(CHECK_SECONDS)
+        if process.is_alive() and not service.is_wanted(job_id, attempt):
+            process.kill()
+            process.join()
+    if process.exitcode != 0:
+        # A cancelled job keeps its state: failing is refused once a job has ended.
+        service.fail(job_id, attempt, f"the computation stopped unexpectedly (exit code {process.exitcode})")
+    state = service.get(job_id).state
+    log.info("job %s %s after %.1f s", job_id, state, time.monotonic() - began)
+    return state
+
+
+def beat(executor_id: str, deadline: float) -> set[str]:
+    """Say that this worker lives, drop workers silent for longer than the deadline, and return who is left."""
+    import sqlalchemy as sa
+
+    from app.db.engine import database_clock, transaction
+    from app.db.tables import WorkerRow
+
+    with transaction() as session:
+        clock = float(session.scalars(sa.select(database_clock(session))).one())
+        session.merge(WorkerRow(id=executor_id, beat_at=clock))
+        session.execute(sa.delete(WorkerRow).where(WorkerRow.beat_at < clock - deadline))
+        return set(session.scalars(sa.select(WorkerRow.id)))
+
+
+def retire(executor_id: str) -> None:
+    """Leave at once instead of by silence, so that others take over without waiting."""
+    import sqlalchemy as sa
+
+    from app.db.engine import transaction
+    from app.db.tables import WorkerRow
+
+    with transaction() as session:
+        session.execute(sa.delete(WorkerRow).where(WorkerRow.id == executor_id))
+
+
+def main() -> None:
+    """Work until told to stop (SIGTERM or Ctrl-C)."""
+    from app.ids import new_id
+    from app.jobs import engine
+    from app.settings import get_settings
+
+    settings = get_settings()
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s worker: %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    _warm_up()
+
+    executor_id = new_id("worker")
+    beat(executor_id, settings.worker_deadline_seconds)
+    engine.launch(executor_id, settings.worker_concurrency, supervise)
+    log.info("ready (%s)", executor_id)
+    while not stop.wait(settings.worker_deadline_seconds / 4):
+        try:
+            alive = beat(executor_id, settings.worker_deadline_seconds)
+            engine.take_over(engine.running_executors() - alive)
+        except Exception:
+            log.exception("heartbeat failed; trying again")
+    retire(executor_id)
+    engine.shut_down()
+    log.info("stopped")
+
+
+def _warm_up() -> None:
+    """Start the fork server and have it import the numerics, so that the first job starts as fast as any."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.jobs.compute"])
+    first = context.Process(target=_nothing)
+    first.start()
+    first.join()
+
+
+def _nothing() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Running the whole service on this machine: supervised processes, and a handle for those who start one for a while."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from app.db.migrate import migrate
+from app.settings import Settings
+
+log = logging.getLogger(__name__)
+
+WORKER_COMMAND = (sys.executable, "-m", "app.jobs.worker")
+API_COMMAND = (sys.executable, "-m", "app.cli", "api")
+GRACE_SECONDS = 10.0
+
+
+def serve(settings: Settings) -> int:
+    """Migrate, then run the API and the workers until told to stop; a worker that dies is started again."""
+    migrate(settings.sqlalchemy_url)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    environment = os.environ | {"BCO_HOST": settings.host, "BCO_PORT": str(settings.port)}
+    # Children get their own process group, so that Ctrl-C reaches them through us, in order.
+    api = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True)
+    workers = [
+        subprocess.Popen(WORKER_COMMAND, env=environment, start_new_session=True) for _ in range(settings.workers)
+    ]
+    try:
+        while not stop.wait(0.5):
+            if api.poll() is not None:
+                log.error("the API stopped (exit code %s)", api.returncode)
+                return api.returncode or 1
+            for index, worker in enumerate(workers):
+                if worker.poll() is not None:
+                    log.warning("a worker stopped (exit code %s); starting another", worker.returncode)
+                    workers[index] = subprocess.Popen(WORKER_COMMAND, env=environment, start_new_session=True)
+    finally:
+        _stop_all([api, *workers])
+    return 0
+
+
+def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+class LocalService:
+    """``bco serve`` in a process of its own: ``with LocalService() as service: httpx.get(service.url + "/livez")``."""
+
+    def __init__(self, port: int | None = None, quiet: bool = True, **environment: str) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._quiet = quiet
+        self._environment = os.environ | environment | {"BCO_HOST": "127.0.0.1", "BCO_PORT": str(self.port)}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        if self._quiet:
+            self._environment["BCO_LOG_LEVEL"] = "WARNING"
+        self.process = subprocess.Popen((sys.executable, "-m", "app.cli", "serve"), env=self._environment)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if httpx.get(f"{self.url}/readyz").is_success:
+                    return self
+            except httpx.TransportError:
+                pass
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__(None, None, None)
+                raise RuntimeError("the service did not start; its messages are above")
+            time.sleep(0.1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process is not None:
+            _stop_all([self.process])

@@ -1,0 +1,77 @@
+"""The HTTP application."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import sqlalchemy as sa
+import torch
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+
+from app import errors
+from app.datasets.router import router as datasets
+from app.db.engine import transaction
+from app.db.tables import ProblemRow
+from app.jobs.router import router as jobs
+from app.middleware import BodyLimit
+from app.pages.router import assets
+from app.pages.router import router as pages
+from app.posteriors.router import router as posteriors
+from app.prescriptions.router import router as prescriptions
+from app.problems.router import router as problems
+from app.settings import get_settings
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = """
+Prescriptions under uncertainty: send history and a decision problem, get back decisions that hedge.
+
+1. **POST /v1/problems** – what you decide and what it costs.
+2. **POST /v1/datasets** – what happened before: contexts and outcomes.
+3. **POST /v1/jobs** – learn a posterior; follow it at **GET /v1/jobs/{id}**.
+4. **POST /v1/posteriors/{id}/prescribe** – a decision for each new context, in milliseconds.
+
+Errors are `application/problem+json` with a JSON pointer to what was wrong and a sentence on what would be right.
+"""
+
+
+def create_app() -> FastAPI:
+    settings = get_settings()
+    torch.set_num_threads(settings.threads)
+    problem: dict[str, Any] = {"model": errors.Problem, "content": {"application/problem+json": {}}}
+    app = FastAPI(
+        title="BCO Service",
+        version="1",
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        responses=dict.fromkeys(("400", "404", "409", "413", "422", "500", "503"), problem),
+    )
+    errors.install(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
+    for router in (problems, datasets, jobs, posteriors, prescriptions, pages):
+        app.include_router(router)
+    app.mount("/docs/assets", assets())
+
+    @app.get("/livez", tags=["health"], response_class=PlainTextResponse)
+    def livez() -> str:
+        """The process answers."""
+        return "ok"
+
+    @app.get("/readyz", tags=["health"], response_class=PlainTextResponse)
+    def readyz() -> str:
+        """The database answers and has the tables this version needs."""
+        try:
+            with transaction() as session:
+                session.execute(sa.select(ProblemRow.id).limit(1))
+        except sa.exc.SQLAlchemyError:
+            log.exception("not ready")
+            raise errors.Unavailable(
+                "the database cannot be used; is it running, and has 'bco migrate' been run?"
+            ) from None
+        return "ok"
+
+    return app

@@ -1,0 +1,1 @@
+"""Pages for people: the docs page, served without any outside address."""

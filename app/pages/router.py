@@ -1,0 +1,87 @@
+"""The docs page and the OpenAPI document, self-hosted: Swagger UI's files come from an installed package."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from app.db.engine import transaction
+from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
+
+router = APIRouter(include_in_schema=False)
+
+DEMO_NAME = "bakery"
+_PLACEHOLDERS: dict[str, Any] = {
+    "prob_DEMO": ProblemRow,
+    "data_DEMO": DatasetRow,
+    "job_DEMO": JobRow,
+    "post_DEMO": PosteriorRow,
+}
+_PARAMETERS = {
+    "problem_id": "prob_DEMO",
+    "dataset_id": "data_DEMO",
+    "job_id": "job_DEMO",
+    "posterior_id": "post_DEMO",
+}
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>BCO Service – API</title>
+<link rel="stylesheet" href="/docs/assets/swagger-ui.css">
+<link rel="icon" href="/docs/assets/favicon-32x32.png">
+</head>
+<body>
+<div id="docs"></div>
+<script src="/docs/assets/swagger-ui-bundle.js"></script>
+<script>
+SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs", deepLinking: true, displayRequestDuration: true,
+                 tryItOutEnabled: true, validatorUrl: null});
+</script>
+</body>
+</html>
+"""
+
+
+def assets() -> StaticFiles:
+    """Swagger UI's own files, out of the ``swagger_ui`` package without importing it."""
+    spec = find_spec("swagger_ui")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the package swagger-ui-py is not installed")
+    return StaticFiles(directory=Path(spec.origin).parent / "static")
+
+
+@router.get("/")
+def home() -> RedirectResponse:
+    return RedirectResponse("/docs")
+
+
+@router.get("/docs")
+def docs() -> HTMLResponse:
+    return HTMLResponse(_PAGE)
+
+
+@router.get("/openapi.json")
+def openapi(request: Request) -> Response:
+    """The API's description, with the ids of the demo's newest objects as examples, so that 'Try it out' works."""
+    document = request.app.openapi()
+    for path in document["paths"].values():
+        for operation in path.values():
+            for parameter in operation.get("parameters", []):
+                if parameter["name"] in _PARAMETERS:
+                    parameter["example"] = _PARAMETERS[parameter["name"]]
+    text = orjson.dumps(document).decode()
+    with transaction() as session:
+        for placeholder, table in _PLACEHOLDERS.items():
+            newest = session.scalar(sa.select(sa.func.max(table.id)).where(table.name == DEMO_NAME))
+            text = text.replace(placeholder, newest or placeholder)
+    return Response(text, media_type="application/json")

@@ -1,0 +1,59 @@
+"""/v1/posteriors"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.db.tables import PosteriorRow
+from app.posteriors import service
+from app.posteriors.schemas import Diagnostics, PosteriorAnswer
+from app.schemas import Limit, Page
+
+router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
+
+
+def _answer(row: PosteriorRow) -> PosteriorAnswer:
+    fields = {name: getattr(row, name) for name in PosteriorAnswer.model_fields if hasattr(row, name)}
+    return PosteriorAnswer(quality=row.diagnostics["quality"], reason=row.diagnostics["reason"], **fields)
+
+
+@router.get("")
+def list_posteriors(limit: Limit = 50, cursor: str | None = None) -> Page[PosteriorAnswer]:
+    rows, next_cursor = service.listing(limit, cursor)
+    return Page(items=[_answer(row) for row in rows], next_cursor=next_cursor)
+
+
+@router.get("/{posterior_id}")
+def read_posterior(posterior_id: str) -> PosteriorAnswer:
+    return _answer(service.get(posterior_id))
+
+
+@router.get("/{posterior_id}/diagnostics")
+def read_diagnostics(posterior_id: str) -> Diagnostics:
+    """Held-out cost of every policy beside the best constant decision's, and the learning trace."""
+    return Diagnostics.model_validate(service.get(posterior_id).diagnostics)
+
+
+@router.get(
+    "/{posterior_id}/particles",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "an .npz file"}},
+)
+def download_particles(
+    posterior_id: str,
+    first: Annotated[int, Query(ge=0, le=2**31, description="first particle")] = 0,
+    count: Annotated[int | None, Query(ge=1, le=2**31, description="how many; all by default")] = None,
+) -> Response:
+    """The particles (K, d) and the standardising statistics, as NumPy's .npz: ``numpy.load`` reads it."""
+    return Response(
+        service.particles_file(posterior_id, first, count),
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": f'attachment; filename="{posterior_id}.npz"'},
+    )
+
+
+@router.delete("/{posterior_id}", status_code=204)
+def delete_posterior(posterior_id: str) -> None:
+    service.delete(posterior_id)

@@ -1,0 +1,43 @@
+"""Posteriors as answered."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.datasets.schemas import Column
+from app.schemas import Resource
+
+Quality = Literal["ok", "warn", "bad"]
+
+
+class PosteriorAnswer(Resource):
+    job_id: str
+    problem_id: str
+    dataset_id: str
+    problem: dict[str, Any] = Field(description="the problem as it was when learning")
+    columns: list[Column] = Field(description="the context columns that prescribe expects, and the outcomes")
+    description: dict[str, Any] = Field(description="predictor, family and seed")
+    policy: str = Field(description="the policy that prescribe uses unless told otherwise")
+    particles: int
+    digest: str = Field(description="sha256 of everything that determines a prescription")
+    quality: Quality
+    reason: str = Field(description="why the quality is what it is")
+
+
+class Diagnostics(BaseModel):
+    """What held-out rows say of the posterior, and how learning went."""
+
+    quality: Quality
+    reason: str
+    held_out_rows: int
+    held_out_cost: dict[str, Any] = Field(description="mean cost of each policy on rows its members did not learn from")
+    constant_decision_cost: dict[str, Any] = Field(description="the best constant decision's cost on the same rows")
+    gain_over_constant: dict[str, Any] = Field(description="paired difference; negative is better")
+    kl_weight: float
+    inverse_temperature: float
+    cost_scale: float = Field(description="what costs were divided by while learning")
+    best_epochs: list[int]
+    stopped_early: list[bool]
+    trace: list[dict[str, Any]] = Field(description="risk, KL, validation cost and mean scale by epoch, thinned")

@@ -1,0 +1,130 @@
+"""Storing, loading, listing and deleting posteriors."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
+from app.db.engine import transaction
+from app.db.rows import delete_row, page
+from app.db.tables import DatasetRow, JobRow, PosteriorBlockRow, PosteriorRow, ProblemRow
+from app.errors import Conflict, NotFound
+from app.ids import sibling_id
+from app.jobs import service as jobs
+from bco_core.posterior import Posterior, digest
+
+MISSING = "no posterior has this id; GET /v1/posteriors lists them"
+
+
+def store(
+    job: JobRow,
+    attempt: int,
+    problem: ProblemRow,
+    dataset: DatasetRow,
+    posterior: Posterior,
+    diagnostics: dict[str, Any],
+) -> None:
+    """Write the posterior and mark its job succeeded, in one transaction; nothing if the job no longer wants it."""
+    description, arrays = posterior.to_arrays()
+    row = PosteriorRow(
+        id=sibling_id(job.id, "post"),
+        job_id=job.id,
+        problem_id=problem.id,
+        dataset_id=dataset.id,
+        name=job.name,
+        problem=problem.spec,
+        columns=dataset.columns,
+        description=description,
+        diagnostics=diagnostics,
+        policy=job.spec["policy"],
+        digest=digest(description, arrays),
+        particles=len(posterior.particles),
+    )
+    with transaction() as session:
+        if not jobs.succeed(session, job.id, attempt):
+            return
+        session.add(row)
+        session.flush()
+        for name, array in arrays.items():
+            for first_row, data in to_blocks(array):
+                session.add(
+                    PosteriorBlockRow(
+                        posterior_id=row.id, array=name, first_row=first_row, sha256=checksum(data), data=data
+                    )
+                )
+
+
+def load(session: Session, row: PosteriorRow) -> Posterior:
+    """The whole posterior, every block checked."""
+    names = session.scalars(
+        sa.select(PosteriorBlockRow.array).where(PosteriorBlockRow.posterior_id == row.id).distinct()
+    )
+    arrays = {name: load_array(session, row.id, name) for name in names.all()}
+    return Posterior.from_arrays(row.description, arrays)
+
+
+def load_array(session: Session, posterior_id: str, name: str, first: int = 0, count: int | None = None) -> Array:
+    """Rows ``first`` to ``first + count`` of one array, reading only the blocks that hold them."""
+    block = PosteriorBlockRow
+    query = sa.select(block).where(block.posterior_id == posterior_id, block.array == name).order_by(block.first_row)
+    starting = sa.select(sa.func.max(block.first_row)).where(
+        block.posterior_id == posterior_id, block.array == name, block.first_row <= first
+    )
+    query = query.where(block.first_row >= starting.scalar_subquery())
+    if count is not None:
+        query = query.where(block.first_row < first + count)
+    blocks = session.scalars(query).all()
+    array = from_blocks([verified(found.data, found.sha256) for found in blocks])
+    start = first - blocks[0].first_row
+    return array[start:] if count is None else array[start : start + count]
+
+
+def particles_file(posterior_id: str, first: int, count: int | None) -> bytes:
+    """An .npz file with the particles and what is needed to use them elsewhere."""
+    row = get(posterior_id)
+    with transaction() as session:
+        arrays = {
+            name: load_array(session, row.id, name)
+            for name in ("context_mean", "context_scale", "outcome_mean", "outcome_scale")
+        }
+        arrays["particles"] = load_array(session, row.id, "particles", min(first, row.particles), count)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def listing(limit: int, cursor: str | None) -> tuple[list[PosteriorRow], str | None]:
+    with transaction() as session:
+        return page(session, sa.select(PosteriorRow), PosteriorRow.id, limit, cursor)
+
+
+def get(posterior_id: str) -> PosteriorRow:
+    """The posterior's row; if its job has not made it yet, the answer says how the job stands."""
+    with transaction() as session:
+        row = session.get(PosteriorRow, posterior_id)
+        if row is None:
+            job = session.get(JobRow, sibling_id(posterior_id, "job")) if posterior_id.startswith("post_") else None
+            raise _absent(job)
+    return row
+
+
+def _absent(job: JobRow | None) -> Exception:
+    if job is None or job.state == "succeeded":
+        return NotFound(MISSING)
+    if job.state in jobs.UNFINISHED:
+        return Conflict(
+            f"job {job.id} is {job.state} ({job.progress:.0%}); the posterior is there once it has succeeded"
+        )
+    return Conflict(
+        f"job {job.id} {'was' if job.state == 'cancelled' else 'has'} {job.state}, so there is no posterior"
+    )
+
+
+def delete(posterior_id: str) -> None:
+    with transaction() as session:
+        delete_row(session, PosteriorRow, posterior_id, MISSING, "the posterior is in use")

@@ -1,0 +1,1 @@
+"""Prescriptions: a context in, a decision out, with what it may cost."""

@@ -1,0 +1,63 @@
+"""Prescribe's request and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.jobs.schemas import PolicyName, Seed
+from app.posteriors.schemas import Quality
+from app.schemas import Request
+
+EXAMPLE_CONTEXTS: list[Any] = [
+    {"weekday": "SAT", "temperature": 21.5, "rain": 0.0, "promotion": True, "holiday": False},
+    {"weekday": "MON", "temperature": 4.0, "rain": 6.5, "promotion": False, "holiday": False},
+]
+
+
+class PrescribeRequest(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"contexts": EXAMPLE_CONTEXTS, "scenarios": 200}]})
+
+    contexts: list[dict[str, Any] | list[Any]] = Field(
+        min_length=1, description="one or many contexts: column name to value, or values in column order"
+    )
+    policy: PolicyName | None = Field(None, description="the posterior's own by default")
+    scenarios: Annotated[int, Field(ge=1)] = Field(200, description="posterior draws to hedge over")
+    seed: Seed | None = Field(None, description="draw fresh scenarios with this seed; by default the stored particles")
+    require_quality: Quality = Field(
+        "bad", description="refuse to prescribe from a posterior of lower quality than this"
+    )
+
+
+class ScenarioSource(BaseModel):
+    count: int
+    source: str = Field(description="'particles' stored with the posterior, or 'fresh draws' from its components")
+    seed: int
+
+
+class MapAlternative(BaseModel):
+    """What the posterior's mode alone would decide, judged under the same scenarios."""
+
+    decision: dict[str, float]
+    expected_cost: float
+
+
+class PrescriptionAnswer(BaseModel):
+    decision: dict[str, float]
+    expected_cost: float
+    cost_quantiles: dict[str, float] = Field(examples=[{"0.05": 1.0, "0.5": 7.5, "0.95": 30.0}])
+    cvar_95: float = Field(description="mean cost of the worst 5 % of scenarios")
+    status: str
+    map: MapAlternative
+    hedging_gain: float = Field(description="the MAP decision's expected cost less this decision's")
+
+
+class PrescribeAnswer(BaseModel):
+    posterior_id: str
+    digest: str
+    policy: PolicyName
+    scenarios: ScenarioSource
+    quality: Quality
+    warnings: list[str]
+    prescriptions: list[PrescriptionAnswer]

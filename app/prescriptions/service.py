@@ -1,0 +1,112 @@
+"""From contexts to decisions, with everything a planner needs to trust them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.db.tables import PosteriorRow
+from app.errors import Conflict, InvalidRequest
+from app.posteriors import service as posteriors
+from app.prescriptions.cache import Ready, draws, ready
+from app.prescriptions.schemas import PrescribeRequest
+from app.settings import get_settings
+from bco_core.policies import POLICIES
+from bco_core.scenarios import cost_distribution, expected_cost
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_RANKS = {"bad": 0, "warn": 1, "ok": 2}
+
+
+def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
+    """The answer to a prescribe request, in the shape of ``PrescribeAnswer``."""
+    row = posteriors.get(posterior_id)
+    _check(row, request)
+    loaded = ready(row)
+    contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
+    theta = draws(row, loaded.posterior, request.scenarios, request.seed)
+    scenarios = loaded.posterior.scenarios(contexts, theta)
+    if not torch.isfinite(scenarios.outcomes).all():
+        raise InvalidRequest.at(("contexts",), "a context lies so far from the history that no prediction is possible")
+
+    policy = request.policy or row.policy
+    seed = loaded.posterior.seed if request.seed is None else request.seed
+    prescription = POLICIES[policy](loaded.problem, scenarios, torch.Generator().manual_seed(seed))
+    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    costs = cost_distribution(loaded.problem, prescription.decisions, scenarios, levels, 0.95)
+    map_decisions = loaded.problem.decide(scenarios.mode)
+    map_costs = expected_cost(loaded.problem, map_decisions, scenarios)
+    gains = map_costs - costs.mean
+
+    stored = request.seed is None and request.scenarios <= row.particles
+    quality = row.diagnostics["quality"]
+    warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
+    names = loaded.decisions
+    labels = [str(level) for level in QUANTILES]
+    return {
+        "posterior_id": row.id,
+        "digest": row.digest,
+        "policy": policy,
+        "scenarios": {
+            "count": request.scenarios,
+            "source": "particles" if stored else "fresh draws",
+            "seed": seed,
+        },
+        "quality": quality,
+        "warnings": warnings + _far_from_history(row, loaded, contexts),
+        "prescriptions": [
+            {
+                "decision": dict(zip(names, decision, strict=True)),
+                "expected_cost": mean,
+                "cost_quantiles": dict(zip(labels, quantiles, strict=True)),
+                "cvar_95": cvar,
+                "status": status,
+                "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
+                "hedging_gain": gain,
+            }
+            for decision, mean, quantiles, cvar, status, map_decision, map_cost, gain in zip(
+                prescription.decisions.tolist(),
+                costs.mean.tolist(),
+                costs.quantiles.tolist(),
+                costs.cvar.tolist(),
+                prescription.status,
+                map_decisions.tolist(),
+                map_costs.tolist(),
+                gains.tolist(),
+                strict=True,
+            )
+        ],
+    }
+
+
+def _check(row: PosteriorRow, request: PrescribeRequest) -> None:
+    settings = get_settings()
+    if len(request.contexts) > settings.max_contexts:
+        detail = f"at most {settings.max_contexts} contexts a call (BCO_MAX_CONTEXTS); send them in parts"
+        raise InvalidRequest.at(("contexts",), detail)
+    if request.scenarios > settings.max_scenarios:
+        detail = f"at most {settings.max_scenarios} scenarios (BCO_MAX_SCENARIOS)"
+        raise InvalidRequest.at(("scenarios",), detail)
+    quality = row.diagnostics["quality"]
+    if _RANKS[quality] < _RANKS[request.require_quality]:
+        reason = row.diagnostics["reason"]
+        raise Conflict(
+            f"the posterior's quality is {quality}, below the {request.require_quality} you require: {reason}"
+        )
+
+
+def _far_from_history(row: PosteriorRow, loaded: Ready, contexts: Tensor) -> list[str]:
+    """A warning for each numeric context that lies beyond its range in the history by more than that range."""
+    profile = {column["name"]: column for column in row.columns}
+    warnings, position = [], 0
+    for name, categories in loaded.encoding.columns:
+        if categories is None:
+            low, high = profile[name]["minimum"], profile[name]["maximum"]
+            values = contexts[:, position]
+            far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
+            if far:
+                warnings.append(f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)")
+        position += 1 if categories is None else len(categories)
+    return warnings

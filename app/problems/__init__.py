@@ -1,0 +1,1 @@
+"""Decision problems as planners describe them."""

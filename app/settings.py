@@ -1,0 +1,55 @@
+"""Settings by environment: every ``BCO_…`` variable, its meaning and its default, in one place."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseSettings):
+    """What an operator can choose. ``bco --help`` prints this list."""
+
+    model_config = SettingsConfigDict(env_prefix="BCO_", extra="ignore")
+
+    database_url: str = Field(
+        "sqlite:///var/bco.db", description="SQLite file or PostgreSQL, e.g. postgresql://user:secret@host/bco"
+    )
+    host: str = Field("127.0.0.1", description="address the API listens on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port the API listens on")
+    workers: Positive = Field(1, description="worker processes that bco serve starts")
+    worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
+    threads: Positive = Field(os.cpu_count() or 1, description="CPU threads a prescription or a job may use")
+    worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
+        8.0, description="silence after which a worker counts as dead and its jobs go to another"
+    )
+    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+
+    max_body_mb: Positive = Field(64, description="largest request body, in MB")
+    max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
+    max_columns: Positive = Field(500, description="most columns in a data set")
+    max_categories: Positive = Field(100, description="most different values of a categorical column")
+    max_parameters: Positive = Field(1_000_000, description="largest predictor, in parameters")
+    max_members: Positive = Field(64, description="most members of a posterior")
+    max_particles: Positive = Field(2_000, description="most particles stored with a posterior")
+    max_scenarios: Positive = Field(2_000, description="most scenarios in one prescription")
+    max_contexts: Positive = Field(20_000, description="most contexts in one prescribe call")
+    cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The database URL with the driver spelled out."""
+        for prefix in ("postgresql://", "postgres://"):
+            if self.database_url.startswith(prefix):
+                return "postgresql+psycopg://" + self.database_url.removeprefix(prefix)
+        return self.database_url
+
+
+@lru_cache
+def get_settings() -> Settings:
+    return Settings()

@@ -1,0 +1,1 @@
+"""One alembic history for SQLite and PostgreSQL."""

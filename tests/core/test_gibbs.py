@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from bco_core.data import Sample
+from bco_core.errors import InvalidInput
+from bco_core.families import FAMILIES
+from bco_core.gibbs import GibbsTarget, make_target, resolve_kl_weight
+from bco_core.predictors import build_predictor
+from bco_core.problems.newsvendor import Newsvendor
+
+SCIPY = {"gaussian": stats.norm, "laplace": stats.laplace}
+
+
+def make_sample(rows: int = 15) -> Sample:
+    rng = np.random.default_rng(0)
+    contexts = rng.normal(5, 3, size=(rows, 2))
+    outcomes = 20 + contexts @ np.array([[2.0, 0.0], [-1.0, 4.0]]) + rng.normal(size=(rows, 2))
+    return Sample(torch.from_numpy(contexts), torch.from_numpy(outcomes))
+
+
+def newsvendor(factor: float = 1.0) -> Newsvendor:
+    costs = [(3.0, 1.0), (0.5, 2.0)]
+    return Newsvendor.from_spec(
+        {"items": [{"underage_cost": factor * under, "overage_cost": factor * over} for under, over in costs]}
+    )
+
+
+def make_linear_target(family: str = "gaussian", prior_scale: float = 1.0, factor: float = 1.0) -> GibbsTarget:
+    sample = make_sample()
+    return make_target(newsvendor(factor), build_predictor("linear", sample), sample, FAMILIES[family], prior_scale)
+
+
+def plain_mean_cost(sample: Sample, theta: np.ndarray) -> float:
+    """Mean newsvendor cost, in the user's units, of ordering what an affine model with parameters (6,) predicts."""
+    x, y = sample.contexts.numpy(), sample.outcomes.numpy()
+    unit = (x - x.mean(0)) / x.std(0) @ theta[:4].reshape(2, 2) + theta[4:]
+    short = y - (y.mean(0) + y.std(0) * unit)
+    return float((np.array([3.0, 0.5]) * short.clip(0) + np.array([1.0, 2.0]) * (-short).clip(0)).sum(1).mean())
+
+
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    prior_scale=st.sampled_from([0.25, 1.0, 4.0]),
+    inverse_temperature=st.floats(0.1, 1e4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_log_density_differences_are_prior_differences_less_weighted_risk_differences(
+    family: str, prior_scale: float, inverse_temperature: float, seed: int
+) -> None:
+    target = make_linear_target(family, prior_scale)
+    theta = np.random.default_rng(seed).normal(size=(2, 6))
+    first, second = target.log_density(torch.from_numpy(theta), inverse_temperature).tolist()
+    risks = [plain_mean_cost(target.sample, t) / target.cost_scale for t in theta]
+    priors = SCIPY[family](0, prior_scale).logpdf(theta).sum(1)
+    expected = priors[1] - priors[0] - inverse_temperature * (risks[1] - risks[0])
+    assert second - first == pytest.approx(expected, rel=1e-8, abs=1e-7)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_empirical_risk_in_user_units_is_the_mean_cost_of_the_models_own_decisions(seed: int) -> None:
+    target = make_linear_target()
+    theta = np.random.default_rng(seed).normal(size=(3, 6))
+    risks = target.empirical_risk(torch.from_numpy(theta)) * target.cost_scale
+    assert risks.tolist() == pytest.approx([plain_mean_cost(target.sample, t) for t in theta], rel=1e-10)
+
+
+def test_multiplying_unit_costs_leaves_the_scaled_risk_unchanged() -> None:
+    theta = torch.randn(5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cheap, dear = make_linear_target(), make_linear_target(factor=1000)
+    assert dear.cost_scale == pytest.approx(1000 * cheap.cost_scale, rel=1e-12)
+    assert torch.allclose(dear.empirical_risk(theta), cheap.empirical_risk(theta), rtol=1e-12)
+
+
+def test_the_cost_scale_is_the_mean_cost_of_the_best_constant_order() -> None:
+    target = make_linear_target()
+    expected = 0.0
+    for column, (under, over) in zip(target.sample.outcomes.numpy().T, [(3.0, 1.0), (0.5, 2.0)], strict=True):
+        short = column[:, None] - column[None, :]
+        expected += (under * short.clip(0) + over * (-short).clip(0)).mean(0).min()
+    assert target.cost_scale == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [7.0, 0.1, 1 / 3])
+def test_a_constant_outcome_keeps_the_users_cost_scale(value: float) -> None:
+    outcomes = torch.full((11, 2), value, dtype=torch.float64)
+    sample = Sample(make_sample(11).contexts, outcomes)
+    target = make_target(newsvendor(), build_predictor("linear", sample), sample, FAMILIES["gaussian"])
+    assert target.cost_scale == 1
+
+
+def test_the_kl_weight_given_is_the_kl_weight_used() -> None:
+    assert resolve_kl_weight(100, 0.02, None) == 0.02
+
+
+def test_the_kl_weight_is_one_over_the_inverse_temperature() -> None:
+    assert resolve_kl_weight(100, None, 1000.0) == pytest.approx(1e-3)
+
+
+@given(rows=st.integers(1, 10**6))
+def test_the_default_kl_weight_falls_with_the_square_root_of_the_rows(rows: int) -> None:
+    at_one_row = resolve_kl_weight(1, None, None)
+    assert at_one_row > 0
+    assert resolve_kl_weight(rows, None, None) == pytest.approx(at_one_row / math.sqrt(rows), rel=1e-12)
+
+
+def test_two_temperatures_are_one_too_many() -> None:
+    with pytest.raises(InvalidInput, match="give kl_weight or inverse_temperature, not both") as refusal:
+        resolve_kl_weight(100, 0.01, 100.0)
+    assert refusal.value.where == ("kl_weight",)

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bco_core.baselines.saa import best_constant
+from bco_core.data import Sample, make_folds
+from bco_core.errors import Cancelled, InvalidInput
+from bco_core.evaluation import Estimate
+from bco_core.inference.diagnostics import FEW_ROWS, judge
+from bco_core.inference.learn import MINIMUM_ROWS, LearningOptions, learn
+from bco_core.policies import POLICIES
+from bco_core.posterior import Posterior, digest
+from bco_core.problems.newsvendor import Newsvendor
+
+PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
+OPTIONS = LearningOptions(
+    predictor="mlp",
+    hidden=(16,),
+    family="laplace",
+    prior_scale=1.0,
+    members=5,
+    kl_weight=1e-4,
+    policy="bcp",
+    epochs=40,
+    patience=8,
+    batch_size=32,
+    learning_rate=0.02,
+    initial_scale=0.05,
+    draws=1,
+    particles=50,
+    seed=1,
+)
+BRIEF = replace(OPTIONS, epochs=3, members=2)
+
+
+def make_sample(rows: int = 120, seed: int = 0, context_dim: int = 2) -> Sample:
+    """Demand that contexts explain but for a little noise."""
+    draw = torch.Generator().manual_seed(seed)
+    contexts = 20 + 5 * torch.randn(rows, context_dim, generator=draw, dtype=torch.float64)
+    slopes = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64)[:context_dim, None]
+    noise = torch.randn(rows, 1, generator=draw, dtype=torch.float64)
+    return Sample(contexts, 200 + contexts @ slopes + noise)
+
+
+def decisions_of(posterior: Posterior, contexts: Tensor, policy: str = "bcp") -> Tensor:
+    scenarios = posterior.scenarios(contexts, posterior.draws())
+    return POLICIES[policy](PROBLEM, scenarios, torch.Generator().manual_seed(0)).decisions
+
+
+def mean_cost(posterior: Posterior, sample: Sample, policy: str = "bcp") -> float:
+    return PROBLEM.cost(decisions_of(posterior, sample.contexts, policy), sample.outcomes).mean().item()
+
+
+def constant_cost(history: Sample, sample: Sample) -> float:
+    return PROBLEM.cost(best_constant(PROBLEM, history.outcomes).decisions, sample.outcomes).mean().item()
+
+
+def numbers_in(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for part in value.values() for number in numbers_in(part)]
+    if isinstance(value, list):
+        return [number for part in value for number in numbers_in(part)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OPTIONS,
+        replace(OPTIONS, family="gaussian"),
+        replace(OPTIONS, predictor="linear", hidden=()),
+        replace(OPTIONS, predictor="relu_affine", hidden=()),
+        replace(OPTIONS, members=1),
+        replace(OPTIONS, policy="averaged", draws=3),
+    ],
+    ids=["mlp", "gaussian", "linear", "relu_affine", "one member", "averaged"],
+)
+def test_learned_decisions_cost_less_than_half_of_the_best_constant_out_of_sample(options: LearningOptions) -> None:
+    history, future = make_sample(), make_sample(rows=1000, seed=1)
+    posterior, diagnostics = learn(PROBLEM, history, options)
+    for policy in POLICIES:
+        assert mean_cost(posterior, future, policy) < 0.5 * constant_cost(history, future)
+    assert diagnostics["gain_over_constant"]["mean"] < 0
+
+
+def test_the_same_seed_gives_the_same_posterior_and_diagnostics() -> None:
+    first, again = (learn(PROBLEM, make_sample(), BRIEF) for _ in range(2))
+    other = learn(PROBLEM, make_sample(), replace(BRIEF, seed=2))
+    assert digest(*first[0].to_arrays()) == digest(*again[0].to_arrays())
+    assert first[1] == again[1]
+    assert not torch.equal(first[0].mixture.loc, other[0].mixture.loc)
+
+
+def test_learning_neither_reads_nor_disturbs_the_global_random_state() -> None:
+    torch.manual_seed(1)
+    first, _ = learn(PROBLEM, make_sample(), BRIEF)
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(3))
+    second, _ = learn(PROBLEM, make_sample(), BRIEF)
+    assert digest(*first.to_arrays()) == digest(*second.to_arrays())
+
+
+def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_asked_for() -> None:
+    posterior, _ = learn(PROBLEM, make_sample(), replace(BRIEF, members=3, particles=33))
+    assert posterior.mixture.weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert posterior.particles.shape == (33, posterior.predictor.dim)
+    assert torch.equal(posterior.draws(seed=BRIEF.seed), posterior.particles)
+
+
+def test_a_kl_weight_and_its_inverse_temperature_mean_the_same() -> None:
+    first, by_weight = learn(PROBLEM, make_sample(), replace(BRIEF, kl_weight=0.25))
+    second, by_temperature = learn(PROBLEM, make_sample(), replace(BRIEF, kl_weight=None, inverse_temperature=4.0))
+    assert torch.equal(first.mixture.loc, second.mixture.loc)
+    assert (by_weight["kl_weight"], by_weight["inverse_temperature"]) == (0.25, 4)
+    assert by_temperature["kl_weight"] == 0.25
+
+
+def test_the_default_temperature_is_reported() -> None:
+    _, diagnostics = learn(PROBLEM, make_sample(), replace(BRIEF, kl_weight=None))
+    assert diagnostics["kl_weight"] > 0
+    assert diagnostics["inverse_temperature"] * diagnostics["kl_weight"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_of_demand_does_not_matter(unit: float) -> None:
+    history, future = make_sample(), make_sample(rows=300, seed=1)
+    plain, _ = learn(PROBLEM, history, OPTIONS)
+    scaled, _ = learn(PROBLEM, Sample(history.contexts, unit * history.outcomes), OPTIONS)
+    cost = mean_cost(scaled, Sample(future.contexts, unit * future.outcomes))
+    assert cost / unit == pytest.approx(mean_cost(plain, future), rel=0.1)
+
+
+def test_fewer_rows_than_the_minimum_are_refused_with_both_numbers() -> None:
+    sample = make_sample(rows=MINIMUM_ROWS - 1)
+    with pytest.raises(
+        InvalidInput, match=f"at least {MINIMUM_ROWS} rows, and there are {MINIMUM_ROWS - 1}"
+    ) as refusal:
+        learn(PROBLEM, sample, BRIEF)
+    assert refusal.value.where == ("dataset",)
+
+
+def test_the_minimum_number_of_rows_is_enough_to_learn_but_not_to_be_sure() -> None:
+    posterior, diagnostics = learn(PROBLEM, make_sample(rows=MINIMUM_ROWS), replace(OPTIONS, members=1))
+    assert torch.isfinite(decisions_of(posterior, make_sample().contexts)).all()
+    assert diagnostics["quality"] != "ok"
+
+
+def test_data_of_another_dimension_than_the_problem_are_refused_with_both_numbers() -> None:
+    sample = make_sample()
+    two_outcomes = Sample(sample.contexts, sample.outcomes.repeat(1, 2))
+    with pytest.raises(InvalidInput, match="the problem has 1 uncertain outcomes, the data 2") as refusal:
+        learn(PROBLEM, two_outcomes, BRIEF)
+    assert refusal.value.where == ("dataset",)
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "message"),
+    [
+        (replace(BRIEF, family="cauchy"), ("posterior", "family"), "the family must be one of gaussian, laplace"),
+        (replace(BRIEF, policy="greedy"), ("policy",), "the policy must be one of bcp, averaged, map, thompson"),
+        (replace(BRIEF, predictor="forest"), ("kind",), "the predictor must be one of"),
+        (replace(BRIEF, inverse_temperature=10.0), ("kl_weight",), "kl_weight or inverse_temperature, not both"),
+    ],
+)
+def test_an_unknown_or_contradictory_option_is_refused_at_its_field(
+    options: LearningOptions, where: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as refusal:
+        learn(PROBLEM, make_sample(), options)
+    assert refusal.value.where == where
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kl_weight": 0.0},
+        {"kl_weight": -1.0},
+        {"kl_weight": None, "inverse_temperature": 0.0},
+        {"prior_scale": 0.0},
+        {"initial_scale": 0.0},
+        {"members": 0},
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"draws": 0},
+        {"particles": 0},
+    ],
+    ids=lambda change: ", ".join(f"{name}={value}" for name, value in change.items()),
+)
+def test_an_option_out_of_its_range_is_refused_before_any_work(change: dict[str, Any]) -> None:
+    calls: list[float] = []
+    with pytest.raises(InvalidInput):
+        learn(PROBLEM, make_sample(), replace(BRIEF, **change), lambda fraction, message: calls.append(fraction))
+    assert calls == []
+
+
+def test_a_problem_without_gradients_is_refused() -> None:
+    class Stepwise(Newsvendor):
+        @property
+        def differentiable(self) -> bool:
+            return False
+
+    stepwise = Stepwise(PROBLEM.underage, PROBLEM.overage, PROBLEM.minimum, PROBLEM.maximum)
+    with pytest.raises(InvalidInput, match="needs a gradient") as refusal:
+        learn(stepwise, make_sample(), BRIEF)
+    assert refusal.value.where == ("problem",)
+
+
+def test_cancelling_from_the_progress_callback_ends_learning() -> None:
+    def cancel(fraction: float, message: str) -> None:
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled, match="enough"):
+        learn(PROBLEM, make_sample(), BRIEF, cancel)
+
+
+def test_a_constant_context_column_does_no_harm() -> None:
+    def with_constant(sample: Sample) -> Sample:
+        return Sample(
+            torch.cat([sample.contexts, torch.full((len(sample), 1), 0.1, dtype=torch.float64)], dim=1), sample.outcomes
+        )
+
+    history, future = with_constant(make_sample()), with_constant(make_sample(rows=500, seed=1))
+    posterior, _ = learn(PROBLEM, history, OPTIONS)
+    assert mean_cost(posterior, future) < 0.5 * constant_cost(history, future)
+
+
+@pytest.mark.parametrize("value", [0.1, 7.0])
+def test_a_constant_outcome_is_ordered_nearly_exactly(value: float) -> None:
+    sample = Sample(make_sample().contexts, torch.full((120, 1), value, dtype=torch.float64))
+    posterior, diagnostics = learn(PROBLEM, sample, replace(OPTIONS, predictor="linear", hidden=(), kl_weight=1e-3))
+    assert diagnostics["cost_scale"] == 1
+    assert diagnostics["constant_decision_cost"] == {"mean": 0, "standard_error": 0}
+    assert (decisions_of(posterior, sample.contexts) - value).abs().max() < 0.25
+
+
+def test_a_single_context_column_is_enough() -> None:
+    history, future = (make_sample(rows, seed, context_dim=1) for rows, seed in ((120, 0), (500, 1)))
+    posterior, _ = learn(PROBLEM, history, OPTIONS)
+    assert mean_cost(posterior, future) < 0.5 * constant_cost(history, future)
+
+
+def test_several_items_are_learned_together() -> None:
+    problem = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}] * 2})
+    history, future = (
+        Sample(s.contexts, torch.cat([s.outcomes, 5e3 - 20 * s.outcomes], dim=1))
+        for s in (make_sample(), make_sample(rows=500, seed=1))
+    )
+    posterior, _ = learn(problem, history, OPTIONS)
+    decisions = POLICIES["bcp"](
+        problem, posterior.scenarios(future.contexts, posterior.draws()), torch.Generator()
+    ).decisions
+    constant = best_constant(problem, history.outcomes).decisions
+    for item in range(2):
+        ours, reference = (
+            PROBLEM.cost(z[:, item : item + 1], future.outcomes[:, item : item + 1]).mean()
+            for z in (decisions, constant)
+        )
+        assert ours < 0.5 * reference
+
+
+@pytest.mark.parametrize(
+    ("rows", "gain", "converged", "verdict", "reason"),
+    [
+        (FEW_ROWS, Estimate(-2.0, 1.0), True, "ok", "decisions beat the best constant decision"),
+        (FEW_ROWS - 1, Estimate(-2.0, 1.0), True, "warn", f"only {FEW_ROWS - 1} rows of history"),
+        (1000, Estimate(-0.5, 1.0), True, "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(0.5, 1.0), True, "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-3.0, math.inf), True, "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-2.0, 1.0), False, "warn", "reached its epoch limit"),
+        (1000, Estimate(1.5, 1.0), True, "bad", "cost more than one constant decision"),
+        (FEW_ROWS - 1, Estimate(1.5, 1.0), False, "bad", "cost more than one constant decision"),
+    ],
+)
+def test_the_verdict_names_the_first_thing_a_planner_should_know(
+    rows: int, gain: Estimate, converged: bool, verdict: str, reason: str
+) -> None:
+    quality = judge(rows, gain, converged)
+    assert quality.verdict == verdict
+    assert reason in quality.reason
+
+
+def test_an_exact_tie_with_the_constant_decision_is_not_called_a_gain() -> None:
+    assert judge(1000, Estimate(0.0, 0.0), converged=True).verdict == "warn"
+
+
+def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant() -> None:
+    fixed = Newsvendor.from_spec(
+        {"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 210, "maximum_order": 210}]}
+    )
+    _, diagnostics = learn(fixed, make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2))
+    assert diagnostics["gain_over_constant"]["mean"] == pytest.approx(0, abs=1e-9)
+    assert diagnostics["quality"] == "warn"
+
+
+def test_a_good_fit_on_plenty_of_rows_is_called_ok_and_noise_is_not() -> None:
+    options = replace(OPTIONS, epochs=300, patience=5)
+    assert learn(PROBLEM, make_sample(), options)[1]["quality"] == "ok"
+    sample = make_sample()
+    shuffled = torch.randperm(len(sample), generator=torch.Generator().manual_seed(4))
+    unrelated = Sample(sample.contexts, sample.outcomes[shuffled])
+    assert learn(PROBLEM, unrelated, options)[1]["quality"] != "ok"
+
+
+def test_stopping_at_the_epoch_limit_is_reported() -> None:
+    _, diagnostics = learn(PROBLEM, make_sample(), replace(OPTIONS, epochs=12, patience=12))
+    assert diagnostics["stopped_early"] == [False] * 5
+    assert diagnostics["quality"] == "warn"
+
+
+def test_diagnostics_are_finite_plain_json() -> None:
+    _, diagnostics = learn(PROBLEM, make_sample(), BRIEF)
+    assert json.loads(json.dumps(diagnostics, allow_nan=False)) == diagnostics
+    numbers = numbers_in(diagnostics)
+    assert len(numbers) > 20
+    assert all(math.isfinite(number) for number in numbers)
+    assert set(diagnostics["held_out_cost"]) == set(POLICIES)
+    assert len(diagnostics["best_epochs"]) == len(diagnostics["stopped_early"]) == BRIEF.members
+    assert [point["epoch"] for point in diagnostics["trace"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("members", [1, 2, 5, 7])
+def test_held_out_rows_are_counted_once_however_many_members_hold_them_out(members: int) -> None:
+    options = replace(BRIEF, epochs=1, members=members)
+    _, diagnostics = learn(PROBLEM, make_sample(rows=53), options)
+    folds = make_folds(53, members, torch.Generator().manual_seed(options.seed))
+    assert diagnostics["held_out_rows"] == len(set(folds.validation.flatten().tolist()))
+
+
+def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_from_it() -> None:
+    sample, options = make_sample(), replace(BRIEF, members=7)
+    posterior, diagnostics = learn(PROBLEM, sample, options)
+    folds = make_folds(len(sample), 7, torch.Generator().manual_seed(options.seed))
+    costs: dict[int, list[float]] = {}
+    for loc, rows in zip(posterior.mixture.loc, folds.validation.tolist(), strict=True):
+        held_out = sample.rows(torch.tensor(rows))
+        decisions = posterior.predictor.predict(loc[None], held_out.contexts)[0]
+        for row, cost in zip(rows, PROBLEM.cost(decisions, held_out.outcomes).tolist(), strict=True):
+            costs.setdefault(row, []).append(cost)
+    by_row = torch.tensor([sum(costs[row]) / len(costs[row]) for row in sorted(costs)], dtype=torch.float64)
+    reported = diagnostics["held_out_cost"]["map"]
+    assert reported["mean"] == pytest.approx(by_row.mean().item(), rel=1e-5)
+    assert reported["standard_error"] == pytest.approx(by_row.std().item() / math.sqrt(len(by_row)), rel=1e-4)
+
+
+def test_the_constant_decision_it_is_compared_with_is_the_best_one_on_the_history() -> None:
+    sample = make_sample()
+    _, diagnostics = learn(PROBLEM, sample, replace(BRIEF, members=5))
+    assert diagnostics["constant_decision_cost"]["mean"] == pytest.approx(constant_cost(sample, sample))
+    assert diagnostics["cost_scale"] == pytest.approx(constant_cost(sample, sample))
+    gain = diagnostics["held_out_cost"]["bcp"]["mean"] - diagnostics["constant_decision_cost"]["mean"]
+    assert diagnostics["gain_over_constant"]["mean"] == pytest.approx(gain)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bco_core import predictors
+from bco_core.data import Sample
+from bco_core.errors import InvalidInput
+from bco_core.predictors import (
+    Predictor,
+    build_predictor,
+    predictor_from_arrays,
+    predictor_to_arrays,
+)
+
+SHAPES = [("linear", ()), ("relu_affine", ()), ("mlp", (7,)), ("mlp", (6, 5))]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_sample(rows: int = 12, context_dim: int = 3, outcome_dim: int = 2) -> Sample:
+    draw = generator(5)
+    contexts = 40 + 9 * torch.randn(rows, context_dim, generator=draw, dtype=torch.float64)
+    return Sample(contexts, 2 + 5 * torch.randn(rows, outcome_dim, generator=draw, dtype=torch.float64))
+
+
+def random_theta(predictor: Predictor, count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, predictor.dim, generator=generator(seed), dtype=torch.float64)
+
+
+def by_linear_layers(predictor: Predictor, sample: Sample, theta: Tensor, contexts: Tensor) -> Tensor:
+    """One parameter vector (d,) through torch.nn.Linear layers, with statistics taken straight from the sample."""
+    hidden = (contexts - sample.contexts.mean(0)) / sample.contexts.std(0, correction=0)
+    rest = theta
+    for layer, (fan_in, fan_out) in enumerate(zip(predictor.widths, predictor.widths[1:], strict=False)):
+        linear = torch.nn.Linear(fan_in, fan_out, dtype=theta.dtype)
+        weight, bias, rest = rest.split([fan_in * fan_out, fan_out, len(rest) - (fan_in + 1) * fan_out])
+        with torch.no_grad():
+            linear.weight.copy_(weight.reshape(fan_in, fan_out).T)
+            linear.bias.copy_(bias)
+        hidden = linear(hidden if layer == 0 else hidden.clamp_min(0)).detach()
+    assert len(rest) == 0
+    prediction = sample.outcomes.mean(0) + sample.outcomes.std(0, correction=0) * hidden
+    return prediction.clamp_min(0) if predictor.kind == "relu_affine" else prediction
+
+
+@pytest.mark.parametrize(("kind", "hidden"), SHAPES)
+def test_batched_forward_equals_a_loop_over_linear_layers_on_shared_contexts(
+    kind: str, hidden: tuple[int, ...]
+) -> None:
+    sample = make_sample()
+    predictor = build_predictor(kind, sample, hidden)
+    theta = random_theta(predictor, 4)
+    expected = torch.stack([by_linear_layers(predictor, sample, t, sample.contexts) for t in theta])
+    predictions = predictor.forward(theta, predictor.encode(sample.contexts, torch.float64))
+    assert predictions.shape == (4, 12, 2)
+    assert torch.allclose(predictions, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "hidden"), SHAPES)
+def test_batched_forward_gives_each_member_its_own_contexts(kind: str, hidden: tuple[int, ...]) -> None:
+    sample = make_sample()
+    predictor = build_predictor(kind, sample, hidden)
+    theta = random_theta(predictor, 3)
+    contexts = 40 + 9 * torch.randn(3, 8, 3, generator=generator(1), dtype=torch.float64)
+    expected = torch.stack(
+        [by_linear_layers(predictor, sample, t, own) for t, own in zip(theta, contexts, strict=True)]
+    )
+    predictions = predictor.forward(theta, predictor.encode(contexts, torch.float64))
+    assert torch.allclose(predictions, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_network_8_128_128_1_has_17793_parameters() -> None:
+    predictor = build_predictor("mlp", make_sample(context_dim=8, outcome_dim=1), (128, 128))
+    assert predictor.dim == 17_793
+    assert predictor.initial(2, generator(0)).shape == (2, 17_793)
+
+
+@pytest.mark.parametrize("kind", ["linear", "relu_affine"])
+def test_an_affine_predictor_has_one_weight_for_each_context_and_a_bias_for_each_outcome(kind: str) -> None:
+    assert build_predictor(kind, make_sample(context_dim=3, outcome_dim=2)).dim == (3 + 1) * 2
+
+
+def test_relu_affine_is_never_negative_in_user_units_and_linear_is() -> None:
+    sample = make_sample()
+    linear, clipped = build_predictor("linear", sample), build_predictor("relu_affine", sample)
+    theta = random_theta(linear, 50)
+    free, kept = linear.predict(theta, sample.contexts), clipped.predict(theta, sample.contexts)
+    assert free.min() < 0
+    assert torch.equal(kept, free.clamp_min(0))
+
+
+def test_prediction_in_chunks_equals_one_forward_pass_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = make_sample(rows=101)
+    predictor = build_predictor("mlp", sample, (16,))
+    theta = random_theta(predictor, 5)
+    whole = predictor.forward(theta, predictor.encode(sample.contexts, torch.float64))
+    forward, rows = Predictor.forward, []
+
+    def counted(self: Predictor, theta: Tensor, encoded: Tensor) -> Tensor:
+        rows.append(len(encoded))
+        return forward(self, theta, encoded)
+
+    monkeypatch.setattr(Predictor, "forward", counted)
+    monkeypatch.setattr(predictors, "_CHUNK_NUMBERS", 16 * 5 * 10)
+    assert torch.allclose(predictor.predict(theta, sample.contexts), whole, rtol=1e-12, atol=1e-12)
+    assert rows == [10] * 10 + [1]
+
+
+def test_prediction_goes_on_one_row_at_a_time_when_one_row_exceeds_the_memory_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sample = make_sample()
+    predictor = build_predictor("linear", sample)
+    theta = random_theta(predictor, 5)
+    whole = predictor.predict(theta, sample.contexts)
+    monkeypatch.setattr(predictors, "_CHUNK_NUMBERS", 1)
+    assert torch.allclose(predictor.predict(theta, sample.contexts), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_prediction_leaves_no_gradient_behind() -> None:
+    sample = make_sample()
+    predictor = build_predictor("linear", sample)
+    theta = random_theta(predictor, 2).requires_grad_()
+    assert predictor.forward(theta, predictor.encode(sample.contexts, torch.float64)).requires_grad
+    assert not predictor.predict(theta, sample.contexts).requires_grad
+
+
+@pytest.mark.parametrize(("kind", "hidden"), SHAPES)
+def test_gradients_agree_with_finite_differences(kind: str, hidden: tuple[int, ...]) -> None:
+    sample = make_sample(rows=4)
+    predictor = build_predictor(kind, sample, hidden)
+    encoded = predictor.encode(sample.contexts, torch.float64)
+    theta = random_theta(predictor, 2, seed=8)
+
+    def weighted_sum(theta: Tensor) -> Tensor:
+        predictions = predictor.forward(theta, encoded)
+        return (predictions * torch.arange(predictions.numel()).view_as(predictions)).sum()
+
+    (gradient,) = torch.autograd.grad(weighted_sum(theta.requires_grad_()), theta)
+    steps = 1e-6 * torch.eye(theta.numel(), dtype=torch.float64).view(-1, *theta.shape)
+    differences = [((weighted_sum(theta + step) - weighted_sum(theta - step)) / 2e-6).item() for step in steps]
+    assert gradient.abs().max() > 1
+    assert torch.allclose(gradient.flatten(), torch.tensor(differences, dtype=torch.float64), rtol=1e-6, atol=1e-4)
+
+
+def test_float32_parameters_keep_precision_on_outcomes_with_a_huge_mean() -> None:
+    contexts = torch.randn(50, 3, generator=generator(0), dtype=torch.float64)
+    outcomes = 1e9 + torch.randn(50, 1, generator=generator(1), dtype=torch.float64)
+    sample = Sample(contexts, outcomes)
+    predictor = build_predictor("mlp", sample, (8,))
+    theta = random_theta(predictor, 3)
+    exact = torch.stack([by_linear_layers(predictor, sample, t, contexts) for t in theta])
+    predictions = predictor.predict(theta.float(), contexts)
+    assert predictions.dtype == torch.float64
+    assert (predictions - exact).abs().max() < 1e-4
+
+
+def test_the_unit_of_a_context_column_does_not_matter() -> None:
+    sample = make_sample()
+    in_other_units = Sample(sample.contexts * torch.tensor([1e-3, 1.0, 1e6]) + 17, sample.outcomes)
+    first, second = (build_predictor("mlp", s, (6,)) for s in (sample, in_other_units))
+    theta = random_theta(first, 3)
+    assert torch.allclose(
+        first.predict(theta, sample.contexts), second.predict(theta, in_other_units.contexts), rtol=1e-8, atol=1e-8
+    )
+
+
+def test_starting_vectors_have_the_stated_variances_and_zero_biases() -> None:
+    predictor = build_predictor("mlp", make_sample(context_dim=8, outcome_dim=2), (32, 16))
+    theta = predictor.initial(200, generator(0))
+    first, first_bias, second, second_bias, last, last_bias = theta.split([8 * 32, 32, 32 * 16, 16, 16 * 2, 2], dim=1)
+    for weights, variance in ((first, 2 / 8), (second, 2 / 32), (last, 1 / 16)):
+        tolerance = 5 * variance * math.sqrt(2 / weights.numel())
+        assert abs(weights.var().item() - variance) < tolerance
+    for bias in (first_bias, second_bias, last_bias):
+        assert not bias.any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "where", "message"),
+    [
+        ("forest", (), ("kind",), "the predictor must be one of linear, relu_affine, mlp"),
+        ("mlp", (), ("hidden",), "an mlp needs at least one hidden layer"),
+        ("linear", (8,), ("hidden",), "hidden layers belong to the mlp predictor"),
+        ("relu_affine", (8,), ("hidden",), "hidden layers belong to the mlp predictor"),
+        ("mlp", (8, 0), ("hidden",), "hidden layers need at least one unit"),
+    ],
+)
+def test_an_impossible_predictor_is_refused_at_the_field_that_is_wrong(
+    kind: str, hidden: tuple[int, ...], where: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as refusal:
+        build_predictor(kind, make_sample(), hidden)
+    assert refusal.value.where == where
+
+
+@pytest.mark.parametrize(("kind", "hidden"), SHAPES)
+def test_a_predictor_restored_from_json_and_arrays_predicts_bit_identically(kind: str, hidden: tuple[int, ...]) -> None:
+    sample = make_sample()
+    predictor = build_predictor(kind, sample, hidden)
+    description, arrays = predictor_to_arrays(predictor)
+    restored = predictor_from_arrays(json.loads(json.dumps(description)), arrays)
+    theta = random_theta(predictor, 3)
+    assert restored.widths == predictor.widths
+    assert torch.equal(restored.predict(theta, sample.contexts), predictor.predict(theta, sample.contexts))
+
+
+def test_without_context_columns_every_row_gets_the_same_prediction() -> None:
+    sample = make_sample(context_dim=0, outcome_dim=1)
+    predictor = build_predictor("linear", sample)
+    bias = torch.tensor([[0.5], [-1.0]], dtype=torch.float64)
+    predictions = predictor.predict(bias, sample.contexts)
+    expected = sample.outcomes.mean() + sample.outcomes.std(correction=0) * bias
+    assert torch.allclose(predictions, expected[:, None].expand(2, 12, 1))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_contexts_with_the_wrong_number_of_columns_are_refused(columns: int) -> None:
+    predictor = build_predictor("linear", make_sample(context_dim=3))
+    with pytest.raises(InvalidInput):
+        predictor.predict(random_theta(predictor, 2), torch.zeros(5, columns, dtype=torch.float64))
