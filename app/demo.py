@@ -116,11 +116,11 @@ def _follow(client: httpx.Client, job: dict[str, Any], console: Console) -> dict
 
 def _decision_table(answer: dict[str, Any]) -> Table:
     table = Table(title=f"Orders for three mornings ({answer['policy']}, {answer['scenarios']['count']} scenarios)")
-    for heading in ("morning", "order", "expected cost", "cost 5 % – 95 %", "MAP order", "hedging buys"):
+    for heading in ("morning", "order", "expected\ncost", "cost\n5 % – 95 %", "MAP order", "hedging\nbuys"):
         table.add_column(heading, justify="left" if heading == "morning" else "right")
     for morning, found in zip(MORNINGS, answer["prescriptions"], strict=True):
-        words = f"{morning['weekday']}, {morning['temperature']:g} °C, {morning['rain']:g} mm"
-        words += ", promotion" * morning["promotion"] + ", holiday" * morning["holiday"]
+        words = f"{morning['weekday']}, {morning['temperature']:g} °C, rain {morning['rain']:g} mm"
+        words += "\npromotion" * morning["promotion"] + "\nholiday" * morning["holiday"]
         low, high = found["cost_quantiles"]["0.05"], found["cost_quantiles"]["0.95"]
         table.add_row(
             words,
@@ -134,7 +134,7 @@ def _decision_table(answer: dict[str, Any]) -> Table:
 
 
 def _amounts(decision: dict[str, float]) -> str:
-    return ", ".join(f"{amount:.0f} {name}" for name, amount in decision.items())
+    return "\n".join(f"{amount:.0f} {name}" for name, amount in decision.items())
 
 
 def _check_on_held_out_days(

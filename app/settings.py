@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import Annotated
 
@@ -24,7 +23,7 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port the API listens on")
     workers: Positive = Field(1, description="worker processes that bco serve starts")
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
-    threads: Positive = Field(os.cpu_count() or 1, description="CPU threads a prescription or a job may use")
+    threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")
     worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
         8.0, description="silence after which a worker counts as dead and its jobs go to another"
     )

@@ -20,7 +20,7 @@ from bco_core.errors import InvalidInput
 
 KINDS = ("linear", "relu_affine", "mlp")
 # Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
-_CHUNK_NUMBERS = 8_000_000
+_CHUNK_NUMBERS = 2_000_000
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bco_core.problems.base import DecisionProblem
-from bco_core.weighted import conditional_value_at_risk, weighted_quantile
+from bco_core.weighted import sort_atoms, sorted_cvar, sorted_quantile
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ def cost_distribution(
 ) -> CostDistribution:
     """Mean, weighted quantiles and CVaR of the cost of decisions (B, d_z)."""
     costs = problem.cost(decisions[:, None], scenarios.outcomes)
-    weights = scenarios.weights.expand_as(costs)
-    quantiles = weighted_quantile(costs[:, :, None].expand(-1, -1, len(levels)), weights, levels)
-    return CostDistribution(costs @ scenarios.weights, quantiles, conditional_value_at_risk(costs, weights, cvar_level))
+    ordered, share = sort_atoms(costs, scenarios.weights)
+    quantiles = sorted_quantile(ordered, share, levels)
+    return CostDistribution(costs @ scenarios.weights, quantiles, sorted_cvar(ordered, share, cvar_level))

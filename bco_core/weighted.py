@@ -1,4 +1,4 @@
-"""Statistics of weighted atoms, batched over contexts."""
+"""Statistics of weighted atoms, batched: atoms are sorted once, and everything else reads off the sorted tail."""
 
 from __future__ import annotations
 
@@ -6,20 +6,38 @@ import torch
 from torch import Tensor
 
 
+def sort_atoms(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (..., K) in increasing order and the share of weight up to and including each, (..., K) ending at one."""
+    ordered, order = values.sort(dim=-1)
+    if weights.ndim == 1 and bool((weights == weights[0]).all()):
+        # Equal weights need no gathering, and this is the common case.
+        count = len(weights)
+        return ordered, torch.arange(1, count + 1, dtype=values.dtype).div_(count).expand_as(ordered)
+    cumulated = weights.expand_as(values).gather(-1, order).cumsum(-1)
+    return ordered, cumulated / cumulated[..., -1:]
+
+
+def sorted_quantile(ordered: Tensor, share: Tensor, levels: Tensor) -> Tensor:
+    """Smallest value whose share reaches each level: atoms (..., K), levels broadcast to (..., m) → (..., m)."""
+    wanted = levels.expand(*ordered.shape[:-1], levels.shape[-1]) * (1 - 1e-12)
+    place = torch.searchsorted(share.contiguous(), wanted.contiguous())
+    return ordered.gather(-1, place.clamp_max(ordered.shape[-1] - 1))
+
+
+def sorted_cvar(ordered: Tensor, share: Tensor, level: float) -> Tensor:
+    """Mean of the worst (1 − level) of the weight: atoms (..., K) → (...)."""
+    before = torch.cat([torch.zeros_like(share[..., :1]), share[..., :-1]], dim=-1)
+    taken = (share.clamp_min(level) - before.clamp_min(level)).clamp_min(0)
+    return (ordered * taken).sum(-1) / (1 - level)
+
+
 def weighted_quantile(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
-    """Smallest value whose cumulated weight reaches a level: values (B, K, m), weights (B, K), levels (m,) → (B, m)."""
-    ordered, order = values.sort(dim=1)
-    cumulated = weights[:, :, None].expand_as(values).gather(1, order).cumsum(1)
-    # Weights that sum to the level but for rounding have reached it.
-    short = cumulated < levels * cumulated[:, -1:] * (1 - 1e-12)
-    return ordered.gather(1, short.sum(dim=1, keepdim=True)).squeeze(1)
+    """The quantile of each column at its own level: values (B, K, m), weights (K,) or (B, K), levels (m,) → (B, m)."""
+    columns = values.transpose(1, 2).contiguous()
+    ordered, share = sort_atoms(columns, weights if weights.ndim == 1 else weights[:, None])
+    return sorted_quantile(ordered, share, levels[:, None]).squeeze(-1)
 
 
 def conditional_value_at_risk(values: Tensor, weights: Tensor, level: float) -> Tensor:
-    """Mean of the worst (1 − level) share, by the sorted-tail formula: values and weights (B, K) → (B,)."""
-    ordered, order = values.sort(dim=1, descending=True)
-    mass = weights.gather(1, order)
-    tail = (1 - level) * mass.sum(dim=1, keepdim=True)
-    before = mass.cumsum(1) - mass
-    taken = torch.minimum(mass, (tail - before).clamp_min(0))
-    return (ordered * taken).sum(1) / tail.squeeze(1)
+    """CVaR of values (B, K) with weights (K,) or (B, K): → (B,)."""
+    return sorted_cvar(*sort_atoms(values, weights), level)

@@ -8,6 +8,7 @@ clipped to the order bounds, and over weighted scenarios it is the weighted τ-q
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,23 +36,28 @@ class Newsvendor:
         if not items:
             raise InvalidInput("a newsvendor needs at least one item", ("items",))
 
-        def column(name: str, default: float | None = None) -> Tensor:
-            values = [item.get(name) for item in items]
-            return torch.tensor([default if v is None else v for v in values], dtype=torch.float64)
+        def column(name: str, default: float | None, allowed: Callable[[float], bool], remedy: str) -> Tensor:
+            values = [default if item.get(name) is None else item[name] for item in items]
+            for index, value in enumerate(values):
+                if not (isinstance(value, int | float) and allowed(value)):
+                    raise InvalidInput(remedy, ("items", index, name))
+            return torch.tensor(values, dtype=torch.float64)
+
+        def positive(value: float) -> bool:
+            return math.isfinite(value) and value > 0
+
+        def known(value: float) -> bool:
+            return not math.isnan(value)
 
         problem = Newsvendor(
-            column("underage_cost"),
-            column("overage_cost"),
-            column("minimum_order", -math.inf),
-            column("maximum_order", math.inf),
+            column("underage_cost", None, positive, "a unit cost must be a positive number"),
+            column("overage_cost", None, positive, "a unit cost must be a positive number"),
+            column("minimum_order", -math.inf, known, "an order bound must be a number, or nothing for no limit"),
+            column("maximum_order", math.inf, known, "an order bound must be a number, or nothing for no limit"),
         )
-        for name, values in (("underage_cost", problem.underage), ("overage_cost", problem.overage)):
-            for item, value in enumerate(values.tolist()):
-                if not (math.isfinite(value) and value > 0):
-                    raise InvalidInput("a unit cost must be a positive number", ("items", item, name))
-        for item, empty in enumerate((problem.minimum > problem.maximum).tolist()):
+        for index, empty in enumerate((problem.minimum > problem.maximum).tolist()):
             if empty:
-                raise InvalidInput("the minimum order is above the maximum order", ("items", item, "minimum_order"))
+                raise InvalidInput("the minimum order is above the maximum order", ("items", index, "minimum_order"))
         return problem
 
     @property
@@ -80,7 +86,7 @@ class Newsvendor:
     def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
         if risk.cvar_weight:
             raise InvalidInput("the newsvendor prescribes for expected cost only", ("risk",))
-        weights = weights.expand(outcomes.shape[:2]).to(outcomes)
+        weights = weights.to(outcomes)
         decisions = self.decide(weighted_quantile(outcomes, weights, self.underage / (self.underage + self.overage)))
         objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
         return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))

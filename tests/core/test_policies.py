@@ -102,8 +102,8 @@ def test_the_averaged_decision_never_costs_more_than_the_average_draw_whatever_h
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("atoms", [3, 10, 49, 200])
-@pytest.mark.parametrize("bound", [0.1, 0.3, 7.7])
+@pytest.mark.parametrize("atoms", [10, 49])
+@pytest.mark.parametrize("bound", [0.1, 7.7])
 def test_decisions_of_draws_beyond_an_order_bound_stay_within_it(policy: str, atoms: int, bound: float) -> None:
     spec = {"underage_cost": 3, "overage_cost": 1}
     problem = Newsvendor.from_spec({"items": [spec | {"maximum_order": bound}, spec | {"minimum_order": bound}]})

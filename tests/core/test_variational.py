@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -292,5 +293,5 @@ def test_a_long_trace_is_thinned_to_two_hundred_points_with_the_first_and_the_la
     epochs = [point.epoch for point in fit.trace]
     assert (epochs[0], epochs[-1]) == (1, 230)
     assert 150 <= len(epochs) <= 200
-    gaps = {later - earlier for earlier, later in zip(epochs, epochs[1:], strict=False)}
+    gaps = {later - earlier for earlier, later in pairwise(epochs)}
     assert gaps <= {1, 2}

@@ -1,0 +1,1 @@
+"""Benchmarks that ``bco bench`` runs; results worth keeping are under ``benchmarks/results``."""
