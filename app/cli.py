@@ -34,7 +34,7 @@ def bco() -> None:
     machine; [bold]bco migrate[/], [bold]bco api[/] and [bold]bco worker[/] run the parts apart.
     """
     logging.basicConfig(level=get_settings().log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("alembic", "httpx"):
+    for chatty in ("alembic", "dbos", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

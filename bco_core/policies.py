@@ -25,8 +25,10 @@ def bcp(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generat
 
 
 def averaged(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
-    decisions = torch.einsum("bkz,k->bz", problem.decide(scenarios.outcomes), scenarios.weights)
-    return _evaluated(problem, decisions, scenarios)
+    each = problem.decide(scenarios.outcomes)
+    mean = torch.einsum("bkz,k->bz", each, scenarios.weights)
+    # Rounding must not carry the mean past a bound that every draw's decision keeps.
+    return _evaluated(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
 
 
 def map_policy(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
@@ -35,7 +37,8 @@ def map_policy(problem: DecisionProblem, scenarios: Scenarios, generator: torch.
 
 def thompson(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
     contexts = len(scenarios.outcomes)
-    draw = torch.multinomial(scenarios.weights, contexts, replacement=True, generator=generator)
+    uniform = torch.rand(contexts, generator=generator, dtype=scenarios.weights.dtype)
+    draw = torch.searchsorted(scenarios.weights.cumsum(0), uniform).clamp_max(len(scenarios.weights) - 1)
     chosen = scenarios.outcomes[torch.arange(contexts), draw]
     return _evaluated(problem, problem.decide(chosen), scenarios)
 

@@ -58,6 +58,8 @@ class Predictor:
 
     def encode(self, contexts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Raw contexts (..., d_x) to the network's input. Done once before training, not at every step."""
+        if contexts.shape[-1] != self.widths[0]:
+            raise InvalidInput(f"a context has {self.widths[0]} columns here, not {contexts.shape[-1]}")
         return self.contexts.apply(contexts).to(dtype)
 
     def forward(self, theta: Tensor, encoded: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ class Predictor:
             if layer:
                 hidden = torch.relu(hidden)
             middle, stop = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
-            weight = theta[:, start:middle].view(-1, fan_in, fan_out)
+            weight = theta[:, start:middle].view(len(theta), fan_in, fan_out)
             hidden = torch.baddbmm(theta[:, None, middle:stop], hidden, weight)
             start = stop
         predictions = self.outcomes.undo(hidden.double())

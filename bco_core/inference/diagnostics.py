@@ -54,7 +54,7 @@ def judge(rows: int, gain: Estimate, converged: bool) -> Quality:
         return Quality("bad", "on held-out rows these decisions cost more than one constant decision for all contexts")
     if rows < FEW_ROWS:
         return Quality("warn", f"only {rows} rows of history: decisions may change much with a little more data")
-    if gain.mean > -gain.standard_error:
+    if gain.mean >= -gain.standard_error:
         return Quality("warn", "on held-out rows these decisions are no clear gain over one constant decision")
     if not converged:
         return Quality("warn", "learning reached its epoch limit while still improving; allow more epochs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,15 @@ class LearningOptions:
     draws: int = 1
     particles: int = 200
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prior_scale", "initial_scale", "learning_rate", "kl_weight", "inverse_temperature"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InvalidInput(f"{name} must be a positive number", ("posterior", name))
+        for name in ("members", "epochs", "patience", "batch_size", "draws", "particles"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1", ("posterior", name))
 
 
 def learn(
