@@ -13,7 +13,8 @@ from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target, resolve_kl_weight
 from bco_core.inference.diagnostics import diagnose
-from bco_core.inference.variational import Progress, VariationalOptions, fit_variational
+from bco_core.inference.training import Progress, no_progress
+from bco_core.inference.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictors import build_predictor
@@ -57,7 +58,7 @@ def learn(
     problem: DecisionProblem,
     sample: Sample,
     options: LearningOptions,
-    progress: Progress = lambda fraction, message: None,
+    progress: Progress = no_progress,
 ) -> tuple[Posterior, dict[str, Any]]:
     """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior."""
     check(problem, sample, options)
@@ -68,14 +69,14 @@ def learn(
     kl_weight = resolve_kl_weight(len(sample), options.kl_weight, options.inverse_temperature)
     variational = VariationalOptions(
         kl_weight=kl_weight,
-        policy=options.policy,
         epochs=options.epochs,
         patience=options.patience,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
+        averaging=options.members > 1,
+        policy=options.policy,
         initial_scale=options.initial_scale,
         draws=options.draws,
-        averaging=options.members > 1,
     )
     fit = fit_variational(target, folds, variational, generator, progress)
     particles = fit.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))

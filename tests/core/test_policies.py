@@ -145,6 +145,14 @@ def test_thompson_draws_afresh_for_each_context_in_proportion_to_the_weights() -
     assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.015)
 
 
+def test_thompson_never_takes_a_draw_without_weight() -> None:
+    outcomes = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(1000, 1, 1)
+    weights = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
+    decisions = POLICIES["thompson"](problem, Scenarios(outcomes, weights, outcomes[:, 0]), generator(0)).decisions
+    assert decisions.unique().tolist() == [1]
+
+
 @given(seed=seeds, atoms=st.integers(1, 60))
 def test_policies_agree_when_all_draws_are_equal(seed: int, atoms: int) -> None:
     certain = make_scenarios(seed).mode

@@ -224,29 +224,34 @@ def test_without_patience_every_epoch_runs_and_the_last_is_kept() -> None:
     assert {point.validation_cost for point in fit.trace} == {None}
 
 
-def test_a_member_that_stops_leaves_the_others_learning() -> None:
+def test_a_member_that_stops_leaves_the_others_learning_from_and_judged_by_their_own_rows() -> None:
     sample = make_sample()
     contrary = 2 * sample.outcomes.mean() - sample.outcomes
-    doubled = Sample(sample.contexts.repeat(2, 1), torch.cat([sample.outcomes, contrary]))
-    target = make_quadratic_target(doubled)
-    learned, held_out = torch.arange(20), torch.arange(20, 40)
-    folds = Folds(torch.stack([learned, learned]), torch.stack([40 + held_out, held_out]))
-    options = replace(OPTIONS, kl_weight=1e-3, epochs=30, patience=3, learning_rate=0.005, draws=16)
+    target = make_quadratic_target(Sample(sample.contexts.repeat(2, 1), torch.cat([sample.outcomes, contrary])))
+    # The first member learns a relation that its validation rows contradict; the second one that its own confirm.
+    folds = Folds(
+        torch.stack([torch.arange(20), 40 + torch.arange(20)]),
+        torch.stack([60 + torch.arange(10), 70 + torch.arange(10)]),
+    )
+    options = replace(OPTIONS, kl_weight=1e-3, policy="map", epochs=30, patience=3, learning_rate=0.01, draws=16)
     messages: list[str] = []
-    fit = fit_variational(target, folds, options, generator(0), lambda _, message: messages.append(message))
+    fit = fit_variational(target, folds, options, generator(1), lambda _, message: messages.append(message))
     misled, sound = fit.best_epochs
-    assert misled + 3 < sound
+    left = misled + 3
+    assert left + 5 < sound
     assert fit.stopped_early == [True, sound + 3 <= 30]
-    assert [message for message in messages if "2 of 2 members" in message] == messages[: misled + 2]
-    assert "1 of 2 members" in messages[misled + 2]
-    until = fit_variational(target, folds, replace(options, epochs=misled, patience=None), generator(0))
+    assert all("2 of 2 members" in message for message in messages[: left - 1])
+    assert all("1 of 2 members" in message for message in messages[left - 1 : sound])
+
+    until = fit_variational(target, folds, replace(options, epochs=misled, patience=None), generator(1))
     assert torch.equal(fit.mixture.loc[0], until.mixture.loc[0])
     assert torch.equal(fit.mixture.scale[0], until.mixture.scale[0])
-    when_the_other_stopped, in_the_end = (
-        Quadratic(1).cost(target.predictor.predict(loc[None], sample.contexts), sample.outcomes).mean().item()
-        for loc in (until.mixture.loc[1], fit.mixture.loc[1])
-    )
-    assert in_the_end < 0.9 * when_the_other_stopped
+
+    own = target.sample.rows(folds.validation[1])
+    predictions = target.predictor.predict(fit.mixture.loc[1:], own.contexts)
+    cost = Quadratic(1).cost(predictions, own.outcomes).mean().item()
+    assert fit.trace[sound - 1].validation_cost == pytest.approx(cost, rel=1e-9)
+    assert cost < 0.5 * fit.trace[left].validation_cost
 
 
 def test_an_absurd_learning_rate_is_reported_with_what_would_help() -> None:

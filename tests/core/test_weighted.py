@@ -68,6 +68,21 @@ def test_quantiles_equal_exact_rational_arithmetic_even_when_weights_just_reach_
     assert quantiles.tolist() == expected
 
 
+@given(atoms(), st.integers(1, 19), st.booleans())
+def test_weights_shared_by_all_contexts_mean_the_same_as_repeated_ones(
+    case: Atoms, twentieths: int, equal: bool
+) -> None:
+    parts = [1] * len(case.parts[0]) if equal else case.parts[0]
+    values, _ = case.tensors
+    weights = torch.tensor(parts, dtype=torch.float64) / sum(parts)
+    level = Fraction(twentieths, 20)
+    quantiles = weighted_quantile(values[:, :, None], weights, torch.tensor([twentieths / 20], dtype=torch.float64))
+    assert quantiles.flatten().tolist() == [exact_quantile(v, parts, level) for v in case.values]
+    cvar = conditional_value_at_risk(values, weights, twentieths / 20)
+    expected = [float(exact_cvar(v, parts, level)) for v in case.values]
+    assert cvar.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
 @given(atoms())
 def test_each_column_has_its_own_order_and_level(case: Atoms) -> None:
     values, weights = case.tensors
@@ -90,11 +105,11 @@ def test_extreme_levels_give_the_smallest_and_largest_value_that_has_weight(case
 @pytest.mark.parametrize("count", [3, 7, 10, 49, 1000])
 def test_k_of_n_equal_weights_reach_the_level_k_over_n_despite_rounding(count: int) -> None:
     values = torch.arange(count, dtype=torch.float64)[None, :, None]
-    weights = torch.full((1, count), 1 / count, dtype=torch.float64)
-    levels = [Fraction(k, count) for k in range(1, count + 1)]
-    for k, level in enumerate(levels):
-        quantile = weighted_quantile(values, weights, torch.tensor([float(level)], dtype=torch.float64))
-        assert quantile.item() == k
+    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    levels = torch.tensor([k / count for k in range(1, count + 1)], dtype=torch.float64)
+    for shared_or_not in (weights, weights[None]):
+        quantiles = weighted_quantile(values.expand(1, count, count), shared_or_not, levels)
+        assert quantiles.tolist() == [list(range(count))]
 
 
 @given(atoms(), st.integers(0, 19))
