@@ -10,6 +10,8 @@ from torch import Tensor
 from bco_core.errors import InvalidInput
 
 FOLDS = 5
+# Beyond this, squares and sums overflow; no planning quantity is near it.
+LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Sample:
                 raise InvalidInput(f"{name} must be a table of rows and columns, not {values.ndim}-dimensional")
             if values.dtype != torch.float64:
                 raise InvalidInput(f"{name} must be float64, not {values.dtype}")
-            if not torch.isfinite(values).all():
-                raise InvalidInput(f"{name} contain missing or infinite numbers")
+            if not (values.abs() <= LARGEST).all():
+                raise InvalidInput(f"{name} contain missing or infinite numbers, or numbers beyond {LARGEST:g}")
         if len(self.contexts) != len(self.outcomes):
             raise InvalidInput(f"{len(self.contexts)} contexts but {len(self.outcomes)} outcomes")
         if len(self.contexts) == 0:
@@ -67,6 +69,9 @@ class Folds:
 
     train: Tensor
     validation: Tensor
+
+    def __getitem__(self, members: slice) -> Folds:
+        return Folds(self.train[members], self.validation[members])
 
 
 def make_folds(count: int, members: int, generator: torch.Generator) -> Folds:

@@ -91,6 +91,16 @@ class Mixture:
         return torch.logsumexp(parts + (self.weights / self.weights.sum()).log(), dim=1)
 
     def mode(self) -> Tensor:
-        """The location (d,) of highest density. Members that hardly overlap, as here, have their modes at their own."""
-        height = self.weights.log() - self.scale.log().sum(dim=1)
+        """The location (d,) of the heaviest component and, among equals, of the one with the highest density.
+
+        Components hardly overlap, so each has a mode at its own location. Densities of components that live in spaces
+        of different dimension cannot be compared, so weight decides first.
+        """
+        heaviest = self.weights >= self.weights.max() * (1 - 1e-6)
+        height = torch.where(heaviest, -self.scale.log().sum(dim=1), -torch.inf)
         return self.loc[height.argmax()]
+
+
+def equal_mixture(family: Family, loc: Tensor, scale: Tensor) -> Mixture:
+    """The mixture of members (R, d) of equal weight."""
+    return Mixture(family, torch.full((len(loc),), 1 / len(loc), dtype=loc.dtype), loc, scale)

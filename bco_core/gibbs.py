@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,6 @@ from bco_core.families import Family
 from bco_core.predictors import Predictor
 from bco_core.problems.base import DecisionProblem
 
-DEFAULT_KL_WEIGHT = 1e-5
 REFERENCE_ROWS = 256
 
 
@@ -59,12 +59,12 @@ def make_target(
     return GibbsTarget(problem, predictor, sample, family, torch.tensor(prior_scale), scale)
 
 
-def resolve_kl_weight(count: int, kl_weight: float | None, inverse_temperature: float | None) -> float:
-    """κ = 1/(λn) from whichever the caller gave; by default κ ∝ n^-½ (Theorem 2), 1e-5 at 256 rows."""
+def resolve_kl_weight(rows: int, kl_weight: float | None, inverse_temperature: float | None, default: float) -> float:
+    """κ = 1/(λn) from whichever the caller gave; otherwise the default for 256 rows times (rows/256)^-½ (Theorem 2)."""
     if kl_weight is not None and inverse_temperature is not None:
-        raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
+        raise InvalidInput("give kl_weight or inverse_temperature, not both", ("posterior", "kl_weight"))
     if inverse_temperature is not None:
-        kl_weight = 1 / inverse_temperature
-    if kl_weight is None:
-        kl_weight = DEFAULT_KL_WEIGHT * (REFERENCE_ROWS / count) ** 0.5
-    return kl_weight
+        return 1 / inverse_temperature
+    if kl_weight is not None:
+        return kl_weight
+    return default * math.sqrt(REFERENCE_ROWS / rows)

@@ -3,6 +3,8 @@
 ``bcp``       π_ρ: minimises expected cost over the posterior predictive distribution.
 ``averaged``  Σ_k w_k π_θk(x): the mean of the draws' own decisions. For a convex cost and feasible set it costs, by
               Jensen, no more than the average draw.
+``blended``   between the two: BCP over y_k(α) = f̄ + α (f_θk − f̄), with f̄ the mean prediction. α = 0 optimises at the
+              mean prediction, α = 1 is BCP.
 ``map``       the decision of the posterior's mode.
 ``thompson``  the decision of one posterior draw, chosen afresh for each context from ``generator``.
 """
@@ -31,6 +33,14 @@ def averaged(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Ge
     return _evaluated(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
 
 
+def blended(
+    problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator, alpha: float = 0.5
+) -> Prescription:
+    mean = torch.einsum("bky,k->by", scenarios.outcomes, scenarios.weights)[:, None]
+    decisions = problem.prescribe(torch.lerp(mean, scenarios.outcomes, alpha), scenarios.weights).decisions
+    return _evaluated(problem, decisions, scenarios)
+
+
 def map_policy(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
     return _evaluated(problem, problem.decide(scenarios.mode), scenarios)
 
@@ -48,4 +58,10 @@ def _evaluated(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios
     return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
 
 
-POLICIES: dict[str, Policy] = {"bcp": bcp, "averaged": averaged, "map": map_policy, "thompson": thompson}
+POLICIES: dict[str, Policy] = {
+    "bcp": bcp,
+    "averaged": averaged,
+    "blended": blended,
+    "map": map_policy,
+    "thompson": thompson,
+}

@@ -14,7 +14,7 @@ from torch import Tensor
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES, Mixture
 from bco_core.predictors import Predictor, predictor_from_arrays, predictor_to_arrays
-from bco_core.scenarios import Scenarios
+from bco_core.scenarios import History, Scenarios
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -24,13 +24,15 @@ class Posterior:
     """A weighted mixture of mean-field components over θ, with the particles drawn from it.
 
     ``particles`` (K, d) are draws of equal weight, kept so that everyone prescribes from the same ones; ``mixture``
-    makes fresh draws of any number. ``seed`` is what the particles were drawn with.
+    makes fresh draws of any number. ``seed`` is what the particles were drawn with. ``history`` serves predictive
+    scenarios.
     """
 
     predictor: Predictor
     mixture: Mixture
     particles: Tensor
     seed: int
+    history: History | None = None
 
     def __post_init__(self) -> None:
         for name, values in (("particles", self.particles), ("locations", self.mixture.loc)):
@@ -60,6 +62,8 @@ class Posterior:
             "particles": self.particles,
         }
         description = {"predictor": predictor, "family": self.mixture.family.name, "seed": self.seed}
+        if self.history is not None:
+            arrays |= {"history_predictions": self.history.predictions, "history_outcomes": self.history.outcomes}
         return description, {name: values.numpy() for name, values in arrays.items()}
 
     @staticmethod
@@ -67,7 +71,11 @@ class Posterior:
         tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
         mixture = Mixture(FAMILIES[description["family"]], tensors["weights"], tensors["loc"], tensors["scale"])
         predictor = predictor_from_arrays(description["predictor"], tensors)
-        return Posterior(predictor, mixture, tensors["particles"], description["seed"])
+        history = None
+        if "history_outcomes" in tensors:
+            spread = predictor.outcomes.scale
+            history = History.of(tensors["history_predictions"], tensors["history_outcomes"], spread)
+        return Posterior(predictor, mixture, tensors["particles"], description["seed"], history)
 
 
 def digest(description: dict[str, Any], arrays: Arrays) -> str:

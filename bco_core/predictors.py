@@ -1,8 +1,11 @@
 """Point predictors f_θ as batched functions of a flat parameter vector.
 
 θ has shape (S, d): the leading axis is the batch of parameter vectors (draws, members, chains, restarts). Layer l maps
-width w_l to w_{l+1} with a matrix stored row by row and then a bias. Contexts and outcomes are standardised inside, so
-that a unit prior means the same on every data set; predictions come back in the user's units, in float64.
+width w_l to w_{l+1} with a matrix stored row by row and then a bias; ``skip_mlp`` adds a linear path from context to
+outcome, stored last in the same way. So the last d_y coordinates are an output bias in every kind.
+
+Contexts and outcomes are standardised inside, so that a unit prior means the same on every data set; predictions come
+back in the user's units, in float64.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from torch import Tensor
 from bco_core.data import Sample, Standardizer
 from bco_core.errors import InvalidInput
 
-KINDS = ("linear", "relu_affine", "mlp")
+KINDS = ("linear", "relu_affine", "mlp", "skip_mlp")
+NETWORKS = ("mlp", "skip_mlp")
 # Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
 _CHUNK_NUMBERS = 2_000_000
 
@@ -42,19 +46,32 @@ class Predictor:
     @property
     def dim(self) -> int:
         """Length d of a parameter vector."""
-        return sum((fan_in + 1) * fan_out for fan_in, fan_out in self._layers())
+        return sum((fan_in + 1) * fan_out for fan_in, fan_out in self._layers()) + self._skip_dim
+
+    @property
+    def linear_dim(self) -> int:
+        """How many coordinates at the end of θ are a linear path, slopes and bias: all, some or none."""
+        return 0 if self.kind == "mlp" else (self.widths[0] + 1) * self.widths[-1]
+
+    @property
+    def _skip_dim(self) -> int:
+        return self.linear_dim if self.kind == "skip_mlp" else 0
 
     def _layers(self) -> list[tuple[int, int]]:
         return list(pairwise(self.widths))
 
     def initial(self, count: int, generator: torch.Generator) -> Tensor:
-        """Starting vectors (count, d): weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero."""
+        """Starting vectors (count, d): weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero.
+
+        Beside a skip path, which starts at zero, the network's last layer starts ten times smaller.
+        """
         parts = []
         for layer, (fan_in, fan_out) in enumerate(self._layers()):
-            gain = 1.0 if layer == len(self.widths) - 2 else 2.0
+            last = layer == len(self.widths) - 2
+            gain = 2.0 if not last else 0.01 if self._skip_dim else 1.0
             weight = torch.randn(count, fan_in * fan_out, generator=generator) * math.sqrt(gain / max(fan_in, 1))
             parts += [weight, torch.zeros(count, fan_out)]
-        return torch.cat(parts, dim=1)
+        return torch.cat([*parts, torch.zeros(count, self._skip_dim)], dim=1)
 
     def encode(self, contexts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Raw contexts (..., d_x) to the network's input. Done once before training, not at every step."""
@@ -64,7 +81,7 @@ class Predictor:
 
     def forward(self, theta: Tensor, encoded: Tensor) -> Tensor:
         """Predictions (S, n, d_y) for parameters (S, d) and encoded contexts (n, d_x) or (S, n, d_x)."""
-        hidden = encoded.expand(theta.shape[0], *encoded.shape[-2:])
+        inputs = hidden = encoded.expand(theta.shape[0], *encoded.shape[-2:])
         start = 0
         for layer, (fan_in, fan_out) in enumerate(self._layers()):
             if layer:
@@ -73,6 +90,9 @@ class Predictor:
             weight = theta[:, start:middle].view(len(theta), fan_in, fan_out)
             hidden = torch.baddbmm(theta[:, None, middle:stop], hidden, weight)
             start = stop
+        if self._skip_dim:
+            slopes = theta[:, start : -self.widths[-1]].view(len(theta), self.widths[0], self.widths[-1])
+            hidden = hidden + torch.baddbmm(theta[:, None, -self.widths[-1] :], inputs, slopes)
         predictions = self.outcomes.undo(hidden.double())
         return torch.relu(predictions) if self.nonnegative else predictions
 
@@ -88,10 +108,10 @@ def build_predictor(kind: str, sample: Sample, hidden: tuple[int, ...] = ()) -> 
     """A predictor of ``kind`` for this sample's dimensions and scale."""
     if kind not in KINDS:
         raise InvalidInput(f"the predictor must be one of {', '.join(KINDS)}", ("kind",))
-    if kind == "mlp" and not hidden:
-        raise InvalidInput("an mlp needs at least one hidden layer, such as [128, 128]", ("hidden",))
-    if kind != "mlp" and hidden:
-        raise InvalidInput("hidden layers belong to the mlp predictor", ("hidden",))
+    if kind in NETWORKS and not hidden:
+        raise InvalidInput("a network needs at least one hidden layer, such as [128, 128]", ("hidden",))
+    if kind not in NETWORKS and hidden:
+        raise InvalidInput("hidden layers belong to the mlp and skip_mlp predictors", ("hidden",))
     if any(width < 1 for width in hidden):
         raise InvalidInput("hidden layers need at least one unit", ("hidden",))
     return Predictor(

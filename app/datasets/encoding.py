@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.parsing import LARGEST, category_text, is_number, to_float
+from app.datasets.parsing import category_text, is_number, to_float
 from app.errors import InvalidRequest
+from bco_core.data import LARGEST
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 
 from app.errors import InvalidRequest
 
-# Beyond this, squares and sums overflow; no planning quantity is near it.
-LARGEST = 1e100
 _MISSING_TEXT = ["", "NA", "N/A", "null", "NULL", "None"]
 
 

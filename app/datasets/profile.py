@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.parsing import LARGEST, RawTable, as_numbers, as_text
+from app.datasets.parsing import RawTable, as_numbers, as_text
 from app.errors import InvalidRequest
 from app.settings import Settings
+from bco_core.data import LARGEST
 
 FEW_ROWS = 50
 

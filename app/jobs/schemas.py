@@ -9,8 +9,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from app.schemas import Name, Request, Resource
 from bco_core.inference.learn import LearningOptions
+from bco_core.predictors import NETWORKS
 
-PolicyName = Literal["bcp", "averaged", "map", "thompson"]
+PolicyName = Literal["averaged", "blended", "bcp", "map", "thompson"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Width = Annotated[int, Field(ge=1, le=4096)]
@@ -22,42 +23,59 @@ DEFAULTS = LearningOptions()
 class PredictorSpec(Request):
     """The model that turns a context into a prediction of the outcomes."""
 
-    kind: Literal["linear", "relu_affine", "mlp"] = Field("mlp", description="relu_affine is linear, clipped at zero")
-    hidden: list[Width] | None = Field(None, max_length=8, description="hidden layers of an mlp; [128, 128] by default")
+    kind: Literal["auto", "linear", "relu_affine", "mlp", "skip_mlp"] = Field(
+        "auto",
+        description="auto mixes a linear model and a network with a linear skip path (skip_mlp); "
+        "relu_affine is linear, clipped at zero",
+    )
+    hidden: list[Width] | None = Field(None, max_length=8, description="hidden layers; [128, 128] by default")
 
     @model_validator(mode="after")
     def hidden_layers_fit(self) -> Self:
-        if self.kind != "mlp" and self.hidden:
-            raise ValueError("hidden layers belong to the mlp predictor")
-        if self.kind == "mlp" and self.hidden == []:
-            raise ValueError("an mlp needs at least one hidden layer, such as [128, 128]")
+        if not self.is_network and self.hidden:
+            raise ValueError("hidden layers belong to the auto, mlp and skip_mlp predictors")
+        if self.hidden == []:
+            raise ValueError("a network needs at least one hidden layer, such as [128, 128]")
         return self
 
     @property
+    def is_network(self) -> bool:
+        return self.kind in ("auto", *NETWORKS)
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        return (DEFAULTS.hidden if self.hidden is None else tuple(self.hidden)) if self.kind == "mlp" else ()
+        return DEFAULTS.hidden if self.hidden is None else tuple(self.hidden)
 
 
 class PosteriorSpec(Request):
-    """How the posterior is learned. The defaults need no tuning; ``members: 1`` is the paper's Algorithm 1."""
+    """How the posterior is learned. ``auto`` needs no tuning; ``vi`` with one member is the paper's Algorithm 1."""
 
-    method: Literal["vi"] = "vi"
+    method: Literal["auto", "vi"] = Field(
+        "auto",
+        description="auto learns a fold mixture and selects temperature, scale, rate and policy by held-out cost",
+    )
     family: Literal["laplace", "gaussian"] = "laplace"
-    members: Annotated[int, Field(ge=1)] = Field(DEFAULTS.members, description="mean-field components of the mixture")
+    members: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="mean-field components; auto chooses by the number of rows, vi takes 1"
+    )
     kl_weight: Positive | None = Field(None, description="weight of the prior against the (scaled) mean cost")
     inverse_temperature: Positive | None = Field(None, description="its reciprocal; give at most one of the two")
-    prior_scale: Positive = DEFAULTS.prior_scale
+    prior_scale: Positive = Field(DEFAULTS.prior_scale, description="vi: scale of the prior of each parameter")
     initial_scale: Positive = Field(
         DEFAULTS.initial_scale, description="posterior scale of each parameter at the start"
     )
     epochs: Annotated[int, Field(ge=1, le=100_000)] = DEFAULTS.epochs
     patience: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        DEFAULTS.patience, description="epochs without a better validation cost after which a member stops"
+        DEFAULTS.patience, description="vi: epochs without a better validation cost after which a member stops"
     )
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = DEFAULTS.batch_size
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = DEFAULTS.learning_rate
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(DEFAULTS.batch_size, description="vi: rows a step")
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(DEFAULTS.learning_rate, description="vi: of Adam")
     draws: Annotated[int, Field(ge=1, le=64)] = Field(DEFAULTS.draws, description="Monte-Carlo draws at each step")
     particles: Annotated[int, Field(ge=1)] = Field(DEFAULTS.particles, description="draws stored for prescribing")
+
+    certify: bool = Field(
+        False, description="set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate may hold"
+    )
 
     @model_validator(mode="after")
     def at_most_one_temperature(self) -> Self:
@@ -78,13 +96,16 @@ class NewJob(Request):
     dataset_id: str
     predictor: PredictorSpec = PredictorSpec()
     posterior: PosteriorSpec = PosteriorSpec()
-    policy: PolicyName = Field("bcp", description="the policy whose cost stops learning early; prescribe's default")
+    policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
     seed: Seed = 0
 
     def learning_options(self) -> LearningOptions:
-        posterior = self.posterior.model_dump(exclude={"method"})
         return LearningOptions(
-            predictor=self.predictor.kind, hidden=self.predictor.layers, policy=self.policy, seed=self.seed, **posterior
+            predictor=self.predictor.kind,
+            hidden=self.predictor.layers,
+            policy=self.policy,
+            seed=self.seed,
+            **self.posterior.model_dump(),
         )
 
 

@@ -70,11 +70,13 @@ def _check(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
     if dataset.rows < MINIMUM_ROWS:
         detail = f"learning needs at least {MINIMUM_ROWS} rows, and the data set has {dataset.rows}"
         raise InvalidRequest.at(("dataset_id",), detail)
-    widths = [ContextEncoding.of(dataset.columns).width, *request.predictor.layers, len(needed)]
-    parameters = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
+    contexts = ContextEncoding.of(dataset.columns).width
+    parameters = (contexts + 1) * len(needed)
+    if request.predictor.is_network:
+        parameters += sum((a + 1) * b for a, b in pairwise([contexts, *request.predictor.layers, len(needed)]))
     for field, value, limit in (
         (("predictor", "hidden"), parameters, settings.max_parameters),
-        (("posterior", "members"), request.posterior.members, settings.max_members),
+        (("posterior", "members"), request.posterior.members or 1, settings.max_members),
         (("posterior", "particles"), request.posterior.particles, settings.max_particles),
     ):
         if value > limit:

@@ -27,17 +27,27 @@ class PosteriorAnswer(Resource):
 
 
 class Diagnostics(BaseModel):
-    """What held-out rows say of the posterior, and how learning went."""
+    """What held-out rows say of the posterior, what was selected, and how learning went."""
 
     quality: Quality
     reason: str
+    method: str
+    policy: str = Field(description="recommended, or as the job asked")
+    policies: list[dict[str, Any]] = Field(description="held-out cost of each policy that may be recommended")
+    candidates: list[dict[str, Any]] = Field([], description="what auto chose from, with paired differences")
+    network_share: float | None = Field(None, description="auto: weight of the network against the linear model")
+    shares: list[dict[str, float]] = Field([], description="auto: held-out cost at each such weight")
     held_out_rows: int
     held_out_cost: dict[str, Any] = Field(description="mean cost of each policy on rows its members did not learn from")
     constant_decision_cost: dict[str, Any] = Field(description="the best constant decision's cost on the same rows")
     gain_over_constant: dict[str, Any] = Field(description="paired difference; negative is better")
+    members: dict[str, Any] = Field(description="how many, how much they disagree, how far they moved from the prior")
+    certificate: dict[str, Any] = Field(
+        description="PAC-Bayes bound on the expected cost with its terms, or which assumption fails"
+    )
     kl_weight: float
     inverse_temperature: float
     cost_scale: float = Field(description="what costs were divided by while learning")
-    best_epochs: list[int]
-    stopped_early: list[bool]
+    best_epochs: list[list[int]]
+    stopped_early: bool
     trace: list[dict[str, Any]] = Field(description="risk, KL, validation cost and mean scale by epoch, thinned")

@@ -41,7 +41,7 @@ def store(
         columns=dataset.columns,
         description=description,
         diagnostics=diagnostics,
-        policy=job.spec["policy"],
+        policy=diagnostics["policy"],
         digest=digest(description, arrays),
         particles=len(posterior.particles),
     )

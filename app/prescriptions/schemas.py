@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,8 +23,16 @@ class PrescribeRequest(Request):
         min_length=1, description="one or many contexts: column name to value, or values in column order"
     )
     policy: PolicyName | None = Field(None, description="the posterior's own by default")
+    alpha: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="for policy blended: 0 optimises at the mean prediction, 1 is bcp"
+    )
     scenarios: Annotated[int, Field(ge=1)] = Field(200, description="posterior draws to hedge over")
     seed: Seed | None = Field(None, description="draw fresh scenarios with this seed; by default the stored particles")
+    costs_over: Literal["predictive", "posterior"] = Field(
+        "predictive",
+        description="what costs are computed over: 'predictive' uses outcomes of similar rows of the history, so it "
+        "includes noise no model removes; 'posterior' uses the posterior draws alone",
+    )
     require_quality: Quality = Field(
         "bad", description="refuse to prescribe from a posterior of lower quality than this"
     )
@@ -34,6 +42,7 @@ class ScenarioSource(BaseModel):
     count: int
     source: str = Field(description="'particles' stored with the posterior, or 'fresh draws' from its components")
     seed: int
+    costs_over: Literal["predictive", "posterior"] = Field(description="the scenarios behind every cost in this answer")
 
 
 class MapAlternative(BaseModel):

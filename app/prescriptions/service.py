@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeRequest
 from app.settings import get_settings
-from bco_core.policies import POLICIES
-from bco_core.scenarios import cost_distribution, expected_cost
+from bco_core.policies import POLICIES, blended
+from bco_core.scenarios import Scenarios, cost_distribution, expected_cost, predictive_scenarios
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
@@ -33,11 +34,13 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
 
     policy = request.policy or row.policy
     seed = loaded.posterior.seed if request.seed is None else request.seed
-    prescription = POLICIES[policy](loaded.problem, scenarios, torch.Generator().manual_seed(seed))
+    decide = partial(blended, alpha=request.alpha) if policy == "blended" else POLICIES[policy]
+    prescription = decide(loaded.problem, scenarios, torch.Generator().manual_seed(seed))
+    atoms = _cost_scenarios(loaded, scenarios, request)
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
-    costs = cost_distribution(loaded.problem, prescription.decisions, scenarios, levels, 0.95)
+    costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
     map_decisions = loaded.problem.decide(scenarios.mode)
-    map_costs = expected_cost(loaded.problem, map_decisions, scenarios)
+    map_costs = expected_cost(loaded.problem, map_decisions, atoms)
     gains = map_costs - costs.mean
 
     stored = request.seed is None and request.scenarios <= row.particles
@@ -53,6 +56,7 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
             "count": request.scenarios,
             "source": "particles" if stored else "fresh draws",
             "seed": seed,
+            "costs_over": request.costs_over,
         },
         "quality": quality,
         "warnings": warnings + _far_from_history(row, loaded, contexts),
@@ -79,6 +83,15 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
             )
         ],
     }
+
+
+def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeRequest) -> Scenarios:
+    """The scenarios that costs are computed over, as many as the decision hedges over."""
+    history = loaded.posterior.history
+    if request.costs_over == "posterior" or history is None:
+        return scenarios
+    mean = torch.einsum("bky,k->by", scenarios.outcomes, scenarios.weights)
+    return predictive_scenarios(history, mean, request.scenarios)
 
 
 def _check(row: PosteriorRow, request: PrescribeRequest) -> None:

@@ -19,6 +19,9 @@ class NewsvendorItem(Request):
     overage_cost: Cost = Field(description="cost of each unit ordered in vain", examples=[0.6])
     minimum_order: float | None = Field(0.0, description="smallest order; null for no limit")
     maximum_order: float | None = Field(None, description="largest order; null for no limit")
+    maximum_demand: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="most demand there can be, if known; certificates need it"
+    )
 
     @model_validator(mode="after")
     def bounds_leave_room(self) -> Self:

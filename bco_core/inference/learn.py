@@ -1,47 +1,85 @@
-"""Learning from beginning to end: rows and a problem in, a posterior and its diagnostics out."""
+"""Learning from beginning to end: rows and a problem in, a posterior and its diagnostics out.
+
+``auto`` learns a fold mixture from warm starts and selects everything by out-of-fold decision cost. ``vi`` is plain
+variational inference; with one member it is the paper's Algorithm 1.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from bco_core.data import Sample, make_folds
+from bco_core.certificates import ModelClass, certify
+from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
-from bco_core.gibbs import make_target, resolve_kl_weight
-from bco_core.inference.diagnostics import diagnose
+from bco_core.families import FAMILIES, Mixture
+from bco_core.gibbs import GibbsTarget, make_target, resolve_kl_weight
+from bco_core.inference.diagnostics import diagnose, held_out_costs
+from bco_core.inference.mixture import (
+    LINEAR,
+    NETWORK,
+    SWEEP,
+    Configuration,
+    OutOfFold,
+    fit_configurations,
+    joined,
+    linear_in_network,
+    members_for,
+    out_of_fold,
+    warm_start,
+)
+from bco_core.inference.select import pooled, select, stack
 from bco_core.inference.training import Progress, no_progress
-from bco_core.inference.variational import VariationalOptions, fit_variational
-from bco_core.policies import POLICIES
+from bco_core.inference.variational import VariationalFit, VariationalOptions, fit_variational
+from bco_core.policies import POLICIES, averaged
 from bco_core.posterior import Posterior
-from bco_core.predictors import build_predictor
+from bco_core.predictors import KINDS, NETWORKS, build_predictor
 from bco_core.problems.base import DecisionProblem
+from bco_core.scenarios import History
 
 MINIMUM_ROWS = 10
+HISTORY_ROWS = 1000
+CONFIDENCE = 0.95
+METHODS = ("auto", "vi")
+# κ at 256 rows. For `auto` it goes with priors scaled to the predictor; for `vi` with the paper's unit prior.
+AUTO_KL_WEIGHT = 2e-4
+VI_KL_WEIGHT = 1e-5
+# The policies that may be recommended, the default first. Thompson's is for exploring, not for deciding.
+RECOMMENDABLE = ("averaged", "blended", "bcp", "map")
 
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """Everything a caller may choose about learning. At most one of the two temperatures; neither means the default."""
+    """Everything a caller may choose about learning; None means that the method chooses.
 
-    predictor: str = "mlp"
+    ``auto`` ignores what it selects itself: ``initial_scale``, ``learning_rate``, ``prior_scale``, ``batch_size`` and
+    ``patience``. At most one of the two temperatures may be given; it then holds for every candidate. ``certify``
+    scales the predictors with a tenth of the rows, so that the prior is independent of the others and a certificate
+    may hold.
+    """
+
+    method: str = "auto"
+    predictor: str = "auto"
     hidden: tuple[int, ...] = (128, 128)
     family: str = "laplace"
-    prior_scale: float = 1.0
-    members: int = 5
+    members: int | None = None
     kl_weight: float | None = None
     inverse_temperature: float | None = None
-    policy: str = "bcp"
+    policy: str | None = None
     epochs: int = 300
+    prior_scale: float = 1.0
     patience: int = 20
     batch_size: int = 128
     learning_rate: float = 0.003
     initial_scale: float = 0.05
     draws: int = 1
     particles: int = 200
+    certify: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,42 +88,65 @@ class LearningOptions:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} must be a positive number", ("posterior", name))
         for name in ("members", "epochs", "patience", "batch_size", "draws", "particles"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1", ("posterior", name))
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("family", self.family, tuple(FAMILIES)),
+            ("predictor", self.predictor, ("auto", *KINDS)),
+            ("policy", self.policy or "bcp", tuple(POLICIES)),
+        ):
+            if value not in known:
+                raise InvalidInput(f"the {name} must be one of {', '.join(known)}", (name,))
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """What a method hands over: the mixture in its predictor's space, its out-of-fold view and the tables it left."""
+
+    target: GibbsTarget
+    mixture: Mixture
+    classes: list[ModelClass]
+    seen: OutOfFold
+    fits: list[VariationalFit]
+    kl_weight: float
+    tables: dict[str, Any]
 
 
 def learn(
-    problem: DecisionProblem,
-    sample: Sample,
-    options: LearningOptions,
-    progress: Progress = no_progress,
+    problem: DecisionProblem, sample: Sample, options: LearningOptions, progress: Progress = no_progress
 ) -> tuple[Posterior, dict[str, Any]]:
     """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior."""
-    check(problem, sample, options)
+    check(problem, sample)
     generator = torch.Generator().manual_seed(options.seed)
-    predictor = build_predictor(options.predictor, sample, options.hidden)
-    target = make_target(problem, predictor, sample, FAMILIES[options.family], options.prior_scale)
-    folds = make_folds(len(sample), options.members, generator)
-    kl_weight = resolve_kl_weight(len(sample), options.kl_weight, options.inverse_temperature)
-    variational = VariationalOptions(
-        kl_weight=kl_weight,
-        epochs=options.epochs,
-        patience=options.patience,
-        batch_size=options.batch_size,
-        learning_rate=options.learning_rate,
-        averaging=options.members > 1,
-        policy=options.policy,
-        initial_scale=options.initial_scale,
-        draws=options.draws,
-    )
-    fit = fit_variational(target, folds, variational, generator, progress)
-    particles = fit.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
-    diagnostics = diagnose(target, folds, fit, options.policy, generator)
-    diagnostics |= {"kl_weight": kl_weight, "inverse_temperature": 1 / kl_weight, "cost_scale": target.cost_scale}
-    return Posterior(predictor, fit.mixture, particles, options.seed), diagnostics
+    scaling, judged = _set_aside(len(sample), generator) if options.certify else (torch.arange(len(sample)), None)
+    method = _learn_auto if options.method == "auto" else _learn_vi
+    learned = method(problem, sample, sample.rows(scaling), options, generator, progress)
+
+    costs = held_out_costs(learned.target, learned.seen, generator)
+    choice = select([costs[name] for name in RECOMMENDABLE], [{"policy": name} for name in RECOMMENDABLE])
+    policy = options.policy or (RECOMMENDABLE[choice.chosen] if options.method == "auto" else "bcp")
+    converged = all(all(fit.stopped_early) for fit in learned.fits)
+    diagnostics = diagnose(learned.target, learned.seen, costs, policy, learned.mixture, converged)
+    diagnostics |= learned.tables | {
+        "policy": policy,
+        "policies": choice.table,
+        "method": options.method,
+        "kl_weight": learned.kl_weight,
+        "inverse_temperature": 1 / learned.kl_weight,
+        "cost_scale": learned.target.cost_scale,
+        "best_epochs": [fit.best_epochs for fit in learned.fits],
+        "stopped_early": converged,
+        "trace": [asdict(point) for point in learned.fits[-1].trace],
+    }
+    diagnostics["certificate"] = certify(learned.classes, judged, CONFIDENCE, generator)
+    particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
+    history = _history(learned, generator)
+    return Posterior(learned.target.predictor, learned.mixture, particles, options.seed, history), diagnostics
 
 
-def check(problem: DecisionProblem, sample: Sample, options: LearningOptions) -> None:
+def check(problem: DecisionProblem, sample: Sample) -> None:
     """Refuse, before any work, what cannot be learned."""
     if len(sample) < MINIMUM_ROWS:
         raise InvalidInput(f"learning needs at least {MINIMUM_ROWS} rows, and there are {len(sample)}", ("dataset",))
@@ -94,11 +155,156 @@ def check(problem: DecisionProblem, sample: Sample, options: LearningOptions) ->
             f"the problem has {problem.outcome_dim} uncertain outcomes, the data {sample.outcomes.shape[1]}",
             ("dataset",),
         )
-    if options.family not in FAMILIES:
-        raise InvalidInput(f"the family must be one of {', '.join(FAMILIES)}", ("posterior", "family"))
-    if options.policy not in POLICIES:
-        raise InvalidInput(f"the policy must be one of {', '.join(POLICIES)}", ("policy",))
     if not problem.differentiable:
         raise InvalidInput(
             "this problem is not differentiable, and variational inference needs a gradient", ("problem",)
         )
+
+
+def _set_aside(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A tenth of the rows, at least five, to scale predictors with; and the rest, to judge by."""
+    shuffled = torch.randperm(rows, generator=generator)
+    few = max(5, rows // 10)
+    return shuffled[:few], shuffled[few:]
+
+
+def _history(learned: _Learned, generator: torch.Generator) -> History:
+    """Out-of-fold predictions and outcomes of up to 1,000 rows."""
+    scenarios, outcomes = learned.seen.scenarios, learned.target.sample.outcomes[learned.seen.rows]
+    predictions = torch.einsum("bky,k->by", scenarios.outcomes, scenarios.weights)
+    kept = torch.randperm(len(outcomes), generator=generator)[:HISTORY_ROWS]
+    return History.of(predictions[kept], outcomes[kept], learned.target.predictor.outcomes.scale)
+
+
+def _learn_vi(
+    problem: DecisionProblem,
+    sample: Sample,
+    scaling: Sample,
+    options: LearningOptions,
+    generator: torch.Generator,
+    progress: Progress,
+) -> _Learned:
+    members = options.members or 1
+    kind = "mlp" if options.predictor == "auto" else options.predictor
+    predictor = build_predictor(kind, scaling, options.hidden if kind in NETWORKS else ())
+    target = make_target(problem, predictor, sample, FAMILIES[options.family], options.prior_scale)
+    folds = make_folds(len(sample), members, generator)
+    kl_weight = resolve_kl_weight(len(sample), options.kl_weight, options.inverse_temperature, VI_KL_WEIGHT)
+    variational = VariationalOptions(
+        kl_weight=kl_weight,
+        policy=options.policy or "bcp",
+        epochs=options.epochs,
+        patience=options.patience,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        initial_scale=options.initial_scale,
+        draws=options.draws,
+        averaging=members > 1,
+    )
+    fit = fit_variational(target, folds, variational, generator, progress)
+    seen = out_of_fold(target, folds, fit.mixture, generator)
+    return _Learned(target, fit.mixture, [ModelClass(target, fit.mixture, 1.0)], seen, [fit], kl_weight, {})
+
+
+def _learn_auto(
+    problem: DecisionProblem,
+    sample: Sample,
+    scaling: Sample,
+    options: LearningOptions,
+    generator: torch.Generator,
+    progress: Progress,
+) -> _Learned:
+    rows = len(sample)
+    folds = make_folds(rows, options.members or members_for(rows), generator)
+    learning_rows = folds.train.shape[1]
+    kl_weight = resolve_kl_weight(learning_rows, options.kl_weight, options.inverse_temperature, AUTO_KL_WEIGHT)
+    explicit = options.kl_weight is not None or options.inverse_temperature is not None
+    sweep = tuple(c for c in SWEEP if c.kl_factor == 1 or not explicit)
+    kinds = ("linear", "skip_mlp") if options.predictor == "auto" else (options.predictor,)
+    variational = VariationalOptions(
+        kl_weight=kl_weight,
+        policy="averaged",
+        epochs=options.epochs,
+        batch_size=128 if rows <= 1500 else 256,
+        draws=options.draws,
+        validation_draws=4,
+    )
+
+    learned = []
+    for index, kind in enumerate(kinds):
+        part = _part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == len(kinds) - 1 else 0.1)
+        learned.append(_learn_kind(problem, sample, scaling, kind, options, folds, sweep, variational, generator, part))
+    final = learned[-1] if len(learned) == 1 else _stacked(*learned)
+    candidates = [row for one in learned for row in one.tables["candidates"]]
+    return replace(final, tables=final.tables | {"candidates": candidates})
+
+
+def _learn_kind(
+    problem: DecisionProblem,
+    sample: Sample,
+    scaling: Sample,
+    kind: str,
+    options: LearningOptions,
+    folds: Folds,
+    sweep: Sequence[Configuration],
+    variational: VariationalOptions,
+    generator: torch.Generator,
+    progress: Progress,
+) -> _Learned:
+    """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all."""
+    recipe = NETWORK if kind in NETWORKS else LINEAR
+    predictor = build_predictor(kind, scaling, options.hidden if kind in NETWORKS else ())
+    target = make_target(problem, predictor, sample, FAMILIES[options.family], recipe.prior_scale)
+    loc, scale = warm_start(target, folds, recipe, variational, generator, _part_of(progress, 0.0, 0.4))
+
+    first, later = slice(None, FOLDS), slice(FOLDS, None)
+    start = loc[first], scale[first]
+    competing = _part_of(progress, 0.4, 0.9)
+    fits = fit_configurations(target, folds[first], recipe, sweep, variational, start, generator, competing)
+    seen = [out_of_fold(target, folds[first], fit.mixture, generator) for fit in fits]
+    labels = [{"predictor": kind} | asdict(configuration) for configuration in sweep]
+    choice = select([_averaged_costs(target, view) for view in seen], labels)
+    fit, configuration = fits[choice.chosen], sweep[choice.chosen]
+    if len(folds.train) > FOLDS:
+        start = loc[later], scale[later]
+        rest = _part_of(progress, 0.9, 1.0)
+        fit = joined(
+            [
+                fit,
+                *fit_configurations(target, folds[later], recipe, [configuration], variational, start, generator, rest),
+            ]
+        )
+    view = out_of_fold(target, folds, fit.mixture, generator)
+    kl_weight = float(variational.kl_weight) * configuration.kl_factor
+    classes = [ModelClass(target, fit.mixture, 1.0)]
+    return _Learned(target, fit.mixture, classes, view, [fit], kl_weight, {"candidates": choice.table})
+
+
+def _stacked(linear: _Learned, network: _Learned) -> _Learned:
+    """The mixture of a linear and a network candidate whose averaged decisions cost least out of fold."""
+    outcomes = linear.target.sample.outcomes[linear.seen.rows]
+    share, table = stack(linear.target.problem, linear.seen.scenarios, network.seen.scenarios, outcomes)
+    embedded = linear_in_network(network.target, linear.mixture)
+    mixture = Mixture(
+        network.mixture.family,
+        torch.cat([embedded.weights * (1 - share), network.mixture.weights * share]),
+        torch.cat([embedded.loc, network.mixture.loc]),
+        torch.cat([embedded.scale, network.mixture.scale]),
+    )
+    classes = [
+        ModelClass(linear.target, linear.mixture, 1 - share),
+        ModelClass(network.target, network.mixture, share),
+    ]
+    seen = pooled(linear.seen, network.seen, share)
+    tables = {"network_share": share, "shares": table}
+    return _Learned(network.target, mixture, classes, seen, linear.fits + network.fits, network.kl_weight, tables)
+
+
+def _averaged_costs(target: GibbsTarget, seen: OutOfFold) -> Tensor:
+    decisions = averaged(target.problem, seen.scenarios, torch.Generator()).decisions
+    return target.problem.cost(decisions, target.sample.outcomes[seen.rows])
+
+
+def _part_of(progress: Progress, first: float, last: float) -> Progress:
+    """Progress of a part that takes the whole from ``first`` to ``last``."""
+    return lambda fraction, message: progress(first + fraction * (last - first), message)

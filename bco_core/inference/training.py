@@ -91,8 +91,11 @@ def train(
     steps = max(math.ceil(train_rows.shape[1] / options.batch_size), MINIMUM_STEPS_PER_EPOCH)
     state = _State(initial.clone(), torch.zeros_like(initial), torch.zeros_like(initial), initial.clone())
     best, active = initial.clone(), torch.arange(members)
-    best_cost = torch.full((members,), math.inf, dtype=torch.float64)
+    best_cost = torch.full((members,), math.nan, dtype=torch.float64)
     best_epoch = torch.zeros(members, dtype=torch.long)
+    if options.patience is not None:
+        # The start counts: a warm start that learning cannot better is kept.
+        best_cost = judge(initial, active).nan_to_num(nan=math.inf)
 
     for epoch in range(1, options.epochs + 1):
         met = _train_epoch(state, train_rows[active], active, loss, options, (epoch - 1) * steps, steps, generator)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from bco_core.data import Folds
-from bco_core.families import Mixture
+from bco_core.families import Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.training import Epoch, Progress, TrainingOptions, no_progress, train
 from bco_core.policies import POLICIES
@@ -66,14 +66,21 @@ def fit_variational(
     options: VariationalOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
+    start: tuple[Tensor, Tensor] | None = None,
 ) -> VariationalFit:
-    """Fit one mean-field member for each row of ``folds`` and return their equally weighted mixture."""
+    """Fit one mean-field member for each row of ``folds`` and return their equally weighted mixture.
+
+    ``start`` gives locations and scales (R, d) to begin from; by default random locations and the initial scale.
+    """
     members = len(folds.train)
     family, outcomes, scale_of_cost = target.family, target.sample.outcomes, target.cost_scale
     encoded = target.predictor.encode(target.sample.contexts, target.prior_scale.dtype)
-    loc = target.predictor.initial(members, generator).to(encoded)
-    initial_scale = torch.as_tensor(options.initial_scale, dtype=loc.dtype).expand(members)
-    rho = torch.expm1(initial_scale).log()[:, None].expand_as(loc)
+    if start is None:
+        loc = target.predictor.initial(members, generator).to(encoded)
+        scales = torch.as_tensor(options.initial_scale, dtype=loc.dtype).expand(members)[:, None].expand_as(loc)
+    else:
+        loc, scales = start
+    rho = scales + torch.log(-torch.expm1(-scales))
     kl_weight = torch.as_tensor(options.kl_weight, dtype=loc.dtype).expand(members)
     noise = family.noise((members, options.validation_draws, loc.shape[1]), generator, loc.dtype)
     policy = POLICIES[options.policy]
@@ -105,8 +112,7 @@ def fit_variational(
 
     initial = torch.stack([loc, rho])
     trained = train(initial, folds.train, loss, judge, options, generator, progress, watch)
-    weights = torch.full((members,), 1 / members, dtype=loc.dtype)
-    mixture = Mixture(family, weights, trained.value[0], softplus(trained.value[1]))
+    mixture = equal_mixture(family, trained.value[0], softplus(trained.value[1]))
     return VariationalFit(mixture, trained.best_epochs, trained.stopped_early, _thinned(trace))
 
 

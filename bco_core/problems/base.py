@@ -55,6 +55,12 @@ class DecisionProblem(Protocol):
     @property
     def differentiable(self) -> bool: ...
 
+    @property
+    def cost_bound(self) -> float | None:
+        """A number that no cost exceeds, where costs are non-negative, convex in the decision, and the decisions
+        a convex set; None where no such number is known."""
+        ...
+
     def decide(self, outcomes: Tensor) -> Tensor:
         """The optimum for a point prediction: (..., d_y) → (..., d_z)."""
         ...

@@ -22,12 +22,13 @@ from bco_core.weighted import weighted_quantile
 
 @dataclass(frozen=True)
 class Newsvendor:
-    """Unit costs and order bounds (d_y,), float64."""
+    """Unit costs, order bounds and the most demand there can be, each (d_y,), float64."""
 
     underage: Tensor
     overage: Tensor
     minimum: Tensor
     maximum: Tensor
+    most: Tensor
 
     @staticmethod
     def from_spec(spec: dict[str, Any]) -> Newsvendor:
@@ -49,11 +50,15 @@ class Newsvendor:
         def known(value: float) -> bool:
             return not math.isnan(value)
 
+        def positive_or_unknown(value: float) -> bool:
+            return value > 0
+
         problem = Newsvendor(
             column("underage_cost", None, positive, "a unit cost must be a positive number"),
             column("overage_cost", None, positive, "a unit cost must be a positive number"),
             column("minimum_order", -math.inf, known, "an order bound must be a number, or nothing for no limit"),
             column("maximum_order", math.inf, known, "an order bound must be a number, or nothing for no limit"),
+            column("maximum_demand", math.inf, positive_or_unknown, "the most demand must be a positive number"),
         )
         for index, empty in enumerate((problem.minimum > problem.maximum).tolist()):
             if empty:
@@ -71,6 +76,14 @@ class Newsvendor:
     @property
     def differentiable(self) -> bool:
         return True
+
+    @property
+    def cost_bound(self) -> float | None:
+        """With demand from 0 to its stated most and orders between bounds, each item's cost is largest at a corner."""
+        short = self.underage * (self.most - self.minimum).clamp_min(0)
+        left = self.overage * self.maximum.clamp_min(0)
+        bound = torch.maximum(short, left).sum().item()
+        return bound if math.isfinite(bound) and bool((self.minimum >= 0).all()) else None
 
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes.clamp(self.minimum, self.maximum)

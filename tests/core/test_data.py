@@ -150,3 +150,10 @@ def test_fewer_rows_than_folds_are_refused_with_both_numbers() -> None:
     with pytest.raises(InvalidInput, match=r"^learning needs at least 5 rows, and there are 4$"):
         make_folds(4, 1, generator(0))
     assert make_folds(5, 1, generator(0)).validation.shape == (1, 1)
+
+
+def test_a_slice_of_folds_is_the_folds_of_those_members() -> None:
+    folds = make_folds(20, 7, generator(0))
+    later = folds[5:]
+    assert torch.equal(later.train, folds.train[5:])
+    assert torch.equal(later.validation, folds.validation[5:])

@@ -12,7 +12,7 @@ from scipy import stats
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
-from bco_core.gibbs import GibbsTarget, make_target, resolve_kl_weight
+from bco_core.gibbs import REFERENCE_ROWS, GibbsTarget, make_target, resolve_kl_weight
 from bco_core.predictors import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 
@@ -97,21 +97,20 @@ def test_a_constant_outcome_keeps_the_users_cost_scale(value: float) -> None:
 
 
 def test_the_kl_weight_given_is_the_kl_weight_used() -> None:
-    assert resolve_kl_weight(100, 0.02, None) == 0.02
+    assert resolve_kl_weight(100, 0.02, None, default=7.0) == 0.02
 
 
 def test_the_kl_weight_is_one_over_the_inverse_temperature() -> None:
-    assert resolve_kl_weight(100, None, 1000.0) == pytest.approx(1e-3)
+    assert resolve_kl_weight(100, None, 1000.0, default=7.0) == pytest.approx(1e-3)
 
 
 @given(rows=st.integers(1, 10**6))
 def test_the_default_kl_weight_falls_with_the_square_root_of_the_rows(rows: int) -> None:
-    at_one_row = resolve_kl_weight(1, None, None)
-    assert at_one_row > 0
-    assert resolve_kl_weight(rows, None, None) == pytest.approx(at_one_row / math.sqrt(rows), rel=1e-12)
+    expected = 1e-4 * math.sqrt(REFERENCE_ROWS / rows)
+    assert resolve_kl_weight(rows, None, None, default=1e-4) == pytest.approx(expected, rel=1e-12)
 
 
 def test_two_temperatures_are_one_too_many() -> None:
     with pytest.raises(InvalidInput, match="give kl_weight or inverse_temperature, not both") as refusal:
-        resolve_kl_weight(100, 0.01, 100.0)
-    assert refusal.value.where == ("kl_weight",)
+        resolve_kl_weight(100, 0.01, 100.0, default=7.0)
+    assert refusal.value.where == ("posterior", "kl_weight")

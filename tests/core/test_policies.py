@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bco_core.policies import POLICIES
+from bco_core.policies import POLICIES, bcp, blended
 from bco_core.problems.base import Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.scenarios import Scenarios
@@ -111,6 +111,24 @@ def test_decisions_of_draws_beyond_an_order_bound_stay_within_it(policy: str, at
     weights = torch.full((atoms,), 1 / atoms, dtype=torch.float64)
     decisions = POLICIES[policy](problem, Scenarios(outcomes, weights, outcomes[:, 0]), generator(0)).decisions
     assert problem.feasible(decisions, outcomes[:, 0]).tolist() == [True, True]
+
+
+@given(seed=seeds)
+def test_blending_runs_from_the_decision_for_the_mean_prediction_to_bcp(seed: int) -> None:
+    scenarios = make_scenarios(seed)
+    mean = (scenarios.outcomes * scenarios.weights[:, None]).sum(1)
+    none, all_of_it = (blended(PROBLEM, scenarios, generator(0), alpha).decisions for alpha in (0.0, 1.0))
+    assert torch.allclose(none, PROBLEM.decide(mean), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(all_of_it, bcp(PROBLEM, scenarios, generator(0)).decisions, rtol=1e-12, atol=1e-12)
+
+
+@given(seed=seeds)
+def test_half_blended_is_bcp_over_predictions_half_way_to_their_mean(seed: int) -> None:
+    scenarios = make_scenarios(seed)
+    mean = (scenarios.outcomes * scenarios.weights[:, None]).sum(1, keepdim=True)
+    half_way = PROBLEM.prescribe((mean + scenarios.outcomes) / 2, scenarios.weights).decisions
+    decisions = POLICIES["blended"](PROBLEM, scenarios, generator(0)).decisions
+    assert torch.allclose(decisions, half_way, rtol=1e-12, atol=1e-12)
 
 
 @given(seed=seeds)

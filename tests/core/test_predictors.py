@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from bco_core.predictors import (
     predictor_to_arrays,
 )
 
-SHAPES = [("linear", ()), ("relu_affine", ()), ("mlp", (7,)), ("mlp", (6, 5))]
+SHAPES = [("linear", ()), ("relu_affine", ()), ("mlp", (7,)), ("mlp", (6, 5)), ("skip_mlp", (7,)), ("skip_mlp", (6, 5))]
 
 
 def generator(seed: int) -> torch.Generator:
@@ -36,15 +37,21 @@ def random_theta(predictor: Predictor, count: int, seed: int = 0) -> Tensor:
 
 def by_linear_layers(predictor: Predictor, sample: Sample, theta: Tensor, contexts: Tensor) -> Tensor:
     """One parameter vector (d,) through torch.nn.Linear layers, with statistics taken straight from the sample."""
-    hidden = (contexts - sample.contexts.mean(0)) / sample.contexts.std(0, correction=0)
+    inputs = hidden = (contexts - sample.contexts.mean(0)) / sample.contexts.std(0, correction=0)
     rest = theta
-    for layer, (fan_in, fan_out) in enumerate(zip(predictor.widths, predictor.widths[1:], strict=False)):
-        linear = torch.nn.Linear(fan_in, fan_out, dtype=theta.dtype)
+
+    def next_layer(fan_in: int, fan_out: int) -> torch.nn.Linear:
+        nonlocal rest
         weight, bias, rest = rest.split([fan_in * fan_out, fan_out, len(rest) - (fan_in + 1) * fan_out])
-        with torch.no_grad():
-            linear.weight.copy_(weight.reshape(fan_in, fan_out).T)
-            linear.bias.copy_(bias)
-        hidden = linear(hidden if layer == 0 else hidden.clamp_min(0)).detach()
+        linear = torch.nn.Linear(fan_in, fan_out, dtype=theta.dtype).requires_grad_(False)
+        linear.weight.copy_(weight.reshape(fan_in, fan_out).T)
+        linear.bias.copy_(bias)
+        return linear
+
+    for layer, (fan_in, fan_out) in enumerate(pairwise(predictor.widths)):
+        hidden = next_layer(fan_in, fan_out)(hidden if layer == 0 else hidden.clamp_min(0))
+    if predictor.kind == "skip_mlp":
+        hidden = hidden + next_layer(predictor.widths[0], predictor.widths[-1])(inputs)
     assert len(rest) == 0
     prediction = sample.outcomes.mean(0) + sample.outcomes.std(0, correction=0) * hidden
     return prediction.clamp_min(0) if predictor.kind == "relu_affine" else prediction
@@ -183,13 +190,45 @@ def test_starting_vectors_have_the_stated_variances_and_zero_biases() -> None:
         assert not bias.any()
 
 
+def test_beside_a_skip_path_a_network_starts_small_and_the_path_at_zero() -> None:
+    sample = make_sample(context_dim=4, outcome_dim=2)
+    plain, skipping = (build_predictor(kind, sample, (16,)) for kind in ("mlp", "skip_mlp"))
+    assert skipping.dim == plain.dim + (4 + 1) * 2
+    network, path = skipping.initial(300, generator(0)).split([plain.dim, 10], dim=1)
+    assert not path.any()
+    last = network[:, -(16 + 1) * 2 : -2]
+    assert last.std().item() == pytest.approx(0.1 / math.sqrt(16), rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "hidden"), SHAPES)
+def test_the_last_coordinates_are_an_output_bias_in_every_kind(kind: str, hidden: tuple[int, ...]) -> None:
+    sample = make_sample()
+    predictor = build_predictor(kind, sample, hidden)
+    low = random_theta(predictor, 3)
+    low[:, -2:] += 1000
+    high = low.clone()
+    high[:, -2:] += torch.tensor([1.0, 7.0])
+    difference = predictor.predict(high, sample.contexts) - predictor.predict(low, sample.contexts)
+    expected = torch.tensor([1.0, 7.0]) * sample.outcomes.std(0, correction=0)
+    assert torch.allclose(difference, expected.expand_as(difference), rtol=1e-9)
+
+
+def test_a_linear_model_is_a_skip_network_whose_network_is_zero() -> None:
+    sample = make_sample()
+    linear, network = build_predictor("linear", sample), build_predictor("skip_mlp", sample, (5,))
+    theta = random_theta(linear, 3)
+    embedded = torch.cat([torch.zeros(3, network.dim - linear.linear_dim, dtype=torch.float64), theta], dim=1)
+    assert torch.allclose(network.predict(embedded, sample.contexts), linear.predict(theta, sample.contexts))
+
+
 @pytest.mark.parametrize(
     ("kind", "hidden", "where", "message"),
     [
-        ("forest", (), ("kind",), "the predictor must be one of linear, relu_affine, mlp"),
-        ("mlp", (), ("hidden",), "an mlp needs at least one hidden layer"),
-        ("linear", (8,), ("hidden",), "hidden layers belong to the mlp predictor"),
-        ("relu_affine", (8,), ("hidden",), "hidden layers belong to the mlp predictor"),
+        ("forest", (), ("kind",), "the predictor must be one of linear, relu_affine, mlp, skip_mlp"),
+        ("mlp", (), ("hidden",), "a network needs at least one hidden layer"),
+        ("skip_mlp", (), ("hidden",), "a network needs at least one hidden layer"),
+        ("linear", (8,), ("hidden",), "hidden layers belong to the mlp and skip_mlp predictors"),
+        ("relu_affine", (8,), ("hidden",), "hidden layers belong to the mlp and skip_mlp predictors"),
         ("mlp", (8, 0), ("hidden",), "hidden layers need at least one unit"),
     ],
 )

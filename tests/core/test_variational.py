@@ -142,6 +142,30 @@ def test_each_member_reaches_the_exact_mean_field_gaussian_of_its_own_rows(
         assert np.abs(scale / exact_scale - 1).max() < 0.05
 
 
+def test_members_may_have_temperatures_and_initial_scales_of_their_own() -> None:
+    target = make_quadratic_target(make_sample())
+    rows, kl_weights = list(range(40)), [0.02, 2.0]
+    options = replace(
+        OPTIONS,
+        kl_weight=torch.tensor(kl_weights),
+        initial_scale=torch.tensor([0.05, 0.5]),
+        epochs=120,
+        batch_size=40,
+        learning_rate=0.01,
+        draws=64,
+        averaging=True,
+    )
+    fit = fit_variational(target, learn_from(rows, rows), options, generator(0))
+    for loc, scale, kl_weight in zip(fit.mixture.loc.numpy(), fit.mixture.scale.numpy(), kl_weights, strict=True):
+        exact_mean, exact_scale = exact_optimum(target, rows, kl_weight, 1.0)
+        assert np.abs((loc - exact_mean) / exact_scale).max() < 0.1
+        assert np.abs(scale / exact_scale - 1).max() < 0.05
+    unmoved = fit_variational(
+        target, learn_from(rows, rows), replace(options, epochs=1, learning_rate=1e-9), generator(0)
+    )
+    assert unmoved.mixture.scale[:, 0].tolist() == pytest.approx([0.05, 0.5], rel=1e-4)
+
+
 def test_with_nothing_but_the_prior_to_go_by_the_posterior_is_the_prior() -> None:
     target = make_quadratic_target(make_sample(), prior_scale=0.5)
     options = replace(OPTIONS, kl_weight=1e6, epochs=100, learning_rate=0.02)
@@ -252,6 +276,26 @@ def test_a_member_that_stops_leaves_the_others_learning_from_and_judged_by_their
     cost = Quadratic(1).cost(predictions, own.outcomes).mean().item()
     assert fit.trace[sound - 1].validation_cost == pytest.approx(cost, rel=1e-9)
     assert cost < 0.5 * fit.trace[left].validation_cost
+
+
+def test_members_keep_their_own_temperature_when_others_leave_and_are_judged_by_the_same_draws_every_epoch() -> None:
+    target = make_quadratic_target(make_sample())
+    options = replace(
+        OPTIONS,
+        kl_weight=torch.tensor([1e4, 1e-3], dtype=torch.float64),
+        learning_rate=torch.tensor([0.0, 0.02], dtype=torch.float64),
+        epochs=25,
+        patience=4,
+        draws=16,
+    )
+    folds = make_folds(40, 2, generator(0))
+    idle = fit_variational(target, folds, replace(options, learning_rate=0.0), generator(0))
+    assert len({point.validation_cost for point in idle.trace}) == 1
+    fit = fit_variational(target, folds, options, generator(1))
+    assert fit.best_epochs[0] == 0
+    assert fit.best_epochs[1] > 10
+    _, exact_scale = exact_optimum(target, folds.train[1].tolist(), 1e-3, 1.0)
+    assert fit.mixture.scale[1].max().item() < 3 * exact_scale.max()
 
 
 def test_an_absurd_learning_rate_is_reported_with_what_would_help() -> None:

@@ -1,0 +1,120 @@
+"""Where decision-focused learning begins: at a good predictor, moved to where its decisions cost least.
+
+Decision costs are flat or kinked far from the optimum, and a network that starts there learns slowly and overfits its
+way back. So members start from ridge regression on their linear path, from a fit to squared error on the rest, and then
+from the constant shift of their predictions that makes their decisions cheapest on their own training rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bco_core.gibbs import GibbsTarget
+from bco_core.predictors import Predictor
+from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
+
+_PENALTIES = 10.0 ** torch.linspace(-3, 1, 17, dtype=torch.float64)
+_SHIFT_STEPS = 120
+
+
+class SquaredError:
+    """The surrogate problem of predicting well: ½‖(z − y)/s‖², averaged over outcomes, with s their spread."""
+
+    def __init__(self, spread: Tensor) -> None:
+        self.spread = spread
+
+    @property
+    def outcome_dim(self) -> int:
+        return len(self.spread)
+
+    @property
+    def decision_dim(self) -> int:
+        return len(self.spread)
+
+    @property
+    def differentiable(self) -> bool:
+        return True
+
+    @property
+    def cost_bound(self) -> float | None:
+        return None
+
+    def decide(self, outcomes: Tensor) -> Tensor:
+        return outcomes
+
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        return 0.5 * ((decisions - outcomes) / self.spread).square().mean(-1)
+
+    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        return torch.ones(torch.broadcast_shapes(decisions.shape, outcomes.shape)[:-1], dtype=torch.bool)
+
+    def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
+        decisions = (outcomes * weights[..., None]).sum(1)
+        objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
+        return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
+
+
+def ridge_start(predictor: Predictor, encoded: Tensor, standardized: Tensor, rows: Tensor, loc: Tensor) -> Tensor:
+    """``loc`` (R, d) with each member's linear path set to its ridge regression; unchanged where there is no such path.
+
+    ``encoded`` (n, d_x) and ``standardized`` outcomes (n, d_y) are of all rows, ``rows`` (R, m) of each member.
+    """
+    if not predictor.linear_dim:
+        return loc
+    paths = [ridge(encoded[r].double(), standardized[r].double()).flatten() for r in rows]
+    loc = loc.clone()
+    loc[:, -predictor.linear_dim :] = torch.stack(paths).to(loc)
+    return loc
+
+
+def ridge(contexts: Tensor, outcomes: Tensor) -> Tensor:
+    """Slopes and then intercept, (d_x + 1, d_y), the penalty of each outcome chosen by exact leave-one-out error."""
+    count = len(contexts)
+    context_mean, outcome_mean = contexts.mean(0), outcomes.mean(0)
+    centred = outcomes - outcome_mean
+    u, singular, vt = torch.linalg.svd(contexts - context_mean, full_matrices=False)
+    shrink = singular**2 / (singular**2 + count * _PENALTIES[:, None])
+    projected = u.T @ centred
+    fitted = torch.einsum("nk,pk,ky->pny", u, shrink, projected)
+    leverage = shrink @ (u**2).T + 1 / count
+    error = ((centred - fitted) / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]).square().mean(dim=1)
+    best = shrink[error.argmin(dim=0)].T
+    positive = singular > 1e-10 * singular[:1]
+    inverse = torch.where(positive, 1 / singular.clamp_min(1e-300), torch.zeros_like(singular))
+    slopes = vt.T @ (best * inverse[:, None] * projected)
+    return torch.cat([slopes, (outcome_mean - context_mean @ slopes)[None]])
+
+
+def shift_to_decisions(target: GibbsTarget, encoded: Tensor, rows: Tensor, loc: Tensor) -> Tensor:
+    """``loc`` (R, d) with each output bias moved by the constant of least decision cost on the rows (R, m)."""
+    predictor = target.predictor
+    # A predictor clipped at zero is shifted before it is clipped.
+    free = replace(predictor, kind="linear") if predictor.nonnegative else predictor
+    with torch.no_grad():
+        predictions = free.forward(loc, encoded[rows])
+    outcomes = target.sample.outcomes[rows]
+    spread = predictor.outcomes.scale
+
+    def cost(shift: Tensor) -> Tensor:
+        shifted = predictions + (shift * spread)[:, None]
+        decisions = target.problem.decide(torch.relu(shifted) if predictor.nonnegative else shifted)
+        return target.problem.cost(decisions, outcomes).mean(dim=1) / target.cost_scale
+
+    shift = torch.zeros(len(loc), len(spread), dtype=torch.float64)
+    first, second = torch.zeros_like(shift), torch.zeros_like(shift)
+    for step in range(1, _SHIFT_STEPS + 1):
+        shift.requires_grad_()
+        (gradient,) = torch.autograd.grad(cost(shift).sum(), shift)
+        first.lerp_(gradient, 0.1)
+        second.lerp_(gradient.square(), 0.01)
+        rate = 0.1 * (1 + math.cos(math.pi * step / _SHIFT_STEPS))
+        size = (second / (1 - 0.99**step)).sqrt() + 1e-12
+        shift = shift.detach() - rate * (first / (1 - 0.9**step)) / size
+    better = cost(shift) < cost(torch.zeros_like(shift))
+    loc = loc.clone()
+    loc[:, -len(spread) :] += torch.where(better[:, None], shift, torch.zeros_like(shift)).to(loc)
+    return loc

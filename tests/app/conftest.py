@@ -1,0 +1,87 @@
+"""The service in this process, on a fresh SQLite file and on a fresh PostgreSQL database, a module at a time."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from in_process import service_on
+
+from app.db.migrate import migrate
+from app.main import create_app
+from app.settings import get_settings
+
+with warnings.catch_warnings():
+    # Starlette asks for httpx2, its own fork; the client works as well with the httpx we have.
+    warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
+    from starlette.testclient import TestClient
+
+DATABASES = ("sqlite", "postgresql")
+
+MakeDatabase = Callable[[str], str]
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MakeDatabase:
+    """Makes a database of a kind with nothing in it, and gives its URL as an operator would write it."""
+
+    def make(kind: str) -> str:
+        name = f"bco_{uuid4().hex}"
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path_factory.mktemp('sqlite') / name}.db"
+        server: sa.URL = request.getfixturevalue("postgres")
+        engine = sa.create_engine(server.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        engine.dispose()
+        return server.set(database=name).render_as_string(hide_password=False)
+
+    return make
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def database_url(request: pytest.FixtureRequest, empty_database: MakeDatabase) -> Iterator[str]:
+    """A migrated database that the application in this process uses."""
+    url = empty_database(request.param)
+    with service_on(url):
+        migrate(get_settings().sqlalchemy_url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(database_url: str) -> Iterator[TestClient]:
+    """The HTTP application; server errors are answers, as a caller sees them."""
+    with TestClient(create_app(), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Changes settings for one test: ``settings(max_rows=10)``."""
+
+    def change(**values: object) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"BCO_{name.upper()}", str(value))
+        get_settings.cache_clear()
+
+    yield change
+    monkeypatch.undo()
+    get_settings.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_from_outside() -> None:
+    """What the shell that runs the tests has set must not change what they see."""
+    for name in list(os.environ):
+        if name.startswith("BCO_"):
+            del os.environ[name]

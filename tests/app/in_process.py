@@ -1,0 +1,36 @@
+"""The application in this process, pointed at one database after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from app.db.engine import get_engine
+from app.jobs.engine import client as job_client
+from app.prescriptions import cache
+from app.settings import Settings, get_settings
+
+
+def forget_caches() -> None:
+    """Settings, engine and job client are made once a process: make them anew for another database."""
+    if get_engine.cache_info().currsize:
+        get_engine().dispose()
+    for cached in (get_settings, get_engine, job_client):
+        cached.cache_clear()
+    cache._cache = cache.Cache()
+
+
+@contextmanager
+def service_on(url: str) -> Iterator[None]:
+    """Point the application in this process at a database."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in Settings.model_fields:
+            patch.delenv(f"BCO_{name.upper()}", raising=False)
+        patch.setenv("BCO_DATABASE_URL", url)
+        forget_caches()
+        try:
+            yield
+        finally:
+            forget_caches()

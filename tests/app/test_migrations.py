@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from app.db.engine import create_engine
+from app.db.migrate import _config, is_current, migrate
+from app.db.tables import Base
+from app.settings import Settings
+
+OURS = set(Base.metadata.tables)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, empty_database: Callable[[str], str]) -> str:
+    """A database with nothing in it."""
+    return Settings(database_url=empty_database(request.param)).sqlalchemy_url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    made = create_engine(url)
+    yield made
+    made.dispose()
+
+
+def tables(engine: sa.Engine) -> set[str]:
+    return set(sa.inspect(engine).get_table_names())
+
+
+def alembic(engine: sa.Engine, act: Callable[..., None], revision: str) -> None:
+    config = _config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        act(config, revision)
+
+
+def test_an_empty_database_gets_every_table_and_the_job_engines(url: str, engine: sa.Engine) -> None:
+    assert tables(engine) == set()
+    migrate(url)
+    assert tables(engine) >= OURS
+    schema = "dbos" if engine.dialect.name == "postgresql" else None
+    assert "workflow_status" in sa.inspect(engine).get_table_names(schema)
+
+
+def test_migrating_again_changes_nothing_and_keeps_what_is_stored(url: str, engine: sa.Engine) -> None:
+    migrate(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO workers (id, beat_at) VALUES ('worker_1', 7.5)"))
+    before = tables(engine)
+    migrate(url)
+    assert tables(engine) == before
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT id, beat_at FROM workers")).all() == [("worker_1", 7.5)]
+
+
+def test_tables_and_migrations_agree(url: str, engine: sa.Engine) -> None:
+    migrate(url)
+    options = {
+        "compare_type": True,
+        "compare_server_default": True,
+        "include_name": lambda name, kind, parents: kind != "table" or name in OURS,
+    }
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
+
+
+def test_every_migration_can_be_taken_back_and_made_again(url: str, engine: sa.Engine) -> None:
+    migrate(url)
+    alembic(engine, command.downgrade, "base")
+    assert tables(engine) & OURS == set()
+    assert not is_current(url)
+    migrate(url)
+    assert tables(engine) >= OURS
+    assert is_current(url)
+
+
+def test_every_step_of_the_history_goes_up_and_down_on_its_own(url: str, engine: sa.Engine) -> None:
+    revisions = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+    assert revisions
+    for revision in revisions:
+        alembic(engine, command.upgrade, revision)
+        alembic(engine, command.downgrade, "-1")
+        alembic(engine, command.upgrade, revision)
+    assert is_current(url)
+
+
+def test_only_a_migrated_database_is_current(url: str) -> None:
+    assert not is_current(url)
+    migrate(url)
+    assert is_current(url)
+
+
+def test_a_database_of_another_version_is_not_current(url: str, engine: sa.Engine) -> None:
+    migrate(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    assert not is_current(url)
+
+
+def test_the_history_has_one_head() -> None:
+    assert len(ScriptDirectory.from_config(_config()).get_heads()) == 1
+
+
+def test_sqlite_writes_ahead_so_that_readers_do_not_wait(empty_database: Callable[[str], str]) -> None:
+    url = empty_database("sqlite")
+    migrate(url)
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30000
+    engine.dispose()
+
+
+def test_the_folder_of_a_sqlite_file_is_made_when_it_is_not_there(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("sqlite") / "deep" / "deeper" / "bco.db"
+    migrate(f"sqlite:///{path}")
+    assert path.exists()
+    assert is_current(f"sqlite:///{path}")

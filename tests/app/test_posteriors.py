@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from journey import CONTEXTS, QUICK, Json, answered, counts, learned, pages, prescribe
+from starlette.testclient import TestClient
+
+from app.db import blobs
+from app.db.blobs import CorruptBlob
+from app.db.engine import transaction
+from app.db.tables import PosteriorBlockRow, PosteriorRow
+from app.posteriors import service
+from app.prescriptions import cache
+from bco_core.policies import POLICIES
+from bco_core.posterior import digest
+
+Array = np.ndarray[Any, Any]
+ARRAYS = {
+    "context_mean",
+    "context_scale",
+    "outcome_mean",
+    "outcome_scale",
+    "weights",
+    "loc",
+    "scale",
+    "particles",
+}
+
+
+@pytest.fixture(scope="module")
+def posterior(client: TestClient) -> Json:
+    return learned(client, name="shared", seed=11)
+
+
+@pytest.fixture(scope="module")
+def split(client: TestClient) -> Json:
+    """The same posterior stored in blocks of three particles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blobs, "BLOCK_BYTES", 300)
+        return learned(client, name="split", seed=11)
+
+
+def download(client: TestClient, posterior_id: str, **query: int) -> dict[str, Array]:
+    response = client.get(f"/v1/posteriors/{posterior_id}/particles", params=query)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["content-disposition"] == f'attachment; filename="{posterior_id}.npz"'
+    with np.load(io.BytesIO(response.content), allow_pickle=False) as file:
+        return dict(file)
+
+
+def stored(posterior_id: str, name: str) -> Array:
+    with transaction() as session:
+        return service.load_array(session, posterior_id, name)
+
+
+def flip_a_byte(posterior_id: str, array: str, block: int = 0) -> None:
+    """Damage the data, not the header, of one stored block."""
+    where = (PosteriorBlockRow.posterior_id == posterior_id, PosteriorBlockRow.array == array)
+    with transaction() as session:
+        row = session.scalars(sa.select(PosteriorBlockRow).where(*where).order_by(PosteriorBlockRow.first_row)).all()[
+            block
+        ]
+        row.data = row.data[:-1] + bytes([row.data[-1] ^ 1])
+
+
+@pytest.fixture
+def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checksums of the blocks that were read from the database and checked."""
+    read: list[str] = []
+
+    def verified(data: bytes, sha256: str) -> bytes:
+        read.append(sha256)
+        return blobs.verified(data, sha256)
+
+    monkeypatch.setattr(service, "verified", verified)
+    return read
+
+
+def test_a_posterior_says_where_it_came_from_and_what_it_expects(client: TestClient, posterior: Json) -> None:
+    job = answered(client.get(f"/v1/jobs/{posterior['job_id']}"))
+    assert posterior["id"] == job["posterior_id"]
+    assert (posterior["problem_id"], posterior["dataset_id"]) == (job["problem_id"], job["dataset_id"])
+    assert posterior["problem"] == answered(client.get(f"/v1/problems/{posterior['problem_id']}"))["spec"]
+    assert posterior["columns"] == answered(client.get(f"/v1/datasets/{posterior['dataset_id']}"))["columns"]
+    assert posterior["description"] == {
+        "family": "laplace",
+        "seed": 11,
+        "predictor": {"kind": "linear", "widths": [11, 2]},
+    }
+    assert (posterior["name"], posterior["policy"], posterior["particles"]) == ("shared", "bcp", 40)
+
+
+def test_posteriors_are_listed_newest_first_a_page_at_a_time(client: TestClient, posterior: Json) -> None:
+    for _ in range(3):
+        learned(client)
+    found = pages(client, "/v1/posteriors", 2)
+    ids = [item["id"] for page in found for item in page]
+    assert ids == sorted(ids, reverse=True)
+    assert len(set(ids)) == len(ids) == counts()["posteriors"]
+    assert posterior in [item for page in found for item in page]
+
+
+def test_diagnostics_compare_every_policy_with_the_best_constant_decision(client: TestClient, posterior: Json) -> None:
+    found = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
+    assert set(found["held_out_cost"]) == set(POLICIES)
+    assert (found["quality"], found["reason"]) == (posterior["quality"], posterior["reason"])
+    # Two members hold out a fifth of the 60 rows each.
+    assert found["held_out_rows"] == 24
+    bcp, constant = found["held_out_cost"]["bcp"]["mean"], found["constant_decision_cost"]["mean"]
+    assert found["gain_over_constant"]["mean"] == pytest.approx(bcp - constant)
+    assert [point["epoch"] for point in found["trace"]] == [1, 2]
+    assert all(len(found[name]) == QUICK["members"] for name in ("best_epochs", "stopped_early"))
+
+
+def test_the_particles_file_holds_exactly_what_is_stored(client: TestClient, posterior: Json) -> None:
+    arrays = download(client, posterior["id"])
+    assert set(arrays) == {"particles", "context_mean", "context_scale", "outcome_mean", "outcome_scale"}
+    for name, values in arrays.items():
+        expected = stored(posterior["id"], name)
+        assert values.dtype == expected.dtype
+        np.testing.assert_array_equal(values, expected)
+    assert arrays["particles"].shape == (40, (11 + 1) * 2)
+    assert arrays["particles"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"first": 5}, slice(5, None)),
+        ({"count": 3}, slice(0, 3)),
+        ({"first": 7, "count": 20}, slice(7, 27)),
+        ({"first": 38, "count": 20}, slice(38, 40)),
+        ({"first": 40}, slice(40, 40)),
+        ({"first": 2**31, "count": 2**31}, slice(40, 40)),
+        ({"count": 2**31}, slice(0, 40)),
+    ],
+    ids=str,
+)
+def test_a_part_of_the_particles_is_that_part_of_all_of_them(
+    client: TestClient, posterior: Json, split: Json, query: dict[str, int], expected: slice
+) -> None:
+    everything = stored(posterior["id"], "particles")
+    for made in (posterior, split):
+        np.testing.assert_array_equal(download(client, made["id"], **query)["particles"], everything[expected])
+
+
+def test_a_posterior_in_many_blocks_is_the_same_posterior(posterior: Json, split: Json) -> None:
+    with transaction() as session:
+        where = (PosteriorBlockRow.posterior_id == split["id"], PosteriorBlockRow.array == "particles")
+        firsts = session.scalars(sa.select(PosteriorBlockRow.first_row).where(*where)).all()
+    assert sorted(firsts) == list(range(0, 40, 3))
+    assert split["digest"] == posterior["digest"]
+    for name in ARRAYS:
+        np.testing.assert_array_equal(stored(split["id"], name), stored(posterior["id"], name))
+
+
+@pytest.mark.parametrize(("first", "count", "blocks"), [(0, 3, 1), (2, 2, 2), (9, 3, 1), (10, 7, 3), (39, 1, 1)])
+def test_reading_a_part_reads_only_the_blocks_that_hold_it(
+    split: Json, blocks_read: list[str], first: int, count: int, blocks: int
+) -> None:
+    with transaction() as session:
+        values = service.load_array(session, split["id"], "particles", first, count)
+    assert len(blocks_read) == blocks
+    np.testing.assert_array_equal(values, stored(split["id"], "particles")[first : first + count])
+
+
+def test_the_digest_covers_the_description_and_every_array(posterior: Json) -> None:
+    arrays = {name: stored(posterior["id"], name) for name in ARRAYS}
+    assert digest(posterior["description"], arrays) == posterior["digest"]
+    for name, values in arrays.items():
+        changed = values.copy()
+        changed.flat[0] = np.nextafter(changed.flat[0], np.inf, dtype=changed.dtype)
+        assert digest(posterior["description"], arrays | {name: changed}) != posterior["digest"]
+
+
+def test_nothing_stored_is_a_pickle(posterior: Json) -> None:
+    with transaction() as session:
+        where = PosteriorBlockRow.posterior_id == posterior["id"]
+        blocks = session.scalars(sa.select(PosteriorBlockRow).where(where)).all()
+    assert {block.array for block in blocks} == ARRAYS
+    for block in blocks:
+        np.load(io.BytesIO(block.data), allow_pickle=False)
+
+
+@pytest.mark.parametrize("array", sorted(ARRAYS))
+def test_a_posterior_with_a_flipped_byte_is_refused(client: TestClient, array: str) -> None:
+    damaged = learned(client)
+    flip_a_byte(damaged["id"], array)
+    with transaction() as session, pytest.raises(CorruptBlob):
+        service.load(session, session.get_one(PosteriorRow, damaged["id"]))
+    response = client.post(f"/v1/posteriors/{damaged['id']}/prescribe", json={"contexts": CONTEXTS[:1]})
+    assert response.status_code == 500
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["type"] == "urn:bco:error:internal"
+    for leak in ("checksum", "backup", "Corrupt", array, "sha256", "Traceback"):
+        assert leak not in response.text
+
+
+def test_damage_in_one_block_leaves_the_others_readable(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "BLOCK_BYTES", 300)
+    damaged = learned(client)
+    flip_a_byte(damaged["id"], "particles", block=5)
+    assert len(download(client, damaged["id"], first=0, count=15)["particles"]) == 15
+    assert len(download(client, damaged["id"], first=18)["particles"]) == 22
+    path = f"/v1/posteriors/{damaged['id']}/particles"
+    for query in ({}, {"first": 15, "count": 1}, {"first": 10, "count": 8}):
+        assert client.get(path, params=query).status_code == 500
+
+
+def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: TestClient) -> None:
+    made = learned(client)
+    path = f"/v1/posteriors/{made['id']}"
+    prescribe(client, made["id"])
+    before = counts()
+    assert before["posterior_blocks"] >= len(ARRAYS)
+    response = client.delete(path)
+    assert (response.status_code, response.content) == (204, b"")
+    after = counts()
+    assert before["posteriors"] - after["posteriors"] == 1
+    assert before["posterior_blocks"] - after["posterior_blocks"] == len(ARRAYS)
+    body = {"contexts": CONTEXTS[:1]}
+    answers = [
+        client.get(path),
+        client.get(f"{path}/diagnostics"),
+        client.get(f"{path}/particles"),
+        client.post(f"{path}/prescribe", json=body),
+        client.delete(path),
+    ]
+    assert [answer.status_code for answer in answers] == [404] * 5
+
+
+def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest(client: TestClient) -> None:
+    kept = cache.Cache()
+    for key in range(5):
+        assert kept.get(key, lambda key=key: (key * 10, 40), budget=100) == key * 10
+    assert list(kept._entries) == [3, 4]
+    kept.get(3, lambda: (0, 40), budget=100)
+    kept.get(5, lambda: (50, 40), budget=100)
+    assert list(kept._entries) == [3, 5]
+
+
+def test_a_value_larger_than_the_whole_budget_still_serves(client: TestClient) -> None:
+    kept = cache.Cache()
+    assert kept.get("big", lambda: ("value", 1000), budget=100) == "value"
+    assert kept.get("big", lambda: ("made again", 1000), budget=100) == "value"

@@ -1,0 +1,363 @@
+"""The real processes over real HTTP: the whole journey, cancelling, dying, and stopping.
+
+On SQLite everything runs under ``bco serve``; on PostgreSQL the parts run apart, as on several machines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import sqlalchemy as sa
+from journey import Json, answered
+
+from app.db.engine import create_engine
+from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
+from app.local import LocalService, free_port
+from app.settings import Settings
+
+BCO = str(Path(sys.executable).with_name("bco"))
+SMALL = {"predictor": {"kind": "mlp", "hidden": [8]}}
+DEADLINE = {"BCO_WORKER_DEADLINE_SECONDS": "3"}
+
+
+def wait_until(what: str, true: Callable[[], object], seconds: float) -> None:
+    """Poll; a promise that is not kept in time fails with its name."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)
+
+
+def descendants(pid: int) -> set[psutil.Process]:
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def alive(processes: set[psutil.Process]) -> set[psutil.Process]:
+    return {process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
+
+
+# the journey's steps over HTTP
+
+
+def prepare(client: httpx.Client) -> Json:
+    """The bakery's problem and its history, uploaded as CSV: what a job needs."""
+    problem = answered(client.post("/v1/problems", json=example_problem()), 201)
+    form = {"name": "bakery", "outcomes": "croissants,loaves"}
+    file = {"file": ("bakery.csv", as_csv(bakery_rows(300)).encode())}
+    dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
+    assert dataset["rows"] == 300
+    return {"problem_id": problem["id"], "dataset_id": dataset["id"]}
+
+
+def submit(client: httpx.Client, ids: Json, epochs: int, **changes: object) -> str:
+    posterior = {"members": 2, "epochs": epochs, "patience": 100_000, "particles": 50}
+    body = ids | SMALL | {"posterior": posterior, "seed": 7} | changes
+    job_id: str = answered(client.post("/v1/jobs", json=body), 202)["id"]
+    return job_id
+
+
+def read(client: httpx.Client, job_id: str) -> Json:
+    return answered(client.get(f"/v1/jobs/{job_id}"))
+
+
+def is_computing(client: httpx.Client, job_id: str) -> bool:
+    job = read(client, job_id)
+    return job["state"] == "running" and job["progress"] > 0
+
+
+def finished(client: httpx.Client, job_id: str, seconds: float = 60) -> Json:
+    wait_until(
+        f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"), seconds
+    )
+    return read(client, job_id)
+
+
+def make_the_journey(client: httpx.Client) -> Json:
+    """From rows to decisions; gives what later jobs need."""
+    ids = prepare(client)
+    progress, job_id = [0.0], submit(client, ids, epochs=60)
+    while (job := read(client, job_id))["state"] in ("queued", "running"):
+        progress.append(job["progress"])
+        time.sleep(0.05)
+    assert (job["state"], job["error"], job["attempts"], job["progress"]) == ("succeeded", None, 1, 1.0)
+    assert progress == sorted(progress)
+    answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json={"contexts": MORNINGS}))
+    assert len(answer["prescriptions"]) == 3
+    for found in answer["prescriptions"]:
+        assert set(found["decision"]) == {"croissants", "loaves"}
+        assert found["expected_cost"] > 0
+        assert found["hedging_gain"] >= -1e-9
+    return ids
+
+
+def epochs_for(client: httpx.Client, ids: Json, seconds: float) -> int:
+    """How many epochs keep this machine busy for about so long."""
+    epochs = 200
+    began = time.monotonic()
+    job = finished(client, submit(client, ids, epochs))
+    assert job["state"] == "succeeded"
+    return max(epochs, int(epochs * seconds / (time.monotonic() - began)))
+
+
+def posteriors_of(url: str, job_id: str) -> int:
+    engine = create_engine(Settings(database_url=url).sqlalchemy_url)
+    try:
+        with engine.connect() as connection:
+            query = sa.text("SELECT count(*) FROM posteriors WHERE job_id = :job_id")
+            return connection.execute(query, {"job_id": job_id}).scalar_one()
+    finally:
+        engine.dispose()
+
+
+# one machine: bco serve on SQLite
+
+
+@pytest.fixture(scope="module")
+def sqlite_url(empty_database: Callable[[str], str]) -> str:
+    return empty_database("sqlite")
+
+
+@pytest.fixture(scope="module")
+def service(sqlite_url: str) -> Iterator[LocalService]:
+    with LocalService(BCO_DATABASE_URL=sqlite_url, BCO_MAX_BODY_MB="1", **DEADLINE) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service: LocalService) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=30) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def ids(client: httpx.Client) -> Json:
+    return make_the_journey(client)
+
+
+def family(service: LocalService) -> set[psutil.Process]:
+    assert service.process is not None
+    return descendants(service.process.pid)
+
+
+@pytest.fixture
+def computing(service: LocalService, client: httpx.Client, ids: Json) -> Iterator[tuple[str, set[psutil.Process]]]:
+    """A job that would run for hours, and the processes that were started for it."""
+    before = family(service)
+    job_id = submit(client, ids, epochs=100_000)
+    wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+    yield job_id, family(service) - before
+    client.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_serve_makes_the_whole_journey_on_one_machine(ids: Json) -> None:
+    assert set(ids) == {"problem_id", "dataset_id"}
+
+
+def test_serve_learns_the_same_posterior_from_the_same_seed(client: httpx.Client, ids: Json) -> None:
+    digests = []
+    for seed in (3, 3, 4):
+        job = finished(client, submit(client, ids, epochs=3, seed=seed))
+        digests.append(answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_cancelled_job_stops_computing_within_three_seconds(
+    client: httpx.Client, computing: tuple[str, set[psutil.Process]]
+) -> None:
+    job_id, children = computing
+    assert len(children) == 1
+    answer = answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
+    assert answer["state"] == "cancelled"
+    wait_until("the computing process is gone", lambda: not alive(children), 3)
+    job = read(client, job_id)
+    assert (job["state"], job["attempts"], job["error"]) == ("cancelled", 1, None)
+    response = client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json={"contexts": MORNINGS})
+    assert response.status_code == 409
+
+
+def test_a_job_after_a_cancelled_one_runs_as_if_nothing_had_happened(client: httpx.Client, ids: Json) -> None:
+    assert finished(client, submit(client, ids, epochs=3))["state"] == "succeeded"
+
+
+def test_the_api_answers_while_a_job_computes(
+    client: httpx.Client, computing: tuple[str, set[psutil.Process]]
+) -> None:
+    times = []
+    for _ in range(20):
+        began = time.monotonic()
+        assert client.get("/readyz").status_code == 200
+        times.append(time.monotonic() - began)
+    assert sorted(times)[10] < 0.5
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["with its length", "in chunks"])
+def test_a_body_over_the_limit_is_refused_over_real_http(client: httpx.Client, declared: bool) -> None:
+    parts = [b'{"name": "'] + [b"x" * 100_000] * 15 + [b'"}']
+    headers = {"Content-Type": "application/json"}
+    body = b"".join(parts) if declared else iter(parts)
+    response = client.post("/v1/problems", content=body, headers=headers)
+    assert response.status_code == 413
+    assert response.headers["content-type"] == "application/problem+json"
+    assert "BCO_MAX_BODY_MB" in response.json()["detail"]
+    assert client.get("/livez").text == "ok"
+
+
+def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
+    service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json
+) -> None:
+    epochs = epochs_for(client, ids, seconds=3)
+    before = family(service)
+    (worker,) = [process for process in before if "app.jobs.worker" in process.cmdline()]
+    orphans = descendants(worker.pid)
+    job_id = submit(client, ids, epochs)
+    wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+    orphans |= descendants(worker.pid)
+    worker.send_signal(signal.SIGKILL)
+    wait_until("the computing process ends with its worker", lambda: not alive(orphans), 5)
+    job = finished(client, job_id, 60)
+    assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
+    assert posteriors_of(sqlite_url, job_id) == 1
+    replaced = [process for process in family(service) if "app.jobs.worker" in process.cmdline()]
+    assert len(replaced) == 1
+    assert worker not in replaced
+
+
+def test_a_stopped_service_leaves_no_process_and_takes_up_its_job_when_it_starts_again(
+    sqlite_url: str, client: httpx.Client, ids: Json
+) -> None:
+    environment = {"BCO_DATABASE_URL": sqlite_url} | DEADLINE
+    with LocalService(**environment) as second:
+        assert second.process is not None
+        with httpx.Client(base_url=second.url, timeout=30) as http:
+            job_id = submit(http, ids, epochs=100_000)
+            wait_until("the job runs", lambda: is_computing(http, job_id), 30)
+        everyone = descendants(second.process.pid)
+        assert len(everyone) >= 3
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(20) == 0
+        wait_until("every process is gone", lambda: not alive(everyone), 3)
+    wait_until("the job is taken up again", lambda: read(client, job_id)["attempts"] == 2, 20)
+    wait_until("it computes again", lambda: is_computing(client, job_id), 20)
+    assert answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)["state"] == "cancelled"
+
+
+# several machines: api and workers apart on PostgreSQL
+
+
+class Part:
+    """One ``bco`` command as a process of its own, with its messages in a file."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str, **environment: str) -> None:
+        self.log = folder / f"{name}.log"
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [BCO, *arguments],
+                cwd=folder,
+                env=os.environ | environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in descendants(self.process.pid):
+            process.kill()
+        self.process.kill()
+        self.process.wait()
+
+    def messages(self) -> str:
+        return self.log.read_text()
+
+    def stop(self, seconds: float = 15) -> None:
+        """SIGTERM, and it goes with all its children, without complaint."""
+        everyone = descendants(self.process.pid)
+        self.process.terminate()
+        code = self.process.wait(seconds)
+        # The API's server hands the signal on once it has shut down; both are a clean end.
+        assert code in (0, -signal.SIGTERM), self.messages()
+        wait_until("its children are gone", lambda: not alive(everyone), 3)
+        assert "Traceback" not in self.messages(), self.messages()
+
+
+@pytest.fixture(scope="module")
+def postgres_url(empty_database: Callable[[str], str]) -> str:
+    return empty_database("postgresql")
+
+
+def test_the_parts_run_apart_on_postgresql_and_survive_the_death_of_a_worker(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    environment = {"BCO_DATABASE_URL": postgres_url, "BCO_PORT": str(port), "BCO_LOG_LEVEL": "INFO"} | DEADLINE
+
+    # Every machine may run the migration when it starts: here three at once.
+    migrations = [Part(tmp_path, f"migrate{index}", "migrate", **environment) for index in range(3)]
+    for migration in migrations:
+        with migration:
+            assert migration.process.wait(60) == 0, migration.messages()
+
+    with (
+        Part(tmp_path, "api", "api", **environment) as api,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        wait_until("the API is ready", lambda: is_ready(client), 60)
+        ids = prepare(client)
+        waiting = submit(client, ids, epochs=3)
+
+        # Without a worker a job waits, and says so.
+        time.sleep(1.5)
+        job = read(client, waiting)
+        assert (job["state"], job["attempts"], job["message"]) == ("queued", 0, "waiting for a worker")
+
+        with (
+            Part(tmp_path, "worker1", "worker", **environment) as first,
+            Part(tmp_path, "worker2", "worker", **environment) as second,
+        ):
+            assert finished(client, waiting)["state"] == "succeeded"
+            wait_until("both workers are ready", lambda: "ready" in first.messages() and "ready" in second.messages(), 60)
+            ids = make_the_journey(client)
+            job_id = submit(client, ids, epochs_for(client, ids, seconds=3))
+            wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+            holder, other = (
+                (first, second) if f"{job_id} starts" in first.messages() else (second, first)
+            )
+            assert f"{job_id} starts, attempt 1" in holder.messages()
+            children = descendants(holder.process.pid)
+            holder.process.kill()
+            holder.process.wait()
+            wait_until("its computing process ends with it", lambda: not alive(children), 5)
+            job = finished(client, job_id, 60)
+            assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
+            assert f"{job_id} starts, attempt 2" in other.messages()
+            assert posteriors_of(postgres_url, job_id) == 1
+            body = {"contexts": MORNINGS}
+            assert client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body).status_code == 200
+
+            # A worker told to stop in the middle of a job gives it up; with nobody left it waits for the next.
+            job_id = submit(client, ids, epochs=100_000)
+            wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+            other.stop()
+            assert read(client, job_id)["state"] == "running"
+        assert answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)["state"] == "cancelled"
+        api.stop()
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from bco_core.errors import Diverged
+from bco_core.inference.training import Epoch, Trained, TrainingOptions, train
+
+CENTRES = torch.tensor([[[1.0, -2.0], [30.0, 4.0], [0.0, 0.5]]], dtype=torch.float64)
+ROWS = torch.arange(36).view(3, 12)
+
+
+def bowl(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+    """½‖θ − c_r‖² for each member: a plain gradient step of rate 1 lands on the centre."""
+    return 0.5 * (value - CENTRES[:, members]).square().sum(dim=(0, 2))
+
+
+def slope(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+    """A constant gradient of −1: after k plain steps of rate r every parameter has grown by k·r."""
+    return -value.sum(dim=(0, 2))
+
+
+def no_judge(value: Tensor, members: Tensor) -> Tensor:
+    raise AssertionError("nobody is judged without patience")
+
+
+def scripted(costs: list[list[float]]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A judge that gives member r the cost ``costs[r][epoch]``, whatever it has learned; epoch 0 is the start."""
+    epochs = iter(range(100))
+
+    def judge(value: Tensor, members: Tensor) -> Tensor:
+        epoch = next(epochs)
+        return torch.tensor([costs[r][epoch] for r in members.tolist()], dtype=torch.float64)
+
+    return judge
+
+
+def run(
+    options: TrainingOptions,
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor] = bowl,
+    judge: Callable[[Tensor, Tensor], Tensor] = no_judge,
+    rows: Tensor = ROWS,
+    watch: Callable[[Epoch], None] = lambda epoch: None,
+) -> Trained:
+    initial = torch.zeros(1, len(rows), 2, dtype=torch.float64)
+    return train(initial, rows, loss, judge, options, torch.Generator().manual_seed(0), watch=watch)
+
+
+def test_plain_steps_follow_the_closed_form_with_a_rate_for_each_member() -> None:
+    rates = torch.tensor([0.01, 0.1, 0.5], dtype=torch.float64)
+    options = TrainingOptions(epochs=2, patience=None, learning_rate=rates, optimizer="sgd", averaging=False)
+    expected = CENTRES * (1 - (1 - rates) ** 20)[:, None]
+    assert torch.allclose(run(options).value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("per_member", [False, True])
+def test_adam_takes_the_steps_of_torch(per_member: bool) -> None:
+    rates = [0.05, 0.2, 1.0] if per_member else [0.05] * 3
+    options = TrainingOptions(
+        epochs=3,
+        patience=None,
+        learning_rate=torch.tensor(rates, dtype=torch.float64) if per_member else 0.05,
+        optimizer="adam",
+        averaging=False,
+    )
+    trained = run(options)
+    for member, rate in enumerate(rates):
+        theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        adam = torch.optim.Adam([theta], lr=rate)
+        for _ in range(30):
+            adam.zero_grad()
+            (0.5 * (theta - CENTRES[0, member]).square().sum()).backward()
+            adam.step()
+        assert torch.allclose(trained.value[0, member], theta, rtol=1e-9, atol=1e-9)
+
+
+def test_the_moving_average_forgets_half_of_the_start_in_one_epoch() -> None:
+    # The first step lands on the centre and stays there, so the average is 2^-epochs of the way back to the start.
+    options = TrainingOptions(epochs=3, patience=None, learning_rate=1.0, optimizer="sgd", averaging=True)
+    assert torch.allclose(run(options).value, CENTRES * (1 - 0.5**3), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "batch", "steps"), [(12, 128, 10), (12, 3, 10), (200, 10, 20), (205, 10, 21)])
+def test_an_epoch_is_a_pass_over_the_rows_but_never_fewer_than_ten_steps(rows: int, batch: int, steps: int) -> None:
+    options = TrainingOptions(
+        epochs=1, patience=None, batch_size=batch, learning_rate=1.0, optimizer="sgd", averaging=False
+    )
+    trained = run(options, slope, rows=torch.arange(rows)[None])
+    assert trained.value.tolist() == [[[steps, steps]]]
+
+
+def test_every_member_visits_each_of_its_own_rows_once_before_any_again() -> None:
+    visited: list[Tensor] = []
+
+    def recorded(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+        visited.append(rows)
+        return bowl(value, rows, members)
+
+    run(TrainingOptions(epochs=1, patience=None, batch_size=4), recorded)
+    passes = [torch.cat(visited[start : start + 3], dim=1) for start in (0, 3, 6)]
+    for once in passes:
+        assert torch.equal(once.sort(dim=1).values, ROWS)
+    assert not torch.equal(passes[0], passes[1])
+    assert (passes[0] - passes[0][:1]).unique(dim=0).shape[0] == 3
+
+
+def test_each_member_keeps_its_best_epoch_and_leaves_after_its_patience() -> None:
+    costs = [
+        [4.0, 3.0, 1.0, 2.0, 1.0, math.nan, math.nan],
+        [9.5, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0],
+        [2.0, 1.0, 2.0, 3.0, math.nan, math.nan, math.nan],
+    ]
+    rates = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64)
+    options = TrainingOptions(epochs=6, patience=2, learning_rate=rates, optimizer="sgd", averaging=False)
+    seen: list[float | None] = []
+    trained = run(options, slope, scripted(costs), watch=lambda epoch: seen.append(epoch.held_out_cost))
+    assert trained.best_epochs == [2, 6, 1]
+    assert trained.stopped_early == [True, False, True]
+    assert trained.cost.tolist() == [1, 4, 1]
+    assert trained.value[0, :, 0].tolist() == pytest.approx([20 * 0.1, 60 * 1.0, 10 * 10.0])
+    assert seen == pytest.approx([13 / 3, 11 / 3, 4, 7 / 2, 5, 4])
+
+
+def test_of_two_equally_good_epochs_the_earlier_is_kept() -> None:
+    options = TrainingOptions(epochs=4, patience=4, learning_rate=1.0, optimizer="sgd", averaging=False)
+    trained = run(options, slope, scripted([[3.0, 2.0, 1.0, 1.0, 1.0]]), rows=ROWS[:1])
+    assert trained.best_epochs == [2]
+    assert trained.value.tolist() == [[[20, 20]]]
+
+
+def test_a_start_that_learning_cannot_better_is_kept() -> None:
+    options = TrainingOptions(epochs=9, patience=3, learning_rate=1.0, optimizer="sgd", averaging=False)
+    trained = run(options, slope, scripted([[1.0, 2.0, 1.5, 1.0]]), rows=ROWS[:1])
+    assert trained.best_epochs == [0]
+    assert trained.stopped_early == [True]
+    assert trained.cost.tolist() == [1]
+    assert not trained.value.any()
+
+
+def test_training_ends_when_the_last_member_has_stopped() -> None:
+    options = TrainingOptions(epochs=50, patience=1, learning_rate=1.0, optimizer="sgd")
+    numbers: list[int] = []
+    costs = [[2.0, 1.0, 2.0]] * 3
+    trained = run(options, slope, scripted(costs), watch=lambda epoch: numbers.append(epoch.number))
+    assert numbers == [1, 2]
+    assert trained.stopped_early == [True, True, True]
+
+
+def test_one_member_that_diverges_is_enough_to_be_told() -> None:
+    rates = torch.tensor([0.1, 0.1, 1e200], dtype=torch.float64)
+    options = TrainingOptions(epochs=2, patience=None, learning_rate=rates, optimizer="sgd")
+    with pytest.raises(Diverged, match="a smaller learning_rate usually helps"):
+        run(options)
+
+
+def test_an_infinite_loss_is_told_even_when_its_gradient_is_finite() -> None:
+    def endless(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+        return bowl(value, rows, members) + math.inf
+
+    with pytest.raises(Diverged):
+        run(TrainingOptions(epochs=1, patience=None), endless)
