@@ -282,7 +282,7 @@ class Part:
     def messages(self) -> str:
         return self.log.read_text()
 
-    def stop(self, seconds: float = 15) -> None:
+    def stop(self, seconds: float = 8) -> None:
         """SIGTERM, and it goes with all its children, without complaint."""
         everyone = descendants(self.process.pid)
         self.process.terminate()
@@ -298,62 +298,53 @@ def postgres_url(empty_database: Callable[[str], str]) -> str:
     return empty_database("postgresql")
 
 
-def test_the_parts_run_apart_on_postgresql_and_survive_the_death_of_a_worker(
-    postgres_url: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    environment = {"BCO_DATABASE_URL": postgres_url, "BCO_PORT": str(port), "BCO_LOG_LEVEL": "INFO"} | DEADLINE
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("apart")
 
-    # Every machine may run the migration when it starts: here three at once.
-    migrations = [Part(tmp_path, f"migrate{index}", "migrate", **environment) for index in range(3)]
-    for migration in migrations:
-        with migration:
-            assert migration.process.wait(60) == 0, migration.messages()
 
+@pytest.fixture(scope="module")
+def environment(postgres_url: str) -> dict[str, str]:
+    return {"BCO_DATABASE_URL": postgres_url, "BCO_PORT": str(free_port()), "BCO_LOG_LEVEL": "INFO"} | DEADLINE
+
+
+@pytest.fixture(scope="module")
+def api(folder: Path, environment: dict[str, str]) -> Iterator[Part]:
+    """The API, started while two machines migrate the same database at once."""
     with (
-        Part(tmp_path, "api", "api", **environment) as api,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+        Part(folder, "migrate1", "migrate", **environment) as one,
+        Part(folder, "migrate2", "migrate", **environment) as two,
+        Part(folder, "api", "api", **environment) as running,
     ):
-        wait_until("the API is ready", lambda: is_ready(client), 60)
-        ids = prepare(client)
-        waiting = submit(client, ids, epochs=3)
+        for migration in (one, two):
+            assert migration.process.wait(60) == 0, migration.messages()
+            assert "up to date" in migration.messages()
+        yield running
 
-        # Without a worker a job waits, and says so.
-        time.sleep(1.5)
-        job = read(client, waiting)
-        assert (job["state"], job["attempts"], job["message"]) == ("queued", 0, "waiting for a worker")
 
-        with (
-            Part(tmp_path, "worker1", "worker", **environment) as first,
-            Part(tmp_path, "worker2", "worker", **environment) as second,
-        ):
-            assert finished(client, waiting)["state"] == "succeeded"
-            wait_until("both workers are ready", lambda: "ready" in first.messages() and "ready" in second.messages(), 60)
-            ids = make_the_journey(client)
-            job_id = submit(client, ids, epochs_for(client, ids, seconds=3))
-            wait_until("the job runs", lambda: is_computing(client, job_id), 30)
-            holder, other = (
-                (first, second) if f"{job_id} starts" in first.messages() else (second, first)
-            )
-            assert f"{job_id} starts, attempt 1" in holder.messages()
-            children = descendants(holder.process.pid)
-            holder.process.kill()
-            holder.process.wait()
-            wait_until("its computing process ends with it", lambda: not alive(children), 5)
-            job = finished(client, job_id, 60)
-            assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
-            assert f"{job_id} starts, attempt 2" in other.messages()
-            assert posteriors_of(postgres_url, job_id) == 1
-            body = {"contexts": MORNINGS}
-            assert client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body).status_code == 200
+@pytest.fixture(scope="module")
+def remote(api: Part, environment: dict[str, str]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{environment['BCO_PORT']}", timeout=30) as http:
+        wait_until("the API is ready", lambda: is_ready(http), 60)
+        yield http
 
-            # A worker told to stop in the middle of a job gives it up; with nobody left it waits for the next.
-            job_id = submit(client, ids, epochs=100_000)
-            wait_until("the job runs", lambda: is_computing(client, job_id), 30)
-            other.stop()
-            assert read(client, job_id)["state"] == "running"
-        assert answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)["state"] == "cancelled"
-        api.stop()
+
+@pytest.fixture(scope="module")
+def waiting(remote: httpx.Client) -> str:
+    """A job made while no worker runs."""
+    return submit(remote, prepare(remote), epochs=3)
+
+
+@pytest.fixture(scope="module")
+def workers(waiting: str, folder: Path, environment: dict[str, str]) -> Iterator[list[Part]]:
+    """Two workers on the same queue; a test that ends one takes it off the list."""
+    with (
+        Part(folder, "worker1", "worker", **environment) as one,
+        Part(folder, "worker2", "worker", **environment) as two,
+    ):
+        for worker in (one, two):
+            wait_until("the worker is ready", lambda worker=worker: " ready " in worker.messages(), 60)
+        yield [one, two]
 
 
 def is_ready(client: httpx.Client) -> bool:
@@ -361,3 +352,79 @@ def is_ready(client: httpx.Client) -> bool:
         return client.get("/readyz").is_success
     except httpx.TransportError:
         return False
+
+
+def test_a_job_stays_queued_while_no_worker_runs(remote: httpx.Client, waiting: str) -> None:
+    time.sleep(1.5)
+    job = read(remote, waiting)
+    assert (job["state"], job["attempts"], job["message"]) == ("queued", 0, "waiting for a worker")
+
+
+def test_a_waiting_job_is_taken_up_by_the_first_worker_that_starts(
+    remote: httpx.Client, waiting: str, workers: list[Part]
+) -> None:
+    job = finished(remote, waiting)
+    assert (job["state"], job["attempts"]) == ("succeeded", 1)
+    assert sum(f"{waiting} starts" in worker.messages() for worker in workers) == 1
+
+
+def test_the_whole_journey_with_the_parts_apart(remote: httpx.Client, workers: list[Part]) -> None:
+    assert len(workers) == 2
+    make_the_journey(remote)
+
+
+def test_the_job_of_a_worker_killed_in_the_middle_is_finished_exactly_once_by_the_other(
+    postgres_url: str, remote: httpx.Client, workers: list[Part]
+) -> None:
+    ids = prepare(remote)
+    job_id = submit(remote, ids, epochs_for(remote, ids, seconds=3))
+    wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
+    (holder,) = [worker for worker in workers if f"{job_id} starts, attempt 1" in worker.messages()]
+    workers.remove(holder)
+    children = descendants(holder.process.pid)
+    assert children
+    holder.process.kill()
+    holder.process.wait()
+    wait_until("its computing process ends with it", lambda: not alive(children), 5)
+    job = finished(remote, job_id)
+    assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
+    assert f"{job_id} starts, attempt 2" in workers[0].messages()
+    assert posteriors_of(postgres_url, job_id) == 1
+    body = {"contexts": MORNINGS}
+    assert remote.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body).status_code == 200
+
+
+def test_cancelling_a_running_job_leaves_no_stack_trace_in_the_workers_log(
+    remote: httpx.Client, workers: list[Part]
+) -> None:
+    (worker,) = workers
+    job_id = submit(remote, prepare(remote), epochs=100_000)
+    wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
+    remote.post(f"/v1/jobs/{job_id}/cancel")
+    wait_until("the worker has noticed", lambda: f"{job_id} cancelled" in worker.messages(), 5)
+    next_job = submit(remote, prepare(remote), epochs=3)
+    assert finished(remote, next_job)["state"] == "succeeded"
+    assert "Traceback" not in worker.messages(), worker.messages()
+
+
+def test_a_worker_told_to_stop_in_the_middle_of_a_job_stops_soon_and_leaves_the_job_to_others(
+    remote: httpx.Client, workers: list[Part]
+) -> None:
+    (worker,) = workers
+    job_id = submit(remote, prepare(remote), epochs=100_000)
+    wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
+    try:
+        worker.stop()
+        assert read(remote, job_id)["state"] in ("queued", "running")
+    finally:
+        remote.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_an_idle_worker_and_the_api_stop_cleanly_when_told_to(
+    api: Part, workers: list[Part], folder: Path, environment: dict[str, str]
+) -> None:
+    with Part(folder, "worker3", "worker", **environment) as idle:
+        wait_until("the worker is ready", lambda: " ready " in idle.messages(), 60)
+        idle.stop()
+        assert "stopped" in idle.messages()
+    api.stop()

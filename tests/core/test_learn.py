@@ -463,10 +463,11 @@ def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_fr
     assert reported["standard_error"] == pytest.approx(by_row.std().item() / math.sqrt(len(by_row)), rel=1e-4)
 
 
-def test_the_constant_decision_it_is_compared_with_is_the_best_one_on_the_history() -> None:
+def test_the_constant_decision_it_is_compared_with_has_not_seen_the_rows_it_is_judged_on() -> None:
     sample = make_sample()
     _, diagnostics = learn(PROBLEM, sample, replace(BRIEF, members=5))
-    assert diagnostics["constant_decision_cost"]["mean"] == pytest.approx(constant_cost(sample, sample))
+    in_sample = constant_cost(sample, sample)
+    assert in_sample < diagnostics["constant_decision_cost"]["mean"] < 1.1 * in_sample
     assert diagnostics["cost_scale"] == pytest.approx(constant_cost(sample, sample))
     gain = diagnostics["held_out_cost"]["bcp"]["mean"] - diagnostics["constant_decision_cost"]["mean"]
     assert diagnostics["gain_over_constant"]["mean"] == pytest.approx(gain)
