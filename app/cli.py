@@ -136,6 +136,14 @@ def bench_serving(json: Json = False) -> None:
     run(json)
 
 
+@bench.command("inference")
+def bench_inference(json: Json = False) -> None:
+    """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""
+    from app.bench.inference import run
+
+    run(json)
+
+
 def main() -> None:
     app()
 

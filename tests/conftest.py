@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+
+# The steps that application tests share are modules beside them.
+sys.path.insert(0, str(Path(__file__).parent / "app"))
 
 
 @pytest.fixture(scope="session")

@@ -160,8 +160,14 @@ def _train_epoch(
 def _adam(state: _State, gradient: Tensor, step: int, rate: float | Tensor) -> None:
     state.first.lerp_(gradient, 0.1)
     state.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-    change = state.first / (state.second / (1 - 0.999**step)).sqrt_().add_(1e-8)
-    state.value -= change.mul_(rate / (1 - 0.9**step))
+    # The usual bias corrections, folded into two numbers.
+    correction = math.sqrt(1 - 0.999**step)
+    spread = state.second.sqrt().add_(1e-8 * correction)
+    size = rate * (correction / (1 - 0.9**step))
+    if isinstance(size, Tensor):
+        state.value -= (state.first / spread).mul_(size)
+    else:
+        state.value.addcdiv_(state.first, spread, value=-size)
 
 
 def _sgd(state: _State, gradient: Tensor, step: int, rate: float | Tensor) -> None:

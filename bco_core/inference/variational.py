@@ -88,12 +88,13 @@ def fit_variational(
     trace: list[TracePoint] = []
 
     def loss(value: Tensor, rows: Tensor, active: Tensor) -> Tensor:
-        scale = softplus(value[1])
+        loc, rho = value.unbind()
+        scale = softplus(rho)
         xi = family.noise((len(active), options.draws, value.shape[2]), generator, value.dtype)
-        theta = (value[0][:, None] + scale[:, None] * xi).flatten(0, 1)
+        theta = torch.addcmul(loc[:, None], scale[:, None], xi).flatten(0, 1)
         each = rows.repeat_interleave(options.draws, dim=0) if options.draws > 1 else rows
         risk = target.costs(theta, encoded[each], outcomes[each]).view(len(active), -1).mean(dim=1)
-        kl = family.kl(value[0], scale, target.prior_scale).sum(dim=1)
+        kl = family.kl(loc, scale, target.prior_scale).sum(dim=1)
         met.append((risk.detach().mean().item(), kl.detach().mean().item()))
         return risk + kl_weight[active] * kl
 

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 ROWS = bakery_rows(60)
 OUTCOMES = ["croissants", "loaves"]
 CONTEXTS = [{name: value for name, value in row.items() if name not in OUTCOMES} for row in ROWS]
-QUICK: Json = {"members": 2, "epochs": 2, "particles": 40}
+QUICK: Json = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
 
 
 def answered(response: Response, status: int = 200) -> Json:
@@ -88,4 +88,6 @@ def counts() -> dict[str, int]:
     with transaction() as session:
         schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
         tables = [*Base.metadata.sorted_tables, sa.table("workflow_status", schema=schema)]
-        return {table.name: session.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in tables}
+        count = {table.name: sa.select(sa.func.count()).select_from(table).scalar_subquery() for table in tables}
+        found = session.execute(sa.select(*(query.label(name) for name, query in count.items()))).one()
+        return dict(found._mapping)

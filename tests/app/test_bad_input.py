@@ -261,6 +261,7 @@ PROBLEMS = {
     "cost NaN": Case(item_literal("NaN"), pointer="#/spec/items/0/overage_cost", says="finite"),
     "cost Infinity": Case(item_literal("Infinity"), pointer="#/spec/items/0/overage_cost", says="finite"),
     "cost 1e400": Case(item_literal("1e400"), pointer="#/spec/items/0/overage_cost", says="finite"),
+    "no demand possible": Case(item(maximum_demand=0), pointer="#/spec/items/1/maximum_demand"),
     "bounds the wrong way round": Case(
         item(minimum_order=SECRET_NUMBER, maximum_order=2), pointer="#/spec/items/1", says="minimum_order"
     ),
@@ -492,6 +493,8 @@ PRESCRIBE = {
     "whole number of 400 digits": Case(context_literal("9" * 400), pointer="#/contexts/1/rain", says="finite"),
     "beyond any prediction": Case(second_context(rain=1e80), pointer="#/contexts", says="far from the history"),
     "unknown policy": Case(prescribe(policy=SECRET), pointer="#/policy", says="'thompson'"),
+    "alpha beyond one": Case(prescribe(policy="blended", alpha=1.5), pointer="#/alpha"),
+    "unknown scenarios for costs": Case(prescribe(costs_over=SECRET), pointer="#/costs_over", says="'predictive'"),
     "no scenarios": Case(prescribe(scenarios=0), pointer="#/scenarios"),
     "half a scenario": Case(prescribe(scenarios=0.5), pointer="#/scenarios"),
     "scenarios as a boolean": Case(prescribe(scenarios=True), pointer="#/scenarios"),

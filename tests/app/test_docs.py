@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from httpx import Response
 from in_process import service_on
-from journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
+from journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learn, learned
 from starlette.testclient import TestClient
 
 from app.demo import as_csv, bakery_rows
@@ -213,7 +213,7 @@ def test_every_read_with_the_example_ids_answers(client: TestClient, document: J
 def test_the_job_that_the_example_makes_can_be_run_and_prescribed_from(client: TestClient, document: Json) -> None:
     schema = document["components"]["schemas"]["NewJob"]
     (example,) = schema["examples"]
-    small = example | {"predictor": {"kind": "linear"}, "posterior": {"members": 2, "epochs": 2, "particles": 40}}
+    small = example | {"predictor": {"kind": "linear"}, "posterior": QUICK}
     job = learn(client, answered(client.post("/v1/jobs", json=small), 202)["id"])
     assert job["state"] == "succeeded"
     newest = answered(client.get("/openapi.json"))

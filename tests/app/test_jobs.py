@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -44,9 +45,9 @@ def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> Non
 def test_a_job_shows_the_defaults_it_will_run_with(client: TestClient) -> None:
     job = create_job(client, predictor={}, posterior={})
     defaults = LearningOptions()
-    assert job["spec"]["predictor"] == {"kind": "mlp", "hidden": None}
+    assert job["spec"]["predictor"] == {"kind": defaults.predictor, "hidden": None}
     posterior = job["spec"]["posterior"]
-    assert posterior.pop("method") == "vi"
+    assert set(posterior) == {field.name for field in fields(defaults)} - {"predictor", "hidden", "policy", "seed"}
     assert posterior == {name: getattr(defaults, name) for name in posterior}
     assert (job["spec"]["policy"], job["spec"]["seed"]) == (defaults.policy, defaults.seed)
 
@@ -126,12 +127,15 @@ def test_seeds_as_large_as_json_numbers_can_be_are_taken(client: TestClient) -> 
         {"predictor": {"kind": "relu_affine"}},
         {"predictor": {"kind": "mlp", "hidden": [8]}},
         {"predictor": {"kind": "mlp", "hidden": [4, 3]}},
+        {"predictor": {"kind": "skip_mlp", "hidden": [8]}},
         {"posterior": QUICK | {"family": "gaussian"}},
         {"posterior": QUICK | {"family": "laplace", "members": 1}},
         {"posterior": QUICK | {"kl_weight": 0.01}},
         {"posterior": QUICK | {"inverse_temperature": 500}},
         {"posterior": QUICK | {"draws": 3, "batch_size": 16, "learning_rate": 0.01}},
+        {"posterior": {"method": "auto", "epochs": 2, "particles": 40}},
         {"policy": "averaged"},
+        {"policy": "blended"},
         {"policy": "map"},
         {"policy": "thompson"},
     ],
@@ -143,11 +147,14 @@ def test_every_choice_a_job_offers_can_be_learned_with(client: TestClient, chang
     widths = posterior["description"]["predictor"]["widths"]
     assert posterior["description"]["predictor"]["kind"] == predictor["kind"]
     assert widths[1:-1] == predictor.get("hidden", [])
-    assert posterior["policy"] == changes.get("policy", "bcp")
-    asked = changes.get("posterior", {})
+    asked = changes.get("posterior", QUICK)
+    if asked["method"] == "vi":
+        assert posterior["policy"] == changes.get("policy", "bcp")
     assert posterior["description"]["family"] == asked.get("family", "laplace")
     diagnostics = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
-    assert len(diagnostics["best_epochs"]) == asked.get("members", QUICK["members"])
+    assert diagnostics["method"] == asked["method"]
+    if asked["method"] == "vi":
+        assert diagnostics["members"]["count"] == asked["members"]
     assert diagnostics["kl_weight"] * diagnostics["inverse_temperature"] == pytest.approx(1)
     for name in ("kl_weight", "inverse_temperature"):
         assert diagnostics[name] == pytest.approx(asked.get(name, diagnostics[name]))

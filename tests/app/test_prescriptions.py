@@ -18,6 +18,7 @@ from app.prescriptions.schemas import PrescribeAnswer
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.problems.registry import build_problem
+from bco_core.scenarios import predictive_scenarios
 
 ITEMS = example_problem()["spec"]["items"]
 WEEKDAYS = ["FRI", "MON", "SAT", "SUN", "THU", "TUE", "WED"]
@@ -75,8 +76,8 @@ def test_a_prescription_can_be_recomputed_by_hand_from_the_downloaded_particles(
     weights, bias = theta[:, :-2].reshape(-1, 11, 2), theta[:, None, -2:]
     predictions = (np.einsum("bx,kxy->kby", contexts, weights) + bias) * outcome_scale + outcome_mean
     under, over = (np.array([item[name] for item in ITEMS]) for name in ("underage_cost", "overage_cost"))
-    answer = prescribe(client, posterior["id"], contexts=CONTEXTS[:5], scenarios=59)
-    assert answer["scenarios"] == {"count": 59, "source": "particles", "seed": 4}
+    answer = prescribe(client, posterior["id"], contexts=CONTEXTS[:5], scenarios=59, costs_over="posterior")
+    assert answer["scenarios"] == {"count": 59, "source": "particles", "seed": 4, "costs_over": "posterior"}
     for b, found in enumerate(answer["prescriptions"]):
         scenarios = predictions[:, b]
         for j, item in enumerate(ITEMS):
@@ -93,21 +94,28 @@ def test_a_prescription_can_be_recomputed_by_hand_from_the_downloaded_particles(
             assert cost == pytest.approx(expected, rel=1e-4, abs=1e-3)
 
 
+@pytest.mark.parametrize("costs_over", ["posterior", "predictive"])
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_expected_costs_equal_the_cores_own_over_the_loaded_posterior(
-    client: TestClient, network: Json, policy: str
+    client: TestClient, network: Json, policy: str, costs_over: str
 ) -> None:
-    answer = prescribe(client, network["id"], contexts=CONTEXTS[:4], policy=policy, scenarios=30)
+    options = {"policy": policy, "scenarios": 30, "costs_over": costs_over}
+    answer = prescribe(client, network["id"], contexts=CONTEXTS[:4], **options)
+    assert answer["scenarios"]["costs_over"] == costs_over
     posterior, problem = loaded(network["id"]), build_problem(network["problem"])
     scenarios = posterior.scenarios(torch.from_numpy(encoded(CONTEXTS[:4])), posterior.particles[:30])
     map_decisions = problem.decide(scenarios.mode)
+    atoms = scenarios.outcomes
+    if costs_over == "predictive":
+        assert posterior.history is not None
+        atoms = predictive_scenarios(posterior.history, atoms.mean(dim=1), 30).outcomes
     for b, found in enumerate(answer["prescriptions"]):
         decision = torch.tensor(list(found["decision"].values()), dtype=torch.float64)
-        cost = problem.cost(decision, scenarios.outcomes[b]).mean().item()
-        assert found["expected_cost"] == pytest.approx(cost, rel=1e-12)
+        cost = problem.cost(decision, atoms[b]).mean().item()
+        assert found["expected_cost"] == pytest.approx(cost, rel=1e-9)
         assert list(found["map"]["decision"].values()) == map_decisions[b].tolist()
-        map_cost = problem.cost(map_decisions[b], scenarios.outcomes[b]).mean().item()
-        assert found["map"]["expected_cost"] == pytest.approx(map_cost, rel=1e-12)
+        map_cost = problem.cost(map_decisions[b], atoms[b]).mean().item()
+        assert found["map"]["expected_cost"] == pytest.approx(map_cost, rel=1e-9)
         assert found["hedging_gain"] == pytest.approx(map_cost - cost, abs=1e-9)
 
 
@@ -129,6 +137,9 @@ def test_every_policy_decides_as_it_says(client: TestClient, network: Json) -> N
     }
     torch.testing.assert_close(found["bcp"], problem.prescribe(scenarios.outcomes, scenarios.weights).decisions)
     torch.testing.assert_close(found["averaged"], own.mean(dim=1))
+    mean = scenarios.outcomes.mean(dim=1, keepdim=True)
+    shrunk = mean + 0.5 * (scenarios.outcomes - mean)
+    torch.testing.assert_close(found["blended"], problem.prescribe(shrunk, scenarios.weights).decisions)
     torch.testing.assert_close(found["map"], problem.decide(scenarios.mode))
     for b, decision in enumerate(found["thompson"]):
         assert (own[b] == decision).all(dim=1).any()
@@ -147,22 +158,49 @@ def test_hedging_never_costs_more_than_the_map_decision_under_the_same_scenarios
     client: TestClient, posterior: Json, network: Json
 ) -> None:
     for made in (posterior, network):
-        answer = prescribe(client, made["id"], contexts=CONTEXTS, policy="bcp")
+        answer = prescribe(client, made["id"], contexts=CONTEXTS, policy="bcp", costs_over="posterior")
         gains = [found["hedging_gain"] for found in answer["prescriptions"]]
         assert min(gains) >= -1e-9
         assert max(gains) > 0
 
 
-def test_bcp_is_the_cheapest_policy_for_every_context(client: TestClient, posterior: Json) -> None:
+def test_bcp_is_the_cheapest_policy_over_the_posterior_for_every_context(client: TestClient, posterior: Json) -> None:
     costs = {
         policy: [
             found["expected_cost"]
-            for found in prescribe(client, posterior["id"], contexts=CONTEXTS, policy=policy)["prescriptions"]
+            for found in prescribe(
+                client, posterior["id"], contexts=CONTEXTS, policy=policy, costs_over="posterior"
+            )["prescriptions"]
         ]
         for policy in POLICY_NAMES
     }
     for policy in POLICY_NAMES:
         assert all(best <= cost + 1e-9 for best, cost in zip(costs["bcp"], costs[policy], strict=True))
+
+
+def test_blended_is_bcp_at_one_and_the_decision_of_the_mean_at_zero(client: TestClient, network: Json) -> None:
+    posterior, problem = loaded(network["id"]), build_problem(network["problem"])
+    scenarios = posterior.scenarios(torch.from_numpy(encoded(CONTEXTS[:3])), posterior.particles)
+    options = {"contexts": CONTEXTS[:3], "scenarios": 40}
+    zero, one = (
+        prescribe(client, network["id"], policy="blended", alpha=alpha, **options)["prescriptions"] for alpha in (0, 1)
+    )
+    bcp = prescribe(client, network["id"], policy="bcp", **options)["prescriptions"]
+    of_the_mean = problem.decide(scenarios.outcomes.mean(dim=1))
+    for b in range(3):
+        assert one[b]["decision"] == pytest.approx(bcp[b]["decision"], rel=1e-9)
+        assert list(zero[b]["decision"].values()) == pytest.approx(of_the_mean[b].tolist(), rel=1e-9)
+
+
+def test_predictive_costs_include_the_noise_that_no_model_removes(client: TestClient, network: Json) -> None:
+    predictive, posterior = (
+        prescribe(client, network["id"], contexts=CONTEXTS, policy="bcp", costs_over=over)["prescriptions"]
+        for over in ("predictive", "posterior")
+    )
+    assert [found["decision"] for found in predictive] == [found["decision"] for found in posterior]
+    cost = {"predictive": predictive, "posterior": posterior}
+    means = {name: np.mean([found["expected_cost"] for found in answers]) for name, answers in cost.items()}
+    assert means["predictive"] > means["posterior"]
 
 
 def test_the_map_policy_buys_no_hedge(client: TestClient, posterior: Json) -> None:
@@ -207,8 +245,8 @@ def test_the_same_request_gives_the_same_answer_bit_for_bit(client: TestClient, 
 
 def test_a_seed_draws_fresh_scenarios_and_another_seed_others(client: TestClient, posterior: Json) -> None:
     plain, nine, ten = (prescribe(client, posterior["id"], scenarios=50, seed=seed) for seed in (None, 9, 10))
-    assert plain["scenarios"] == {"count": 50, "source": "particles", "seed": 4}
-    assert nine["scenarios"] == {"count": 50, "source": "fresh draws", "seed": 9}
+    assert plain["scenarios"] == {"count": 50, "source": "particles", "seed": 4, "costs_over": "predictive"}
+    assert nine["scenarios"] == {"count": 50, "source": "fresh draws", "seed": 9, "costs_over": "predictive"}
     decisions = [answer["prescriptions"][0]["decision"]["croissants"] for answer in (plain, nine, ten)]
     assert len(set(decisions)) == 3
 
@@ -216,7 +254,7 @@ def test_a_seed_draws_fresh_scenarios_and_another_seed_others(client: TestClient
 def test_more_scenarios_than_stored_particles_are_drawn_fresh(client: TestClient, posterior: Json) -> None:
     assert prescribe(client, posterior["id"], scenarios=60)["scenarios"]["source"] == "particles"
     answer = prescribe(client, posterior["id"], scenarios=61)
-    assert answer["scenarios"] == {"count": 61, "source": "fresh draws", "seed": 4}
+    assert (answer["scenarios"]["source"], answer["scenarios"]["seed"]) == ("fresh draws", 4)
     assert prescribe(client, posterior["id"], scenarios=61) == answer
 
 
@@ -253,7 +291,7 @@ def test_a_poor_posterior_warns_and_refuses_only_when_asked_to(client: TestClien
 
 
 def test_a_good_posterior_prescribes_without_warnings_whatever_quality_is_required(client: TestClient) -> None:
-    posterior = {"members": 2, "epochs": 200, "patience": 5, "learning_rate": 0.05, "particles": 40}
+    posterior = {"method": "vi", "members": 2, "epochs": 200, "patience": 5, "learning_rate": 0.05, "particles": 40}
     rows = [{"x": index % 10, "croissants": 10.0 * (index % 10), "loaves": 50 - (index % 10)} for index in range(100)]
     dataset = answered(client.post("/v1/datasets", json={"name": "easy", "outcomes": OUTCOMES, "rows": rows}), 201)
     good = learned(client, posterior=posterior, dataset_id=dataset["id"])

@@ -17,7 +17,8 @@ def test_a_problem_is_answered_with_its_address_and_every_default_filled_in(clie
     assert re.fullmatch(r"prob_[0-9A-HJKMNP-TV-Z]{26}", problem["id"])
     assert response.headers["Location"] == f"/v1/problems/{problem['id']}"
     assert problem["name"] == "rolls"
-    filled = {"name": "rolls", "underage_cost": 3.0, "overage_cost": 1.0, "minimum_order": 0.0, "maximum_order": None}
+    filled = {"name": "rolls", "underage_cost": 3.0, "overage_cost": 1.0}
+    filled |= {"minimum_order": 0.0, "maximum_order": None, "maximum_demand": None}
     assert problem["spec"] == {"kind": "newsvendor", "items": [filled]}
     age = datetime.now(UTC) - datetime.fromisoformat(problem["created_at"])
     assert timedelta() <= age < timedelta(seconds=30)

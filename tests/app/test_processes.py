@@ -62,7 +62,7 @@ def prepare(client: httpx.Client) -> Json:
 
 
 def submit(client: httpx.Client, ids: Json, epochs: int, **changes: object) -> str:
-    posterior = {"members": 2, "epochs": epochs, "patience": 100_000, "particles": 50}
+    posterior = {"method": "vi", "members": 2, "epochs": epochs, "patience": 100_000, "particles": 50}
     body = ids | SMALL | {"posterior": posterior, "seed": 7} | changes
     job_id: str = answered(client.post("/v1/jobs", json=body), 202)["id"]
     return job_id
@@ -93,7 +93,8 @@ def make_the_journey(client: httpx.Client) -> Json:
         time.sleep(0.05)
     assert (job["state"], job["error"], job["attempts"], job["progress"]) == ("succeeded", None, 1, 1.0)
     assert progress == sorted(progress)
-    answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json={"contexts": MORNINGS}))
+    body = {"contexts": MORNINGS, "costs_over": "posterior"}
+    answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body))
     assert len(answer["prescriptions"]) == 3
     for found in answer["prescriptions"]:
         assert set(found["decision"]) == {"croissants", "loaves"}
