@@ -131,7 +131,9 @@ def post(path: str, body: Any) -> Callable[[TestClient, World], Response]:
     return lambda client, world: send_json(client, path, body)
 
 
-def raw(path: str, body: str | bytes, content_type: str = "application/json") -> Callable[[TestClient, World], Response]:
+def raw(
+    path: str, body: str | bytes, content_type: str = "application/json"
+) -> Callable[[TestClient, World], Response]:
     headers = {"Content-Type": content_type}
     return lambda client, world: client.post(path, content=body, headers=headers)
 
@@ -444,9 +446,7 @@ JOBS = {
     "half an epoch": Case(job(posterior={"epochs": 1.5}), pointer="#/posterior/epochs"),
     "epochs as a boolean": Case(job(posterior={"epochs": True}), pointer="#/posterior/epochs"),
     "negative temperature": Case(job(posterior={"kl_weight": -1}), pointer="#/posterior/kl_weight"),
-    "temperature NaN": Case(
-        job(posterior={"kl_weight": float("nan")}), pointer="#/posterior/kl_weight", says="finite"
-    ),
+    "temperature NaN": Case(job(posterior={"kl_weight": float("nan")}), pointer="#/posterior/kl_weight", says="finite"),
     "learning rate of zero": Case(job(posterior={"learning_rate": 0}), pointer="#/posterior/learning_rate"),
     "negative seed": Case(job(seed=-SECRET_NUMBER), pointer="#/seed", says="greater than or equal to 0"),
     "seed beyond JSON's whole numbers": Case(job(seed=2**53), pointer="#/seed"),

@@ -168,9 +168,9 @@ def test_bcp_is_the_cheapest_policy_over_the_posterior_for_every_context(client:
     costs = {
         policy: [
             found["expected_cost"]
-            for found in prescribe(
-                client, posterior["id"], contexts=CONTEXTS, policy=policy, costs_over="posterior"
-            )["prescriptions"]
+            for found in prescribe(client, posterior["id"], contexts=CONTEXTS, policy=policy, costs_over="posterior")[
+                "prescriptions"
+            ]
         ]
         for policy in POLICY_NAMES
     }
@@ -304,9 +304,7 @@ def test_a_good_posterior_prescribes_without_warnings_whatever_quality_is_requir
 def test_contexts_far_from_the_history_are_warned_of_by_name(client: TestClient, posterior: Json) -> None:
     usual = prescribe(client, posterior["id"], contexts=CONTEXTS)["warnings"]
     strange = [CONTEXTS[0] | {"temperature": 400}, CONTEXTS[1] | {"temperature": -400, "rain": 900}, CONTEXTS[2]]
-    warnings = [
-        note for note in prescribe(client, posterior["id"], contexts=strange)["warnings"] if note not in usual
-    ]
+    warnings = [note for note in prescribe(client, posterior["id"], contexts=strange)["warnings"] if note not in usual]
     assert len(warnings) == 2
     assert warnings[0].startswith("'temperature' is far outside")
     assert warnings[0].endswith("in 2 context(s)")

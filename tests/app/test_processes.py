@@ -72,15 +72,18 @@ def read(client: httpx.Client, job_id: str) -> Json:
     return answered(client.get(f"/v1/jobs/{job_id}"))
 
 
+def newest(client: httpx.Client) -> list[Json]:
+    jobs: list[Json] = answered(client.get("/v1/jobs"))["items"]
+    return jobs
+
+
 def is_computing(client: httpx.Client, job_id: str) -> bool:
     job = read(client, job_id)
     return job["state"] == "running" and job["progress"] > 0
 
 
 def finished(client: httpx.Client, job_id: str, seconds: float = 60) -> Json:
-    wait_until(
-        f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"), seconds
-    )
+    wait_until(f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"), seconds)
     return read(client, job_id)
 
 
@@ -192,9 +195,7 @@ def test_a_job_after_a_cancelled_one_runs_as_if_nothing_had_happened(client: htt
     assert finished(client, submit(client, ids, epochs=3))["state"] == "succeeded"
 
 
-def test_the_api_answers_while_a_job_computes(
-    client: httpx.Client, computing: tuple[str, set[psutil.Process]]
-) -> None:
+def test_the_api_answers_while_a_job_computes(client: httpx.Client, computing: tuple[str, set[psutil.Process]]) -> None:
     times = []
     for _ in range(20):
         began = time.monotonic()
@@ -218,7 +219,7 @@ def test_a_body_over_the_limit_is_refused_over_real_http(client: httpx.Client, d
 def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json
 ) -> None:
-    epochs = epochs_for(client, ids, seconds=3)
+    epochs = epochs_for(client, ids, seconds=2)
     before = family(service)
     (worker,) = [process for process in before if "app.jobs.worker" in process.cmdline()]
     orphans = descendants(worker.pid)
@@ -252,6 +253,15 @@ def test_a_stopped_service_leaves_no_process_and_takes_up_its_job_when_it_starts
     wait_until("the job is taken up again", lambda: read(client, job_id)["attempts"] == 2, 20)
     wait_until("it computes again", lambda: is_computing(client, job_id), 20)
     assert answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)["state"] == "cancelled"
+
+
+def test_an_idle_service_stops_soon_and_cleanly_when_told_to(service: LocalService, client: httpx.Client) -> None:
+    assert service.process is not None
+    wait_until("no job runs", lambda: all(job["state"] != "running" for job in newest(client)), 10)
+    everyone = family(service)
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(6) == 0
+    wait_until("every process is gone", lambda: not alive(everyone), 1)
 
 
 # several machines: api and workers apart on PostgreSQL
@@ -378,7 +388,7 @@ def test_the_job_of_a_worker_killed_in_the_middle_is_finished_exactly_once_by_th
     postgres_url: str, remote: httpx.Client, workers: list[Part]
 ) -> None:
     ids = prepare(remote)
-    job_id = submit(remote, ids, epochs_for(remote, ids, seconds=3))
+    job_id = submit(remote, ids, epochs_for(remote, ids, seconds=2))
     wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
     (holder,) = [worker for worker in workers if f"{job_id} starts, attempt 1" in worker.messages()]
     workers.remove(holder)
@@ -421,11 +431,5 @@ def test_a_worker_told_to_stop_in_the_middle_of_a_job_stops_soon_and_leaves_the_
         remote.post(f"/v1/jobs/{job_id}/cancel")
 
 
-def test_an_idle_worker_and_the_api_stop_cleanly_when_told_to(
-    api: Part, workers: list[Part], folder: Path, environment: dict[str, str]
-) -> None:
-    with Part(folder, "worker3", "worker", **environment) as idle:
-        wait_until("the worker is ready", lambda: " ready " in idle.messages(), 60)
-        idle.stop()
-        assert "stopped" in idle.messages()
+def test_the_api_stops_cleanly_when_told_to(api: Part) -> None:
     api.stop()
