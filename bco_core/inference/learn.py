@@ -23,7 +23,6 @@ from bco_core.inference.diagnostics import diagnose, held_out_costs
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
-    SWEEP,
     Configuration,
     OutOfFold,
     fit_configurations,
@@ -31,6 +30,7 @@ from bco_core.inference.mixture import (
     linear_in_network,
     members_for,
     out_of_fold,
+    sweep_for,
     warm_start,
 )
 from bco_core.inference.select import pooled, select, stack
@@ -220,7 +220,7 @@ def _learn_auto(
     learning_rows = folds.train.shape[1]
     kl_weight = resolve_kl_weight(learning_rows, options.kl_weight, options.inverse_temperature, AUTO_KL_WEIGHT)
     explicit = options.kl_weight is not None or options.inverse_temperature is not None
-    sweep = tuple(c for c in SWEEP if c.kl_factor == 1 or not explicit)
+    sweep = tuple(c for c in sweep_for(rows) if c.kl_factor == 1 or not explicit)
     kinds = ("linear", "skip_mlp") if options.predictor == "auto" else (options.predictor,)
     variational = VariationalOptions(
         kl_weight=kl_weight,

@@ -677,7 +677,7 @@ def test_a_job_in_use_by_its_posterior_is_not_deleted(client: TestClient, world:
 
 @pytest.mark.filterwarnings("ignore:Unclosed file <tempfile.SpooledTemporaryFile:ResourceWarning")
 def test_a_form_that_stops_in_the_middle_is_refused(client: TestClient, world: World) -> None:
-    """Starlette leaves the unfinished part's temporary file to the garbage collector: hence the filter, and the sweep."""
+    """Starlette leaves the unfinished part's file to the garbage collector: hence the filter, and the sweep."""
     before = counts()
     body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nx,demand\n1,'
     send = raw("/v1/datasets/upload", body, "multipart/form-data; boundary=b")

@@ -208,7 +208,7 @@ def test_a_csv_file_holds_the_same_rows_however_it_is_written(client: TestClient
 
 
 def test_quoted_text_may_hold_delimiters_quotes_and_line_breaks(client: TestClient) -> None:
-    content = 'shop,demand\n"north, big",1\n"the ""best""",2\n"two\nlines",3\n'.encode()
+    content = b'shop,demand\n"north, big",1\n"the ""best""",2\n"two\nlines",3\n'
     dataset = answered(upload(client, content), 201)
     assert stored(dataset)["shop"] == ["north, big", 'the "best"', "two\nlines"]
 
