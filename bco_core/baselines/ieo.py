@@ -11,7 +11,7 @@ decisions are averaged, are its ensemble.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +24,11 @@ from bco_core.inference.training import TrainingOptions, train
 from bco_core.predictors import Predictor, build_predictor
 from bco_core.problems.base import DecisionProblem
 
+# The paper's sweep, and no penalty at all; ensembles spend their members where the choice falls.
 PENALTIES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0)
+ENSEMBLE_PENALTIES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 HIDDEN = (128, 128)
 TRAINING = TrainingOptions(epochs=300, patience=20, batch_size=128, learning_rate=0.01)
-# Size (R,) of parameter vectors (R, d).
-Norm = Callable[[Tensor], Tensor]
-
-
-def absolute(theta: Tensor) -> Tensor:
-    return theta.abs().sum(dim=1)
-
-
-def squared(theta: Tensor) -> Tensor:
-    return theta.square().sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,6 @@ def fit_points(
     sample: Sample,
     folds: Folds,
     generator: torch.Generator,
-    norm: Norm = absolute,
     penalties: Sequence[float] = PENALTIES,
     options: TrainingOptions = TRAINING,
 ) -> PointEstimates:
@@ -75,7 +66,7 @@ def fit_points(
         return problem.cost(decisions, outcomes[chosen]).mean(dim=1) / reference
 
     def loss(value: Tensor, chosen: Tensor, active: Tensor) -> Tensor:
-        return mean_cost(value[0], chosen) + strength[active] * norm(value[0])
+        return mean_cost(value[0], chosen) + strength[active] * value[0].abs().sum(dim=1)
 
     def judge(value: Tensor, active: Tensor) -> Tensor:
         with torch.no_grad():
@@ -116,4 +107,6 @@ def fit_ieo_ensemble(
 ) -> PointEstimates:
     """Five networks, each stopped early on its own fifth of the rows, with one penalty for all."""
     folds = make_folds(len(sample), FOLDS, generator)
-    return fit_points(problem, build_predictor("mlp", sample, hidden), sample, folds, generator)
+    return fit_points(
+        problem, build_predictor("mlp", sample, hidden), sample, folds, generator, ENSEMBLE_PENALTIES
+    )

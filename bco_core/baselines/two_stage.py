@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core.baselines.ieo import HIDDEN, PointEstimates, fit_points, squared
+from bco_core.baselines.ieo import ENSEMBLE_PENALTIES, HIDDEN, PointEstimates, fit_points
 from bco_core.data import FOLDS, Sample, make_folds
 from bco_core.inference.warm_start import SquaredError
 from bco_core.predictors import build_predictor
 from bco_core.problems.base import DecisionProblem
 
-PENALTIES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 MAXIMUM_RESIDUALS = 1000
 _CHUNK_NUMBERS = 4_000_000
 
@@ -47,11 +46,11 @@ class TwoStage:
 
 
 def fit_two_stage(sample: Sample, generator: torch.Generator, hidden: tuple[int, ...] = HIDDEN) -> TwoStage:
-    """Fit squared error on five folds, with a squared penalty chosen on held-out rows."""
+    """Fit squared error on five folds, with an l1 penalty chosen on held-out rows."""
     folds = make_folds(len(sample), FOLDS, generator)
     predictor = build_predictor("mlp", sample, hidden)
     problem = SquaredError(predictor.outcomes.scale)
-    estimates = fit_points(problem, predictor, sample, folds, generator, squared, PENALTIES)
+    estimates = fit_points(problem, predictor, sample, folds, generator, ENSEMBLE_PENALTIES)
     held_out = folds.validation
     with torch.no_grad():
         predictions = predictor.forward(estimates.theta, predictor.encode(sample.contexts)[held_out])

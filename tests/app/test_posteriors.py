@@ -246,7 +246,7 @@ def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: Te
     assert [answer.status_code for answer in answers] == [404] * 5
 
 
-def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest(client: TestClient) -> None:
+def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest() -> None:
     kept = cache.Cache()
     for key in range(5):
         assert kept.get(key, lambda key=key: (key * 10, 40), budget=100) == key * 10
@@ -256,7 +256,7 @@ def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest(client
     assert list(kept._entries) == [3, 5]
 
 
-def test_a_value_larger_than_the_whole_budget_still_serves(client: TestClient) -> None:
+def test_a_value_larger_than_the_whole_budget_still_serves() -> None:
     kept = cache.Cache()
     assert kept.get("big", lambda: ("value", 1000), budget=100) == "value"
     assert kept.get("big", lambda: ("made again", 1000), budget=100) == "value"
