@@ -123,7 +123,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        fields = [_field_problem(entry) for entry in error.errors()]
+        fields = [_field_problem(entry, request) for entry in error.errors()]
         detail = f"{fields[0].pointer}: {fields[0].detail}"
         if len(fields) > 1:
             detail += f" (and {len(fields) - 1} more)"
@@ -144,8 +144,11 @@ def install(app: FastAPI) -> None:
         return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
 
 
-def _field_problem(entry: dict[str, Any]) -> FieldProblem:
-    where = [part for part in entry["loc"] if part != "body"]
+def _field_problem(entry: dict[str, Any], request: Request) -> FieldProblem:
+    where = entry["loc"][1:] if entry["loc"][0] == "body" else entry["loc"]
     if entry["type"] == "json_invalid":
         return FieldProblem(pointer="#", detail="the body is not valid JSON")
+    kind = request.headers.get("content-type", "")
+    if not where and not kind.startswith(("application/json", "multipart/form-data")):
+        return FieldProblem(pointer="#", detail="send the body as JSON, with Content-Type: application/json")
     return FieldProblem(pointer=pointer(where), detail=entry["msg"].removeprefix("Value error, "))

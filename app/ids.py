@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_ID = re.compile(f"[a-z]+_[{_ALPHABET}]{{26}}")
 
 
 def new_id(prefix: str) -> str:
     """Such as ``post_01JCXV7Q0GZ3M5W8K2T4N6P9RS``: 48 bits of milliseconds and 80 random bits, in Crockford base 32."""
     number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     return f"{prefix}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def is_id(text: str) -> bool:
+    """Whether this could be an id of ours at all."""
+    return _ID.fullmatch(text) is not None
 
 
 def sibling_id(identifier: str, prefix: str) -> str:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 WORKER_COMMAND = (sys.executable, "-m", "app.jobs.worker")
 API_COMMAND = (sys.executable, "-m", "app.cli", "api")
 GRACE_SECONDS = 10.0
+# Who stops the supervisor leaves it the time to stop its processes first.
+SUPERVISOR_GRACE_SECONDS = 2 * GRACE_SECONDS
 
 
 def serve(settings: Settings) -> int:
@@ -51,11 +53,11 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:
+def _stop_all(processes: list[subprocess.Popen[bytes]], grace: float = GRACE_SECONDS) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + grace
     for process in processes:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
@@ -111,4 +113,4 @@ class LocalService:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.process is not None:
-            _stop_all([self.process])
+            _stop_all([self.process], SUPERVISOR_GRACE_SECONDS)

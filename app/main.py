@@ -12,8 +12,8 @@ from fastapi.responses import PlainTextResponse
 
 from app import errors
 from app.datasets.router import router as datasets
-from app.db.engine import transaction
-from app.db.tables import ProblemRow
+from app.db.engine import get_engine
+from app.db.migrate import is_current
 from app.jobs.router import router as jobs
 from app.middleware import BodyLimit
 from app.pages.router import assets
@@ -65,13 +65,12 @@ def create_app() -> FastAPI:
     def readyz() -> str:
         """The database answers and has the tables this version needs."""
         try:
-            with transaction() as session:
-                session.execute(sa.select(ProblemRow.id).limit(1))
+            ready = is_current(get_engine())
         except sa.exc.SQLAlchemyError:
             log.exception("not ready")
-            raise errors.Unavailable(
-                "the database cannot be used; is it running, and has 'bco migrate' been run?"
-            ) from None
+            ready = False
+        if not ready:
+            raise errors.Unavailable("the database cannot be used; is it running, and has 'bco migrate' been run?")
         return "ok"
 
     return app

@@ -5,15 +5,31 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 Item = TypeVar("Item")
 
 
-class Request(BaseModel):
-    """Requests refuse fields they do not know and numbers that are not finite."""
+def storable(text: str) -> str:
+    """Text that every database takes: no NUL, no half characters."""
+    if "\x00" in text or not is_unicode(text):
+        raise ValueError("this text holds a character that cannot be stored")
+    return text
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+def is_unicode(text: str) -> bool:
+    """Whether the text has no lone surrogates, which JSON can spell and no encoding can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Request(BaseModel):
+    """Requests refuse fields they do not know, numbers that are not finite, and values of another type."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Resource(BaseModel):
@@ -29,5 +45,9 @@ class Page(BaseModel, Generic[Item]):
     next_cursor: str | None
 
 
-Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+Name = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
+    AfterValidator(storable),
+]
 Limit = Annotated[int, Field(ge=1, le=200)]

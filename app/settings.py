@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Positive = Annotated[int, Field(ge=1)]
@@ -36,9 +36,17 @@ class Settings(BaseSettings):
     max_parameters: Positive = Field(1_000_000, description="largest predictor, in parameters")
     max_members: Positive = Field(64, description="most members of a posterior")
     max_particles: Positive = Field(2_000, description="most particles stored with a posterior")
+    max_posterior_mb: Positive = Field(1024, description="largest posterior: particles and members, in MB")
     max_scenarios: Positive = Field(2_000, description="most scenarios in one prescription")
     max_contexts: Positive = Field(20_000, description="most contexts in one prescribe call")
     cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")
+
+    @field_validator("database_url")
+    @classmethod
+    def database_is_known(cls, url: str) -> str:
+        if not url.startswith(("sqlite:///", "postgresql://", "postgresql+psycopg://", "postgres://")):
+            raise ValueError("must start with sqlite:/// or postgresql://")
+        return url
 
     @property
     def sqlalchemy_url(self) -> str:

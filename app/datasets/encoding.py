@@ -47,7 +47,7 @@ class ContextEncoding:
                 parts.append(np.eye(len(categories))[codes])
         return np.concatenate(parts, axis=1)
 
-    def encode_requests(self, contexts: Sequence[dict[str, Any] | list[Any]]) -> Matrix:
+    def encode_requests(self, contexts: Sequence[Any]) -> Matrix:
         """Contexts as they arrive in a request, by name or in column order, (B, width)."""
         rows = [self._in_order(index, context) for index, context in enumerate(contexts)]
         parts = []
@@ -59,8 +59,11 @@ class ContextEncoding:
                 parts.append(np.eye(len(categories))[codes])
         return np.concatenate(parts, axis=1)
 
-    def _in_order(self, index: int, context: dict[str, Any] | list[Any]) -> list[Any]:
+    def _in_order(self, index: int, context: Any) -> list[Any]:
         names = [name for name, _ in self.columns]
+        if not isinstance(context, dict | list):
+            detail = f"a context is an object with the columns {', '.join(names)}, or a list of their values"
+            raise InvalidRequest.at(("contexts", index), detail)
         if isinstance(context, list):
             if len(context) != len(names):
                 detail = f"a context given as a list needs {len(names)} values, in this order: {', '.join(names)}"

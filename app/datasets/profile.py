@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.parsing import RawTable, as_numbers, as_text
+from app.datasets.parsing import RawTable, as_numbers, as_text, is_storable
 from app.errors import InvalidRequest
 from app.settings import Settings
 from bco_core.data import LARGEST
@@ -44,7 +45,7 @@ def profile(raw: RawTable, roles: Roles, settings: Settings) -> Profiled:
     table, dropped = _without_missing(raw, roles, pa.table(arrays))
     warnings = [f"{dropped} rows with missing values were dropped"] if dropped else []
     if table.num_rows < 2:
-        raise InvalidRequest.at(("rows",), f"a data set needs at least 2 complete rows, and there are {table.num_rows}")
+        raise InvalidRequest.at((raw.whole,), "a data set needs at least 2 rows without missing values")
     if table.num_rows < FEW_ROWS:
         warnings.append(f"only {table.num_rows} rows: decisions learned from so few may change much with more data")
     columns = []
@@ -59,9 +60,9 @@ def profile(raw: RawTable, roles: Roles, settings: Settings) -> Profiled:
 
 def _chosen_columns(raw: RawTable, roles: Roles, settings: Settings) -> list[str]:
     if not raw.rows or not raw.columns:
-        raise InvalidRequest.at(("rows",), "the data set is empty; send at least 2 rows with named columns")
+        raise InvalidRequest.at((raw.whole,), "the data set is empty; send at least 2 rows with named columns")
     if raw.rows > settings.max_rows:
-        raise InvalidRequest.at(("rows",), f"{raw.rows} rows are over the limit of {settings.max_rows} (BCO_MAX_ROWS)")
+        raise InvalidRequest.at((raw.whole,), f"at most {settings.max_rows} rows (BCO_MAX_ROWS)")
     if not roles.outcomes:
         raise InvalidRequest.at(("outcomes",), "name at least one outcome column: what is unknown when deciding")
     contexts = roles.contexts
@@ -71,7 +72,7 @@ def _chosen_columns(raw: RawTable, roles: Roles, settings: Settings) -> list[str
         for index, name in enumerate(listed):
             if name not in raw.columns:
                 known = ", ".join(list(raw.columns)[:20])
-                raise InvalidRequest.at((field, index), f"there is no column '{name}'; the columns are {known}")
+                raise InvalidRequest.at((field, index), f"there is no such column; the columns are {known}")
             if name in listed[:index]:
                 raise InvalidRequest.at((field, index), f"'{name}' is listed twice")
     for index, name in enumerate(contexts):
@@ -88,13 +89,12 @@ def _chosen_columns(raw: RawTable, roles: Roles, settings: Settings) -> list[str
 def _typed(raw: RawTable, roles: Roles, name: str) -> pa.Array:
     """Numbers where the column holds numbers, text where it holds text, and a clear refusal of a mix."""
     column = raw.columns[name]
+    _refuse_unusable(raw, name, column)
     if name in roles.categorical:
         if name in roles.outcomes:
             index = roles.categorical.index(name)
             raise InvalidRequest.at(("categorical", index), f"'{name}' is an outcome, and outcomes must be numbers")
-        _refuse_nested(raw, name, column)
         return as_text(column)
-    _refuse_nested(raw, name, column)
     numbers, other = as_numbers(column)
     if other:
         counted = raw.rows - numbers.null_count
@@ -113,12 +113,19 @@ def _typed(raw: RawTable, roles: Roles, name: str) -> pa.Array:
     return numbers
 
 
-def _refuse_nested(raw: RawTable, name: str, column: Any) -> None:
-    if isinstance(column, list):
-        for row, value in enumerate(column):
-            if isinstance(value, list | dict):
-                where, words = raw.place(row, name)
-                raise InvalidRequest.at(where, f"{words}: a value must be a number, text, true, false or null")
+def _refuse_unusable(raw: RawTable, name: str, column: Any) -> None:
+    """Refuse what is neither number, text, boolean nor null, and text or numbers that cannot be kept."""
+    values = column if isinstance(column, list) else column.to_pylist() if pa.types.is_string(column.type) else ()
+    for row, value in enumerate(values):
+        if isinstance(value, list | dict):
+            where, words = raw.place(row, name)
+            raise InvalidRequest.at(where, f"{words}: a value must be a number, text, true, false or null")
+        if isinstance(value, str) and not is_storable(value):
+            where, words = raw.place(row, name)
+            raise InvalidRequest.at(where, f"{words}: the text holds a character that cannot be stored")
+        if isinstance(value, float) and not math.isfinite(value):
+            where, words = raw.place(row, name)
+            raise InvalidRequest.at(where, f"{words}: not a finite number; leave it empty if it is unknown")
 
 
 def _without_missing(raw: RawTable, roles: Roles, table: pa.Table) -> tuple[pa.Table, int]:

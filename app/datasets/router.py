@@ -12,6 +12,7 @@ from app.datasets.profile import Roles
 from app.datasets.schemas import DatasetAnswer, Missing, NewDataset
 from app.db.tables import DatasetRow
 from app.schemas import Limit, Name, Page
+from app.settings import get_settings
 
 router = APIRouter(prefix="/v1/datasets", tags=["data sets"])
 
@@ -40,7 +41,7 @@ def upload_dataset(
 ) -> DatasetAnswer:
     """Send history as a CSV or Parquet file."""
     roles = Roles(_names(outcomes), _names(contexts) or None, _names(categorical), missing)
-    return _created(service.create(name, parse_file(file.file.read()), roles), response)
+    return _created(service.create(name, parse_file(file.file.read(), get_settings().max_rows), roles), response)
 
 
 def _names(text: str) -> list[str]:

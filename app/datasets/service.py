@@ -13,7 +13,7 @@ from app.datasets.parsing import RawTable
 from app.datasets.profile import Roles, profile
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
-from app.db.rows import delete_row, page
+from app.db.rows import delete_row, find, page
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.errors import NotFound
 from app.ids import new_id
@@ -59,7 +59,7 @@ def listing(limit: int, cursor: str | None) -> tuple[list[DatasetRow], str | Non
 
 def get(dataset_id: str) -> DatasetRow:
     with transaction() as session:
-        row = session.get(DatasetRow, dataset_id)
+        row = find(session, DatasetRow, dataset_id)
     if row is None:
         raise NotFound(MISSING)
     return row

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -38,12 +40,12 @@ def migrate(url: str) -> None:
     DBOS.migrate(url)
 
 
-def is_current(url: str) -> bool:
+@lru_cache
+def _newest() -> str | None:
+    return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+def is_current(engine: sa.Engine) -> bool:
     """Whether the database has the tables this version expects."""
-    engine = create_engine(url)
-    try:
-        with engine.connect() as connection:
-            version = MigrationContext.configure(connection).get_current_revision()
-    finally:
-        engine.dispose()
-    return version == ScriptDirectory.from_config(_config()).get_current_head()
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision() == _newest()

@@ -39,9 +39,14 @@ def enqueue(session: Session, job_id: str) -> None:
     )
 
 
-def forget(job_id: str) -> None:
-    """Take a cancelled job out of the queue, so that no worker starts it."""
+def withdraw(job_id: str) -> None:
+    """Take a cancelled job out of the queue."""
     client().cancel_workflow(job_id)
+
+
+def forget(job_id: str) -> None:
+    """Remove what the engine still knows of a deleted job."""
+    client().delete_workflow(job_id)
 
 
 def launch(executor_id: str, concurrency: int, run: Callable[[str], str]) -> None:
@@ -78,7 +83,3 @@ def take_over(executor_ids: set[str]) -> None:
         return
     log.warning("taking over the jobs of %d silent worker(s)", len(executor_ids))
     DBOS._recover_pending_workflows(sorted(executor_ids))
-
-
-def shut_down() -> None:
-    DBOS.destroy()

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.datasets.encoding import ContextEncoding
 from app.datasets.service import MISSING as NO_DATASET
 from app.db.engine import transaction
-from app.db.rows import affected, delete_row, page
+from app.db.rows import affected, delete_row, find, page
 from app.db.tables import DatasetRow, JobRow, ProblemRow, now
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import new_id
@@ -23,6 +23,7 @@ from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
 from bco_core.inference.learn import MINIMUM_ROWS
+from bco_core.inference.mixture import members_for
 
 MISSING = "no job has this id; GET /v1/jobs lists them"
 UNFINISHED = ("queued", "running")
@@ -32,10 +33,10 @@ MAX_ATTEMPTS = 3
 def create(request: NewJob) -> JobRow:
     """Accept a job if it can be run at all; it is queued in the same transaction."""
     with transaction() as session:
-        problem = session.get(ProblemRow, request.problem_id)
+        problem = find(session, ProblemRow, request.problem_id)
         if problem is None:
             raise InvalidRequest.at(("problem_id",), NO_PROBLEM)
-        dataset = session.get(DatasetRow, request.dataset_id)
+        dataset = find(session, DatasetRow, request.dataset_id)
         if dataset is None:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
         _check(request, problem, dataset)
@@ -51,7 +52,10 @@ def create(request: NewJob) -> JobRow:
             message="waiting for a worker",
         )
         session.add(row)
-        session.flush()
+        try:
+            session.flush()
+        except sa.exc.IntegrityError:
+            raise Conflict("the problem or the data set was deleted while the job was being made") from None
         engine.enqueue(session, row.id)
     return row
 
@@ -74,14 +78,17 @@ def _check(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
     parameters = (contexts + 1) * len(needed)
     if request.predictor.is_network:
         parameters += sum((a + 1) * b for a, b in pairwise([contexts, *request.predictor.layers, len(needed)]))
-    for field, value, limit in (
-        (("predictor", "hidden"), parameters, settings.max_parameters),
-        (("posterior", "members"), request.posterior.members or 1, settings.max_members),
-        (("posterior", "particles"), request.posterior.particles, settings.max_particles),
+    members = request.posterior.members or members_for(dataset.rows)
+    megabytes = 4e-6 * parameters * (request.posterior.particles + 2 * members)
+    for field, what, value, limit in (
+        (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
+        (("posterior", "members"), "members", members, settings.max_members),
+        (("posterior", "particles"), "particles", request.posterior.particles, settings.max_particles),
+        (("posterior", "particles"), "posterior_mb", megabytes, settings.max_posterior_mb),
     ):
         if value > limit:
-            what = "parameters" if field[-1] == "hidden" else field[-1]
-            raise InvalidRequest.at(field, f"{value} {what} are over the limit of {limit} (BCO_MAX_{what.upper()})")
+            words = what.replace("posterior_mb", "MB a posterior")
+            raise InvalidRequest.at(field, f"at most {limit} {words} (BCO_MAX_{what.upper()})")
 
 
 def listing(limit: int, cursor: str | None) -> tuple[list[JobRow], str | None]:
@@ -91,7 +98,7 @@ def listing(limit: int, cursor: str | None) -> tuple[list[JobRow], str | None]:
 
 def get(job_id: str) -> JobRow:
     with transaction() as session:
-        row = session.get(JobRow, job_id)
+        row = find(session, JobRow, job_id)
     if row is None:
         raise NotFound(MISSING)
     return row
@@ -99,11 +106,13 @@ def get(job_id: str) -> JobRow:
 
 def cancel(job_id: str) -> JobRow:
     """Stop a queued or running job; a job that is cancelled already stays so."""
+    waiting = get(job_id).state == "queued"
     with transaction() as session:
-        changed = _finish(session, job_id, "cancelled", message="cancelled")
-    if changed:
-        engine.forget(job_id)
+        _finish(session, job_id, "cancelled", message="cancelled")
     row = get(job_id)
+    if waiting and row.state == "cancelled":
+        # A running one is stopped by its worker, which sees that it is no longer wanted.
+        engine.withdraw(job_id)
     if row.state != "cancelled":
         raise Conflict(f"the job has {row.state} already, so there is nothing to cancel")
     return row
@@ -112,10 +121,11 @@ def cancel(job_id: str) -> JobRow:
 def delete(job_id: str) -> None:
     """Delete a finished job whose posterior is gone."""
     with transaction() as session:
-        row = session.get(JobRow, job_id)
+        row = find(session, JobRow, job_id)
         if row is not None and row.state in UNFINISHED:
             raise Conflict(f"the job is {row.state}; cancel it first")
         delete_row(session, JobRow, job_id, MISSING, "the job's posterior still exists; delete that first")
+    engine.forget(job_id)
 
 
 def start(job_id: str) -> int | None:
@@ -151,6 +161,13 @@ def is_wanted(job_id: str, attempt: int) -> bool:
 def succeed(session: Session, job_id: str, attempt: int) -> bool:
     """Mark success inside the transaction that stores the result; False if this attempt is no longer wanted."""
     return _finish(session, job_id, "succeeded", attempt, progress=1.0, message="done")
+
+
+def hand_back(job_id: str, attempt: int) -> None:
+    """A worker that is told to stop returns its job to the queue; this attempt does not count."""
+    with transaction() as session:
+        query = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state == "running", JobRow.attempts == attempt)
+        affected(session, query.values(state="queued", attempts=attempt - 1, message="waiting for another worker"))
 
 
 def fail(job_id: str, attempt: int, reason: str) -> None:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
 import time
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
+
+_stop = threading.Event()
+_running: dict[str, tuple[int, Any]] = {}
 
 
 def supervise(job_id: str) -> str:
@@ -27,11 +32,16 @@ def supervise(job_id: str) -> str:
     began = time.monotonic()
     process = multiprocessing.get_context("forkserver").Process(target=compute.main, args=(job_id, attempt))
     process.start()
+    _running[job_id] = attempt, process
     while process.is_alive():
         process.join(CHECK_SECONDS)
         if process.is_alive() and not service.is_wanted(job_id, attempt):
             process.kill()
             process.join()
+    if _stop.is_set():
+        # The worker hands the job back and exits; returning would tell the engine that the job is done.
+        threading.Event().wait()
+    del _running[job_id]
     if process.exitcode != 0:
         # A cancelled job keeps its state: failing is refused once a job has ended.
         service.fail(job_id, attempt, f"the computation stopped unexpectedly (exit code {process.exitcode})")
@@ -73,24 +83,36 @@ def main() -> None:
 
     settings = get_settings()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s worker: %(message)s")
-    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: _stop.set())
     _warm_up()
 
     executor_id = new_id("worker")
     beat(executor_id, settings.worker_deadline_seconds)
     engine.launch(executor_id, settings.worker_concurrency, supervise)
     log.info("ready (%s)", executor_id)
-    while not stop.wait(settings.worker_deadline_seconds / 4):
+    while not _stop.wait(settings.worker_deadline_seconds / 4):
         try:
             alive = beat(executor_id, settings.worker_deadline_seconds)
             engine.take_over(engine.running_executors() - alive)
         except Exception:
             log.exception("heartbeat failed; trying again")
+    _hand_back_all()
     retire(executor_id)
-    engine.shut_down()
     log.info("stopped")
+    logging.shutdown()
+    # Threads of the engine still wait for jobs that others will finish.
+    os._exit(0)
+
+
+def _hand_back_all() -> None:
+    from app.jobs import service
+
+    for job_id, (attempt, process) in list(_running.items()):
+        process.kill()
+        process.join()
+        service.hand_back(job_id, attempt)
+        log.info("job %s handed back", job_id)
 
 
 def _warm_up() -> None:

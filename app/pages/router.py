@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
 
+log = logging.getLogger(__name__)
 router = APIRouter(include_in_schema=False)
 
 DEMO_NAME = "bakery"
@@ -80,8 +82,20 @@ def openapi(request: Request) -> Response:
                 if parameter["name"] in _PARAMETERS:
                     parameter["example"] = _PARAMETERS[parameter["name"]]
     text = orjson.dumps(document).decode()
-    with transaction() as session:
-        for placeholder, table in _PLACEHOLDERS.items():
-            newest = session.scalar(sa.select(sa.func.max(table.id)).where(table.name == DEMO_NAME))
-            text = text.replace(placeholder, newest or placeholder)
+    for placeholder, newest in _demo_ids().items():
+        text = text.replace(placeholder, newest)
     return Response(text, media_type="application/json")
+
+
+def _demo_ids() -> dict[str, str]:
+    """The newest id of each kind that the demo has made; none while the database cannot be read."""
+    try:
+        with transaction() as session:
+            found = {
+                placeholder: session.scalar(sa.select(sa.func.max(table.id)).where(table.name == DEMO_NAME))
+                for placeholder, table in _PLACEHOLDERS.items()
+            }
+    except sa.exc.SQLAlchemyError:
+        log.warning("the database cannot be read, so the docs page shows no ids of the demo")
+        return {}
+    return {placeholder: newest for placeholder, newest in found.items() if newest}

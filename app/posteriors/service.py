@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
 from app.db.engine import transaction
-from app.db.rows import delete_row, page
+from app.db.rows import delete_row, find, page
 from app.db.tables import DatasetRow, JobRow, PosteriorBlockRow, PosteriorRow, ProblemRow
 from app.errors import Conflict, NotFound
 from app.ids import sibling_id
@@ -92,7 +92,9 @@ def particles_file(posterior_id: str, first: int, count: int | None) -> bytes:
             name: load_array(session, row.id, name)
             for name in ("context_mean", "context_scale", "outcome_mean", "outcome_scale")
         }
-        arrays["particles"] = load_array(session, row.id, "particles", min(first, row.particles), count)
+        first = min(first, row.particles)
+        wanted = row.particles if count is None else count
+        arrays["particles"] = load_array(session, row.id, "particles", first, min(wanted, row.particles - first))
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
@@ -106,10 +108,9 @@ def listing(limit: int, cursor: str | None) -> tuple[list[PosteriorRow], str | N
 def get(posterior_id: str) -> PosteriorRow:
     """The posterior's row; if its job has not made it yet, the answer says how the job stands."""
     with transaction() as session:
-        row = session.get(PosteriorRow, posterior_id)
+        row = find(session, PosteriorRow, posterior_id)
         if row is None:
-            job = session.get(JobRow, sibling_id(posterior_id, "job")) if posterior_id.startswith("post_") else None
-            raise _absent(job)
+            raise _absent(find(session, JobRow, sibling_id(posterior_id, "job")))
     return row
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from app.jobs.schemas import PolicyName, Seed
 from app.posteriors.schemas import Quality
@@ -16,10 +16,14 @@ EXAMPLE_CONTEXTS: list[Any] = [
 ]
 
 
+# Checked where the columns are known; the schema is for readers.
+Context = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "items": {}}]})]
+
+
 class PrescribeRequest(Request):
     model_config = ConfigDict(json_schema_extra={"examples": [{"contexts": EXAMPLE_CONTEXTS, "scenarios": 200}]})
 
-    contexts: list[dict[str, Any] | list[Any]] = Field(
+    contexts: list[Context] = Field(
         min_length=1, description="one or many contexts: column name to value, or values in column order"
     )
     policy: PolicyName | None = Field(None, description="the posterior's own by default")

@@ -18,6 +18,7 @@ from bco_core.policies import POLICIES, blended
 from bco_core.scenarios import Scenarios, cost_distribution, expected_cost, predictive_scenarios
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_CHUNK_NUMBERS = 4_000_000
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 
 
@@ -28,26 +29,19 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     loaded = ready(row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
     theta = draws(row, loaded.posterior, request.scenarios, request.seed)
-    scenarios = loaded.posterior.scenarios(contexts, theta)
-    if not torch.isfinite(scenarios.outcomes).all():
-        raise InvalidRequest.at(("contexts",), "a context lies so far from the history that no prediction is possible")
-
     policy = request.policy or row.policy
     seed = loaded.posterior.seed if request.seed is None else request.seed
-    decide = partial(blended, alpha=request.alpha) if policy == "blended" else POLICIES[policy]
-    prescription = decide(loaded.problem, scenarios, torch.Generator().manual_seed(seed))
-    atoms = _cost_scenarios(loaded, scenarios, request)
-    levels = torch.tensor(QUANTILES, dtype=torch.float64)
-    costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
-    map_decisions = loaded.problem.decide(scenarios.mode)
-    map_costs = expected_cost(loaded.problem, map_decisions, atoms)
-    gains = map_costs - costs.mean
+    generator = torch.Generator().manual_seed(seed)
+
+    # In chunks, so that memory is bounded however many contexts, scenarios and outcomes meet.
+    size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
+    prescriptions = []
+    for chunk in contexts.split(size):
+        prescriptions += _prescriptions(loaded, chunk, theta, policy, request, generator)
 
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
-    names = loaded.decisions
-    labels = [str(level) for level in QUANTILES]
     return {
         "posterior_id": row.id,
         "digest": row.digest,
@@ -60,29 +54,53 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
         },
         "quality": quality,
         "warnings": warnings + _far_from_history(row, loaded, contexts),
-        "prescriptions": [
-            {
-                "decision": dict(zip(names, decision, strict=True)),
-                "expected_cost": mean,
-                "cost_quantiles": dict(zip(labels, quantiles, strict=True)),
-                "cvar_95": cvar,
-                "status": status,
-                "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
-                "hedging_gain": gain,
-            }
-            for decision, mean, quantiles, cvar, status, map_decision, map_cost, gain in zip(
-                prescription.decisions.tolist(),
-                costs.mean.tolist(),
-                costs.quantiles.tolist(),
-                costs.cvar.tolist(),
-                prescription.status,
-                map_decisions.tolist(),
-                map_costs.tolist(),
-                gains.tolist(),
-                strict=True,
-            )
-        ],
+        "prescriptions": prescriptions,
     }
+
+
+def _prescriptions(
+    loaded: Ready,
+    contexts: Tensor,
+    theta: Tensor,
+    policy: str,
+    request: PrescribeRequest,
+    generator: torch.Generator,
+) -> list[dict[str, Any]]:
+    """Decide for encoded contexts (B, width) by parameter vectors (K, d)."""
+    scenarios = loaded.posterior.scenarios(contexts, theta)
+    if not torch.isfinite(scenarios.outcomes).all():
+        raise InvalidRequest.at(("contexts",), "a context lies so far from the history that no prediction is possible")
+    decide = partial(blended, alpha=request.alpha) if policy == "blended" else POLICIES[policy]
+    prescription = decide(loaded.problem, scenarios, generator)
+    atoms = _cost_scenarios(loaded, scenarios, request)
+    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
+    map_decisions = loaded.problem.decide(scenarios.mode)
+    map_costs = expected_cost(loaded.problem, map_decisions, atoms)
+
+    names, labels = loaded.decisions, [str(level) for level in QUANTILES]
+    return [
+        {
+            "decision": dict(zip(names, decision, strict=True)),
+            "expected_cost": mean,
+            "cost_quantiles": dict(zip(labels, quantiles, strict=True)),
+            "cvar_95": cvar,
+            "status": status,
+            "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
+            "hedging_gain": gain,
+        }
+        for decision, mean, quantiles, cvar, status, map_decision, map_cost, gain in zip(
+            prescription.decisions.tolist(),
+            costs.mean.tolist(),
+            costs.quantiles.tolist(),
+            costs.cvar.tolist(),
+            prescription.status,
+            map_decisions.tolist(),
+            map_costs.tolist(),
+            (map_costs - costs.mean).tolist(),
+            strict=True,
+        )
+    ]
 
 
 def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeRequest) -> Scenarios:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from app.db.engine import transaction
-from app.db.rows import delete_row, page
+from app.db.rows import delete_row, find, page
 from app.db.tables import ProblemRow
 from app.errors import NotFound
 from app.ids import new_id
@@ -31,7 +31,7 @@ def listing(limit: int, cursor: str | None) -> tuple[list[ProblemRow], str | Non
 
 def get(problem_id: str) -> ProblemRow:
     with transaction() as session:
-        row = session.get(ProblemRow, problem_id)
+        row = find(session, ProblemRow, problem_id)
     if row is None:
         raise NotFound(MISSING)
     return row

@@ -46,7 +46,7 @@ def upgrade() -> None:
         sa.Column("spec", sa.JSON, nullable=False),
         sa.Column("state", sa.String, nullable=False, index=True),
         sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("progress", sa.Float, nullable=False),
+        sa.Column("progress", sa.Double, nullable=False),
         sa.Column("message", sa.String, nullable=False),
         sa.Column("error", sa.String),
         sa.Column("created_at", TIME, nullable=False),
@@ -80,7 +80,7 @@ def upgrade() -> None:
     op.create_table(
         "workers",
         sa.Column("id", sa.String, primary_key=True),
-        sa.Column("beat_at", sa.Float, nullable=False),
+        sa.Column("beat_at", sa.Double, nullable=False),
     )
 
 

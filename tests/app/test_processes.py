@@ -259,7 +259,7 @@ def test_leaving_a_service_in_the_middle_of_a_job_leaves_no_process_and_the_job_
     finally:
         kill(everyone)
     with Part(tmp_path, "worker", "worker", BCO_DATABASE_URL=sqlite_url, **DEADLINE) as worker:
-        wait_until("the job is taken up", lambda: f"{job_id} starts, attempt 2" in worker.messages(), 30)
+        wait_until("the job is taken up", lambda: f"{job_id} starts, attempt 1" in worker.messages(), 30)
         in_database(sqlite_url, "UPDATE jobs SET state = 'cancelled' WHERE id = :job_id", job_id)
         wait_until("the worker is idle", lambda: f"{job_id} cancelled" in worker.messages(), 5)
         assert worker.stop() == 0
