@@ -5,8 +5,8 @@ Each member minimises, on minibatches of its own training rows,
     (1/n) Σ_i c(π_θ(x_i); y_i) + γ‖θ‖₁,                                  (regularised empirical risk, the l1 norm)
 
 with the mean cost divided by the best constant decision's, and is stopped early on its held-out rows. The penalty γ is
-the one of least held-out cost; folds × penalties train as one batch. One fold is the paper's baseline; five folds, whose
-decisions are averaged, are its ensemble.
+the one of least held-out cost; folds × penalties train as one batch. One fold is the paper's baseline; five folds,
+whose decisions are averaged, are its ensemble.
 """
 
 from __future__ import annotations

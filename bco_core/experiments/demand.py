@@ -45,7 +45,7 @@ def _normal_density(u: Tensor) -> Tensor:
 
 
 def _normal_quantile(level: float) -> float:
-    return torch.special.ndtri(torch.tensor(level, dtype=torch.float64)).item()
+    return float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
 
 
 def _normal_draw(count: int, generator: torch.Generator) -> Tensor:

@@ -168,9 +168,9 @@ def plot(summaries: Sequence[Summary], path: Path) -> None:
         panel.set_xlabel("training rows n")
     for line in panels:
         line[0].set_ylabel("optimality gap, %")
-    labels = {}
+    labels: dict[str, Any] = {}
     for panel in figure.axes:
         handles, names = panel.get_legend_handles_labels()
         labels |= dict(zip(names, handles, strict=True))
-    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=len(labels))
+    figure.legend(list(labels.values()), list(labels), loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=120)
