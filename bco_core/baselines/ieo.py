@@ -107,6 +107,4 @@ def fit_ieo_ensemble(
 ) -> PointEstimates:
     """Five networks, each stopped early on its own fifth of the rows, with one penalty for all."""
     folds = make_folds(len(sample), FOLDS, generator)
-    return fit_points(
-        problem, build_predictor("mlp", sample, hidden), sample, folds, generator, ENSEMBLE_PENALTIES
-    )
+    return fit_points(problem, build_predictor("mlp", sample, hidden), sample, folds, generator, ENSEMBLE_PENALTIES)
