@@ -31,7 +31,6 @@ def run(as_json: bool) -> dict[str, float]:
             LocalService(BCO_DATABASE_URL=database) as service,
             httpx.Client(base_url=service.url, timeout=120) as client,
         ):
-            time.sleep(3)  # let the worker's first imports end: a job's start is measured on a running service
             figures = _measure(client, service, console)
     if as_json:
         Console().print(json.dumps(figures), soft_wrap=True, highlight=False)

@@ -1,0 +1,210 @@
+"""Real demand: the Yaz restaurant, first three quarters of the days to learn from, the last quarter to be judged on.
+
+Every method sees the same rows (see ``yaz_days``) of training days only, and everything about it is chosen on them:
+contexts and tuning of LightGBM and of L1 quantile regression by cross-validation over blocks of days. The cost is that
+of the decisions on the test days, for each ingredient relative to plain SAA, the best constant order on the training
+days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
+from bco_core.baselines.saa import best_constant
+from bco_core.baselines.two_stage import fit_two_stage
+from bco_core.data import FOLDS, Sample
+from bco_core.experiments.yaz_days import (
+    WARM_UP_DAYS,
+    Days,
+    compact_contexts,
+    levels,
+    relative_rows,
+    wide_contexts,
+)
+from bco_core.inference.learn import LearningOptions, learn
+from bco_core.policies import POLICIES
+from bco_core.problems.newsvendor import Newsvendor
+
+UNDERAGE, OVERAGE = 0.75, 0.25
+TRAINING_SHARE = 0.75
+SEED = 0
+PROBLEM = Newsvendor.from_spec(
+    {"items": [{"underage_cost": UNDERAGE, "overage_cost": OVERAGE, "minimum_order": 0}]},
+)
+_DESIGNS = {"compact": compact_contexts, "wide": wide_contexts}
+_ALPHAS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+_LEAVES = (3, 5, 9)
+_ROUNDS = (50, 100, 200, 400)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The days, which of them to learn from, and which to decide for: indices of open days."""
+
+    days: Days
+    train: Tensor
+    test: Tensor
+
+    def rows(self, design: str = "compact") -> tuple[Sample, Tensor]:
+        """Training rows, and the contexts (J·n, d_x) to decide for."""
+        contexts = _DESIGNS[design](self.days)
+        warm = self.train[self.train >= WARM_UP_DAYS]
+        return relative_rows(self.days, contexts, warm), contexts[self.test].transpose(0, 1).flatten(0, 1)
+
+    def blocks(self) -> Iterator[Split]:
+        """Five splits of the training days: a block of days in a row to decide for, and the others to learn from."""
+        for block in self.train[self.train >= WARM_UP_DAYS].tensor_split(FOLDS):
+            others = self.train[(self.train < block[0]) | (self.train > block[-1])]
+            yield Split(self.days, others, block)
+
+    def orders(self, relative: Tensor) -> Tensor:
+        """Orders (n, J) from decisions (J·n,) in units of levels."""
+        return relative.view(len(self.days.ingredients), -1).T * levels(self.days)[self.test]
+
+    def costs(self, orders: Tensor) -> Tensor:
+        """Mean cost (J,) of orders (n, J), or of one constant order (J,), on the days decided for."""
+        short = self.days.demand[self.test] - orders
+        return torch.where(short > 0, UNDERAGE * short, -OVERAGE * short).mean(dim=0)
+
+    def constant(self) -> Tensor:
+        """Plain SAA: the best constant order of each ingredient, (J,)."""
+        demand = self.days.demand[self.train]
+        return torch.cat([best_constant(PROBLEM, column[:, None]).decisions[0] for column in demand.T])
+
+
+Method = Callable[[Split], dict[str, Tensor]]
+
+
+def split_days(days: Days) -> Split:
+    """First three quarters and last quarter; test days that are closed cost nothing, as nothing is ordered."""
+    first_test = int(TRAINING_SHARE * len(days))
+    opened = (~days.closed).nonzero().flatten()
+    return Split(days, opened[opened < first_test], opened[opened >= first_test])
+
+
+def _auto(split: Split) -> dict[str, Tensor]:
+    """The recommended policy as ``auto``, and every policy that decides without chance."""
+    sample, contexts = split.rows()
+    posterior, diagnostics = learn(PROBLEM, sample, LearningOptions(seed=SEED))
+    scenarios = posterior.scenarios(contexts, posterior.draws())
+    generator = torch.Generator().manual_seed(SEED)
+    named = {"auto": diagnostics["policy"]} | {name: name for name in POLICIES if name != "thompson"}
+    return {
+        name: POLICIES[policy](PROBLEM, scenarios, generator).decisions[:, 0] for name, policy in named.items()
+    }
+
+
+def _ieo(split: Split) -> dict[str, Tensor]:
+    """IEO, stopped and selected on a random fifth of the training days, and its five-fold ensemble."""
+    generator = torch.Generator().manual_seed(SEED)
+    sample, contexts = split.rows()
+    days = len(sample) // len(split.days.ingredients)
+    held_out = (torch.randperm(days, generator=generator) < days // FOLDS).repeat(len(split.days.ingredients))
+    single = fit_ieo(PROBLEM, sample.rows(~held_out), sample.rows(held_out), generator)
+    ensemble = fit_ieo_ensemble(PROBLEM, sample, generator)
+    return {
+        "ieo": single.averaged_decisions(PROBLEM, contexts)[:, 0],
+        "ieo_ensemble": ensemble.averaged_decisions(PROBLEM, contexts)[:, 0],
+    }
+
+
+def _two_stage(split: Split) -> dict[str, Tensor]:
+    sample, contexts = split.rows()
+    fitted = fit_two_stage(sample, torch.Generator().manual_seed(SEED))
+    return {"two_stage": fitted.residual_decisions(PROBLEM, contexts)[:, 0]}
+
+
+def _lightgbm(split: Split) -> dict[str, Tensor]:
+    options = [{"design": design, "leaves": leaves} for design in _DESIGNS for leaves in _LEAVES]
+    return {"lightgbm": _tuned(split, _boosted, options)}
+
+
+def _quantile_regression(split: Split) -> dict[str, Tensor]:
+    options = [{"design": design} for design in _DESIGNS]
+    return {"quantile_regression": _tuned(split, _linear, options)}
+
+
+METHODS: dict[str, Method] = {
+    "auto": _auto,
+    "ieo": _ieo,
+    "two_stage": _two_stage,
+    "lightgbm": _lightgbm,
+    "quantile_regression": _quantile_regression,
+}
+
+
+def compare(days: Days, methods: Sequence[str], advance: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Cost relative to plain SAA by method and ingredient; ``advance`` is told of each method before it starts."""
+    split = split_days(days)
+    reference = split.costs(split.constant())
+    ratios = {}
+    for method in methods:
+        advance(method)
+        for name, decisions in METHODS[method](split).items():
+            relative = split.costs(split.orders(decisions)) / reference
+            ratios[name] = dict(zip(days.ingredients, relative.tolist(), strict=True))
+    return ratios
+
+
+def mean_ratio(by_ingredient: dict[str, float]) -> float:
+    return sum(by_ingredient.values()) / len(by_ingredient)
+
+
+# A family of models: for a split and its options, the decisions (J·n,) of each member of the family.
+Candidates = Callable[..., list[Tensor]]
+
+
+def _tuned(split: Split, candidates: Candidates, options: Sequence[dict[str, Any]]) -> Tensor:
+    """Decisions of the candidate of least mean cost ratio over blocks of training days, fitted to all of them."""
+    scores = []
+    for option in options:
+        totals: list[Tensor] = []
+        for block in split.blocks():
+            reference = block.costs(block.constant())
+            found = [block.costs(block.orders(one)) / reference for one in candidates(block, **option)]
+            totals.append(torch.stack(found).mean(dim=1))
+        scores.append(torch.stack(totals).mean(dim=0))
+    best, member = divmod(int(torch.stack(scores).argmin()), len(scores[0]))
+    return candidates(split, **options[best])[member]
+
+
+def _boosted(split: Split, design: str, leaves: int) -> list[Tensor]:
+    """LightGBM at the critical fractile, after each of ``_ROUNDS`` rounds."""
+    import lightgbm
+
+    sample, contexts = split.rows(design)
+    parameters = {
+        "objective": "quantile",
+        "alpha": UNDERAGE / (UNDERAGE + OVERAGE),
+        "num_leaves": leaves,
+        "learning_rate": 0.05,
+        "min_data_in_leaf": 40,
+        "feature_fraction": 0.7,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "num_threads": 1,
+        "seed": SEED,
+        "verbosity": -1,
+    }
+    table = lightgbm.Dataset(sample.contexts.numpy(), sample.outcomes[:, 0].numpy())
+    model = lightgbm.train(parameters, table, max(_ROUNDS))
+    return [torch.from_numpy(model.predict(contexts.numpy(), num_iteration=rounds)) for rounds in _ROUNDS]
+
+
+def _linear(split: Split, design: str) -> list[Tensor]:
+    """Linear quantile regression on standardised contexts, for each strength of its L1 penalty."""
+    from sklearn.linear_model import QuantileRegressor
+
+    sample, contexts = split.rows(design)
+    mean, scale = sample.contexts.mean(dim=0), sample.contexts.std(dim=0).clamp_min(1e-12)
+    inputs, wanted = ((sample.contexts - mean) / scale).numpy(), ((contexts - mean) / scale).numpy()
+    level = UNDERAGE / (UNDERAGE + OVERAGE)
+    models = [QuantileRegressor(quantile=level, alpha=alpha, solver="highs") for alpha in _ALPHAS]
+    target = sample.outcomes[:, 0].numpy()
+    return [torch.from_numpy(model.fit(inputs, target).predict(wanted)).clamp_min(0) for model in models]
