@@ -10,20 +10,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 Item = TypeVar("Item")
 
 
-def storable(text: str) -> str:
-    """Text that every database takes: no NUL, no half characters."""
-    if "\x00" in text or not is_unicode(text):
-        raise ValueError("this text holds a character that cannot be stored")
-    return text
-
-
-def is_unicode(text: str) -> bool:
-    """Whether the text has no lone surrogates, which JSON can spell and no encoding can write."""
+def is_storable(text: str) -> bool:
+    """Whether every database takes this text: no NUL, and no half characters, which JSON can spell."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return True
+    return "\x00" not in text
+
+
+def storable(text: str) -> str:
+    if not is_storable(text):
+        raise ValueError("this text holds a character that cannot be stored")
+    return text
 
 
 class Request(BaseModel):

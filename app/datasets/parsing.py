@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from app.errors import InvalidRequest
-from app.schemas import is_unicode
+from app.schemas import is_storable
 
 _WHOLE_WITH_POINT = re.compile(r"^(-?\d+)\.0+$")
 _NOT_A_TABLE = "the file is neither Parquet nor a CSV file in UTF-8 with one header line"
@@ -195,8 +195,3 @@ def category_text(value: Any) -> str:
     if text.lower() in ("true", "false"):
         return text.lower()
     return _WHOLE_WITH_POINT.sub(r"\1", text)
-
-
-def is_storable(text: str) -> bool:
-    """Whether every database takes this text: no NUL, no half characters."""
-    return "\x00" not in text and is_unicode(text)
