@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app.experiments import Json, experiment
 from app.settings import Settings, get_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine; with --json the last line is one JSON object.")
 app.add_typer(bench, name="bench")
-
-Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
+app.add_typer(experiment, name="experiment")
 
 
 def _settings_help() -> str:

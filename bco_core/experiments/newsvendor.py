@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The optimality gap of a method in a run, in per cent, and the seconds it took to learn and decide."""
+    """The optimality gap of a method in a run, in per cent, and the processor seconds it took to learn and decide."""
 
     run: Run
     method: str
@@ -148,9 +148,9 @@ def perform(run: Run, methods: Sequence[str], contexts: Tensor | None = None) ->
     )
     results = []
     for method in methods:
-        began = time.perf_counter()
+        began = time.process_time()
         decisions = METHODS[method](trial)
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         results.append(Result(run, method, demand.gap(level, trial.contexts, decisions[:, 0]), seconds))
     return results
 
@@ -169,17 +169,28 @@ def missing(runs: Iterable[Run], methods: Sequence[str], done: Iterable[Result])
 
 
 def perform_all(todo: Sequence[tuple[Run, Sequence[str]]], path: Path, jobs: int) -> Iterator[list[Result]]:
-    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded."""
+    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded.
+
+    A run that fails does not keep the others from ending; the first failure is raised after them.
+    """
+    if not todo:
+        return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(1, min(jobs, len(todo))), spawn, torch.set_num_threads, (1,)) as executor:
+    failures: list[BaseException] = []
+    with ProcessPoolExecutor(min(jobs, len(todo)), spawn, torch.set_num_threads, (1,)) as executor:
         futures = [executor.submit(perform, run, methods) for run, methods in todo]
         try:
             for future in as_completed(futures):
-                results = future.result()
-                append(path, results)
-                yield results
+                failure = future.exception()
+                if failure:
+                    failures.append(failure)
+                    continue
+                append(path, future.result())
+                yield future.result()
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
+    if failures:
+        raise failures[0]
 
 
 _COLUMNS = ("dgp", "tau", "n", "seed", "run", "method", "gap", "seconds")

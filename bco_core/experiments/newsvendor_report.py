@@ -96,7 +96,7 @@ def overall(summaries: Sequence[Summary]) -> dict[str, float | int | None]:
     return figures
 
 
-def markdown(summaries: Sequence[Summary], command: str) -> str:
+def markdown(summaries: Sequence[Summary]) -> str:
     """The table of all cells, the paper's figures beside ours."""
     methods = [method for method in TITLES if any(method in summary.gaps for summary in summaries)]
     head = ["DGP", "τ", "n", "runs", "paper's IEO", "paper's BCP", *(TITLES[m] for m in methods), "auto − IEO ± se"]
@@ -116,9 +116,9 @@ def markdown(summaries: Sequence[Summary], command: str) -> str:
         [
             "# Newsvendor: optimality gap in per cent, mean ± standard deviation over runs",
             "",
-            f"Made by `{command}`. The gap is to the oracle quantile, by exact expected cost over 2^15 Sobol contexts.",
-            "IEO, BCP (Algorithm 1 as printed) and auto are ours, on the same rows; auto is bold where its mean is",
-            "below the paper's BCP.",
+            "The gap is to the oracle quantile, by exact expected cost over 2^15 scrambled Sobol contexts. All but the",
+            "paper's columns are ours, on the same rows of fresh data: BCP is Algorithm 1 as printed, auto what the",
+            "service does unless told otherwise; auto is bold where its mean is below the paper's BCP.",
             "",
             *lines,
             "",

@@ -2,7 +2,7 @@
 
 All ingredients rise and fall with the number of guests. So the demand of ingredient j on day t is put in units of its
 level: its share of all demand (a moving average with a half-life of 60 days) times all demand (8 days), both from days
-no younger than a week. What is then to be learned is one rule for the demand in units of its level, from all ingredients
+no younger than a week. What is then to be learned is one rule for demand in units of its level, from all ingredients
 together: seven times the rows, and each ingredient weighs the same.
 
 Days on which the restaurant is closed teach nothing: they are left out of rows and of levels, and nothing is ordered.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import datetime
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,7 +26,6 @@ LEAD_DAYS = 7
 WARM_UP_DAYS = 35
 SHARE_HALF_LIFE = 60.0
 TOTAL_HALF_LIFE = 8.0
-HEAT_ABOVE = 22.0
 SAME_WEEKDAYS = 8
 WEATHER = ("wind", "clouds", "rain", "sunshine", "temperature")
 
@@ -52,16 +51,6 @@ class Days:
     @property
     def month(self) -> Tensor:
         return torch.tensor([date.month - 1 for date in self.dates])
-
-    def up_to(self, count: int) -> Days:
-        """The first days only."""
-        return Days(self.dates[:count], self.ingredients, *(v[:count] for v in self._columns()))
-
-    def with_demand(self, demand: Tensor) -> Days:
-        return replace(self, demand=demand)
-
-    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.demand, self.closed, self.holiday, self.weather
 
 
 def read_days(folder: Path) -> Days:
@@ -111,27 +100,27 @@ def _moving_average(days: Days, values: Tensor, half_life: float) -> Tensor:
 
 
 def compact_contexts(days: Days) -> Tensor:
-    """Contexts (T, J, d_x): weekday, holiday, heat, the ingredient, and its level's −½ power.
+    """Contexts (T, J, d_x): weekday, holiday, the ingredient, its level's −½ power, and its history in units of it.
 
-    Counts scatter relatively less the larger they are, which is what the last column is for.
+    Counts scatter relatively less the larger they are, which is what the power is for. The history is of the same
+    weekday: the last four demands, and the mean and the upper quartile of the last eight.
     """
-    weekday = torch.nn.functional.one_hot(days.weekday, 7)[:, :6]
-    heat = (days.weather[:, -1] - HEAT_ABOVE).clamp_min(0)
-    shared = torch.cat([weekday.double(), days.holiday[:, None].double(), heat[:, None]], dim=1)
-    count = len(days.ingredients)
+    weekday = torch.nn.functional.one_hot(days.weekday, 7)[:, :6].double()
+    shared = torch.cat([weekday, days.holiday[:, None].double()], dim=1)
+    count, level = len(days.ingredients), levels(days)[..., None]
     ingredient = torch.eye(count, dtype=torch.float64).expand(len(days), count, count)
-    return torch.cat([_for_each(shared, count), ingredient, levels(days).rsqrt()[..., None]], dim=2)
+    lags = _same_weekdays(days) / level
+    mean, quartile = lags.nanmean(dim=2, keepdim=True), lags.nanquantile(0.75, dim=2, keepdim=True)
+    recent = torch.where(lags.isnan(), mean, lags)[..., :4]
+    return torch.cat([_for_each(shared, count), ingredient, level.rsqrt(), recent, mean, quartile], dim=2)
 
 
 def wide_contexts(days: Days) -> Tensor:
-    """The compact contexts, with month, weather, trend, and same-weekday lags of 1 to 4 weeks, mean and quantile."""
+    """The compact contexts and, the same for all ingredients, month, weather and trend."""
     month = torch.nn.functional.one_hot(days.month, 12).double()
     trend = torch.arange(len(days), dtype=torch.float64)[:, None] / 365.25
     shared = torch.cat([month, days.weather, trend], dim=1)
-    lags = _same_weekdays(days) / levels(days)[..., None]
-    history = torch.stack([lags.nanmean(dim=2), lags.nanquantile(0.75, dim=2)], dim=2)
-    recent = torch.where(lags.isnan(), history[..., :1], lags)[..., :4]
-    return torch.cat([compact_contexts(days), _for_each(shared, len(days.ingredients)), recent, history], dim=2)
+    return torch.cat([compact_contexts(days), _for_each(shared, len(days.ingredients))], dim=2)
 
 
 def _same_weekdays(days: Days) -> Tensor:

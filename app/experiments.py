@@ -1,0 +1,125 @@
+"""``bco experiment``: the paper's newsvendor table and the Yaz restaurant, from data to report."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+experiment = typer.Typer(
+    no_args_is_help=True, help="Reproduce experiments; with --json the last line is one JSON object."
+)
+
+Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
+Jobs = Annotated[int, typer.Option(help="processes, each with one thread", min=1)]
+
+LARGE_ROWS = 1024
+
+
+@experiment.command()
+def newsvendor(
+    dgp: Annotated[list[int] | None, typer.Option(help="data generator: 1, 2 or 3 (repeat for several)")] = None,
+    tau: Annotated[list[float] | None, typer.Option(help="critical fractile: 0.5, 0.75 or 0.95")] = None,
+    n: Annotated[list[int] | None, typer.Option("--n", help="training rows: 256, 512, 1024, 2048 or 4096")] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="runs of each cell; default 10, and 5 beyond n = 1024", min=1)
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="method to run (repeat for several); default saa, ieo, bcp and auto")
+    ] = None,
+    jobs: Jobs = 2,
+    seed: Annotated[int, typer.Option(help="another seed draws other data", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    json: Json = False,
+) -> None:
+    """Table 1 of the paper: optimality gaps of the contextual newsvendor.
+
+    Results are added to newsvendor.csv in the folder as they come, and those already there are not computed again, so
+    the command may be stopped and repeated. newsvendor.md and newsvendor.png show all the results in the folder.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from bco_core.experiments import newsvendor as experiment
+    from bco_core.experiments.newsvendor_report import markdown, overall, plot, summarize
+    from bco_core.experiments.table1 import CELLS
+
+    cells = [
+        cell
+        for cell in CELLS
+        if (not dgp or cell.dgp in dgp) and (not tau or cell.tau in tau) and (not n or cell.n in n)
+    ]
+    methods = method or ["saa", "ieo", "bcp", "auto"]
+    unknown = sorted(set(methods) - set(experiment.METHODS))
+    if unknown:
+        raise typer.BadParameter(f"there is no {unknown[0]}; choose among {', '.join(experiment.METHODS)}")
+    if not cells:
+        raise typer.BadParameter("Table 1 has no such cell: see --help for its generators, fractiles and sizes")
+
+    path = out / "newsvendor.csv"
+    wanted = experiment.plan(cells, lambda cell: runs or (10 if cell.n <= LARGE_ROWS else 5), seed)
+    done = experiment.read(path)
+    todo = experiment.missing(wanted, methods, done)
+    console = Console(stderr=True)
+    if len(todo) < len(wanted):
+        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are in {path} already; --seed makes others.")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("newsvendor", total=len(todo))
+        for results in experiment.perform_all(todo, path, jobs):
+            done += results
+            cell = results[0].run.cell
+            bar.update(task, advance=1, description=f"DGP-{cell.dgp}, τ={cell.tau:g}, n={cell.n}")
+
+    everything = summarize(done)
+    (out / "newsvendor.md").write_text(markdown(everything), encoding="utf-8")
+    try:
+        plot(everything, out / "newsvendor.png")
+    except ImportError:
+        console.print("No plot: matplotlib is missing; install the bench extra.")
+    asked = set(wanted)
+    summaries = summarize(result for result in done if result.run in asked and result.method in methods)
+    typer.echo(markdown(summaries))
+    if json:
+        typer.echo(jsonlib.dumps(overall(summaries) | {"runs": len(wanted), "runs_computed": len(todo)}))
+
+
+@experiment.command()
+def yaz(
+    data: Annotated[Path, typer.Option(help="folder with yaz_data.csv and yaz_target.csv")] = Path(
+        "../shared/data/yaz"
+    ),
+    json: Json = False,
+) -> None:
+    """Real restaurant demand: cost of the orders of the last quarter of days, relative to the best constant order."""
+    import torch
+    from rich.console import Console
+
+    from bco_core.errors import InvalidInput
+    from bco_core.experiments.yaz import METHODS, compare, mean_ratio
+    from bco_core.experiments.yaz_days import read_days
+
+    console = Console(stderr=True)
+    torch.set_num_threads(1)
+    try:
+        days = read_days(data)
+    except InvalidInput as problem:
+        typer.echo(str(problem), err=True)
+        raise typer.Exit(1) from None
+    with console.status("learning") as status:
+        try:
+            ratios = compare(days, list(METHODS), lambda method: status.update(f"learning: {method}"))
+        except ImportError as missing:
+            typer.echo(f"{missing.name} is missing; install the bench extra", err=True)
+            raise typer.Exit(1) from None
+
+    typer.echo("| cost relative to SAA | mean | " + " | ".join(days.ingredients) + " |")
+    typer.echo("| --- |" + " ---: |" * (1 + len(days.ingredients)))
+    for name, by_ingredient in ratios.items():
+        figures = [mean_ratio(by_ingredient), *by_ingredient.values()]
+        typer.echo(f"| {name} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |")
+    if json:
+        means = {name: mean_ratio(by_ingredient) for name, by_ingredient in ratios.items()}
+        typer.echo(jsonlib.dumps({"mean_ratio": means["auto"]} | means))

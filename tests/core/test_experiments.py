@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bco_core.data import Sample
+from bco_core.errors import InvalidInput
+from bco_core.experiments import newsvendor, yaz, yaz_days
+from bco_core.experiments.demand import CONTEXT_DIM, DEMANDS, NORMAL, STUDENT, Noise, sobol_contexts
+from bco_core.experiments.newsvendor import Result, Run, append, missing, perform, plan, read
+from bco_core.experiments.newsvendor_report import markdown, overall, plot, summarize
+from bco_core.experiments.table1 import CELLS, PAPER, SIZES, TAUS, Cell, Published
+from bco_core.experiments.yaz_days import Days
+
+LEVELS = (0.5, 0.75, 0.95)
+DRAWS = 400_000
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def pinball(level: float, decision: Tensor, outcomes: Tensor) -> Tensor:
+    short = outcomes - decision
+    return torch.where(short > 0, level * short, (level - 1) * short)
+
+
+# The generators.
+
+
+@pytest.mark.parametrize("noise", [NORMAL, STUDENT])
+@pytest.mark.parametrize("level", LEVELS)
+def test_noise_quantiles_cut_off_their_share_of_draws(noise: Noise, level: float) -> None:
+    draws = noise.draw(DRAWS, seeded(1))
+    below = (draws <= noise.quantile(level)).double().mean().item()
+    assert below == pytest.approx(level, abs=5 * math.sqrt(level * (1 - level) / DRAWS))
+
+
+def test_student_quantiles_are_the_textbook_ones() -> None:
+    assert STUDENT.quantile(0.95) == pytest.approx(2.353363, abs=1e-6)
+    assert STUDENT.quantile(0.75) == pytest.approx(0.764892, abs=1e-6)
+    assert STUDENT.quantile(0.5) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("dgp", DEMANDS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_drawn_demand_is_below_its_conditional_quantile_as_often_as_it_should_be(dgp: int, level: float) -> None:
+    sample = DEMANDS[dgp].draw(100_000, seeded(dgp))
+    assert sample.contexts.min() >= 0
+    assert sample.contexts.max() <= 1
+    below = (sample.outcomes[:, 0] <= DEMANDS[dgp].quantile(level, sample.contexts)).double().mean().item()
+    assert below == pytest.approx(level, abs=5 * math.sqrt(level * (1 - level) / 100_000))
+
+
+def test_quantile_functions_are_the_papers_at_a_corner() -> None:
+    ones = torch.ones(1, CONTEXT_DIM, dtype=torch.float64)
+    total_a, total_b = 3.814, 10.05
+    normal = NORMAL.quantile(0.75)
+    expected = {
+        1: 2 * total_a + STUDENT.quantile(0.75),
+        2: math.exp(0.1 * total_a) + abs(math.sin(math.pi * total_b)) * normal,
+        3: 3 + 4 * 0.25 + 2 * math.sin(math.pi) - 5 * 0.5 + math.exp(0.1 * (total_b - 0.5)) * normal,
+    }
+    for dgp, value in expected.items():
+        assert DEMANDS[dgp].quantile(0.75, ones).item() == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("dgp", DEMANDS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("offset", [-2.0, 0.0, 1.5])
+def test_expected_cost_is_the_mean_over_many_outcomes(dgp: int, level: float, offset: float) -> None:
+    demand = DEMANDS[dgp]
+    context = torch.rand(1, CONTEXT_DIM, generator=seeded(dgp), dtype=torch.float64)
+    decision = demand.quantile(level, context) + offset
+    noise = demand.noise.draw(DRAWS, seeded(7))
+    costs = pinball(level, decision, demand.location(context) + demand.scale(context) * noise)
+    exact = demand.expected_cost(level, context, decision).item()
+    assert exact == pytest.approx(costs.mean().item(), abs=5 * costs.std().item() / math.sqrt(DRAWS))
+
+
+def test_certain_demand_costs_what_is_missing_or_left_over() -> None:
+    context = torch.zeros(1, CONTEXT_DIM, dtype=torch.float64)
+    decisions = torch.tensor([0.4], dtype=torch.float64)
+    assert DEMANDS[2].scale(context).item() == 0
+    assert DEMANDS[2].expected_cost(0.95, context, decisions).item() == pytest.approx(0.95 * 0.6)
+    assert DEMANDS[2].expected_cost(0.95, context, decisions + 1).item() == pytest.approx(0.05 * 0.4)
+
+
+@pytest.mark.parametrize("dgp", DEMANDS)
+def test_the_oracle_has_no_gap_and_every_other_decision_has(dgp: int) -> None:
+    contexts = sobol_contexts(2**10)
+    oracle = DEMANDS[dgp].quantile(0.75, contexts)
+    assert DEMANDS[dgp].gap(0.75, contexts, oracle) == pytest.approx(0, abs=1e-9)
+    assert DEMANDS[dgp].gap(0.75, contexts, oracle + 0.1) > 0
+    assert DEMANDS[dgp].gap(0.75, contexts, oracle - 0.1) > 0
+
+
+def test_sobol_contexts_fill_the_cube_evenly_and_repeat() -> None:
+    contexts = sobol_contexts(2**12)
+    assert contexts.shape == (2**12, CONTEXT_DIM)
+    assert torch.equal(contexts, sobol_contexts(2**12))
+    assert torch.allclose(contexts.mean(dim=0), torch.full((CONTEXT_DIM,), 0.5, dtype=torch.float64), atol=1e-3)
+    assert ((contexts[:, 0] < 0.25).sum() - 2**10).abs() <= 1
+
+
+# The paper's table.
+
+
+def test_the_papers_table_is_typed_in_right() -> None:
+    assert len(PAPER) == len(CELLS) == 45
+    assert PAPER[Cell(1, 0.5, 256)] == Published(26.3, 29.9, 5.18, 2.33)
+    assert PAPER[Cell(1, 0.95, 4096)] == Published(3.41, 2.23, 1.82, 0.75)
+    assert PAPER[Cell(2, 0.75, 1024)] == Published(15.4, 5.08, 8.53, 0.45)
+    assert PAPER[Cell(3, 0.75, 512)] == Published(25.8, 4.16, 18.2, 3.16)
+    assert PAPER[Cell(3, 0.95, 2048)] == Published(17.8, 3.75, 12.4, 3.98)
+    assert all(published.bcp_mean < published.ieo_mean for published in PAPER.values())
+
+
+# The experiment.
+
+
+def test_every_run_of_every_cell_has_data_of_its_own() -> None:
+    runs = [Run(cell, number, seed) for cell in CELLS for number in range(10) for seed in (0, 1)]
+    assert len({run.entropy() for run in runs}) == len(runs)
+
+
+def test_a_run_repeats_exactly_and_saa_is_as_good_as_a_constant_can_be() -> None:
+    contexts = sobol_contexts(2**10)
+    run = Run(Cell(3, 0.75, 256), 0, 0)
+    (first,) = perform(run, ["saa"], contexts)
+    (again,) = perform(run, ["saa"], contexts)
+    assert first.gap == again.gap
+    constants = torch.linspace(0, 10, 101, dtype=torch.float64)
+    best = min(DEMANDS[3].gap(0.75, contexts, constant.expand(len(contexts))) for constant in constants)
+    assert best - 0.1 < first.gap < best + 3
+
+
+def test_methods_see_the_same_rows_whichever_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Sample] = []
+
+    def spy(trial: newsvendor.Trial) -> Tensor:
+        seen.append(trial.pooled)
+        assert len(trial.train) == 256
+        assert len(trial.validation) == 64
+        return torch.zeros(len(trial.contexts), 1, dtype=torch.float64)
+
+    monkeypatch.setitem(newsvendor.METHODS, "spy", spy)
+    run = Run(Cell(1, 0.5, 256), 3, 0)
+    perform(run, ["saa", "spy"], sobol_contexts(16))
+    perform(run, ["spy"], sobol_contexts(16))
+    assert torch.equal(seen[0].outcomes, seen[1].outcomes)
+    assert torch.equal(seen[0].contexts, seen[1].contexts)
+
+
+def test_runs_cover_all_cells_before_they_repeat_one() -> None:
+    cells = [Cell(1, 0.5, 256), Cell(1, 0.5, 4096)]
+    runs = plan(cells, lambda cell: 3 if cell.n == 256 else 1, seed=0)
+    assert [(run.cell.n, run.number) for run in runs] == [(4096, 0), (256, 0), (256, 1), (256, 2)]
+
+
+def test_results_survive_the_file_and_are_not_computed_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "results.csv"
+    cell = Cell(2, 0.95, 512)
+    runs = plan([cell], lambda _: 2, seed=4)
+    results = [Result(runs[0], "saa", 12.5, 0.25), Result(runs[0], "ieo", 9.0, 3.0), Result(runs[1], "saa", 11.0, 0.5)]
+    assert read(path) == []
+    append(path, results[:1])
+    append(path, results[1:])
+    assert read(path) == results
+    assert missing(runs, ["saa", "ieo"], read(path)) == [(runs[1], ["ieo"])]
+    assert missing(runs, ["saa"], read(path)) == []
+    assert missing(plan([cell], lambda _: 1, seed=5), ["saa"], read(path)) != []
+
+
+def test_an_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    runs = plan([Cell(1, 0.5, 256)], lambda _: 3, seed=0)
+    append(path, perform(runs[0], ["saa"]))
+    todo = missing(runs, ["saa"], read(path))
+    new = [result for results in newsvendor.perform_all(todo, path, jobs=2) for result in results]
+    assert {result.run for result in new} == set(runs[1:])
+    assert missing(runs, ["saa"], read(path)) == []
+    assert read(path)[0].gap == pytest.approx(perform(runs[0], ["saa"])[0].gap, rel=1e-5)
+
+
+def test_a_failing_run_is_raised_after_the_others_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    runs = plan([Cell(1, 0.5, 256)], lambda _: 2, seed=0)
+    with pytest.raises(KeyError, match="nonsense"):
+        list(newsvendor.perform_all([(runs[0], ["nonsense"]), (runs[1], ["saa"])], path, jobs=1))
+    assert [result.run for result in read(path)] == [runs[1]]
+
+
+# The report.
+
+CELL = Cell(3, 0.75, 512)
+GAPS = {"ieo": (10.0, 12.0, 14.0), "auto": (4.0, 5.0, 9.0), "bcp": (20.0, 20.0, 20.0)}
+RESULTS = [
+    Result(Run(CELL, number, 0), method, gap, 1.0) for method, gaps in GAPS.items() for number, gap in enumerate(gaps)
+]
+
+
+def test_the_summary_pairs_auto_with_ieo() -> None:
+    (summary,) = summarize(RESULTS)
+    assert (summary.gaps["auto"].mean, summary.gaps["auto"].runs) == (6.0, 3)
+    assert summary.gaps["auto"].std == pytest.approx(math.sqrt(7))
+    assert summary.difference is not None
+    assert summary.difference.mean == pytest.approx(-6)
+    assert summary.difference.standard_error == pytest.approx(1 / math.sqrt(3))
+    assert summary.below_paper
+    assert summary.below_ieo
+
+
+def test_overall_figures_average_over_cells() -> None:
+    other = Cell(1, 0.5, 4096)
+    worse = [Result(Run(other, number, 0), name, 2.0 + number, 1.0) for number in range(2) for name in ("ieo", "auto")]
+    figures = overall(summarize(RESULTS + worse))
+    assert figures["cells"] == 2
+    assert figures["cells_below_paper"] == figures["cells_below_ieo"] == 1
+    assert figures["auto_mean"] == pytest.approx((6 + 2.5) / 2)
+    assert figures["paper_ieo"] == pytest.approx((25.8 + 1.04) / 2)
+    assert figures["paper_bcp"] == pytest.approx((18.2 + 0.76) / 2)
+    assert figures["diff_mean"] == pytest.approx(-3)
+    assert figures["diff_se"] == pytest.approx(1 / math.sqrt(3) / 2)
+
+
+def test_a_single_run_has_no_standard_error_and_still_makes_valid_json() -> None:
+    figures = overall(summarize(result for result in RESULTS if result.run.number == 0))
+    assert figures["diff_se"] is None
+    assert "NaN" not in json.dumps(figures)
+    assert "Infinity" not in json.dumps(figures)
+
+
+def test_the_table_has_the_papers_figures_beside_ours() -> None:
+    text = markdown(summarize(RESULTS))
+    (row,) = [line for line in text.splitlines() if line.startswith("| 3 ")]
+    assert "| 25.8 ± 4.16 | 18.2 ± 3.16 |" in row
+    assert "| **6 ± 2.6** |" in row
+    assert "| 12 ± 2 |" in row
+    assert row.endswith("| -6 ± 0.58 |")
+    assert "1 of 1 cells" in text
+
+
+def test_the_plot_is_written_for_any_part_of_the_table(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot(summarize(RESULTS), tmp_path / "gaps.png")
+    assert (tmp_path / "gaps.png").read_bytes().startswith(b"\x89PNG")
+    assert len(SIZES) * len(TAUS) == 15
+
+
+# The restaurant.
+
+LENGTH = 120
+Design = Callable[[Days], Tensor]
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Days:
+    """A restaurant of two ingredients with weekends, a holiday and a closed day, read from files."""
+    folder = tmp_path_factory.mktemp("yaz")
+    draw = torch.Generator().manual_seed(0)
+    known = ["date,weekday,month,year,is_holiday,is_closed,weekend,wind,clouds,rain,sunshine,temperature"]
+    demand = ["soup,bread"]
+    first = datetime.date(2020, 1, 6)
+    for day in range(LENGTH):
+        date = first + datetime.timedelta(days=day)
+        closed = day == 60
+        guests = 0 if closed else (30 if date.weekday() < 5 else 60) + int(torch.randint(10, (1,), generator=draw))
+        known.append(f"{date},x,y,2020,{int(day == 50)},{int(closed)},0,2,5,0,100,{10 + day % 20}")
+        demand.append(f"{guests},{guests // 3}")
+    (folder / "yaz_data.csv").write_text("\n".join(known))
+    (folder / "yaz_target.csv").write_text("\n".join(demand))
+    return yaz_days.read_days(folder)
+
+
+@pytest.mark.parametrize("make", [yaz_days.compact_contexts, yaz_days.wide_contexts])
+@pytest.mark.parametrize("day", [50, 61, 100])
+def test_contexts_use_no_demand_younger_than_a_week(days: Days, make: Design, day: int) -> None:
+    later = torch.arange(LENGTH) > day - 7
+    changed = replace(days, demand=torch.where(later[:, None], 1000 + days.demand, days.demand))
+    assert torch.equal(make(changed)[7 : day + 1], make(days)[7 : day + 1])
+    assert torch.equal(yaz_days.levels(changed)[7 : day + 1], yaz_days.levels(days)[7 : day + 1])
+    assert not torch.equal(make(changed)[day + 1 :], make(days)[day + 1 :])
+
+
+def test_levels_are_the_share_of_all_demand_times_all_demand(days: Days) -> None:
+    steady = replace(days, demand=torch.tensor([[30.0, 10.0]], dtype=torch.float64).expand(LENGTH, 2))
+    level = yaz_days.levels(steady)
+    assert level[:7].isnan().all()
+    assert torch.allclose(level[7:], torch.tensor([30.0, 10.0], dtype=torch.float64))
+
+
+def test_closed_days_are_neither_learned_from_nor_decided_for(days: Days) -> None:
+    split = yaz.split_days(days)
+    assert 60 not in split.train
+    assert split.train.max() < 90 <= split.test.min()
+    hidden = days.demand.clone()
+    hidden[60] = 1e6
+    changed = replace(days, demand=hidden)
+    assert torch.equal(yaz_days.levels(changed)[7:], yaz_days.levels(days)[7:])
+    assert torch.equal(yaz_days.wide_contexts(changed)[7:], yaz_days.wide_contexts(days)[7:])
+
+
+def test_tuning_blocks_hold_out_every_training_day_once(days: Days) -> None:
+    split = yaz.split_days(days)
+    blocks = list(split.blocks())
+    held_out = torch.cat([block.test for block in blocks])
+    assert torch.equal(held_out, split.train[split.train >= yaz_days.WARM_UP_DAYS])
+    assert all(not set(block.test.tolist()) & set(block.train.tolist()) for block in blocks)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"yaz_data\.csv"):
+        yaz_days.read_days(tmp_path)
