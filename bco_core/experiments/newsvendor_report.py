@@ -143,6 +143,7 @@ def _difference(difference: Estimate | None) -> str:
 def plot(summaries: Sequence[Summary], path: Path) -> None:
     """Gap by n on logarithmic axes, a panel for each generator and fractile. Needs matplotlib."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 
     figure = Figure(figsize=(12, 10), layout="constrained")
     panels = figure.subplots(len(DGPS), len(TAUS), sharex=True)
@@ -161,8 +162,11 @@ def plot(summaries: Sequence[Summary], path: Path) -> None:
                     at, spreads = zip(*known, strict=True)
                     means = [spread.mean for spread in spreads]
                     panel.plot(at, means, "o-", color=f"C{index}", markersize=3, label=TITLES[method])
-            panel.set_xticks(sizes, [str(n) for n in sizes], minor=False)
-            panel.minorticks_off()
+            panel.set_xticks(sizes, [str(n) for n in sizes])
+            panel.xaxis.set_minor_locator(NullLocator())
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+            panel.yaxis.set_minor_formatter(NullFormatter())
             panel.grid(alpha=0.3)
     for panel in panels[-1]:
         panel.set_xlabel("training rows n")

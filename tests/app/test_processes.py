@@ -46,8 +46,25 @@ def descendants(pid: int) -> set[psutil.Process]:
         return set()
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Neither gone nor a zombie; a process may go between two looks."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def alive(processes: set[psutil.Process]) -> set[psutil.Process]:
-    return {process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
+    return {process for process in processes if is_alive(process)}
+
+
+def workers(processes: set[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in alive(processes):
+        with suppress(psutil.NoSuchProcess):
+            if "app.jobs.worker" in process.cmdline():
+                found.append(process)
+    return found
 
 
 def kill(processes: set[psutil.Process]) -> None:
@@ -230,7 +247,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
 ) -> None:
     epochs = epochs_for(client, ids, seconds=2)
     before = family(service)
-    (worker,) = [process for process in before if "app.jobs.worker" in process.cmdline()]
+    (worker,) = workers(before)
     orphans = descendants(worker.pid)
     job_id = submit(client, ids, epochs)
     wait_until("the job runs", lambda: is_computing(client, job_id), 30)
@@ -240,7 +257,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     job = finished(client, job_id, 60)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert posteriors_of(sqlite_url, job_id) == 1
-    replaced = [process for process in family(service) if "app.jobs.worker" in process.cmdline()]
+    replaced = workers(family(service))
     assert len(replaced) == 1
     assert worker not in replaced
 
