@@ -58,7 +58,7 @@ def alive(processes: set[psutil.Process]) -> set[psutil.Process]:
     return {process for process in processes if is_alive(process)}
 
 
-def workers(processes: set[psutil.Process]) -> list[psutil.Process]:
+def worker_processes(processes: set[psutil.Process]) -> list[psutil.Process]:
     found = []
     for process in alive(processes):
         with suppress(psutil.NoSuchProcess):
@@ -247,7 +247,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
 ) -> None:
     epochs = epochs_for(client, ids, seconds=2)
     before = family(service)
-    (worker,) = workers(before)
+    (worker,) = worker_processes(before)
     orphans = descendants(worker.pid)
     job_id = submit(client, ids, epochs)
     wait_until("the job runs", lambda: is_computing(client, job_id), 30)
@@ -257,7 +257,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     job = finished(client, job_id, 60)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert posteriors_of(sqlite_url, job_id) == 1
-    replaced = workers(family(service))
+    replaced = worker_processes(family(service))
     assert len(replaced) == 1
     assert worker not in replaced
 
