@@ -178,11 +178,12 @@ def perform_all(todo: Sequence[tuple[Run, Sequence[str]]], path: Path, jobs: int
     spawn = multiprocessing.get_context("spawn")
     failures: list[BaseException] = []
     with ProcessPoolExecutor(min(jobs, len(todo)), spawn, torch.set_num_threads, (1,)) as executor:
-        futures = [executor.submit(perform, run, methods) for run, methods in todo]
+        futures = {executor.submit(perform, run, methods): run for run, methods in todo}
         try:
             for future in as_completed(futures):
                 failure = future.exception()
                 if failure:
+                    failure.add_note(f"in {futures[future]}")
                     failures.append(failure)
                     continue
                 append(path, future.result())
