@@ -13,9 +13,8 @@ from app.datasets.parsing import RawTable
 from app.datasets.profile import Roles, profile
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
-from app.db.rows import delete_row, find, page
+from app.db.rows import delete_row, page, read
 from app.db.tables import DatasetChunkRow, DatasetRow
-from app.errors import NotFound
 from app.ids import new_id
 from app.settings import get_settings
 
@@ -58,11 +57,7 @@ def listing(limit: int, cursor: str | None) -> tuple[list[DatasetRow], str | Non
 
 
 def get(dataset_id: str) -> DatasetRow:
-    with transaction() as session:
-        row = find(session, DatasetRow, dataset_id)
-    if row is None:
-        raise NotFound(MISSING)
-    return row
+    return read(DatasetRow, dataset_id, MISSING)
 
 
 def delete(dataset_id: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.db.engine import transaction
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import is_id
 
@@ -16,6 +17,15 @@ Row = TypeVar("Row")
 def find(session: Session, table: type[Row], identifier: str) -> Row | None:
     """The row with this id. What cannot be an id is not looked for: databases differ in what text they take."""
     return session.get(table, identifier) if is_id(identifier) else None
+
+
+def read(table: type[Row], identifier: str, missing: str) -> Row:
+    """The row with this id, in a transaction of its own; NotFound with the sentence ``missing`` if there is none."""
+    with transaction() as session:
+        row = find(session, table, identifier)
+    if row is None:
+        raise NotFound(missing)
+    return row
 
 
 def page(

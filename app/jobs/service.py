@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from app.datasets.encoding import ContextEncoding
 from app.datasets.service import MISSING as NO_DATASET
 from app.db.engine import transaction
-from app.db.rows import affected, delete_row, find, page
+from app.db.rows import affected, delete_row, find, page, read
 from app.db.tables import DatasetRow, JobRow, ProblemRow, now
-from app.errors import Conflict, InvalidRequest, NotFound
+from app.errors import Conflict, InvalidRequest
 from app.ids import new_id
 from app.jobs import engine
 from app.jobs.schemas import NewJob
@@ -97,11 +97,7 @@ def listing(limit: int, cursor: str | None) -> tuple[list[JobRow], str | None]:
 
 
 def get(job_id: str) -> JobRow:
-    with transaction() as session:
-        row = find(session, JobRow, job_id)
-    if row is None:
-        raise NotFound(MISSING)
-    return row
+    return read(JobRow, job_id, MISSING)
 
 
 def cancel(job_id: str) -> JobRow:

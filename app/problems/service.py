@@ -5,9 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from app.db.engine import transaction
-from app.db.rows import delete_row, find, page
+from app.db.rows import delete_row, page, read
 from app.db.tables import ProblemRow
-from app.errors import NotFound
 from app.ids import new_id
 from app.problems.schemas import NewProblem
 from bco_core.problems.registry import build_problem
@@ -30,11 +29,7 @@ def listing(limit: int, cursor: str | None) -> tuple[list[ProblemRow], str | Non
 
 
 def get(problem_id: str) -> ProblemRow:
-    with transaction() as session:
-        row = find(session, ProblemRow, problem_id)
-    if row is None:
-        raise NotFound(MISSING)
-    return row
+    return read(ProblemRow, problem_id, MISSING)
 
 
 def delete(problem_id: str) -> None:
