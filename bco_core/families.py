@@ -56,8 +56,9 @@ def _gaussian_kl(loc: Tensor, scale: Tensor, prior_scale: Tensor) -> tuple[Tenso
 
 def _laplace_noise(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """ξ = −sign(u) ln(1 − |u|), u uniform on (−1, 1): Algorithm 1, line 4. A sampled 1 would give infinity: clip it."""
-    u = 2 * torch.rand(shape, generator=generator, dtype=dtype) - 1
-    return -u.sign() * torch.log1p(-u.abs().clamp_max(1 - torch.finfo(dtype).eps))
+    u = torch.rand(shape, generator=generator, dtype=dtype).mul_(2).sub_(1)
+    size = u.abs().clamp_max_(1 - torch.finfo(dtype).eps).neg_().log1p_()
+    return size.copysign_(u)
 
 
 def _laplace_log_prob(theta: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
