@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from app.schemas import Name, Request, Resource
 
@@ -45,8 +45,20 @@ class Newsvendor(Request):
             raise ValueError("two items have the same name; each needs its own outcome column")
         return self
 
+    def outcome_names(self) -> list[str]:
+        """The outcome columns the problem needs, in the order the core has them."""
+        return [item.name for item in self.items]
 
+    def decision_names(self) -> list[str]:
+        """What each entry of a decision is called."""
+        return [item.name for item in self.items]
+
+
+# A new kind is a model with ``kind``, ``outcome_names`` and ``decision_names``, and its name here.
 ProblemSpec = Newsvendor
+
+
+_SPEC: TypeAdapter[Newsvendor] = TypeAdapter(ProblemSpec)
 
 
 class NewProblem(Request):
@@ -76,10 +88,10 @@ class ProblemAnswer(Resource):
 
 
 def outcome_names(spec: dict[str, Any]) -> list[str]:
-    """The outcome columns a stored specification needs, in the order of its decisions."""
-    return [item["name"] for item in spec["items"]]
+    """The outcome columns a stored specification needs."""
+    return _SPEC.validate_python(spec).outcome_names()
 
 
 def decision_names(spec: dict[str, Any]) -> list[str]:
-    """What each entry of a decision is called."""
-    return [item["name"] for item in spec["items"]]
+    """What each entry of a stored specification's decision is called."""
+    return _SPEC.validate_python(spec).decision_names()

@@ -36,11 +36,15 @@ EXPECTATION = Risk()
 
 @dataclass(frozen=True)
 class Prescription:
-    """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each."""
+    """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
+
+    ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does.
+    """
 
     decisions: Tensor
     objective: Tensor
     status: list[Status]
+    reasons: tuple[str, ...] = ()
 
 
 class DecisionProblem(Protocol):
