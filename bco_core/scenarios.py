@@ -32,6 +32,10 @@ class Scenarios:
     weights: Tensor
     mode: Tensor
 
+    def mean(self) -> Tensor:
+        """f̄(x), the mean prediction, (B, d_y)."""
+        return torch.einsum("bky,k->by", self.outcomes, self.weights)
+
 
 @dataclass(frozen=True)
 class History:

@@ -108,8 +108,7 @@ def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeReque
     history = loaded.posterior.history
     if request.costs_over == "posterior" or history is None:
         return scenarios
-    mean = torch.einsum("bky,k->by", scenarios.outcomes, scenarios.weights)
-    return predictive_scenarios(history, mean, request.scenarios)
+    return predictive_scenarios(history, scenarios.mean(), request.scenarios)
 
 
 def _check(row: PosteriorRow, request: PrescribeRequest) -> None:

@@ -120,6 +120,7 @@ def learn(
 ) -> tuple[Posterior, dict[str, Any]]:
     """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior."""
     check(problem, sample)
+    problem = problem.relaxation
     generator = torch.Generator().manual_seed(options.seed)
     scaling, judged = _set_aside(len(sample), generator) if options.certify else (torch.arange(len(sample)), None)
     method = _learn_auto if options.method == "auto" else _learn_vi
@@ -172,7 +173,7 @@ def _set_aside(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def _history(learned: _Learned, generator: torch.Generator) -> History:
     """Out-of-fold predictions and outcomes of up to 1,000 rows."""
     scenarios, outcomes = learned.seen.scenarios, learned.target.sample.outcomes[learned.seen.rows]
-    predictions = torch.einsum("bky,k->by", scenarios.outcomes, scenarios.weights)
+    predictions = scenarios.mean()
     kept = torch.randperm(len(outcomes), generator=generator)[:HISTORY_ROWS]
     return History.of(predictions[kept], outcomes[kept], learned.target.predictor.outcomes.scale)
 

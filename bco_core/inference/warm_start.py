@@ -43,6 +43,10 @@ class SquaredError:
     def cost_bound(self) -> float | None:
         return None
 
+    @property
+    def relaxation(self) -> SquaredError:
+        return self
+
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes
 
@@ -52,7 +56,9 @@ class SquaredError:
     def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
         return torch.ones(torch.broadcast_shapes(decisions.shape, outcomes.shape)[:-1], dtype=torch.bool)
 
-    def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
         decisions = (outcomes * weights[..., None]).sum(1)
         objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
         return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))

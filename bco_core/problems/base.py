@@ -38,13 +38,15 @@ EXPECTATION = Risk()
 class Prescription:
     """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
 
-    ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does.
+    ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
+    says what found each decision, or is empty where a formula did.
     """
 
     decisions: Tensor
     objective: Tensor
     status: list[Status]
     reasons: tuple[str, ...] = ()
+    solvers: tuple[str, ...] = ()
 
 
 class DecisionProblem(Protocol):
@@ -65,8 +67,13 @@ class DecisionProblem(Protocol):
         a convex set; None where no such number is known."""
         ...
 
+    @property
+    def relaxation(self) -> DecisionProblem:
+        """What learning works on: the problem itself if decisions form a convex set, else its continuous relaxation."""
+        ...
+
     def decide(self, outcomes: Tensor) -> Tensor:
-        """The optimum for a point prediction: (..., d_y) → (..., d_z)."""
+        """The relaxation's optimum for a point prediction: (..., d_y) → (..., d_z)."""
         ...
 
     def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
@@ -77,6 +84,11 @@ class DecisionProblem(Protocol):
         """Whether each decision keeps its constraints under the outcome, bool (...)."""
         ...
 
-    def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
-        """One decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one."""
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
+        """One decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one.
+
+        ``time_limit`` is in seconds for the whole call; what it cuts off has status ``time_limit``.
+        """
         ...

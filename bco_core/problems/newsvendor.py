@@ -85,6 +85,10 @@ class Newsvendor:
         bound = torch.maximum(short, left).sum().item()
         return bound if math.isfinite(bound) and bool((self.minimum >= 0).all()) else None
 
+    @property
+    def relaxation(self) -> Newsvendor:
+        return self
+
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes.clamp(self.minimum, self.maximum)
 
@@ -96,7 +100,9 @@ class Newsvendor:
         within = ((decisions >= self.minimum) & (decisions <= self.maximum)).all(-1)
         return within.expand(torch.broadcast_shapes(within.shape, outcomes.shape[:-1]))
 
-    def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
         if risk.cvar_weight:
             raise InvalidInput("the newsvendor prescribes for expected cost only", ("risk",))
         weights = weights.to(outcomes)

@@ -1,0 +1,207 @@
+"""A planner's two-stage problem by names, and the matrices it stands for.
+
+``{"decisions": [{"name", "cost", "minimum", "maximum", "integer"}],
+   "decision_rows": [{"name", "coefficients": {decision: a}, "sense", "limit"}],
+   "outcomes": [{"name", "minimum", "maximum"}],
+   "recourse": [{"name", "cost", "minimum", "maximum"}],
+   "rows": [{"name", "recourse": {x: w}, "decisions": {z: t}, "sense", "constant", "outcomes": {y: h}}]}``
+
+where a row reads  Σ w x + Σ t z  (sense)  constant + Σ h y.  Decisions and recourse are at least zero unless they say
+otherwise, and a null bound is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bco_core.errors import InvalidInput
+from bco_core.solvers.linear_form import EQUAL, LEAST, MOST, Array, LinearProgram
+
+SENSES = {">=": LEAST, "=": EQUAL, "<=": MOST}
+# Every row of the recourse, twice if it is an equality, and every variable with two bounds.
+LARGEST_FORM = 200
+
+Where = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """First stage with its ``limits``; recourse with limits ``constant + by_outcome y − by_decision z``.
+
+    ``integer`` marks decisions that must be whole numbers; ``lowest`` and ``highest`` bound the outcomes.
+    """
+
+    first: LinearProgram
+    limits: Array
+    integer: NDArray[np.bool_]
+    recourse: LinearProgram
+    constant: Array
+    by_outcome: Array
+    by_decision: Array
+    lowest: Array
+    highest: Array
+    decision_names: tuple[str, ...]
+    outcome_names: tuple[str, ...]
+    row_names: tuple[str, ...]
+
+
+def describe(spec: dict[str, Any]) -> Description:
+    """The matrices of a specification by names; what does not fit is refused with its place in the specification."""
+    decisions, outcomes = _parts(spec, "decisions"), _parts(spec, "outcomes")
+    recourse, rows, first_rows = _parts(spec, "recourse"), _parts(spec, "rows"), spec.get("decision_rows") or []
+    z, y, x = (
+        _places(part, name) for part, name in ((decisions, "decisions"), (outcomes, "outcomes"), (recourse, "recourse"))
+    )
+    first = LinearProgram(
+        _numbers(decisions, "decisions", "cost", 0.0),
+        _matrix(first_rows, "decision_rows", "coefficients", z),
+        _senses(first_rows, "decision_rows"),
+        *_bounds(decisions, "decisions", 0.0),
+    )
+    later = LinearProgram(
+        _numbers(recourse, "recourse", "cost", 0.0),
+        _matrix(rows, "rows", "recourse", x),
+        _senses(rows, "rows"),
+        *_bounds(recourse, "recourse", 0.0),
+    )
+    boxed = int((np.isfinite(later.lower) & np.isfinite(later.upper)).sum())
+    if len(rows) + int((later.senses == EQUAL).sum()) + boxed > LARGEST_FORM:
+        raise InvalidInput(
+            "the recourse is too large: its rows (equalities count twice) and its variables with an upper bound may be "
+            f"{LARGEST_FORM} together",
+            ("rows",),
+        )
+    lowest, highest = _bounds(outcomes, "outcomes", -math.inf)
+    return Description(
+        first,
+        _numbers(first_rows, "decision_rows", "limit", None),
+        np.array([bool(decision.get("integer")) for decision in decisions]),
+        later,
+        _numbers(rows, "rows", "constant", 0.0),
+        _matrix(rows, "rows", "outcomes", y),
+        _matrix(rows, "rows", "decisions", z),
+        lowest,
+        highest,
+        tuple(z),
+        tuple(y),
+        tuple(row.get("name") or f"row {index + 1}" for index, row in enumerate(rows)),
+    )
+
+
+def describe_shipment(spec: dict[str, Any]) -> Description:
+    """Order to sources now; once demand is known ship from them, and order more at once where that is not enough.
+
+    ``{"sources": [{"name", "order_cost", "emergency_cost", "maximum_order"}], "destinations": [name],
+       "transport_costs": [[cost to each destination] of each source]}``
+    """
+    sources, destinations = _parts(spec, "sources"), spec.get("destinations") or []
+    names = list(_places(sources, "sources"))
+    costs = spec.get("transport_costs") or []
+    if not destinations or len(set(destinations)) < len(destinations):
+        raise InvalidInput("destinations need names, all different", ("destinations",))
+    if len(costs) != len(names) or any(len(row) != len(destinations) for row in costs):
+        raise InvalidInput(
+            f"transport_costs must have a row for each of the {len(names)} sources and in it a cost for each of the "
+            f"{len(destinations)} destinations",
+            ("transport_costs",),
+        )
+    extra = [{"name": f"emergency {s['name']}", "cost": s.get("emergency_cost")} for s in sources]
+    routes = [
+        {"name": f"{name} to {destination}", "cost": costs[i][j]}
+        for i, name in enumerate(names)
+        for j, destination in enumerate(destinations)
+    ]
+    meet = [
+        {
+            "name": f"demand of {destination}",
+            "recourse": {f"{name} to {destination}": 1.0 for name in names},
+            "sense": ">=",
+            "outcomes": {destination: 1.0},
+        }
+        for destination in destinations
+    ]
+    send = [
+        {
+            "name": f"supply of {name}",
+            "recourse": {f"{name} to {destination}": 1.0 for destination in destinations} | {f"emergency {name}": -1.0},
+            "decisions": {name: -1.0},
+            "sense": "<=",
+        }
+        for name in names
+    ]
+    return describe(
+        {
+            "decisions": [
+                {"name": s["name"], "cost": s.get("order_cost"), "maximum": s.get("maximum_order")} for s in sources
+            ],
+            "outcomes": [{"name": destination, "minimum": 0.0} for destination in destinations],
+            "recourse": extra + routes,
+            "rows": meet + send,
+        }
+    )
+
+
+def _parts(spec: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    parts = spec.get(name) or []
+    if not parts:
+        raise InvalidInput(f"{name} must not be empty", (name,))
+    return list(parts)
+
+
+def _places(parts: Sequence[dict[str, Any]], name: str) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for index, part in enumerate(parts):
+        label = part.get("name")
+        if not label or label in places:
+            raise InvalidInput("names must be given and all different", (name, index, "name"))
+        places[label] = index
+    return places
+
+
+def _number(value: Any, where: Where) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidInput("a finite number is needed here", where)
+    return float(value)
+
+
+def _numbers(parts: Sequence[dict[str, Any]], name: str, field: str, default: float | None) -> Array:
+    values = [default if part.get(field) is None else part[field] for part in parts]
+    return np.array([_number(value, (name, index, field)) for index, value in enumerate(values)], dtype=np.float64)
+
+
+def _bounds(parts: Sequence[dict[str, Any]], name: str, lowest: float) -> tuple[Array, Array]:
+    """Bounds, where an absent minimum is ``lowest`` and a null one is no bound."""
+    lower, upper = np.full(len(parts), -np.inf), np.full(len(parts), np.inf)
+    for index, part in enumerate(parts):
+        low, high = part.get("minimum", lowest), part.get("maximum")
+        if low is not None and low != -math.inf:
+            lower[index] = _number(low, (name, index, "minimum"))
+        if high is not None:
+            upper[index] = _number(high, (name, index, "maximum"))
+        if lower[index] > upper[index]:
+            raise InvalidInput("the minimum is above the maximum", (name, index, "minimum"))
+    return lower, upper
+
+
+def _senses(rows: Sequence[dict[str, Any]], name: str) -> NDArray[np.int64]:
+    for index, row in enumerate(rows):
+        if row.get("sense") not in SENSES:
+            raise InvalidInput("the sense must be one of <=, >= and =", (name, index, "sense"))
+    return np.array([SENSES[row["sense"]] for row in rows], dtype=np.int64)
+
+
+def _matrix(rows: Sequence[dict[str, Any]], name: str, field: str, places: dict[str, int]) -> Array:
+    matrix = np.zeros((len(rows), len(places)))
+    for index, row in enumerate(rows):
+        for label, value in (row.get(field) or {}).items():
+            where = (name, index, field, label)
+            if label not in places:
+                raise InvalidInput("there is nothing of this name to refer to", where)
+            matrix[index, places[label]] = _number(value, where)
+    return matrix

@@ -1,0 +1,1 @@
+"""Batched solver kernels. Each is exact and has an independent reference in the tests."""

@@ -1,0 +1,99 @@
+"""Linear programs in one form, min c'x, A x ≥ b, x ≥ 0, scaled, for kernels that solve them for many b.
+
+A planner's program has rows of any sense and variables with any bounds. Here an equality is two inequalities, an upper
+bound is a row, a lower bound is a shift, and a free variable is the difference of two. Rows and columns are scaled by
+powers of two to entries near one, which changes no digit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bco_core.errors import InvalidInput
+
+Array = NDArray[np.float64]
+
+# Costs are raised by this share at random, so that every vertex of the dual has one basis and pivoting cannot cycle.
+PERTURBATION = 1e-9
+LEAST, EQUAL, MOST = 1, 0, -1
+
+
+@dataclass(frozen=True)
+class LinearProgram:
+    """min cost'v, matrix v (sense) limits, lower ≤ v ≤ upper; ``senses`` are 1 for ≥, 0 for = and −1 for ≤."""
+
+    cost: Array
+    matrix: Array
+    senses: NDArray[np.int64]
+    lower: Array
+    upper: Array
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """min cost'x, matrix x ≥ rhs, x ≥ 0 with ``rhs = constant + by_limit @ limits`` and ``v = offset + by_column @ x``.
+
+    The program's cost is ``base_cost`` more. ``perturbed`` is the cost that vertices are told apart with.
+    """
+
+    cost: Array
+    base_cost: float
+    perturbed: Array
+    matrix: Array
+    constant: Array
+    by_limit: Array
+    offset: Array
+    by_column: Array
+
+    def rhs(self, limits: Array) -> Array:
+        """Right-hand sides (n, m) for limits (n, rows)."""
+        return self.constant + limits @ self.by_limit.T
+
+
+def linear_form(program: LinearProgram) -> LinearForm:
+    """Bring a program to the one form."""
+    rows, columns = program.matrix.shape
+    if not np.isfinite(program.matrix).all() or not np.isfinite(program.cost).all():
+        raise InvalidInput("coefficients must be finite numbers")
+    offset = np.where(np.isfinite(program.lower), program.lower, np.where(np.isfinite(program.upper), program.upper, 0))
+    up = np.isfinite(program.lower) | ~np.isfinite(program.upper)
+    free = ~np.isfinite(program.lower) & ~np.isfinite(program.upper)
+    identity = np.eye(columns)
+    by_column = np.concatenate([np.where(up, 1.0, -1.0) * identity, -identity[:, free]], axis=1)
+
+    select = np.concatenate([np.eye(rows)[program.senses >= 0], -np.eye(rows)[program.senses <= 0]])
+    boxed = np.isfinite(program.lower) & np.isfinite(program.upper)
+    matrix = np.concatenate([select @ program.matrix, -identity[boxed]]) @ by_column
+    constant = np.concatenate([-select @ program.matrix @ offset, (program.lower - program.upper)[boxed]])
+    by_limit = np.concatenate([select, np.zeros((int(boxed.sum()), rows))])
+
+    row_scale, column_scale = _scales(matrix)
+    cost = (program.cost @ by_column) * column_scale
+    random = np.random.default_rng(0).uniform(0.5, 1.0, len(cost))
+    return LinearForm(
+        cost=cost,
+        base_cost=float(program.cost @ offset),
+        perturbed=cost + PERTURBATION * (np.abs(cost) + np.abs(cost).max(initial=0) + 1e-300) * random,
+        matrix=np.ascontiguousarray(matrix * row_scale[:, None] * column_scale),
+        constant=constant * row_scale,
+        by_limit=by_limit * row_scale[:, None],
+        offset=offset,
+        by_column=by_column * column_scale,
+    )
+
+
+def _scales(matrix: Array) -> tuple[Array, Array]:
+    """Powers of two for rows and columns after which the geometric means of non-zero entries are near one."""
+    size = np.abs(matrix)
+    present = size > 0
+    logs = np.log2(np.where(present, size, 1.0))
+    rows, columns = np.zeros(len(matrix)), np.zeros(matrix.shape[1])
+    for _ in range(4):
+        left = np.where(present, logs + rows[:, None] + columns, 0)
+        rows = rows - left.sum(axis=1) / np.maximum(present.sum(axis=1), 1)
+        left = np.where(present, logs + rows[:, None] + columns, 0)
+        columns = columns - left.sum(axis=0) / np.maximum(present.sum(axis=0), 1)
+    return 2.0 ** np.round(rows), 2.0 ** np.round(columns)

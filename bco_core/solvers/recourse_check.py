@@ -1,0 +1,107 @@
+"""Is there always a recourse? Whether every decision and outcome that may occur can be mended.
+
+With the recourse in the form A x ≥ r, x ≥ 0, one linear program often settles it: if some x̂ ≥ 0 has A x̂ ≥ 1, then a
+multiple of x̂ serves any r. Otherwise the worst case is sought by turns: for a decision and an outcome, the dual ray
+that proves most trouble; for a ray, the decision and outcome that it makes most trouble for. Such a pair is a proof, by
+which the planner can see what is missing. That none is found is no proof, and so a prescription still says when it
+meets one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.base import Status
+from bco_core.problems.two_stage_spec import Description
+from bco_core.solvers import highs
+from bco_core.solvers.linear_form import Array, LinearForm, linear_form
+
+_TURNS = 4
+# Outcomes and decisions without bounds are looked for up to these sizes, the smallest first.
+_REACHES = (1.0, 100.0, 10_000.0)
+
+
+def check_recourse(data: Description) -> None:
+    """Raise with a witness if some decision meets an outcome that no recourse can mend."""
+    form = linear_form(data.recourse)
+    if _serves_everything(form):
+        return
+    for reach in _REACHES:
+        witness = _witness(data, form, reach)
+        if witness is not None:
+            decision, outcome, row = witness
+            raise InvalidInput(
+                f"there is not always a recourse: with decision {_named(data.decision_names, decision)} and outcome "
+                f"{_named(data.outcome_names, outcome)} no recourse keeps the rows ('{data.row_names[row]}' among "
+                "them). Add a recourse that costs more but always works, or bound the outcomes",
+                ("rows", row),
+            )
+
+
+def _serves_everything(form: LinearForm) -> bool:
+    rows, count = form.matrix.shape
+    ones, free = np.ones(rows), np.full(rows, np.inf)
+    model = highs.model_of(
+        np.zeros(count), sparse.csr_array(form.matrix), ones, free, np.zeros(count), np.full(count, np.inf)
+    )
+    return highs.run(model).status is Status.OPTIMAL
+
+
+def _witness(data: Description, form: LinearForm, reach: float) -> tuple[Array, Array, int] | None:
+    by_decision, by_outcome = form.by_limit @ data.by_decision, form.by_limit @ data.by_outcome
+    constant = form.rhs(data.constant)
+    size = max(1.0, float(np.abs(constant).max()))
+    lowest = np.maximum(data.lowest, np.minimum(-reach * size, data.highest))
+    highest = np.minimum(data.highest, np.maximum(reach * size, data.lowest))
+    seen: set[bytes] = set()
+    for direction in np.eye(len(constant)):
+        ray = direction
+        for _ in range(_TURNS):
+            outcome = np.where(ray @ by_outcome >= 0, highest, lowest)
+            decision = _worst_decision(data, ray @ by_decision, reach * size)
+            key = np.concatenate([outcome, decision]).tobytes()
+            if key in seen:
+                break
+            seen.add(key)
+            trouble = constant + by_outcome @ outcome - by_decision @ decision
+            ray, amount = _worst_ray(form, trouble)
+            if amount > 1e-7 * (1 + np.abs(trouble).max()):
+                blamed = np.abs(ray @ form.by_limit)
+                return decision, outcome, int(blamed.argmax())
+    return None
+
+
+def _worst_decision(data: Description, push: Array, reach: float) -> Array:
+    """A decision of least push'z, no further out than ``reach`` where it has no bound."""
+    first = data.first
+    lower = np.where(np.isfinite(first.lower), first.lower, np.minimum(-reach, first.upper))
+    upper = np.where(np.isfinite(first.upper), first.upper, np.maximum(reach, first.lower))
+    senses = first.senses
+    model = highs.model_of(
+        push,
+        sparse.csr_array(first.matrix),
+        np.where(senses >= 0, data.limits, -np.inf),
+        np.where(senses <= 0, data.limits, np.inf),
+        lower,
+        upper,
+        data.integer,
+    )
+    answer = highs.run(model)
+    return answer.values if len(answer.values) else lower
+
+
+def _worst_ray(form: LinearForm, trouble: Array) -> tuple[Array, float]:
+    """max σ'r over σ ≥ 0, σ'A ≤ 0, Σσ ≤ 1."""
+    rows, count = form.matrix.shape
+    matrix = sparse.csr_array(np.concatenate([form.matrix.T, np.ones((1, rows))]))
+    upper = np.concatenate([np.zeros(count), [1.0]])
+    model = highs.model_of(-trouble, matrix, np.full(count + 1, -np.inf), upper, np.zeros(rows), np.full(rows, np.inf))
+    answer = highs.run(model)
+    return answer.values, -answer.objective
+
+
+def _named(names: tuple[str, ...], values: Array) -> str:
+    shown = [f"{name} = {value:g}" for name, value in zip(names[:5], values[:5], strict=True)]
+    return ", ".join(shown) + (" …" if len(names) > 5 else "")
