@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from app.jobs.schemas import PolicyName, Seed
 from app.posteriors.schemas import Quality
 from app.schemas import Request
+from bco_core.problems.base import Status
 
 EXAMPLE_CONTEXTS: list[Any] = [
     {"weekday": "SAT", "temperature": 21.5, "rain": 0.0, "promotion": True, "holiday": False},
@@ -18,6 +19,13 @@ EXAMPLE_CONTEXTS: list[Any] = [
 
 # Checked where the columns are known; the schema is for readers.
 Context = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "items": {}}]})]
+
+
+class RiskMeasure(Request):
+    """(1 − w)·expected cost + w·CVaR, the mean cost of the worst 1 − level of the scenarios."""
+
+    cvar_weight: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="w: 0 is expected cost, 1 is CVaR alone")
+    cvar_level: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="0.95 looks at the worst 5 %")
 
 
 class PrescribeRequest(Request):
@@ -37,6 +45,14 @@ class PrescribeRequest(Request):
         description="what costs are computed over: 'predictive' uses outcomes of similar rows of the history, so it "
         "includes noise no model removes; 'posterior' uses the posterior draws alone",
     )
+    risk: RiskMeasure | None = Field(
+        None,
+        description="what to minimise instead of expected cost; policy bcp then decides over the scenarios that "
+        "costs_over names, so by default over outcomes of similar rows of the history",
+    )
+    time_limit: Annotated[float, Field(gt=0, le=600)] | None = Field(
+        None, description="seconds for this call; what it cuts off is answered with status time_limit"
+    )
     require_quality: Quality = Field(
         "bad", description="refuse to prescribe from a posterior of lower quality than this"
     )
@@ -52,18 +68,22 @@ class ScenarioSource(BaseModel):
 class MapAlternative(BaseModel):
     """What the posterior's mode alone would decide, judged under the same scenarios."""
 
-    decision: dict[str, float]
-    expected_cost: float
+    decision: dict[str, float | None]
+    expected_cost: float | None
 
 
 class PrescriptionAnswer(BaseModel):
-    decision: dict[str, float]
-    expected_cost: float
-    cost_quantiles: dict[str, float] = Field(examples=[{"0.05": 1.0, "0.5": 7.5, "0.95": 30.0}])
-    cvar_95: float = Field(description="mean cost of the worst 5 % of scenarios")
-    status: str
+    """Numbers are null where there is no decision, or no recourse in some scenario; ``reason`` then says why."""
+
+    decision: dict[str, float | None]
+    expected_cost: float | None
+    cost_quantiles: dict[str, float | None] = Field(examples=[{"0.05": 1.0, "0.5": 7.5, "0.95": 30.0}])
+    cvar_95: float | None = Field(description="mean cost of the worst 5 % of scenarios")
+    status: Status
+    reason: str = Field("", description="why the status is not optimal")
+    solver: str = Field("", description="what found the decision, where a solver was needed")
     map: MapAlternative
-    hedging_gain: float = Field(description="the MAP decision's expected cost less this decision's")
+    hedging_gain: float | None = Field(description="the MAP decision's expected cost less this decision's")
 
 
 class PrescribeAnswer(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,8 @@ from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeRequest
 from app.settings import get_settings
-from bco_core.policies import POLICIES, blended
+from bco_core.policies import HEDGING, POLICIES, Policy, decide_for
+from bco_core.problems.base import EXPECTATION, Risk
 from bco_core.scenarios import Scenarios, cost_distribution, expected_cost, predictive_scenarios
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -29,7 +31,7 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     loaded = ready(row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
     theta = draws(row, loaded.posterior, request.scenarios, request.seed)
-    policy = request.policy or row.policy
+    policy = request.policy or ("bcp" if request.risk else row.policy)
     seed = loaded.posterior.seed if request.seed is None else request.seed
     generator = torch.Generator().manual_seed(seed)
 
@@ -70,15 +72,16 @@ def _prescriptions(
     scenarios = loaded.posterior.scenarios(contexts, theta)
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidRequest.at(("contexts",), "a context lies so far from the history that no prediction is possible")
-    decide = partial(blended, alpha=request.alpha) if policy == "blended" else POLICIES[policy]
-    prescription = decide(loaded.problem, scenarios, generator)
     atoms = _cost_scenarios(loaded, scenarios, request)
+    hedged = atoms if request.risk else scenarios
+    prescription = _decide(policy, request)(loaded.problem, hedged, generator)
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
     costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
-    map_decisions = loaded.problem.decide(scenarios.mode)
+    map_decisions = decide_for(loaded.problem, scenarios.mode)
     map_costs = expected_cost(loaded.problem, map_decisions, atoms)
 
     names, labels = loaded.decisions, [str(level) for level in QUANTILES]
+    nothing = [""] * len(contexts)
     return [
         {
             "decision": dict(zip(names, decision, strict=True)),
@@ -86,21 +89,41 @@ def _prescriptions(
             "cost_quantiles": dict(zip(labels, quantiles, strict=True)),
             "cvar_95": cvar,
             "status": status,
+            "reason": reason,
+            "solver": solver,
             "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
             "hedging_gain": gain,
         }
-        for decision, mean, quantiles, cvar, status, map_decision, map_cost, gain in zip(
-            prescription.decisions.tolist(),
-            costs.mean.tolist(),
-            costs.quantiles.tolist(),
-            costs.cvar.tolist(),
+        for decision, mean, quantiles, cvar, status, reason, solver, map_decision, map_cost, gain in zip(
+            _listed(prescription.decisions),
+            _listed(costs.mean),
+            _listed(costs.quantiles),
+            _listed(costs.cvar),
             prescription.status,
-            map_decisions.tolist(),
-            map_costs.tolist(),
-            (map_costs - costs.mean).tolist(),
+            prescription.reasons or nothing,
+            prescription.solvers or nothing,
+            _listed(map_decisions),
+            _listed(map_costs),
+            _listed(map_costs - costs.mean),
             strict=True,
         )
     ]
+
+
+def _decide(policy: str, request: PrescribeRequest) -> Policy:
+    """The policy with what the request says about it."""
+    if policy not in HEDGING:
+        return POLICIES[policy]
+    risk = Risk(**request.risk.model_dump()) if request.risk else EXPECTATION
+    decide = partial(POLICIES[policy], risk=risk, time_limit=request.time_limit)
+    return partial(decide, alpha=request.alpha) if policy == "blended" else decide
+
+
+def _listed(values: Tensor) -> list[Any]:
+    """Plain numbers, with null for those that are not finite: JSON has no others."""
+    if torch.isfinite(values).all():
+        return values.tolist()
+    return np.where(np.isfinite(values.numpy()), values.numpy().astype(object), None).tolist()
 
 
 def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeRequest) -> Scenarios:
@@ -119,6 +142,8 @@ def _check(row: PosteriorRow, request: PrescribeRequest) -> None:
     if request.scenarios > settings.max_scenarios:
         detail = f"at most {settings.max_scenarios} scenarios (BCO_MAX_SCENARIOS)"
         raise InvalidRequest.at(("scenarios",), detail)
+    if request.risk and (request.policy or "bcp") not in HEDGING:
+        raise InvalidRequest.at(("policy",), f"a risk needs a policy that minimises it: {' or '.join(HEDGING)}")
     quality = row.diagnostics["quality"]
     if _RANKS[quality] < _RANKS[request.require_quality]:
         reason = row.diagnostics["reason"]

@@ -54,11 +54,116 @@ class Newsvendor(Request):
         return [item.name for item in self.items]
 
 
+Bound = Annotated[float, Field(ge=-1e12, le=1e12)] | None
+Coefficient = Annotated[float, Field(ge=-1e12, le=1e12)]
+Coefficients = dict[Name, Coefficient]
+Sense = Literal["<=", ">=", "="]
+
+
+class FirstStageDecision(Request):
+    """Something decided now, before the outcome is known."""
+
+    name: Name = Field(examples=["order"])
+    cost: Coefficient = Field(0.0, description="cost of each unit", examples=[5])
+    minimum: Bound = Field(0.0, description="null for no limit")
+    maximum: Bound = Field(None, description="null for no limit")
+    integer: bool = Field(False, description="only whole numbers will do")
+
+
+class DecisionRow(Request):
+    """A rule that decisions keep: Σ coefficient · decision (sense) limit."""
+
+    name: Name | None = None
+    coefficients: Coefficients
+    sense: Sense
+    limit: Coefficient
+
+
+class UncertainOutcome(Request):
+    """An uncertain quantity: its name is the outcome column that holds it. Beyond its bounds it counts as the bound."""
+
+    name: Name = Field(examples=["demand"])
+    minimum: Bound = None
+    maximum: Bound = None
+
+
+class RecourseVariable(Request):
+    """Something that can still be done once the outcome is known."""
+
+    name: Name = Field(examples=["express"])
+    cost: Coefficient = Field(0.0, description="cost of each unit", examples=[100])
+    cost_outcomes: Coefficients | None = Field(None, description="not supported: recourse costs must be certain")
+    minimum: Bound = 0.0
+    maximum: Bound = None
+
+    @model_validator(mode="after")
+    def costs_are_certain(self) -> Self:
+        if self.cost_outcomes:
+            raise ValueError(
+                "a recourse cost that depends on the outcome is not supported; outcomes enter in rows only"
+            )
+        return self
+
+
+class RecourseRow(Request):
+    """A rule between them: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
+
+    name: Name | None = None
+    recourse: Coefficients = {}
+    decisions: Coefficients = {}
+    sense: Sense
+    constant: Coefficient = 0.0
+    outcomes: Coefficients = {}
+
+
+class TwoStageLinear(Request):
+    """Decide now, see the outcome, then mend at least cost: any linear program with recourse."""
+
+    kind: Literal["two_stage_linear"]
+    decisions: list[FirstStageDecision] = Field(min_length=1, max_length=200)
+    decision_rows: list[DecisionRow] = Field([], max_length=200)
+    outcomes: list[UncertainOutcome] = Field(min_length=1, max_length=200)
+    recourse: list[RecourseVariable] = Field(min_length=1, max_length=1000)
+    rows: list[RecourseRow] = Field(min_length=1, max_length=200)
+
+    def outcome_names(self) -> list[str]:
+        return [outcome.name for outcome in self.outcomes]
+
+    def decision_names(self) -> list[str]:
+        return [decision.name for decision in self.decisions]
+
+
+class ShipmentSource(Request):
+    """A place to order to now, and at a higher cost once demand is known."""
+
+    name: Name = Field(examples=["north"])
+    order_cost: Cost = Field(examples=[5])
+    emergency_cost: Cost = Field(examples=[100])
+    maximum_order: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="null for no limit")
+
+
+class Shipment(Request):
+    """Order to sources now; ship from them to destinations once demand is known. A ready-made two_stage_linear."""
+
+    kind: Literal["shipment"]
+    sources: list[ShipmentSource] = Field(min_length=1, max_length=50)
+    destinations: list[Name] = Field(min_length=1, max_length=100, description="the outcome columns with their demand")
+    transport_costs: list[list[Annotated[float, Field(ge=0, le=1e12)]]] = Field(
+        description="a row for each source: its cost to each destination", examples=[[[1.0, 4.0], [3.0, 1.5]]]
+    )
+
+    def outcome_names(self) -> list[str]:
+        return list(self.destinations)
+
+    def decision_names(self) -> list[str]:
+        return [source.name for source in self.sources]
+
+
 # A new kind is a model with ``kind``, ``outcome_names`` and ``decision_names``, and its name here.
-ProblemSpec = Newsvendor
+ProblemSpec = Annotated[Newsvendor | TwoStageLinear | Shipment, Field(discriminator="kind")]
 
 
-_SPEC: TypeAdapter[Newsvendor] = TypeAdapter(ProblemSpec)
+_SPEC: TypeAdapter[Newsvendor | TwoStageLinear | Shipment] = TypeAdapter(ProblemSpec)
 
 
 class NewProblem(Request):

@@ -42,6 +42,8 @@ class TwoStageLinear:
     data: Description
     recourse: BasisPool
     point: BasisPool
+    recourse_rhs: RightHandSide
+    point_rhs: RightHandSide
 
     @staticmethod
     def from_spec(spec: dict[str, Any]) -> TwoStageLinear:
@@ -68,7 +70,14 @@ class TwoStageLinear:
         except InvalidInput as unbounded:
             raise InvalidInput(f"decisions and recourse together: {unbounded}", ("decisions",)) from unbounded
         check_recourse(data)
-        return TwoStageLinear(data, recourse, point)
+        later = recourse.form.by_limit
+        recourse_rhs = RightHandSide.of(
+            recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
+        )
+        later = point.form.by_limit[:, len(data.limits) :]
+        constant = point.form.rhs(np.concatenate([data.limits, data.constant]))
+        point_rhs = RightHandSide.of(constant, later @ data.by_outcome, np.zeros((len(constant), 0)))
+        return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs)
 
     @property
     def outcome_dim(self) -> int:
@@ -154,17 +163,17 @@ class TwoStageLinear:
     def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk) -> _Solution | None:
         """The cutting planes' answer, if they closed the gap."""
         form, bases, data = self.recourse.form, self.recourse.bases, self.data
-        base = form.rhs(data.constant + atoms @ data.by_outcome.T)
-        slope = np.ascontiguousarray(form.by_limit @ data.by_decision)
-        start = np.argmax((base - slope @ begin) @ bases.dual.T, axis=1)
+        right = self.recourse_rhs
+        base, slope = right.at(torch.from_numpy(atoms)), right.by_decision
+        start = self.recourse.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = _inequalities(data)
         z, objective, _, ended, _ = cuts.minimize(
-            base,
-            slope,
+            base.numpy(),
+            slope.numpy(),
             np.ascontiguousarray(weights),
             risk.cvar_weight,
             risk.cvar_level,
-            start,
+            start.numpy(),
             bases.columns,
             bases.inverse,
             bases.reduced,
@@ -183,6 +192,24 @@ class TwoStageLinear:
 
     def _within(self, outcomes: Tensor) -> Tensor:
         return outcomes.double().clamp(torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest))
+
+
+@dataclass(frozen=True)
+class RightHandSide:
+    """A program's right-hand side (m,) as an affine function of the outcome and, taking off, of the decision."""
+
+    constant: Tensor
+    by_outcome: Tensor
+    by_decision: Tensor
+
+    @staticmethod
+    def of(*parts: Array) -> RightHandSide:
+        return RightHandSide(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+
+    def at(self, outcomes: Tensor, decisions: Tensor | None = None) -> Tensor:
+        """(n, m) for outcomes (n, d_y) and decisions (n, d_z), zero if there are none."""
+        rhs = torch.addmm(self.constant, outcomes, self.by_outcome.T)
+        return rhs if decisions is None else rhs.addmm_(decisions, self.by_decision.T, alpha=-1)
 
 
 @dataclass(frozen=True)
@@ -282,20 +309,17 @@ class _Decide(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, outcomes: Tensor, problem: TwoStageLinear) -> Tensor:
-        data, pool = problem.data, problem.point
-        flat = outcomes.detach().reshape(-1, outcomes.shape[-1]).numpy()
-        later = data.constant + flat @ data.by_outcome.T
-        limits = np.concatenate([np.broadcast_to(data.limits, (len(flat), len(data.limits))), later], axis=1)
+        first, pool, dim = problem.data.first, problem.point, problem.decision_dim
+        flat = outcomes.detach().reshape(-1, outcomes.shape[-1])
         wanted = bool(ctx.needs_input_grad[0])
-        solved = pool.solve(pool.form.rhs(limits), jacobian=wanted)
-        back = pool.form.by_column[: problem.decision_dim][:, pool.watched]
+        solved = pool.solve(problem.point_rhs.at(flat), jacobian=wanted)
+        back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
         if wanted:
-            by_outcome = pool.form.by_limit[:, len(data.limits) :] @ data.by_outcome
-            ctx.save_for_backward(torch.from_numpy(back @ (solved.jacobian @ by_outcome)))
-        decisions = pool.form.offset[: problem.decision_dim] + solved.primal @ back.T
+            ctx.save_for_backward(back @ (torch.from_numpy(solved.jacobian) @ problem.point_rhs.by_outcome))
+        decisions = torch.from_numpy(pool.form.offset[:dim]) + torch.from_numpy(solved.primal) @ back.T
         # Rounding must not carry a decision past its bounds.
-        decisions = np.clip(decisions, data.first.lower, data.first.upper)
-        return torch.from_numpy(decisions).view(*outcomes.shape[:-1], -1)
+        decisions = decisions.clamp(torch.from_numpy(first.lower), torch.from_numpy(first.upper))
+        return decisions.view(*outcomes.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -310,19 +334,16 @@ class _Recourse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, decisions: Tensor, outcomes: Tensor, problem: TwoStageLinear) -> Tensor:
-        data, pool = problem.data, problem.recourse
-        z = decisions.detach().reshape(-1, decisions.shape[-1]).numpy()
-        y = outcomes.detach().reshape(-1, outcomes.shape[-1]).numpy()
-        missing = ~np.isfinite(z).all(axis=1)
-        limits = data.constant + y @ data.by_outcome.T - np.where(missing[:, None], 0.0, z) @ data.by_decision.T
-        solved = pool.solve(pool.form.rhs(limits))
-        prices = solved.dual @ pool.form.by_limit
+        pool, right = problem.recourse, problem.recourse_rhs
+        z = decisions.detach().reshape(-1, decisions.shape[-1])
+        y = outcomes.detach().reshape(-1, outcomes.shape[-1])
+        missing = ~z.isfinite().all(dim=1)
+        solved = pool.solve(right.at(y, z.masked_fill(missing[:, None], 0.0)))
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(
-                torch.from_numpy(-prices @ data.by_decision), torch.from_numpy(prices @ data.by_outcome)
-            )
-        value = np.where(missing, np.nan, solved.value + pool.form.base_cost)
-        return torch.from_numpy(value).view(decisions.shape[:-1])
+            dual = torch.from_numpy(solved.dual)
+            ctx.save_for_backward(-dual @ right.by_decision, dual @ right.by_outcome)
+        value = (torch.from_numpy(solved.value) + pool.form.base_cost).masked_fill(missing, torch.nan)
+        return value.view(decisions.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:

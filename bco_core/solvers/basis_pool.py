@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numba import njit
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearForm
@@ -72,16 +74,18 @@ class BasisPool:
         columns = np.empty(0, dtype=np.int64) if watched is None else watched
         return BasisPool(form, columns, _bases(form, highs.dual_feasible_basis(form)[None]))
 
-    def solve(self, rhs: Array, jacobian: bool = False) -> Solved:
+    def closest(self, rhs: Tensor) -> Tensor:
+        """The basis of largest dual value for each right-hand side (n, m)."""
+        return (rhs @ torch.from_numpy(self.bases.dual).T).argmax(dim=1)
+
+    def solve(self, rhs: Tensor, jacobian: bool = False) -> Solved:
         """Solve for right-hand sides (n, m)."""
-        rhs = np.ascontiguousarray(rhs)
-        chunks = np.split(rhs, range(_CHUNK, len(rhs), _CHUNK))
-        parts = [self._solve_chunk(chunk, jacobian) for chunk in chunks]
+        parts = [self._solve_chunk(chunk, jacobian) for chunk in rhs.contiguous().split(_CHUNK)]
         return parts[0] if len(parts) == 1 else Solved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _solve_chunk(self, rhs: Array, jacobian: bool) -> Solved:
+    def _solve_chunk(self, chunk: Tensor, jacobian: bool) -> Solved:
         form, bases = self.form, self.bases
-        start = np.argmax(rhs @ bases.dual.T, axis=1)
+        rhs, start = chunk.numpy(), (chunk @ torch.from_numpy(bases.dual).T).argmax(dim=1).numpy()
         place = np.full(sum(form.matrix.shape), -1)
         place[self.watched] = np.arange(len(self.watched))
         found = _solve_all(rhs, start, *bases, form.matrix, form.cost, place, len(self.watched), jacobian, TOLERANCE)
