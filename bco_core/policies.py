@@ -49,9 +49,9 @@ def blended(
     problem: DecisionProblem,
     scenarios: Scenarios,
     generator: torch.Generator,
+    alpha: float = 0.5,
     risk: Risk = EXPECTATION,
     time_limit: float | None = None,
-    alpha: float = 0.5,
 ) -> Prescription:
     drawn_in = torch.lerp(scenarios.mean()[:, None], scenarios.outcomes, alpha)
     return _judged(problem, problem.prescribe(drawn_in, scenarios.weights, risk, time_limit), scenarios)

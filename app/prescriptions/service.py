@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,9 +121,12 @@ def _decide(policy: str, request: PrescribeRequest) -> Policy:
 
 def _listed(values: Tensor) -> list[Any]:
     """Plain numbers, with null for those that are not finite: JSON has no others."""
+    listed: list[Any] = values.tolist()
     if torch.isfinite(values).all():
-        return values.tolist()
-    return np.where(np.isfinite(values.numpy()), values.numpy().astype(object), None).tolist()
+        return listed
+    if values.ndim > 1:
+        return [_listed(row) for row in values]
+    return [value if math.isfinite(value) else None for value in listed]
 
 
 def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeRequest) -> Scenarios:

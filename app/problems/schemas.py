@@ -109,11 +109,11 @@ class RecourseRow(Request):
     """A rule between them: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
 
     name: Name | None = None
-    recourse: Coefficients = {}
-    decisions: Coefficients = {}
+    recourse: Coefficients = Field({})
+    decisions: Coefficients = Field({})
     sense: Sense
     constant: Coefficient = 0.0
-    outcomes: Coefficients = {}
+    outcomes: Coefficients = Field({})
 
 
 class TwoStageLinear(Request):
