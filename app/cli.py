@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 
 from app.experiments import Json, experiment
+from app.keys.commands import keys
 from app.settings import Settings, get_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine; with --json the last line is one JSON object.")
 app.add_typer(bench, name="bench")
 app.add_typer(experiment, name="experiment")
+app.add_typer(keys, name="keys")
 
 
 def _settings_help() -> str:

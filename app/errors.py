@@ -50,6 +50,9 @@ class ApiError(HTTPException):
         super().__init__(self.status, detail, headers)
         self.fields = [FieldProblem(pointer=pointer(where), detail=text) for where, text in fields]
 
+    def answer(self) -> JSONResponse:
+        return answer(self.status, self.type, self.title, self.detail, self.fields, dict(self.headers or {}))
+
 
 class InvalidRequest(ApiError):
     status = 422
@@ -60,6 +63,21 @@ class InvalidRequest(ApiError):
     def at(cls, where: Sequence[str | int], detail: str) -> InvalidRequest:
         """One offending place; the sentence serves as the summary too."""
         return cls(detail, (where, detail))
+
+
+class Unauthorized(ApiError):
+    status = 401
+    type = "unauthorized"
+    title = "Who is calling is not known"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(ApiError):
+    status = 403
+    type = "forbidden"
+    title = "The key does not allow this"
 
 
 class NotFound(ApiError):
@@ -78,6 +96,12 @@ class TooLarge(ApiError):
     status = 413
     type = "too-large"
     title = "The request is too large"
+
+
+class TooMany(ApiError):
+    status = 429
+    type = "too-many-requests"
+    title = "Too many requests"
 
 
 class Unavailable(ApiError):
@@ -108,7 +132,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
-        return answer(error.status, error.type, error.title, error.detail, error.fields, dict(error.headers or {}))
+        return error.answer()
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

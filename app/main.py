@@ -21,6 +21,7 @@ from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
+from app.security import Guard
 from app.settings import get_settings
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,12 @@ def create_app() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        responses=dict.fromkeys(("400", "404", "409", "413", "422", "500", "503"), problem),
+        responses=dict.fromkeys(("400", "401", "403", "404", "409", "413", "422", "429", "500", "503"), problem),
     )
     errors.install(app)
+    # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
+    app.add_middleware(Guard)
     for router in (problems, datasets, jobs, posteriors, prescriptions, pages):
         app.include_router(router)
     app.mount("/docs/assets", assets())

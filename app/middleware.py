@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import TooLarge, answer
+from app.errors import TooLarge
 
 
 class BodyLimit:
@@ -14,9 +14,10 @@ class BodyLimit:
         self.app = app
         self.max_bytes = max_bytes
 
-    def _error(self) -> TooLarge:
+    def _error(self, headers: dict[str, str] | None = None) -> TooLarge:
         limit = self.max_bytes // 1_000_000
-        return TooLarge(f"the body is larger than {limit} MB (BCO_MAX_BODY_MB); send less at once, or send Parquet")
+        detail = f"the body is larger than {limit} MB (BCO_MAX_BODY_MB); send less at once, or send Parquet"
+        return TooLarge(detail, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -24,9 +25,7 @@ class BodyLimit:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.max_bytes:
-            error = self._error()
-            response = answer(error.status, error.type, error.title, error.detail, headers={"Connection": "close"})
-            await response(scope, receive, send)
+            await self._error({"Connection": "close"}).answer()(scope, receive, send)
             return
         received = 0
 

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 
 
 class Settings(BaseSettings):
@@ -29,6 +30,9 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
+    requests_per_second: NotNegative = Field(
+        200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
+    )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")

@@ -27,7 +27,7 @@ def supervise(job_id: str) -> str:
 
     attempt = service.start(job_id)
     if attempt is None:
-        return service.get(job_id).state
+        return service.state(job_id)
     log.info("job %s starts, attempt %d", job_id, attempt)
     began = time.monotonic()
     process = multiprocessing.get_context("forkserver").Process(target=compute.main, args=(job_id, attempt))
@@ -45,7 +45,7 @@ def supervise(job_id: str) -> str:
     if process.exitcode != 0:
         # A cancelled job keeps its state: failing is refused once a job has ended.
         service.fail(job_id, attempt, f"the computation stopped unexpectedly (exit code {process.exitcode})")
-    state = service.get(job_id).state
+    state = service.state(job_id)
     log.info("job %s %s after %.1f s", job_id, state, time.monotonic() - began)
     return state
 

@@ -22,9 +22,9 @@ _CHUNK_NUMBERS = 4_000_000
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 
 
-def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
+def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     """The answer to a prescribe request, in the shape of ``PrescribeAnswer``."""
-    row = posteriors.get(posterior_id)
+    row = posteriors.get(workspace, posterior_id)
     _check(row, request)
     loaded = ready(row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
