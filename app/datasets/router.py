@@ -11,11 +11,12 @@ from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.profile import Roles
 from app.datasets.schemas import DatasetAnswer, Missing, NewDataset
 from app.db.tables import DatasetRow
+from app.idempotency import Repeatable
 from app.schemas import Limit, Name, Page
 from app.security import Admin, Reader, Trainer
 from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/datasets", tags=["data sets"])
+router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=Repeatable)
 
 
 def _created(row: DatasetRow, response: Response) -> DatasetAnswer:

@@ -15,6 +15,7 @@ from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.rows import delete_row, page, read
 from app.db.tables import DatasetChunkRow, DatasetRow
+from app.idempotency import made
 from app.ids import new_id
 from app.settings import get_settings
 
@@ -36,6 +37,7 @@ def create(workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow
     with transaction() as session:
         session.add(row)
         session.flush()
+        made(session, f"/v1/datasets/{row.id}")
         for seq, first in enumerate(range(0, profiled.table.num_rows, CHUNK_ROWS)):
             buffer = io.BytesIO()
             pq.write_table(profiled.table.slice(first, CHUNK_ROWS), buffer)

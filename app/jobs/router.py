@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from app.db.tables import JobRow
+from app.idempotency import Repeatable
 from app.ids import sibling_id
 from app.jobs import service
 from app.jobs.schemas import JobAnswer, NewJob
 from app.schemas import Limit, Page
 from app.security import Admin, Reader, Trainer
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
 
 
 def _answer(row: JobRow) -> JobAnswer:

@@ -16,6 +16,7 @@ from app.db.engine import transaction
 from app.db.rows import affected, delete_row, find, page, read
 from app.db.tables import DatasetRow, JobRow, ProblemRow, now
 from app.errors import Conflict, InvalidRequest
+from app.idempotency import made
 from app.ids import new_id
 from app.jobs import engine
 from app.jobs.schemas import NewJob
@@ -58,6 +59,7 @@ def create(workspace: str, request: NewJob) -> JobRow:
         except sa.exc.IntegrityError:
             raise Conflict("the problem or the data set was deleted while the job was being made") from None
         engine.enqueue(session, row.id)
+        made(session, f"/v1/jobs/{row.id}")
     return row
 
 

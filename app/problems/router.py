@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from app.idempotency import Repeatable
 from app.problems import service
 from app.problems.schemas import NewProblem, ProblemAnswer
 from app.schemas import Limit, Page
 from app.security import Admin, Reader, Trainer
 
-router = APIRouter(prefix="/v1/problems", tags=["problems"])
+router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
 
 
 @router.post("", status_code=201)

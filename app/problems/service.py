@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.db.engine import transaction
 from app.db.rows import delete_row, page, read
 from app.db.tables import ProblemRow
+from app.idempotency import made
 from app.ids import new_id
 from app.problems.schemas import NewProblem
 from bco_core.problems.registry import build_problem
@@ -18,6 +19,7 @@ def create(workspace: str, request: NewProblem) -> ProblemRow:
     with transaction() as session:
         row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=spec)
         session.add(row)
+        made(session, f"/v1/problems/{row.id}")
     return row
 
 
