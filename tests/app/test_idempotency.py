@@ -176,6 +176,9 @@ def test_a_prescription_takes_no_key_because_it_makes_nothing(client: TestClient
 def clients(client: TestClient) -> list[TestClient]:
     """Two API processes' worth of applications on one database, each used by many at once."""
     apps = [create_app(), create_app()]
+    for app in apps:
+        # Routes are completed when they are first looked at, which is not for several threads at once.
+        assert TestClient(app).get("/openapi.json").status_code == 200
     return [TestClient(apps[index % 2], raise_server_exceptions=False) for index in range(12)]
 
 
