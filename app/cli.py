@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app import logs
 from app.experiments import Json, experiment
 from app.keys.commands import keys
 from app.settings import Settings, get_settings
@@ -35,9 +35,7 @@ def bco() -> None:
     Start with [bold]bco demo[/], then look at the docs page it prints. [bold]bco serve[/] runs everything on one
     machine; [bold]bco migrate[/], [bold]bco api[/] and [bold]bco worker[/] run the parts apart.
     """
-    logging.basicConfig(level=get_settings().log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("alembic", "dbos", "httpx"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logs.configure(get_settings())
 
 
 @app.command()
@@ -68,8 +66,9 @@ def api() -> None:
         factory=True,
         host=settings.host,
         port=settings.port,
-        log_level=settings.log_level.lower(),
-        access_log=settings.log_level == "DEBUG",
+        log_config=None,
+        access_log=False,
+        server_header=False,
     )
 
 

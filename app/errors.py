@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -162,10 +163,17 @@ def install(app: FastAPI) -> None:
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error), fields)
 
-    @app.exception_handler(Exception)
-    async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
-        log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=error)
-        return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
+    @app.exception_handler(sa.exc.OperationalError)
+    @app.exception_handler(sa.exc.TimeoutError)
+    async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:
+        log.error("the database did not answer on %s %s", request.method, request.url.path, exc_info=error)
+        detail = "the database is busy or away; nothing was changed, so try again shortly"
+        return Unavailable(detail, headers={"Retry-After": "1"}).answer()
+
+
+def unexpected() -> JSONResponse:
+    """The answer to what nobody foresaw; the log has the rest."""
+    return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
 
 
 def _field_problem(entry: dict[str, Any], request: Request) -> FieldProblem:

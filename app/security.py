@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 REMEMBER_SECONDS = 3.0
 _REMEMBER_KEYS = 10_000
 _OPEN = ("/", "/docs", "/openapi.json", "/livez", "/readyz", "/favicon.ico")
-_OPEN_UNDER = "/docs/assets/"
+_OPEN_UNDER = "/docs/"
 
 Value = TypeVar("Value")
 

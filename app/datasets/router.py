@@ -28,7 +28,9 @@ def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
 def create_dataset(request: NewDataset, caller: Trainer, response: Response) -> DatasetAnswer:
     """Send history as JSON rows with named columns. The answer profiles every column and warns of what looks odd."""
     roles = Roles(request.outcomes, request.contexts, request.categorical, request.missing)
-    return _created(service.create(caller.workspace, request.name, parse_rows(request.rows), roles), response)
+    return _created(
+        service.create(caller.workspace, request.name, parse_rows(request.rows, get_settings()), roles), response
+    )
 
 
 @router.post("/upload", status_code=201)
@@ -44,7 +46,7 @@ def upload_dataset(
 ) -> DatasetAnswer:
     """Send history as a CSV or Parquet file."""
     roles = Roles(_names(outcomes), _names(contexts) or None, _names(categorical), missing)
-    raw = parse_file(file.file.read(), get_settings().max_rows)
+    raw = parse_file(file.file.read(), get_settings())
     return _created(service.create(caller.workspace, name, raw, roles), response)
 
 

@@ -23,8 +23,10 @@ _running: dict[str, tuple[int, Any]] = {}
 
 def supervise(job_id: str) -> str:
     """Run one job in a child process; stop it when it is cancelled or has gone to another worker."""
+    from app import logs
     from app.jobs import compute, service
 
+    logs.job_id.set(job_id)
     attempt = service.start(job_id)
     if attempt is None:
         return service.state(job_id)
@@ -77,12 +79,13 @@ def retire(executor_id: str) -> None:
 
 def main() -> None:
     """Work until told to stop (SIGTERM or Ctrl-C)."""
+    from app import logs
     from app.ids import new_id
     from app.jobs import engine
     from app.settings import get_settings
 
     settings = get_settings()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s worker: %(message)s")
+    logs.configure(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _stop.set())
     _warm_up()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from app import metrics
 from app.db.tables import PosteriorRow
-from app.errors import Conflict, InvalidRequest
+from app.errors import Conflict, InvalidRequest, Unavailable
 from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeRequest
@@ -36,7 +38,11 @@ def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> d
     # In chunks, so that memory is bounded however many contexts, scenarios and outcomes meet.
     size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
     prescriptions = []
+    deadline = monotonic() + get_settings().prescribe_seconds
     for chunk in contexts.split(size):
+        if monotonic() > deadline:
+            seconds = get_settings().prescribe_seconds
+            raise Unavailable(f"longer than {seconds} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios")
         prescriptions += _prescriptions(loaded, chunk, theta, policy, request, generator)
 
     stored = request.seed is None and request.scenarios <= row.particles
@@ -72,6 +78,7 @@ def _prescriptions(
         raise InvalidRequest.at(("contexts",), "a context lies so far from the history that no prediction is possible")
     decide = partial(blended, alpha=request.alpha) if policy == "blended" else POLICIES[policy]
     prescription = decide(loaded.problem, scenarios, generator)
+    metrics.count_prescriptions(prescription.status, prescription.solvers)
     atoms = _cost_scenarios(loaded, scenarios, request)
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
     costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
