@@ -93,7 +93,7 @@ def main() -> None:
     executor_id = new_id("worker")
     beat(executor_id, settings.worker_deadline_seconds)
     engine.launch(executor_id, settings.worker_concurrency, supervise)
-    log.info("ready (%s)", executor_id)
+    log.info("the worker is ready (%s)", executor_id)
     while not _stop.wait(settings.worker_deadline_seconds / 4):
         try:
             alive = beat(executor_id, settings.worker_deadline_seconds)
