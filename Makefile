@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 EXIT ?=
 
-.PHONY: help setup demo serve test lint types bench clean
+.PHONY: help setup demo serve test torture lint types bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +23,9 @@ serve: .venv/ready  ## run the API and a worker on this machine
 
 test: .venv/ready  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
 	$(BIN)/pytest
+
+torture: .venv/ready  ## the long tests: minutes of load, fuzzing and dying processes
+	$(BIN)/pytest -m torture
 
 lint: .venv/ready  ## format, lint and type checks
 	$(BIN)/ruff format --check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +9,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from app import logs
 from app.experiments import Json, experiment
+from app.keys.commands import keys
 from app.settings import Settings, get_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure this machine; with --json the last line is one JSON object.")
 app.add_typer(bench, name="bench")
 app.add_typer(experiment, name="experiment")
+app.add_typer(keys, name="keys")
 
 
 def _settings_help() -> str:
@@ -33,9 +35,7 @@ def bco() -> None:
     Start with [bold]bco demo[/], then look at the docs page it prints. [bold]bco serve[/] runs everything on one
     machine; [bold]bco migrate[/], [bold]bco api[/] and [bold]bco worker[/] run the parts apart.
     """
-    logging.basicConfig(level=get_settings().log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("alembic", "dbos", "httpx"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logs.configure(get_settings())
 
 
 @app.command()
@@ -66,8 +66,9 @@ def api() -> None:
         factory=True,
         host=settings.host,
         port=settings.port,
-        log_level=settings.log_level.lower(),
-        access_log=settings.log_level == "DEBUG",
+        log_config=None,
+        access_log=False,
+        server_header=False,
     )
 
 

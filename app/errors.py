@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -50,6 +51,9 @@ class ApiError(HTTPException):
         super().__init__(self.status, detail, headers)
         self.fields = [FieldProblem(pointer=pointer(where), detail=text) for where, text in fields]
 
+    def answer(self) -> JSONResponse:
+        return answer(self.status, self.type, self.title, self.detail, self.fields, dict(self.headers or {}))
+
 
 class InvalidRequest(ApiError):
     status = 422
@@ -60,6 +64,21 @@ class InvalidRequest(ApiError):
     def at(cls, where: Sequence[str | int], detail: str) -> InvalidRequest:
         """One offending place; the sentence serves as the summary too."""
         return cls(detail, (where, detail))
+
+
+class Unauthorized(ApiError):
+    status = 401
+    type = "unauthorized"
+    title = "Who is calling is not known"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Forbidden(ApiError):
+    status = 403
+    type = "forbidden"
+    title = "The key does not allow this"
 
 
 class NotFound(ApiError):
@@ -78,6 +97,12 @@ class TooLarge(ApiError):
     status = 413
     type = "too-large"
     title = "The request is too large"
+
+
+class TooMany(ApiError):
+    status = 429
+    type = "too-many-requests"
+    title = "Too many requests"
 
 
 class Unavailable(ApiError):
@@ -108,7 +133,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
-        return answer(error.status, error.type, error.title, error.detail, error.fields, dict(error.headers or {}))
+        return error.answer()
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -138,10 +163,17 @@ def install(app: FastAPI) -> None:
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error), fields)
 
-    @app.exception_handler(Exception)
-    async def on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
-        log.error("unexpected error on %s %s", request.method, request.url.path, exc_info=error)
-        return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
+    @app.exception_handler(sa.exc.OperationalError)
+    @app.exception_handler(sa.exc.TimeoutError)
+    async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:
+        log.error("the database did not answer on %s %s", request.method, request.url.path, exc_info=error)
+        detail = "the database is busy or away; nothing was changed, so try again shortly"
+        return Unavailable(detail, headers={"Retry-After": "1"}).answer()
+
+
+def unexpected() -> JSONResponse:
+    """The answer to what nobody foresaw; the log has the rest."""
+    return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
 
 
 def _field_problem(entry: dict[str, Any], request: Request) -> FieldProblem:

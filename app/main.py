@@ -10,18 +10,20 @@ import torch
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
-from app import errors
+from app import errors, metrics
 from app.datasets.router import router as datasets
 from app.db.engine import get_engine
 from app.db.migrate import is_current
 from app.jobs.router import router as jobs
-from app.middleware import BodyLimit
+from app.middleware import BodyLimit, RequestRecord
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
+from app.security import Admin, Guard
 from app.settings import get_settings
+from app.tracing import telemetry
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +50,14 @@ def create_app() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        responses=dict.fromkeys(("400", "404", "409", "413", "422", "500", "503"), problem),
+        telemetry=telemetry(),
+        responses=dict.fromkeys(("400", "401", "403", "404", "409", "413", "422", "429", "500", "503"), problem),
     )
     errors.install(app)
+    # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
+    app.add_middleware(Guard)
+    app.add_middleware(RequestRecord)
     for router in (problems, datasets, jobs, posteriors, prescriptions, pages):
         app.include_router(router)
     app.mount("/docs/assets", assets())
@@ -72,5 +78,10 @@ def create_app() -> FastAPI:
         if not ready:
             raise errors.Unavailable("the database cannot be used; is it running, and has 'bco migrate' been run?")
         return "ok"
+
+    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+    def read_metrics(caller: Admin) -> str:
+        """For Prometheus: requests, latencies, the queue, jobs, caches and solvers."""
+        return metrics.exposition().decode()
 
     return app

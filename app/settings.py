@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 
 
 class Settings(BaseSettings):
@@ -29,9 +30,17 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="json, text, or auto: text on a terminal, json elsewhere"
+    )
+
+    requests_per_second: NotNegative = Field(
+        200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
+    )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")
+    max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")
     max_categories: Positive = Field(100, description="most different values of a categorical column")
     max_parameters: Positive = Field(1_000_000, description="largest predictor, in parameters")
     max_members: Positive = Field(64, description="most members of a posterior")
@@ -39,6 +48,10 @@ class Settings(BaseSettings):
     max_posterior_mb: Positive = Field(1024, description="largest posterior: particles and members, in MB")
     max_scenarios: Positive = Field(2_000, description="most scenarios in one prescription")
     max_contexts: Positive = Field(20_000, description="most contexts in one prescribe call")
+    max_prescriptions: Positive = Field(
+        64, description="prescribe calls at the same time, waiting ones included; more get 503"
+    )
+    prescribe_seconds: Positive = Field(60, description="longest time for one prescribe call, in seconds")
     cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")
 
     @field_validator("database_url")

@@ -11,10 +11,12 @@ from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.profile import Roles
 from app.datasets.schemas import DatasetAnswer, Missing, NewDataset
 from app.db.tables import DatasetRow
+from app.idempotency import Repeatable
 from app.schemas import Limit, Name, Page
+from app.security import Admin, Reader, Trainer
 from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/datasets", tags=["data sets"])
+router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=Repeatable)
 
 
 def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
@@ -23,14 +25,17 @@ def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
 
 
 @router.post("", status_code=201)
-def create_dataset(request: NewDataset, response: Response) -> DatasetAnswer:
+def create_dataset(request: NewDataset, caller: Trainer, response: Response) -> DatasetAnswer:
     """Send history as JSON rows with named columns. The answer profiles every column and warns of what looks odd."""
     roles = Roles(request.outcomes, request.contexts, request.categorical, request.missing)
-    return _created(service.create(request.name, parse_rows(request.rows), roles), response)
+    return _created(
+        service.create(caller.workspace, request.name, parse_rows(request.rows, get_settings()), roles), response
+    )
 
 
 @router.post("/upload", status_code=201)
 def upload_dataset(
+    caller: Trainer,
     response: Response,
     file: Annotated[UploadFile, File(description="CSV (UTF-8, one header line) or Parquet")],
     name: Annotated[Name, Form(examples=["bakery"])],
@@ -41,7 +46,8 @@ def upload_dataset(
 ) -> DatasetAnswer:
     """Send history as a CSV or Parquet file."""
     roles = Roles(_names(outcomes), _names(contexts) or None, _names(categorical), missing)
-    return _created(service.create(name, parse_file(file.file.read(), get_settings().max_rows), roles), response)
+    raw = parse_file(file.file.read(), get_settings())
+    return _created(service.create(caller.workspace, name, raw, roles), response)
 
 
 def _names(text: str) -> list[str]:
@@ -49,19 +55,19 @@ def _names(text: str) -> list[str]:
 
 
 @router.get("")
-def list_datasets(limit: Limit = 50, cursor: str | None = None) -> Page[DatasetAnswer]:
-    rows, next_cursor = service.listing(limit, cursor)
+def list_datasets(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[DatasetAnswer]:
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
     return Page(
         items=[DatasetAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )
 
 
 @router.get("/{dataset_id}")
-def read_dataset(dataset_id: str) -> DatasetAnswer:
-    return DatasetAnswer.model_validate(service.get(dataset_id), from_attributes=True)
+def read_dataset(dataset_id: str, caller: Reader) -> DatasetAnswer:
+    return DatasetAnswer.model_validate(service.get(caller.workspace, dataset_id), from_attributes=True)
 
 
 @router.delete("/{dataset_id}", status_code=204)
-def delete_dataset(dataset_id: str) -> None:
+def delete_dataset(dataset_id: str, caller: Admin) -> None:
     """Delete a data set that no job uses."""
-    service.delete(dataset_id)
+    service.delete(caller.workspace, dataset_id)

@@ -15,6 +15,7 @@ from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.rows import delete_row, page, read
 from app.db.tables import DatasetChunkRow, DatasetRow
+from app.idempotency import made
 from app.ids import new_id
 from app.settings import get_settings
 
@@ -22,11 +23,12 @@ CHUNK_ROWS = 50_000
 MISSING = "no data set has this id; GET /v1/datasets lists them"
 
 
-def create(name: str, raw: RawTable, roles: Roles) -> DatasetRow:
+def create(workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow:
     """Check, profile and store, in one transaction: a refused data set leaves nothing behind."""
     profiled = profile(raw, roles, get_settings())
     row = DatasetRow(
         id=new_id("data"),
+        workspace=workspace,
         name=name,
         rows=profiled.table.num_rows,
         columns=profiled.columns,
@@ -35,6 +37,7 @@ def create(name: str, raw: RawTable, roles: Roles) -> DatasetRow:
     with transaction() as session:
         session.add(row)
         session.flush()
+        made(session, f"/v1/datasets/{row.id}")
         for seq, first in enumerate(range(0, profiled.table.num_rows, CHUNK_ROWS)):
             buffer = io.BytesIO()
             pq.write_table(profiled.table.slice(first, CHUNK_ROWS), buffer)
@@ -51,15 +54,15 @@ def read_table(session: Session, dataset_id: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))) for chunk in chunks])
 
 
-def listing(limit: int, cursor: str | None) -> tuple[list[DatasetRow], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[DatasetRow], str | None]:
     with transaction() as session:
-        return page(session, sa.select(DatasetRow), DatasetRow.id, limit, cursor)
+        return page(session, DatasetRow, workspace, limit, cursor)
 
 
-def get(dataset_id: str) -> DatasetRow:
-    return read(DatasetRow, dataset_id, MISSING)
+def get(workspace: str, dataset_id: str) -> DatasetRow:
+    return read(DatasetRow, workspace, dataset_id, MISSING)
 
 
-def delete(dataset_id: str) -> None:
+def delete(workspace: str, dataset_id: str) -> None:
     with transaction() as session:
-        delete_row(session, DatasetRow, dataset_id, MISSING, "jobs use this data set; delete them first")
+        delete_row(session, DatasetRow, workspace, dataset_id, MISSING, "jobs use this data set; delete them first")

@@ -18,10 +18,10 @@ def create_engine(url: str) -> sa.Engine:
     """An engine that waits for locks instead of failing, and on SQLite takes the write lock before the first write."""
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=20)
+        return sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=20, hide_parameters=True)
     if parsed.database:
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = sa.create_engine(parsed)
+    engine = sa.create_engine(parsed, hide_parameters=True)
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, record: Any) -> None:

@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.engine import transaction
+from app.db.tables import Owned
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.ids import is_id
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=Owned)
 
 
-def find(session: Session, table: type[Row], identifier: str) -> Row | None:
-    """The row with this id. What cannot be an id is not looked for: databases differ in what text they take."""
-    return session.get(table, identifier) if is_id(identifier) else None
+def find(session: Session, table: type[Row], workspace: str, identifier: str) -> Row | None:
+    """The row with this id, if the workspace has it: what belongs to others is as if it did not exist.
+
+    What cannot be an id is not looked for: databases differ in what text they take.
+    """
+    row = session.get(table, identifier) if is_id(identifier) else None
+    return row if row is not None and row.workspace == workspace else None
 
 
-def read(table: type[Row], identifier: str, missing: str) -> Row:
+def read(table: type[Row], workspace: str, identifier: str, missing: str) -> Row:
     """The row with this id, in a transaction of its own; NotFound with the sentence ``missing`` if there is none."""
     with transaction() as session:
-        row = find(session, table, identifier)
+        row = find(session, table, workspace, identifier)
     if row is None:
         raise NotFound(missing)
     return row
 
 
 def page(
-    session: Session, query: sa.Select[Any], key: Any, limit: int, cursor: str | None
-) -> tuple[list[Any], str | None]:
+    session: Session,
+    table: type[Row],
+    workspace: str,
+    limit: int,
+    cursor: str | None,
+    *conditions: sa.ColumnElement[bool],
+) -> tuple[list[Row], str | None]:
     """Up to ``limit`` rows after ``cursor`` (the last id shown), newest first, and the next cursor if there is one."""
+    query = sa.select(table).where(table.workspace == workspace, *conditions)
     if cursor is not None:
         if not is_id(cursor):
             raise InvalidRequest.at(("query", "cursor"), "this is not a cursor; take next_cursor from the last answer")
-        query = query.where(key < cursor)
-    rows = list(session.scalars(query.order_by(key.desc()).limit(limit + 1)))
+        query = query.where(table.id < cursor)
+    rows = list(session.scalars(query.order_by(table.id.desc()).limit(limit + 1)))
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
@@ -45,12 +56,13 @@ def affected(session: Session, statement: sa.Update | sa.Delete) -> int:
     return session.connection().execute(statement).rowcount
 
 
-def delete_row(session: Session, table: Any, identifier: str, missing: str, in_use: str) -> None:
+def delete_row(session: Session, table: type[Row], workspace: str, identifier: str, missing: str, in_use: str) -> None:
     """Delete one row; foreign keys refuse what others still use, whatever happens at the same moment."""
     if not is_id(identifier):
         raise NotFound(missing)
     try:
-        deleted = affected(session, sa.delete(table).where(table.id == identifier))
+        query = sa.delete(table).where(table.id == identifier, table.workspace == workspace)
+        deleted = affected(session, query)
     except sa.exc.IntegrityError:
         raise Conflict(in_use) from None
     if not deleted:

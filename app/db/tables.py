@@ -27,21 +27,66 @@ class Base(DeclarativeBase):
     type_annotation_map = {dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: Timestamp}  # noqa: RUF012
 
 
-class ProblemRow(Base):
-    __tablename__ = "problems"
+# Where objects belong that are made without a key, and those from before there were keys.
+DEFAULT_WORKSPACE = "default"
+
+
+class Owned:
+    """An object of one workspace; the keys of others do not see it."""
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    workspace: Mapped[str] = mapped_column(server_default=DEFAULT_WORKSPACE, index=True)
+
+
+class KeyRow(Base):
+    """An API key. Its secret is known to its owner alone: here is only the secret's sha256."""
+
+    __tablename__ = "keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    workspace: Mapped[str]
+    name: Mapped[str]
+    scopes: Mapped[list[Any]]
+    sha256: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class AnswerRow(Base):
+    """The answer to a creating POST with an Idempotency-Key, kept for whoever sends the same again.
+
+    While ``answer`` is empty the request is being served, by whoever holds ``claim``; ``location`` is set in the same
+    transaction that makes the object.
+    """
+
+    __tablename__ = "repeatable_answers"
+
+    workspace: Mapped[str] = mapped_column(primary_key=True)
+    path: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[str]
+    claim: Mapped[str]
+    claimed_at: Mapped[datetime] = mapped_column(default=now)
+    location: Mapped[str | None]
+    status: Mapped[int | None]
+    answer: Mapped[bytes | None]
+    created_at: Mapped[datetime] = mapped_column(default=now, index=True)
+
+
+class ProblemRow(Owned, Base):
+    __tablename__ = "problems"
+
     name: Mapped[str]
     spec: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class DatasetRow(Base):
+class DatasetRow(Owned, Base):
     """``columns`` is the profile: name, role, kind, range and categories of each column."""
 
     __tablename__ = "datasets"
 
-    id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     rows: Mapped[int]
     columns: Mapped[list[Any]]
@@ -60,10 +105,9 @@ class DatasetChunkRow(Base):
     data: Mapped[bytes]
 
 
-class JobRow(Base):
+class JobRow(Owned, Base):
     __tablename__ = "jobs"
 
-    id: Mapped[str] = mapped_column(primary_key=True)
     problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
     dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
     name: Mapped[str]
@@ -78,12 +122,11 @@ class JobRow(Base):
     finished_at: Mapped[datetime | None]
 
 
-class PosteriorRow(Base):
+class PosteriorRow(Owned, Base):
     """A result; the unique job makes 'exactly one result' a fact of the database."""
 
     __tablename__ = "posteriors"
 
-    id: Mapped[str] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id"), unique=True)
     problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
     dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id"), index=True)

@@ -14,6 +14,7 @@ from multiprocessing.connection import wait
 
 import torch
 
+from app import logs
 from app.datasets.encoding import ContextEncoding
 from app.datasets.service import read_table
 from app.db.engine import transaction
@@ -36,6 +37,8 @@ REPORT_SECONDS = 0.3
 def main(job_id: str, attempt: int) -> None:
     """Entry point of the child process."""
     _end_with_parent()
+    logs.configure(get_settings())
+    logs.job_id.set(job_id)
     torch.set_num_threads(get_settings().threads)
     run(job_id, attempt)
 

@@ -16,6 +16,7 @@ from app.db.engine import transaction
 from app.db.rows import affected, delete_row, find, page, read
 from app.db.tables import DatasetRow, JobRow, ProblemRow, now
 from app.errors import Conflict, InvalidRequest
+from app.idempotency import made
 from app.ids import new_id
 from app.jobs import engine
 from app.jobs.schemas import NewJob
@@ -30,18 +31,19 @@ UNFINISHED = ("queued", "running")
 MAX_ATTEMPTS = 3
 
 
-def create(request: NewJob) -> JobRow:
+def create(workspace: str, request: NewJob) -> JobRow:
     """Accept a job if it can be run at all; it is queued in the same transaction."""
     with transaction() as session:
-        problem = find(session, ProblemRow, request.problem_id)
+        problem = find(session, ProblemRow, workspace, request.problem_id)
         if problem is None:
             raise InvalidRequest.at(("problem_id",), NO_PROBLEM)
-        dataset = find(session, DatasetRow, request.dataset_id)
+        dataset = find(session, DatasetRow, workspace, request.dataset_id)
         if dataset is None:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
         _check(request, problem, dataset)
         row = JobRow(
             id=new_id("job"),
+            workspace=workspace,
             problem_id=problem.id,
             dataset_id=dataset.id,
             name=request.name or problem.name,
@@ -57,6 +59,7 @@ def create(request: NewJob) -> JobRow:
         except sa.exc.IntegrityError:
             raise Conflict("the problem or the data set was deleted while the job was being made") from None
         engine.enqueue(session, row.id)
+        made(session, f"/v1/jobs/{row.id}")
     return row
 
 
@@ -91,21 +94,21 @@ def _check(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
             raise InvalidRequest.at(field, f"at most {limit} {words} (BCO_MAX_{what.upper()})")
 
 
-def listing(limit: int, cursor: str | None) -> tuple[list[JobRow], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[JobRow], str | None]:
     with transaction() as session:
-        return page(session, sa.select(JobRow), JobRow.id, limit, cursor)
+        return page(session, JobRow, workspace, limit, cursor)
 
 
-def get(job_id: str) -> JobRow:
-    return read(JobRow, job_id, MISSING)
+def get(workspace: str, job_id: str) -> JobRow:
+    return read(JobRow, workspace, job_id, MISSING)
 
 
-def cancel(job_id: str) -> JobRow:
+def cancel(workspace: str, job_id: str) -> JobRow:
     """Stop a queued or running job; a job that is cancelled already stays so."""
-    waiting = get(job_id).state == "queued"
+    waiting = get(workspace, job_id).state == "queued"
     with transaction() as session:
         _finish(session, job_id, "cancelled", message="cancelled")
-    row = get(job_id)
+    row = get(workspace, job_id)
     if waiting and row.state == "cancelled":
         # A running one is stopped by its worker, which sees that it is no longer wanted.
         engine.withdraw(job_id)
@@ -114,14 +117,20 @@ def cancel(job_id: str) -> JobRow:
     return row
 
 
-def delete(job_id: str) -> None:
+def delete(workspace: str, job_id: str) -> None:
     """Delete a finished job whose posterior is gone."""
     with transaction() as session:
-        row = find(session, JobRow, job_id)
+        row = find(session, JobRow, workspace, job_id)
         if row is not None and row.state in UNFINISHED:
             raise Conflict(f"the job is {row.state}; cancel it first")
-        delete_row(session, JobRow, job_id, MISSING, "the job's posterior still exists; delete that first")
+        delete_row(session, JobRow, workspace, job_id, MISSING, "the job's posterior still exists; delete that first")
     engine.forget(job_id)
+
+
+def state(job_id: str) -> str:
+    """How a job stands, for the worker that runs it."""
+    with transaction() as session:
+        return session.scalars(sa.select(JobRow.state).where(JobRow.id == job_id)).one()
 
 
 def start(job_id: str) -> int | None:

@@ -23,11 +23,13 @@ _running: dict[str, tuple[int, Any]] = {}
 
 def supervise(job_id: str) -> str:
     """Run one job in a child process; stop it when it is cancelled or has gone to another worker."""
+    from app import logs
     from app.jobs import compute, service
 
+    logs.job_id.set(job_id)
     attempt = service.start(job_id)
     if attempt is None:
-        return service.get(job_id).state
+        return service.state(job_id)
     log.info("job %s starts, attempt %d", job_id, attempt)
     began = time.monotonic()
     process = multiprocessing.get_context("forkserver").Process(target=compute.main, args=(job_id, attempt))
@@ -45,7 +47,7 @@ def supervise(job_id: str) -> str:
     if process.exitcode != 0:
         # A cancelled job keeps its state: failing is refused once a job has ended.
         service.fail(job_id, attempt, f"the computation stopped unexpectedly (exit code {process.exitcode})")
-    state = service.get(job_id).state
+    state = service.state(job_id)
     log.info("job %s %s after %.1f s", job_id, state, time.monotonic() - began)
     return state
 
@@ -77,12 +79,13 @@ def retire(executor_id: str) -> None:
 
 def main() -> None:
     """Work until told to stop (SIGTERM or Ctrl-C)."""
+    from app import logs
     from app.ids import new_id
     from app.jobs import engine
     from app.settings import get_settings
 
     settings = get_settings()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s worker: %(message)s")
+    logs.configure(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _stop.set())
     _warm_up()
@@ -90,7 +93,7 @@ def main() -> None:
     executor_id = new_id("worker")
     beat(executor_id, settings.worker_deadline_seconds)
     engine.launch(executor_id, settings.worker_concurrency, supervise)
-    log.info("ready (%s)", executor_id)
+    log.info("the worker is ready (%s)", executor_id)
     while not _stop.wait(settings.worker_deadline_seconds / 4):
         try:
             alive = beat(executor_id, settings.worker_deadline_seconds)

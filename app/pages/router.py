@@ -14,7 +14,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from app.db.engine import transaction
-from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
+from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobRow, PosteriorRow, ProblemRow
+from app.security import key_required
 
 log = logging.getLogger(__name__)
 router = APIRouter(include_in_schema=False)
@@ -45,12 +46,12 @@ _PAGE = """<!doctype html>
 <body>
 <div id="docs"></div>
 <script src="/docs/assets/swagger-ui-bundle.js"></script>
-<script>
-SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs", deepLinking: true, displayRequestDuration: true,
-                 tryItOutEnabled: true, validatorUrl: null});
-</script>
+<script src="/docs/start.js"></script>
 </body>
 </html>
+"""
+_START = """SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs", deepLinking: true, displayRequestDuration: true,
+                 tryItOutEnabled: true, validatorUrl: null});
 """
 
 
@@ -72,6 +73,12 @@ def docs() -> HTMLResponse:
     return HTMLResponse(_PAGE)
 
 
+@router.get("/docs/start.js")
+def start() -> Response:
+    """In an address of its own, because pages may not run scripts written into them."""
+    return Response(_START, media_type="text/javascript")
+
+
 @router.get("/openapi.json")
 def openapi(request: Request) -> Response:
     """The API's description, with the ids of the demo's newest objects as examples, so that 'Try it out' works."""
@@ -87,14 +94,20 @@ def openapi(request: Request) -> Response:
     return Response(text, media_type="application/json")
 
 
+def _newest(table: Any) -> sa.Select[str]:
+    return sa.select(sa.func.max(table.id)).where(table.name == DEMO_NAME, table.workspace == DEFAULT_WORKSPACE)
+
+
 def _demo_ids() -> dict[str, str]:
-    """The newest id of each kind that the demo has made; none while the database cannot be read."""
+    """The newest id of each kind that the demo has made; none while the database cannot be read.
+
+    The page is open to anybody, so it names objects only where anybody may see them.
+    """
     try:
+        if key_required():
+            return {}
         with transaction() as session:
-            found = {
-                placeholder: session.scalar(sa.select(sa.func.max(table.id)).where(table.name == DEMO_NAME))
-                for placeholder, table in _PLACEHOLDERS.items()
-            }
+            found = {placeholder: session.scalar(_newest(table)) for placeholder, table in _PLACEHOLDERS.items()}
     except sa.exc.SQLAlchemyError:
         log.warning("the database cannot be read, so the docs page shows no ids of the demo")
         return {}

@@ -10,6 +10,7 @@ from app.db.tables import PosteriorRow
 from app.posteriors import service
 from app.posteriors.schemas import Diagnostics, PosteriorAnswer
 from app.schemas import Limit, Page
+from app.security import Admin, Reader
 
 router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
 
@@ -20,20 +21,20 @@ def _answer(row: PosteriorRow) -> PosteriorAnswer:
 
 
 @router.get("")
-def list_posteriors(limit: Limit = 50, cursor: str | None = None) -> Page[PosteriorAnswer]:
-    rows, next_cursor = service.listing(limit, cursor)
+def list_posteriors(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[PosteriorAnswer]:
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
     return Page(items=[_answer(row) for row in rows], next_cursor=next_cursor)
 
 
 @router.get("/{posterior_id}")
-def read_posterior(posterior_id: str) -> PosteriorAnswer:
-    return _answer(service.get(posterior_id))
+def read_posterior(posterior_id: str, caller: Reader) -> PosteriorAnswer:
+    return _answer(service.get(caller.workspace, posterior_id))
 
 
 @router.get("/{posterior_id}/diagnostics")
-def read_diagnostics(posterior_id: str) -> Diagnostics:
+def read_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics:
     """Held-out cost of every policy beside the best constant decision's, and the learning trace."""
-    return Diagnostics.model_validate(service.get(posterior_id).diagnostics)
+    return Diagnostics.model_validate(service.get(caller.workspace, posterior_id).diagnostics)
 
 
 @router.get(
@@ -43,17 +44,18 @@ def read_diagnostics(posterior_id: str) -> Diagnostics:
 )
 def download_particles(
     posterior_id: str,
+    caller: Reader,
     first: Annotated[int, Query(ge=0, le=2**31, description="first particle")] = 0,
     count: Annotated[int | None, Query(ge=1, le=2**31, description="how many; all by default")] = None,
 ) -> Response:
     """The particles (K, d) and the standardising statistics, as NumPy's .npz: ``numpy.load`` reads it."""
     return Response(
-        service.particles_file(posterior_id, first, count),
+        service.particles_file(caller.workspace, posterior_id, first, count),
         media_type="application/octet-stream",
         headers={"Content-Disposition": f'attachment; filename="{posterior_id}.npz"'},
     )
 
 
 @router.delete("/{posterior_id}", status_code=204)
-def delete_posterior(posterior_id: str) -> None:
-    service.delete(posterior_id)
+def delete_posterior(posterior_id: str, caller: Admin) -> None:
+    service.delete(caller.workspace, posterior_id)

@@ -33,6 +33,7 @@ def store(
     description, arrays = posterior.to_arrays()
     row = PosteriorRow(
         id=sibling_id(job.id, "post"),
+        workspace=job.workspace,
         job_id=job.id,
         problem_id=problem.id,
         dataset_id=dataset.id,
@@ -84,9 +85,9 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
     return array[start:] if count is None else array[start : start + count]
 
 
-def particles_file(posterior_id: str, first: int, count: int | None) -> bytes:
+def particles_file(workspace: str, posterior_id: str, first: int, count: int | None) -> bytes:
     """An .npz file with the particles and what is needed to use them elsewhere."""
-    row = get(posterior_id)
+    row = get(workspace, posterior_id)
     with transaction() as session:
         arrays = {
             name: load_array(session, row.id, name)
@@ -100,17 +101,17 @@ def particles_file(posterior_id: str, first: int, count: int | None) -> bytes:
     return buffer.getvalue()
 
 
-def listing(limit: int, cursor: str | None) -> tuple[list[PosteriorRow], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[PosteriorRow], str | None]:
     with transaction() as session:
-        return page(session, sa.select(PosteriorRow), PosteriorRow.id, limit, cursor)
+        return page(session, PosteriorRow, workspace, limit, cursor)
 
 
-def get(posterior_id: str) -> PosteriorRow:
+def get(workspace: str, posterior_id: str) -> PosteriorRow:
     """The posterior's row; if its job has not made it yet, the answer says how the job stands."""
     with transaction() as session:
-        row = find(session, PosteriorRow, posterior_id)
+        row = find(session, PosteriorRow, workspace, posterior_id)
         if row is None:
-            raise _absent(find(session, JobRow, sibling_id(posterior_id, "job")))
+            raise _absent(find(session, JobRow, workspace, sibling_id(posterior_id, "job")))
     return row
 
 
@@ -126,6 +127,6 @@ def _absent(job: JobRow | None) -> Exception:
     )
 
 
-def delete(posterior_id: str) -> None:
+def delete(workspace: str, posterior_id: str) -> None:
     with transaction() as session:
-        delete_row(session, PosteriorRow, posterior_id, MISSING, "the posterior is in use")
+        delete_row(session, PosteriorRow, workspace, posterior_id, MISSING, "the posterior is in use")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from app import metrics
 from app.datasets.encoding import ContextEncoding
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
@@ -45,8 +46,10 @@ class Cache:
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
+                metrics.CACHE.labels("hit").inc()
                 found: Value = self._entries[key][0]
                 return found
+        metrics.CACHE.labels("miss").inc()
         value, size = make()
         with self._lock:
             self._entries[key] = value, size

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from app import metrics
 from app.db.tables import PosteriorRow
-from app.errors import Conflict, InvalidRequest
+from app.errors import Conflict, InvalidRequest, Unavailable
 from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeRequest
@@ -24,9 +26,9 @@ _CHUNK_NUMBERS = 4_000_000
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 
 
-def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
+def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     """The answer to a prescribe request, in the shape of ``PrescribeAnswer``."""
-    row = posteriors.get(posterior_id)
+    row = posteriors.get(workspace, posterior_id)
     _check(row, request)
     loaded = ready(row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
@@ -38,8 +40,13 @@ def prescribe(posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     # In chunks, so that memory is bounded however many contexts, scenarios and outcomes meet.
     size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
     prescriptions = []
+    deadline = monotonic() + get_settings().prescribe_seconds
     for chunk in contexts.split(size):
-        prescriptions += _prescriptions(loaded, chunk, theta, policy, request, generator)
+        left = deadline - monotonic()
+        if left < 0:
+            seconds = get_settings().prescribe_seconds
+            raise Unavailable(f"longer than {seconds} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios")
+        prescriptions += _prescriptions(loaded, chunk, theta, policy, request, generator, left)
 
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
@@ -67,6 +74,7 @@ def _prescriptions(
     policy: str,
     request: PrescribeRequest,
     generator: torch.Generator,
+    seconds: float,
 ) -> list[dict[str, Any]]:
     """Decide for encoded contexts (B, width) by parameter vectors (K, d)."""
     scenarios = loaded.posterior.scenarios(contexts, theta)
@@ -74,7 +82,8 @@ def _prescriptions(
         raise InvalidRequest.at(("contexts",), "a context lies so far from the history that no prediction is possible")
     atoms = _cost_scenarios(loaded, scenarios, request)
     hedged = atoms if request.risk else scenarios
-    prescription = _decide(policy, request)(loaded.problem, hedged, generator)
+    prescription = _decide(policy, request, seconds)(loaded.problem, hedged, generator)
+    metrics.count_prescriptions(prescription.status, prescription.solvers)
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
     costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
     map_decisions = decide_for(loaded.problem, scenarios.mode)
@@ -110,12 +119,12 @@ def _prescriptions(
     ]
 
 
-def _decide(policy: str, request: PrescribeRequest) -> Policy:
-    """The policy with what the request says about it."""
+def _decide(policy: str, request: PrescribeRequest, seconds: float) -> Policy:
+    """The policy with what the request says about it, to be done within ``seconds``."""
     if policy not in HEDGING:
         return POLICIES[policy]
     risk = Risk(**request.risk.model_dump()) if request.risk else EXPECTATION
-    decide = partial(POLICIES[policy], risk=risk, time_limit=request.time_limit)
+    decide = partial(POLICIES[policy], risk=risk, time_limit=min(seconds, request.time_limit or seconds))
     return partial(decide, alpha=request.alpha) if policy == "blended" else decide
 
 

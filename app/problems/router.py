@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from app.idempotency import Repeatable
 from app.problems import service
 from app.problems.schemas import NewProblem, ProblemAnswer
 from app.schemas import Limit, Page
+from app.security import Admin, Reader, Trainer
 
-router = APIRouter(prefix="/v1/problems", tags=["problems"])
+router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
 
 
 @router.post("", status_code=201)
-def create_problem(request: NewProblem, response: Response) -> ProblemAnswer:
+def create_problem(request: NewProblem, caller: Trainer, response: Response) -> ProblemAnswer:
     """Describe a decision problem once; jobs refer to it by id."""
-    row = service.create(request)
+    row = service.create(caller.workspace, request)
     response.headers["Location"] = f"/v1/problems/{row.id}"
     return ProblemAnswer.model_validate(row, from_attributes=True)
 
 
 @router.get("")
-def list_problems(limit: Limit = 50, cursor: str | None = None) -> Page[ProblemAnswer]:
-    rows, next_cursor = service.listing(limit, cursor)
+def list_problems(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[ProblemAnswer]:
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
     return Page(
         items=[ProblemAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )
 
 
 @router.get("/{problem_id}")
-def read_problem(problem_id: str) -> ProblemAnswer:
-    return ProblemAnswer.model_validate(service.get(problem_id), from_attributes=True)
+def read_problem(problem_id: str, caller: Reader) -> ProblemAnswer:
+    return ProblemAnswer.model_validate(service.get(caller.workspace, problem_id), from_attributes=True)
 
 
 @router.delete("/{problem_id}", status_code=204)
-def delete_problem(problem_id: str) -> None:
+def delete_problem(problem_id: str, caller: Admin) -> None:
     """Delete a problem that no job uses."""
-    service.delete(problem_id)
+    service.delete(caller.workspace, problem_id)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-
 from app.db.engine import transaction
 from app.db.rows import delete_row, page, read
 from app.db.tables import ProblemRow
+from app.idempotency import made
 from app.ids import new_id
 from app.problems.schemas import NewProblem
 from bco_core.problems.registry import build_problem
@@ -14,24 +13,25 @@ from bco_core.problems.registry import build_problem
 MISSING = "no problem has this id; GET /v1/problems lists them"
 
 
-def create(request: NewProblem) -> ProblemRow:
+def create(workspace: str, request: NewProblem) -> ProblemRow:
     spec = request.spec.model_dump()
     build_problem(spec)
     with transaction() as session:
-        row = ProblemRow(id=new_id("prob"), name=request.name, spec=spec)
+        row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=spec)
         session.add(row)
+        made(session, f"/v1/problems/{row.id}")
     return row
 
 
-def listing(limit: int, cursor: str | None) -> tuple[list[ProblemRow], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[ProblemRow], str | None]:
     with transaction() as session:
-        return page(session, sa.select(ProblemRow), ProblemRow.id, limit, cursor)
+        return page(session, ProblemRow, workspace, limit, cursor)
 
 
-def get(problem_id: str) -> ProblemRow:
-    return read(ProblemRow, problem_id, MISSING)
+def get(workspace: str, problem_id: str) -> ProblemRow:
+    return read(ProblemRow, workspace, problem_id, MISSING)
 
 
-def delete(problem_id: str) -> None:
+def delete(workspace: str, problem_id: str) -> None:
     with transaction() as session:
-        delete_row(session, ProblemRow, problem_id, MISSING, "jobs use this problem; delete them first")
+        delete_row(session, ProblemRow, workspace, problem_id, MISSING, "jobs use this problem; delete them first")

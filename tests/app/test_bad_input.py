@@ -34,6 +34,7 @@ from journey import (
 )
 from starlette.testclient import TestClient
 
+from app.db.tables import DEFAULT_WORKSPACE
 from app.demo import example_problem
 from app.ids import new_id
 from app.jobs import service
@@ -68,7 +69,7 @@ def world(client: TestClient) -> World:
     attempt = service.start(failed["id"])
     assert attempt is not None
     service.fail(failed["id"], attempt, "it was not to be")
-    service.cancel(cancelled["id"])
+    service.cancel(DEFAULT_WORKSPACE, cancelled["id"])
     return World(
         problem=problem,
         dataset=dataset,

@@ -87,7 +87,7 @@ def test_the_pages_style_loads_nothing_from_outside(client: TestClient) -> None:
 
 
 def test_the_page_does_not_ask_an_outside_validator(client: TestClient) -> None:
-    assert "validatorUrl: null" in client.get("/docs").text
+    assert "validatorUrl: null" in client.get("/docs/start.js").text
 
 
 def test_the_address_without_a_path_leads_to_the_docs(client: TestClient) -> None:

@@ -13,7 +13,7 @@ from journey import Json, answered, counts, create_dataset, create_job, create_p
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
-from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
+from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobRow, PosteriorRow, ProblemRow
 from app.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import compute, service
@@ -67,11 +67,11 @@ def started(job_id: str) -> int:
 
 def test_a_started_job_is_running_and_remembers_when_it_first_started(queued: str) -> None:
     assert started(queued) == 1
-    first = service.get(queued)
+    first = service.get(DEFAULT_WORKSPACE, queued)
     assert (first.state, first.attempts, first.message) == ("running", 1, "starting")
     assert first.started_at is not None
     assert started(queued) == 2
-    assert service.get(queued).started_at == first.started_at
+    assert service.get(DEFAULT_WORKSPACE, queued).started_at == first.started_at
 
 
 def test_progress_is_seen_by_readers(client: TestClient, queued: str) -> None:
@@ -85,7 +85,7 @@ def test_progress_is_seen_by_readers(client: TestClient, queued: str) -> None:
 def test_a_stored_result_ends_the_job(queued: str, result: tuple[Posterior, Json]) -> None:
     attempt = started(queued)
     store(queued, attempt, result)
-    job = service.get(queued)
+    job = service.get(DEFAULT_WORKSPACE, queued)
     assert (job.state, job.progress) == ("succeeded", 1.0)
     assert has_posterior(queued)
     assert not service.is_wanted(queued, attempt)
@@ -96,7 +96,7 @@ def test_a_failed_job_keeps_its_reason_and_its_progress(queued: str) -> None:
     attempt = started(queued)
     service.report(queued, attempt, 0.4, "epoch 9")
     service.fail(queued, attempt, "the rows were too strange")
-    job = service.get(queued)
+    job = service.get(DEFAULT_WORKSPACE, queued)
     assert (job.state, job.error, job.progress) == ("failed", "the rows were too strange", 0.4)
     assert job.finished_at is not None
     assert service.start(queued) is None
@@ -106,9 +106,9 @@ def test_a_failed_job_keeps_its_reason_and_its_progress(queued: str) -> None:
 
 
 def test_a_cancelled_queued_job_never_starts(queued: str) -> None:
-    assert service.cancel(queued).state == "cancelled"
+    assert service.cancel(DEFAULT_WORKSPACE, queued).state == "cancelled"
     assert service.start(queued) is None
-    job = service.get(queued)
+    job = service.get(DEFAULT_WORKSPACE, queued)
     assert (job.state, job.attempts, job.started_at) == ("cancelled", 0, None)
 
 
@@ -117,13 +117,13 @@ def test_a_cancelled_running_job_is_told_so_and_its_late_result_is_not_kept(
 ) -> None:
     attempt = started(queued)
     assert service.report(queued, attempt, 0.5, "half way")
-    service.cancel(queued)
+    service.cancel(DEFAULT_WORKSPACE, queued)
     before = counts()
     assert not service.report(queued, attempt, 0.9, "nearly there")
     assert not service.is_wanted(queued, attempt)
     store(queued, attempt, result)
     service.fail(queued, attempt, "killed")
-    job = service.get(queued)
+    job = service.get(DEFAULT_WORKSPACE, queued)
     assert (job.state, job.progress, job.message, job.error) == ("cancelled", 0.5, "cancelled", None)
     assert counts() == before
 
@@ -140,7 +140,7 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
         def watched(fraction: float, message: str) -> None:
             seen.append(fraction)
             if len(seen) == 1:
-                service.cancel(queued)
+                service.cancel(DEFAULT_WORKSPACE, queued)
             progress(fraction, message)
 
         return real(problem, sample, options, watched)
@@ -148,21 +148,21 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
     monkeypatch.setattr(compute, "learn", learn_and_be_cancelled)
     compute.run(queued, attempt)
     assert len(seen) == 1
-    assert service.get(queued).state == "cancelled"
+    assert service.get(DEFAULT_WORKSPACE, queued).state == "cancelled"
     assert not has_posterior(queued)
 
 
 def test_a_finished_job_cannot_be_cancelled(queued: str, result: tuple[Posterior, Json]) -> None:
     store(queued, started(queued), result)
     with pytest.raises(Conflict, match="succeeded already"):
-        service.cancel(queued)
-    assert service.get(queued).state == "succeeded"
+        service.cancel(DEFAULT_WORKSPACE, queued)
+    assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
 
 
 def test_cancelling_twice_is_the_same_as_once(queued: str) -> None:
-    first = service.cancel(queued)
-    again = service.cancel(queued)
+    first = service.cancel(DEFAULT_WORKSPACE, queued)
+    again = service.cancel(DEFAULT_WORKSPACE, queued)
     assert (again.state, again.finished_at) == ("cancelled", first.finished_at)
 
 
@@ -178,9 +178,9 @@ def test_the_result_of_an_attempt_that_was_taken_over_is_refused(queued: str, re
     store(queued, first, result)
     service.fail(queued, first, "lost its database")
     assert counts() == before
-    assert service.get(queued).state == "running"
+    assert service.get(DEFAULT_WORKSPACE, queued).state == "running"
     store(queued, second, result)
-    assert service.get(queued).state == "succeeded"
+    assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     store(queued, first, result)
     store(queued, second, result)
     after = counts()
@@ -192,7 +192,7 @@ def test_a_job_whose_workers_keep_dying_fails_with_a_reason(queued: str) -> None
         assert started(queued) == attempt
     assert service.MAX_ATTEMPTS == 3
     assert service.start(queued) is None
-    job = service.get(queued)
+    job = service.get(DEFAULT_WORKSPACE, queued)
     assert job.state == "failed"
     assert "worker died 3 times" in (job.error or "")
     assert job.finished_at is not None
@@ -203,7 +203,7 @@ def test_the_third_attempt_may_still_succeed(queued: str, result: tuple[Posterio
     for _ in range(service.MAX_ATTEMPTS):
         attempt = started(queued)
     store(queued, attempt, result)
-    assert service.get(queued).state == "succeeded"
+    assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
 
 
 def test_a_job_that_is_not_there_changes_nothing(client: TestClient) -> None:
@@ -214,7 +214,7 @@ def test_a_job_that_is_not_there_changes_nothing(client: TestClient) -> None:
     service.fail("job_nowhere", 1, "lost")
     for act in (service.get, service.cancel, service.delete):
         with pytest.raises(NotFound):
-            act("job_nowhere")
+            act(DEFAULT_WORKSPACE, "job_nowhere")
     assert counts() == before
 
 
@@ -227,17 +227,17 @@ def test_only_a_finished_job_without_a_posterior_can_be_deleted(
     waiting, running, failed, cancelled, succeeded = (create_job(client, **ids)["id"] for _ in range(5))
     started(running)
     service.fail(failed, started(failed), "no luck")
-    service.cancel(cancelled)
+    service.cancel(DEFAULT_WORKSPACE, cancelled)
     store(succeeded, started(succeeded), result)
     for job_id, words in ((waiting, "queued"), (running, "running"), (succeeded, "posterior")):
         with pytest.raises(Conflict, match=words):
-            service.delete(job_id)
+            service.delete(DEFAULT_WORKSPACE, job_id)
     for job_id in (failed, cancelled):
-        service.delete(job_id)
+        service.delete(DEFAULT_WORKSPACE, job_id)
         with pytest.raises(NotFound):
-            service.get(job_id)
-    posteriors.delete(sibling_id(succeeded, "post"))
-    service.delete(succeeded)
+            service.get(DEFAULT_WORKSPACE, job_id)
+    posteriors.delete(DEFAULT_WORKSPACE, sibling_id(succeeded, "post"))
+    service.delete(DEFAULT_WORKSPACE, succeeded)
 
 
 def test_a_job_deleted_under_a_late_computation_gets_no_result(
@@ -249,8 +249,8 @@ def test_a_job_deleted_under_a_late_computation_gets_no_result(
         job = session.get_one(JobRow, job_id)
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
-    service.cancel(job_id)
-    service.delete(job_id)
+    service.cancel(DEFAULT_WORKSPACE, job_id)
+    service.delete(DEFAULT_WORKSPACE, job_id)
     before = counts()
     posteriors.store(job, attempt, problem, dataset, *result)
     assert counts() == before
@@ -282,13 +282,13 @@ def test_eight_threads_cancelling_and_finishing_at_once_leave_exactly_one_outcom
     before = counts()
 
     def cancel() -> Any:
-        return service.cancel(queued).state
+        return service.cancel(DEFAULT_WORKSPACE, queued).state
 
     def finish() -> Any:
         return store(queued, attempt, result)
 
     outcomes = at_once(*[cancel, finish] * 4)
-    state = service.get(queued).state
+    state = service.get(DEFAULT_WORKSPACE, queued).state
     assert state in ("succeeded", "cancelled")
     assert has_posterior(queued) == (state == "succeeded")
     assert counts()["posteriors"] - before["posteriors"] == (state == "succeeded")
@@ -307,7 +307,7 @@ def test_eight_threads_finishing_and_failing_at_once_leave_exactly_one_outcome(
     outcomes = at_once(
         *[lambda: store(queued, attempt, result), lambda: service.fail(queued, attempt, "no luck")] * 4,
     )
-    job = service.get(queued)
+    job = service.get(DEFAULT_WORKSPACE, queued)
     assert outcomes == [None] * 8
     assert (job.state, job.error, has_posterior(queued)) in {
         ("succeeded", None, True),
@@ -322,7 +322,7 @@ def test_workers_that_take_a_job_at_once_get_different_attempts_and_one_of_them_
     assert sorted(attempts) == [1, 2, 3]
     assert [service.is_wanted(queued, attempt) for attempt in (1, 2, 3)] == [False, False, True]
     at_once(*[lambda attempt=attempt: store(queued, attempt, result) for attempt in (1, 2, 3)])
-    assert service.get(queued).state == "succeeded"
+    assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
 
 

@@ -99,6 +99,22 @@ def test_every_step_of_the_history_goes_up_and_down_on_its_own(url: str, engine:
     assert current(url)
 
 
+def test_what_was_there_before_workspaces_goes_into_the_default_one(engine: sa.Engine) -> None:
+    alembic(engine, command.upgrade, "0001")
+    with engine.begin() as connection:
+        for statement in (
+            "INSERT INTO problems VALUES ('prob_1', 'p', '{}', '2026-01-01')",
+            "INSERT INTO datasets VALUES ('data_1', 'd', 3, '[]', '[]', '2026-01-01')",
+            "INSERT INTO dataset_chunks (dataset_id, seq, sha256, data) VALUES ('data_1', 0, 'x', 'y')",
+        ):
+            connection.execute(sa.text(statement))
+    alembic(engine, command.upgrade, "head")
+    with engine.connect() as connection:
+        for table in ("problems", "datasets"):
+            assert connection.scalars(sa.text(f"SELECT workspace FROM {table}")).all() == ["default"]  # noqa: S608
+        assert connection.scalar(sa.text("SELECT count(*) FROM dataset_chunks")) == 1
+
+
 def test_only_a_migrated_database_is_current(url: str) -> None:
     assert not current(url)
     migrate(url)

@@ -1,0 +1,249 @@
+"""Creating POSTs that may be sent again: with the same ``Idempotency-Key`` and body, the same answer and nothing twice.
+
+The first request claims the key in the database, so that it holds for all API processes. What the request makes is
+noted with the claim in the very transaction that makes it (``made``); the answer is kept afterwards. Whoever comes
+second waits for that answer. If the first one dies before it made anything, its claim goes stale and the second does
+the work; if it dies between making and answering, the second reads what was made. A request that lost its claim can
+make nothing any more, so there are never two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import sqlalchemy as sa
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from app.db.engine import transaction
+from app.db.rows import affected
+from app.db.tables import AnswerRow, now
+from app.errors import Conflict, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+KEPT = timedelta(hours=24)
+# A claim is renewed while its request is served; one that was not for so long belongs to a process that is gone.
+STALE = timedelta(seconds=15)
+RENEW_SECONDS = 3.0
+WAIT_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_SWEEP_SECONDS = 600.0
+_KEY = re.compile(r"[!-~]{1,200}")
+_BOUNDARY = re.compile(r'boundary="?([^";,]+)"?', re.IGNORECASE)
+
+_PARAMETER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
+    "description": "Any text of your own, such as a UUID. The same request sent again with it within 24 hours gets the "
+    "same answer and makes nothing new; another body with the same key is refused (409).",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to serve one request: which it is, the hash of its body, and a token nobody else has."""
+
+    workspace: str
+    path: str
+    key: str
+    body_sha256: str
+    token: str
+
+    def where(self) -> sa.ColumnElement[bool]:
+        row = AnswerRow
+        return sa.and_(row.workspace == self.workspace, row.path == self.path, row.key == self.key)
+
+    def held(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self.where(), AnswerRow.claim == self.token)
+
+
+_current: ContextVar[Claim | None] = ContextVar("claim", default=None)
+_swept_at = 0.0
+
+
+def made(session: Session, location: str) -> None:
+    """Services say where the object is that they make, inside the transaction that makes it."""
+    claim = _current.get()
+    if claim is None:
+        return
+    if not affected(session, sa.update(AnswerRow).where(claim.held()).values(location=location)):
+        raise Conflict("this request took so long that another one with the same Idempotency-Key has been served")
+
+
+class Repeatable(APIRoute):
+    """A route class: POSTs that answer 201 or 202 take an Idempotency-Key."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self._creates = "POST" in (options.get("methods") or ()) and options.get("status_code") in (201, 202)
+        if self._creates:
+            options["openapi_extra"] = {"parameters": [_PARAMETER]}
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        serve = super().get_route_handler()
+        if not self._creates:
+            return serve
+
+        async def once(request: Request) -> Response:
+            key = request.headers.get("idempotency-key")
+            return await (serve(request) if key is None else _once(request, key, serve))
+
+        return once
+
+
+async def _once(request: Request, key: str, serve: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    if not _KEY.fullmatch(key):
+        raise InvalidRequest.at(("header", "Idempotency-Key"), "a key is 1 to 200 letters, digits and signs, no blanks")
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise HTTPException(400) from None
+    sha256 = await run_in_threadpool(_hash, body, request.headers.get("content-type", ""))
+    claim = Claim(request.scope["caller"].workspace, request.url.path, key, sha256, uuid4().hex)
+    kept = await _claimed_or_kept(claim)
+    if kept is None:
+        return await _serve(request, claim, serve)
+    if kept.answer is None or kept.status is None:
+        return await _recovered(request, claim, kept)
+    return _replayed(kept.status, kept.answer, kept.location)
+
+
+async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
+    """None once the claim is ours; otherwise what was made for it before, waiting for whoever is making it."""
+    deadline = monotonic() + WAIT_SECONDS
+    while True:
+        if await run_in_threadpool(_claim, claim):
+            return None
+        row = await run_in_threadpool(_read, claim)
+        if row is not None:
+            if row.body_sha256 != claim.body_sha256:
+                raise Conflict("this Idempotency-Key was used with another body; use a new key for a new request")
+            if row.answer is not None:
+                return row
+            if row.claimed_at < now() - STALE and await run_in_threadpool(_take_over, claim, row.claim):
+                log.warning("a request with an Idempotency-Key was left unanswered; serving it again")
+                return None if row.location is None else row
+        if monotonic() > deadline:
+            detail = "a request with this Idempotency-Key is still being served; ask again in a moment"
+            raise Conflict(detail, headers={"Retry-After": "1"})
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _serve(request: Request, claim: Claim, serve: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    renewing = asyncio.create_task(_renew(claim))
+    current = _current.set(claim)
+    try:
+        response = await serve(request)
+    except BaseException:
+        # What is refused may be corrected and sent again with the same key.
+        await run_in_threadpool(_release, claim)
+        raise
+    finally:
+        _current.reset(current)
+        renewing.cancel()
+        with suppress(asyncio.CancelledError):
+            await renewing
+    await run_in_threadpool(_keep, claim, response.status_code, bytes(response.body))
+    return response
+
+
+async def _renew(claim: Claim) -> None:
+    while True:
+        await asyncio.sleep(RENEW_SECONDS)
+        try:
+            await run_in_threadpool(_change, sa.update(AnswerRow).where(claim.held()).values(claimed_at=now()))
+        except sa.exc.SQLAlchemyError:
+            log.exception("the claim of an Idempotency-Key could not be renewed; trying again")
+
+
+async def _recovered(request: Request, claim: Claim, row: AnswerRow) -> Response:
+    """The answer that was lost with its process: the object as it is now."""
+    headers = {name: value for name, value in request.headers.items() if name == "authorization"}
+    transport = httpx.ASGITransport(app=request.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        found = await client.get(row.location or "", headers=headers)
+    if not found.is_success:
+        await run_in_threadpool(_change, sa.delete(AnswerRow).where(claim.held()))
+        raise Conflict("an earlier request with this Idempotency-Key made an object that is gone; use a new key")
+    status = request.scope["route"].status_code
+    await run_in_threadpool(_keep, claim, status, found.content)
+    return _replayed(status, found.content, row.location)
+
+
+def _replayed(status: int, answer: bytes, location: str | None) -> Response:
+    headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
+    return Response(answer, status, headers, media_type="application/json")
+
+
+def _hash(body: bytes, content_type: str) -> str:
+    """Of the body; the boundary between the parts of a form is another each time it is sent, and does not count."""
+    boundary = _BOUNDARY.search(content_type)
+    if boundary and content_type.lower().startswith("multipart/"):
+        body = body.replace(boundary[1].encode("latin-1"), b"")
+    return hashlib.sha256(body).hexdigest()
+
+
+def _claim(claim: Claim) -> bool:
+    global _swept_at
+    if monotonic() - _swept_at > _SWEEP_SECONDS:
+        _swept_at = monotonic()
+        _change(sa.delete(AnswerRow).where(AnswerRow.created_at < now() - KEPT))
+    row = AnswerRow(
+        workspace=claim.workspace, path=claim.path, key=claim.key, body_sha256=claim.body_sha256, claim=claim.token
+    )
+    try:
+        with transaction() as session:
+            session.execute(sa.delete(AnswerRow).where(claim.where(), AnswerRow.created_at < now() - KEPT))
+            session.add(row)
+    except sa.exc.IntegrityError:
+        return False
+    return True
+
+
+def _read(claim: Claim) -> AnswerRow | None:
+    with transaction() as session:
+        return session.get(AnswerRow, (claim.workspace, claim.path, claim.key))
+
+
+def _take_over(claim: Claim, token: str) -> bool:
+    query = sa.update(AnswerRow).where(claim.where(), AnswerRow.claim == token, AnswerRow.answer.is_(None))
+    return _change(query.values(claim=claim.token, claimed_at=now()))
+
+
+def _keep(claim: Claim, status: int, answer: bytes) -> None:
+    try:
+        _change(sa.update(AnswerRow).where(claim.held()).values(status=status, answer=answer))
+    except sa.exc.SQLAlchemyError:
+        # The object is made and its place is noted; who asks again is told what it is then.
+        log.exception("an answer could not be kept")
+
+
+def _release(claim: Claim) -> None:
+    try:
+        _change(sa.delete(AnswerRow).where(claim.held(), AnswerRow.location.is_(None)))
+    except sa.exc.SQLAlchemyError:
+        log.exception("an Idempotency-Key could not be released; it is free again in %s", STALE)
+
+
+def _change(statement: sa.Update | sa.Delete) -> bool:
+    with transaction() as session:
+        return affected(session, statement) > 0

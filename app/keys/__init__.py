@@ -1,0 +1,1 @@
+"""API keys: made, listed and revoked by whoever runs the service."""

@@ -1,0 +1,100 @@
+"""``bco keys``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bco_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from app.db.tables import KeyRow
+
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="Make, list and revoke API keys. As long as one works, every request needs one, "
+    "and sees what belongs to the key's workspace alone.",
+)
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="who or what it is for, such as 'planning system'")],
+    workspace: Annotated[str, typer.Option(help="whose objects it sees and makes")] = "default",
+    scopes: Annotated[
+        str, typer.Option(help="read: look and prescribe; train: create and cancel; admin: delete, and /metrics")
+    ] = "read,train,admin",
+    days: Annotated[float | None, typer.Option(help="days until it expires; never by default", min=0)] = None,
+) -> None:
+    """Make a key and show it, this once: only its hash is kept."""
+    from app.keys import service
+
+    with _plain_errors():
+        row, text = service.create(name, workspace, scopes.replace(" ", "").split(","), days)
+    typer.echo(text)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    until = "never expires" if row.expires_at is None else f"expires {row.expires_at:%Y-%m-%d %H:%M} UTC"
+    console.print(f"{row.id} for workspace '{row.workspace}' ({', '.join(row.scopes)}; {until}).")
+    console.print("It is not shown again. Send it as  Authorization: Bearer <key>")
+
+
+@keys.command("list")
+def list_() -> None:
+    """Show every key: what it is for, what it may do, and whether it works."""
+    from app.keys import service
+
+    with _plain_errors():
+        rows = service.listing()
+    table = Table()
+    for heading in ("id", "name", "workspace", "scopes", "created", "state"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "id")
+    for row in rows:
+        table.add_row(row.id, row.name, row.workspace, ", ".join(row.scopes), f"{row.created_at:%Y-%m-%d}", _state(row))
+    Console().print(table if rows else "There are no keys: requests from this machine need none.")
+
+
+@keys.command()
+def revoke(key_id: Annotated[str, typer.Argument(help="the id that list shows, key_…")]) -> None:
+    """End a key. Running services refuse it within a few seconds."""
+    from app.keys import service
+
+    with _plain_errors():
+        row = service.revoke(key_id)
+    if row is None:
+        typer.echo("No key has this id; 'bco keys list' shows them.", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{row.id} ({row.name}) is revoked.")
+
+
+def _state(row: KeyRow) -> str:
+    from app.db.tables import now
+    from app.keys import service
+
+    if row.revoked_at is not None:
+        return f"revoked {row.revoked_at:%Y-%m-%d}"
+    if row.expires_at is None:
+        return "works"
+    word = "works until" if service.is_live(row, now()) else "expired"
+    return f"{word} {row.expires_at:%Y-%m-%d %H:%M}"
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What an operator can act on, without a traceback."""
+    import sqlalchemy as sa
+
+    try:
+        yield
+    except InvalidInput as error:
+        typer.echo(f"This cannot be used: {error}.", err=True)
+    except sa.exc.SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
+        typer.echo(f"The database cannot be used ({reason}). Has 'bco migrate' been run?", err=True)
+    else:
+        return
+    raise typer.Exit(1)

@@ -1,0 +1,96 @@
+"""What Prometheus reads at ``/metrics``: the requests of this process, and everybody's jobs out of the database."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter as TallyOf
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import sqlalchemy as sa
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeHistogramMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.db.engine import transaction
+from app.db.tables import JobRow, WorkerRow, now
+
+log = logging.getLogger(__name__)
+
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_JOB_SECONDS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_ENDED = ("succeeded", "failed", "cancelled")
+_RECENT = timedelta(hours=1)
+
+REQUESTS = Counter("bco_requests", "Requests answered, by route and status", ["method", "route", "status"])
+REQUEST_SECONDS = Histogram("bco_request_seconds", "Time to answer, by route", ["method", "route"], buckets=_SECONDS)
+CACHE = Counter("bco_posterior_cache", "Posteriors and draws found in memory (hit) or not (miss)", ["result"])
+PRESCRIPTIONS = Counter(
+    "bco_prescriptions",
+    "Decisions made, by how the solve ended and what found them",
+    [
+        "status",
+        "solver",
+    ],
+)
+FALLBACKS = Counter("bco_solver_fallbacks", "Decisions that a fast path had to leave to HiGHS or to a best effort")
+IN_FLIGHT = Gauge("bco_prescriptions_in_flight", "Prescribe calls running or waiting in this process")
+
+
+def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None:
+    """Note how decisions were found; those not optimal, or found by HiGHS, are fallbacks."""
+    found = TallyOf(zip(statuses, solvers or ["formula"] * len(statuses), strict=True))
+    for (status, solver), number in found.items():
+        PRESCRIPTIONS.labels(status, solver).inc(number)
+        if solver == "highs" or status != "optimal":
+            FALLBACKS.inc(number)
+
+
+def exposition() -> bytes:
+    return generate_latest(REGISTRY)
+
+
+class _Jobs(Collector):
+    """The queue as it is at this moment, and how long the jobs of the last hour took."""
+
+    def describe(self) -> list[Metric]:
+        # Registering must not look into a database that may not be there yet.
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            yield from _jobs()
+        except sa.exc.SQLAlchemyError:
+            log.warning("the database cannot be read, so job metrics are left out")
+
+
+def _jobs() -> list[Metric]:
+    job = JobRow
+    ended = sa.select(job.state, job.started_at, job.finished_at)
+    ended = ended.where(job.finished_at > now() - _RECENT, job.started_at.is_not(None))
+    with transaction() as session:
+        count = dict(session.execute(sa.select(job.state, sa.func.count()).group_by(job.state)).all())
+        oldest = session.scalar(sa.select(sa.func.min(job.created_at)).where(job.state == "queued"))
+        recent = session.execute(ended).all()
+        workers = session.scalar(sa.select(sa.func.count()).select_from(WorkerRow)) or 0
+    waited = 0.0 if oldest is None else (now() - oldest).total_seconds()
+    jobs = GaugeMetricFamily("bco_jobs", "Jobs that are kept, by state", labels=["state"])
+    lasted = GaugeHistogramMetricFamily(
+        "bco_job_seconds", "How long the jobs that ended in the last hour took", labels=["state"]
+    )
+    for state in ("queued", "running", *_ENDED):
+        jobs.add_metric([state], count.get(state, 0))
+    for state in _ENDED:
+        seconds = [(end - start).total_seconds() for found, start, end in recent if found == state and start and end]
+        buckets = [(str(float(limit)), float(sum(s <= limit for s in seconds))) for limit in _JOB_SECONDS]
+        lasted.add_metric([state], [*buckets, ("+Inf", float(len(seconds)))], sum(seconds))
+    return [
+        jobs,
+        GaugeMetricFamily("bco_queue_depth", "Jobs that wait for a worker", value=count.get("queued", 0)),
+        GaugeMetricFamily("bco_queue_oldest_seconds", "How long the longest-waiting job has waited", value=waited),
+        GaugeMetricFamily("bco_workers", "Workers that gave a sign of life lately", value=workers),
+        lasted,
+    ]
+
+
+REGISTRY.register(_Jobs())

@@ -1,0 +1,178 @@
+"""The door: who calls, which workspace they see, what they may do, and how often.
+
+``Guard`` stands before every address that is not open, and before any of the body is read. Routers take what it found
+as ``Reader``, ``Trainer`` or ``Admin`` and hand the workspace to their service. A key is needed as soon as one exists
+or the service listens beyond this machine; without, everything happens in the default workspace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from time import monotonic
+from typing import Annotated, Any, TypeVar
+
+import sqlalchemy as sa
+from fastapi import Request, Security
+from fastapi.security import HTTPBearer, SecurityScopes
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.db.tables import DEFAULT_WORKSPACE
+from app.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
+from app.keys import service as keys
+from app.settings import get_settings
+
+log = logging.getLogger(__name__)
+
+# A key that is made or revoked elsewhere counts here after at most so long.
+REMEMBER_SECONDS = 3.0
+_REMEMBER_KEYS = 10_000
+_OPEN = ("/", "/docs", "/openapi.json", "/livez", "/readyz", "/favicon.ico")
+_OPEN_UNDER = "/docs/"
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls: the workspace they see, what they may do, and the id of their key if they have one."""
+
+    workspace: str
+    scopes: frozenset[str]
+    key_id: str | None = None
+
+
+LOCAL = Caller(DEFAULT_WORKSPACE, frozenset(keys.SCOPES))
+
+
+class Remembered:
+    """Answers of the database that are looked up on every request, kept for a few seconds."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Any, float]] = {}
+
+    async def get(self, what: str, look_up: Callable[[], Value]) -> Value:
+        value, until = self._kept.get(what, (None, 0.0))
+        if monotonic() >= until:
+            value = await run_in_threadpool(look_up)
+            if len(self._kept) >= _REMEMBER_KEYS:
+                self._kept.clear()
+            if value is not None:
+                self._kept[what] = value, monotonic() + REMEMBER_SECONDS
+        return value  # type: ignore[no-any-return]
+
+
+class TokenBucket:
+    """So many requests a second, and bursts of twice as many."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._tokens, self._filled_at = 2 * rate, monotonic()
+
+    def take(self) -> float:
+        """Seconds to wait; 0 if the request may pass."""
+        now = monotonic()
+        self._tokens = min(2 * self._rate, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return 0.0
+        return (1 - self._tokens) / self._rate
+
+
+class Guard:
+    """Let in who may come in, and note for the routers who it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._remembered = Remembered()
+        self._buckets: dict[str, TokenBucket] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_open(scope["path"]):
+            try:
+                caller = await self._identify(Headers(scope=scope).get("authorization"))
+                self._limit(caller)
+            except ApiError as error:
+                await error.answer()(scope, receive, send)
+                return
+            scope["caller"] = caller
+        await self.app(scope, receive, send)
+
+    async def _identify(self, authorization: str | None) -> Caller:
+        try:
+            if authorization is None:
+                if await self._remembered.get("required", key_required):
+                    raise Unauthorized("this service needs an API key; send it as 'Authorization: Bearer <key>'")
+                return LOCAL
+            scheme, _, text = authorization.partition(" ")
+            text = text.strip()
+            caller = None
+            if scheme.lower() == "bearer":
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                caller = await self._remembered.get(digest, lambda: _recognise(text))
+        except sa.exc.SQLAlchemyError:
+            log.exception("keys cannot be looked up")
+            raise Unavailable("the database does not answer; try again shortly", headers={"Retry-After": "1"}) from None
+        if caller is None:
+            raise Unauthorized("this API key does not work: it is unknown, revoked or expired")
+        return caller
+
+    def _limit(self, caller: Caller) -> None:
+        rate = get_settings().requests_per_second
+        if caller.key_id is None or not rate:
+            return
+        if caller.key_id not in self._buckets:
+            self._buckets[caller.key_id] = TokenBucket(rate)
+        seconds = self._buckets[caller.key_id].take()
+        if seconds:
+            detail = f"more than {rate} requests a second with this key (BCO_REQUESTS_PER_SECOND); slow down"
+            raise TooMany(detail, headers={"Retry-After": str(math.ceil(seconds))})
+
+
+def is_open(path: str) -> bool:
+    """Whether an address may be read by anybody: the docs page and health, which tell nothing of any workspace."""
+    return path in _OPEN or path.startswith(_OPEN_UNDER)
+
+
+def key_required() -> bool:
+    return not _is_loopback(get_settings().host) or keys.any_live()
+
+
+@lru_cache
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _recognise(text: str) -> Caller | None:
+    row = keys.recognise(text)
+    return None if row is None else Caller(row.workspace, frozenset(row.scopes), row.id)
+
+
+_bearer = HTTPBearer(
+    auto_error=False, scheme_name="API key", description="A key made with `bco keys create`, if the service needs one."
+)
+
+
+async def _allowed(request: Request, needed: SecurityScopes, _: Annotated[Any, Security(_bearer)]) -> Caller:
+    caller: Caller = request.scope["caller"]
+    for scope in needed.scopes:
+        if scope not in caller.scopes:
+            held = ", ".join(sorted(caller.scopes))
+            raise Forbidden(f"this needs a key with the scope '{scope}', and yours has {held}")
+    return caller
+
+
+Reader = Annotated[Caller, Security(_allowed, scopes=["read"])]
+Trainer = Annotated[Caller, Security(_allowed, scopes=["train"])]
+Admin = Annotated[Caller, Security(_allowed, scopes=["admin"])]

@@ -1,0 +1,365 @@
+"""What an operator sees: a line for every request with its id, metrics by route, and never a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from in_process import service_on
+from journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learned, prescribe
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from app import logs
+from app.demo import as_csv, bakery_rows, example_problem
+from app.local import free_port
+from app.logs import JsonLines, PlainLines, blotted
+from app.main import create_app
+from app.problems import service as problems
+from app.settings import Settings
+
+KEY = "bco_01M7HHJHXCKX15YKTS59YF7F5C_hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU"
+
+
+class Lines(logging.Handler):
+    """Keeps what would be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self.lines: list[Json] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Json]]:
+    handler, root = Lines(), logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield handler.lines
+    root.removeHandler(handler)
+    root.setLevel(before)
+
+
+def requests_of(lines: list[Json]) -> list[Json]:
+    return [line for line in lines if line["logger"] == "app.requests"]
+
+
+# request ids and headers
+
+
+def test_a_request_keeps_the_id_it_came_with(client: TestClient, lines: list[Json]) -> None:
+    answer = client.get("/v1/problems", headers={"X-Request-ID": "planner-7:42"})
+    assert answer.headers["x-request-id"] == "planner-7:42"
+    (line,) = requests_of(lines)
+    assert line["request_id"] == "planner-7:42"
+    assert (line["message"], line["status"], line["level"]) == ("GET /v1/problems", 200, "INFO")
+    assert line["ms"] > 0
+    assert line["workspace"] == "default"
+
+
+@pytest.mark.parametrize("given", [None, "", "with blank", "x" * 101, 'a"b', "é"])
+def test_a_request_without_a_usable_id_gets_one(client: TestClient, given: str | None) -> None:
+    headers = [] if given is None else [(b"x-request-id", given.encode("latin-1"))]
+    ids = {client.get("/livez", headers=headers).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    assert all(len(one) == 32 for one in ids)
+
+
+def test_lines_written_while_a_request_is_served_carry_its_id(
+    client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = problems.build_problem
+
+    def says_so(spec: Json) -> Any:
+        logging.getLogger("app.test").warning("building")
+        return build(spec)
+
+    monkeypatch.setattr(problems, "build_problem", says_so)
+    client.post("/v1/problems", json=example_problem(), headers={"X-Request-ID": "seven"})
+    assert [line["request_id"] for line in lines if line["message"] == "building"] == ["seven"]
+
+
+def addresses(client: TestClient) -> Iterator[httpx.Response]:
+    yield client.get("/docs")
+    yield client.get("/docs/assets/swagger-ui.css")
+    yield client.get("/openapi.json")
+    yield client.get("/livez")
+    yield client.get("/v1/problems")
+    yield client.get("/v1/problems/nowhere")
+    yield client.get("/nowhere")
+    yield client.put("/v1/problems")
+    yield client.post("/v1/problems", json={})
+    yield client.get("/v1/problems", headers={"Authorization": "Bearer x"})
+    yield client.post("/v1/problems", content=b"", headers={"Content-Length": "99999999999"})
+
+
+def test_every_answer_has_safe_headers_and_an_id(client: TestClient) -> None:
+    statuses = []
+    for answer in addresses(client):
+        statuses.append(answer.status_code)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-request-id"]
+        if answer.url.path.startswith("/v1/"):
+            assert answer.headers["cache-control"] == "no-store"
+    assert statuses == [200, 200, 200, 200, 200, 404, 404, 405, 422, 401, 413]
+
+
+def test_pages_run_only_scripts_of_this_service(client: TestClient) -> None:
+    policy = client.get("/docs").headers["content-security-policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'self'"
+    assert "script-src" not in rules
+    assert "<script>" not in client.get("/docs").text
+
+
+def test_what_nobody_foresaw_is_logged_with_its_traceback_and_answered_without(
+    client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the left hand did not know")
+
+    monkeypatch.setattr(problems, "read", fails)
+    answer = client.get("/v1/problems/prob_x", headers={"X-Request-ID": "unlucky"})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["x-request-id"] == "unlucky"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "left hand" not in answer.text
+    assert "Traceback" not in answer.text
+    (line,) = [line for line in lines if line["level"] == "ERROR"]
+    assert "the left hand did not know" in line["traceback"]
+    assert line["request_id"] == "unlucky"
+    assert requests_of(lines)[-1]["status"] == 500
+
+
+# secrets
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"refused {KEY}",
+        f"Authorization: Bearer {KEY}",
+        "Authorization: bearer hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU",
+        "postgresql://bco:hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU@host/bco",
+        "host=db password=hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU dbname=bco",
+    ],
+)
+def test_secrets_are_blotted_out(text: str) -> None:
+    record = logging.LogRecord("app", logging.INFO, "", 0, text, None, None)
+    for written in (blotted(text), JsonLines().format(record), PlainLines().format(record)):
+        assert "hVL0deIqT3C7" not in written
+        assert "***" in written
+
+
+def test_what_is_no_secret_stays(client: TestClient) -> None:
+    text = "job job_01M7HHJHXCKX15YKTS59YF7F5C of key_01M7HHJHXCKX15YKTS59YF7F5C at http://127.0.0.1:8000/docs"
+    assert blotted(text) == text
+
+
+def test_neither_keys_nor_passwords_nor_data_reach_the_log(lines: list[Json]) -> None:
+    with service_on("postgresql://bco:sesame-4711@/nowhere?host=/nonexistent"):
+        client = TestClient(create_app(), raise_server_exceptions=False)
+        for _ in range(2):
+            client.get("/readyz")
+            client.post("/v1/problems", json=example_problem(), headers={"Authorization": f"Bearer {KEY}"})
+            client.post("/v1/problems?token=sesame-4711", json=example_problem())
+    # The test's own client writes what it asks for; the service must not.
+    written = json.dumps([line for line in lines if not line["logger"].startswith("httpx")])
+    assert "not ready" in written
+    assert "sesame-4711" not in written
+    assert "hVL0deIqT3C7" not in written
+
+
+def test_a_failing_statement_is_logged_without_its_values(client: TestClient, lines: list[Json]) -> None:
+    import sqlalchemy as sa
+
+    from app.db.engine import get_engine
+
+    values = {"value": "sesame-4711"}
+    with pytest.raises(sa.exc.SQLAlchemyError) as failed, get_engine().begin() as connection:
+        connection.execute(sa.text("INSERT INTO nowhere VALUES (:value)"), values)
+    logging.getLogger("app").error("failed", exc_info=failed.value)
+    assert "INSERT INTO nowhere" in json.dumps(lines)
+    assert "sesame-4711" not in json.dumps(lines)
+
+
+# forms of the log
+
+
+def test_on_a_terminal_lines_are_plain_and_elsewhere_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        for terminal, chosen, expected in (
+            (True, "auto", PlainLines),
+            (False, "auto", JsonLines),
+            (True, "json", JsonLines),
+            (False, "text", PlainLines),
+        ):
+            monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
+            logs.configure(Settings(log_format=chosen))
+            (handler,) = root.handlers
+            assert type(handler.formatter) is expected
+    finally:
+        root.handlers, root.level = before, level
+
+
+def test_a_plain_line_names_its_job() -> None:
+    token = logs.job_id.set("job_7")
+    record = logging.LogRecord("app", logging.INFO, "", 0, "learning", None, None)
+    assert PlainLines().format(record).endswith("learning  [job_id=job_7]")
+    logs.job_id.reset(token)
+
+
+# metrics
+
+
+def scraped(client: TestClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = client.get("/metrics").text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def rise(client: TestClient) -> Callable[..., float]:
+    """How much a metric has risen since the test began."""
+    before = scraped(client)
+
+    def of(name: str, **labels: str) -> float:
+        key = (name, frozenset(labels.items()))
+        return scraped(client).get(key, 0.0) - before.get(key, 0.0)
+
+    return of
+
+
+def test_requests_are_counted_by_route_not_by_address(client: TestClient, rise: Callable[..., float]) -> None:
+    made = create_problem(client)
+    for identifier in (made["id"], "nowhere", "elsewhere"):
+        client.get(f"/v1/problems/{identifier}")
+    route = {"method": "GET", "route": "/v1/problems/{problem_id}"}
+    assert rise("bco_requests_total", **route, status="200") == 1
+    assert rise("bco_requests_total", **route, status="404") == 2
+    assert rise("bco_request_seconds_count", **route) == 3
+    assert rise("bco_requests_total", method="POST", route="/v1/problems", status="201") == 1
+
+
+def test_what_callers_invent_makes_no_new_series(client: TestClient, rise: Callable[..., float]) -> None:
+    for index in range(5):
+        client.get(f"/nowhere/{index}")
+        client.request(f"VERB{index}", "/v1/problems")
+    text = client.get("/metrics").text
+    assert "nowhere" not in text
+    assert "VERB3" not in text
+
+
+def test_the_queue_is_measured(client: TestClient, rise: Callable[..., float]) -> None:
+    create_job(client)
+    assert rise("bco_queue_depth") == 1
+    assert rise("bco_jobs", state="queued") == 1
+    assert scraped(client)[("bco_queue_oldest_seconds", frozenset())] > 0
+    assert ("bco_workers", frozenset()) in scraped(client)
+
+
+def test_jobs_caches_and_decisions_are_measured(client: TestClient, rise: Callable[..., float]) -> None:
+    posterior = learned(client)
+    for _ in range(3):
+        prescribe(client, posterior["id"], scenarios=20)
+    assert rise("bco_jobs", state="succeeded") == 1
+    assert rise("bco_job_seconds_bucket", state="succeeded", le="+Inf") == 1
+    assert rise("bco_posterior_cache_total", result="miss") == 1
+    assert rise("bco_posterior_cache_total", result="hit") == 2
+    assert rise("bco_prescriptions_total", status="optimal", solver="formula") == 3
+    assert rise("bco_solver_fallbacks_total") == 0
+
+
+def test_what_a_fast_path_leaves_to_others_is_counted(client: TestClient, rise: Callable[..., float]) -> None:
+    from app.metrics import count_prescriptions
+
+    count_prescriptions(["optimal", "optimal", "best_effort", "time_limit"], ["cuts", "highs", "cuts", "highs"])
+    assert rise("bco_solver_fallbacks_total") == 3
+    assert rise("bco_prescriptions_total", status="optimal", solver="cuts") == 1
+
+
+def test_metrics_can_be_read_while_the_database_is_away() -> None:
+    with service_on("postgresql://nobody@/nowhere?host=/nonexistent"):
+        from app import metrics
+
+        text = metrics.exposition().decode()
+    assert "bco_requests_total" in text
+    assert "bco_queue_depth" not in text
+
+
+# the real processes
+
+
+def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
+    environment = os.environ | {
+        "BCO_DATABASE_URL": f"sqlite:///{tmp_path / 'bco.db'}",
+        "BCO_PORT": str(port),
+        "BCO_LOG_FORMAT": "json",
+    }
+    with log.open("w") as stderr:
+        service = subprocess.Popen((sys.executable, "-m", "app.cli", "serve"), env=environment, stderr=stderr)
+        try:
+            job = small_journey(f"http://127.0.0.1:{port}")
+        finally:
+            service.terminate()
+            service.wait(60)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    by_request = {line["request_id"]: line for line in lines if line["logger"] == "app.requests"}
+    assert by_request["the-job"]["message"] == "POST /v1/jobs"
+    assert by_request["the-job"]["status"] == 202
+    about = [line["message"] for line in lines if line.get("job_id") == job["id"]]
+    assert any("starts" in message for message in about)
+    assert any("succeeded" in message for message in about)
+
+
+def small_journey(url: str) -> Json:
+    until = time.monotonic() + 120
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while True:
+            try:
+                if client.get("/readyz").is_success:
+                    break
+            except httpx.TransportError:
+                assert time.monotonic() < until, "the service did not start"
+            time.sleep(0.1)
+        problem = answered(client.post("/v1/problems", json=example_problem()), 201)
+        form = {"name": "days", "outcomes": "croissants,loaves"}
+        file = {"file": ("days.csv", as_csv(bakery_rows(60)).encode())}
+        dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
+        body = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": QUICK}
+        job = answered(client.post("/v1/jobs", json=body, headers={"X-Request-ID": "the-job"}), 202)
+        while job["state"] in ("queued", "running"):
+            assert time.monotonic() < until, "the job did not end"
+            time.sleep(0.1)
+            job = answered(client.get(f"/v1/jobs/{job['id']}"))
+    assert job["state"] == "succeeded"
+    return job
+
+
+def test_a_dataset_is_made_quietly(client: TestClient, lines: list[Json]) -> None:
+    """Nothing of the rows is written anywhere."""
+    create_dataset(client)
+    assert "croissants" not in json.dumps(lines)

@@ -1,0 +1,79 @@
+"""Traces go to where OTEL_EXPORTER_OTLP_ENDPOINT says, and nowhere without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app import tracing
+from app.local import free_port
+
+
+class Collector(ThreadingHTTPServer):
+    """What an OTLP collector is to its senders: it takes what they post."""
+
+    def __init__(self) -> None:
+        received = self.received = list[tuple[str, bytes]]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing is written."""
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+def test_a_request_is_traced_to_the_collector(tmp_path: Path) -> None:
+    collector, port = Collector(), free_port()
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    environment = os.environ | {
+        "BCO_DATABASE_URL": f"sqlite:///{tmp_path / 'bco.db'}",
+        "BCO_PORT": str(port),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+    }
+    api = subprocess.Popen((sys.executable, "-m", "app.cli", "api"), env=environment)
+    try:
+        until = time.monotonic() + 90
+        while not any(path == "/v1/traces" and b"/livez" in body for path, body in collector.received):
+            assert time.monotonic() < until, "no trace has come"
+            assert api.poll() is None
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/livez")
+            except httpx.TransportError:
+                time.sleep(0.1)
+            time.sleep(0.05)
+    finally:
+        api.terminate()
+        api.wait(60)
+        collector.shutdown()
+        collector.server_close()
+
+
+def test_without_an_endpoint_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert tracing.telemetry()["auto_configure"] is False
+
+
+def test_without_the_packages_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setattr(tracing, "_PACKAGES", ("opentelemetry.not_there", "nor.this"))
+    assert tracing.telemetry()["auto_configure"] is False
+    (line,) = caplog.messages
+    assert "bco-service[otel]" in line
