@@ -1,8 +1,9 @@
-"""``bco experiment``: the paper's newsvendor table and the Yaz restaurant, from data to report."""
+"""``bco experiment``: the paper's newsvendor and shipment experiments and the Yaz restaurant, from data to report."""
 
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -52,9 +53,7 @@ def newsvendor(
         if (not dgp or cell.dgp in dgp) and (not tau or cell.tau in tau) and (not n or cell.n in n)
     ]
     methods = method or ["saa", "ieo", "bcp", "auto"]
-    unknown = sorted(set(methods) - set(experiment.METHODS))
-    if unknown:
-        raise typer.BadParameter(f"there is no {unknown[0]}; choose among {', '.join(experiment.METHODS)}")
+    _refuse_unknown(methods, list(experiment.METHODS), "method")
     if not cells:
         raise typer.BadParameter("Table 1 has no such cell: see --help for its generators, fractiles and sizes")
 
@@ -84,6 +83,69 @@ def newsvendor(
     typer.echo(markdown(summaries))
     if json:
         typer.echo(jsonlib.dumps(overall(summaries) | {"runs": len(wanted), "runs_computed": len(todo)}))
+
+
+@experiment.command()
+def shipment(
+    noisy: Annotated[list[int] | None, typer.Option(help="noisy dimensions: 0, 3, 6 or 9 (repeat for several)")] = None,
+    n: Annotated[list[int] | None, typer.Option("--n", help="training rows: 50, 100, 200 or 400")] = None,
+    runs: Annotated[int, typer.Option(help="runs of each cell", min=1)] = 10,
+    method: Annotated[
+        list[str] | None, typer.Option(help="method to run (repeat for several); default all but knn and forest")
+    ] = None,
+    jobs: Jobs = 2,
+    seed: Annotated[int, typer.Option(help="another seed draws other data", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    json: Json = False,
+) -> None:
+    """The paper's two-stage shipment: cost out of sample by sample size and number of noisy dimensions.
+
+    Results are added to shipment.csv in the folder as they come, and those already there are not computed again.
+    shipment.md and shipment.png show all the results in the folder.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from bco_core.experiments import harness
+    from bco_core.experiments import shipment as experiment
+    from bco_core.experiments.shipment_report import by_cell, markdown, overall, plot
+
+    methods = method or list(experiment.DEFAULT_METHODS)
+    _refuse_unknown(methods, list(experiment.METHODS), "method")
+    _refuse_unknown(noisy or [], list(experiment.NOISY), "number of noisy dimensions")
+    _refuse_unknown(n or [], list(experiment.SIZES), "sample size")
+    path = out / "shipment.csv"
+    wanted = experiment.keys(noisy or experiment.NOISY, n or experiment.SIZES, runs, seed)
+    done = harness.read(path, experiment.NAMES)
+    todo = harness.missing(wanted, methods, done)
+    console = Console(stderr=True)
+    if len(todo) < len(wanted):
+        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are in {path} already; --seed makes others.")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("shipment", total=len(todo))
+        for findings in harness.perform_all(experiment.perform, todo, experiment.NAMES, path, jobs):
+            done += findings
+            dims, size, _, _ = findings[0].key
+            bar.update(task, advance=1, description=f"n={size}, {dims} noisy dimensions")
+
+    everything = by_cell(done)
+    (out / "shipment.md").write_text(markdown(everything), encoding="utf-8")
+    try:
+        plot(everything, out / "shipment.png")
+    except ImportError:
+        console.print("No plot: matplotlib is missing; install the bench extra.")
+    asked = set(wanted)
+    cells = by_cell(finding for finding in done if finding.key in asked and finding.method in methods)
+    typer.echo(markdown(cells))
+    if json:
+        typer.echo(jsonlib.dumps(overall(cells) | {"runs": len(wanted), "runs_computed": len(todo)}))
+
+
+def _refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:
+    unknown = [one for one in asked if one not in known]
+    if unknown:
+        raise typer.BadParameter(f"there is no {what} {unknown[0]}; choose among {', '.join(map(str, known))}")
 
 
 @experiment.command()

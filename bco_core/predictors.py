@@ -60,6 +60,16 @@ class Predictor:
     def _layers(self) -> list[tuple[int, int]]:
         return list(pairwise(self.widths))
 
+    def context_units(self) -> Tensor:
+        """The relative spread of the context column that each coordinate of θ multiplies, (d,); 1 where it is none."""
+        spread = self.contexts.scale / self.contexts.scale.square().mean().sqrt()
+        units = torch.ones(self.dim, dtype=torch.float64)
+        first, last = self.widths[1], self.widths[-1]
+        units[: len(spread) * first] = spread.repeat_interleave(first)
+        if self._skip_dim:
+            units[-self._skip_dim : -last] = spread.repeat_interleave(last)
+        return units
+
     def initial(self, count: int, generator: torch.Generator) -> Tensor:
         """Starting vectors (count, d): weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero.
 

@@ -221,7 +221,6 @@ def _learn_auto(
     learning_rows = folds.train.shape[1]
     kl_weight = resolve_kl_weight(learning_rows, options.kl_weight, options.inverse_temperature, AUTO_KL_WEIGHT)
     explicit = options.kl_weight is not None or options.inverse_temperature is not None
-    sweep = tuple(c for c in sweep_for(rows) if c.kl_factor == 1 or not explicit)
     kinds = ("linear", "skip_mlp") if options.predictor == "auto" else (options.predictor,)
     variational = VariationalOptions(
         kl_weight=kl_weight,
@@ -235,6 +234,8 @@ def _learn_auto(
     learned = []
     for index, kind in enumerate(kinds):
         part = _part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == len(kinds) - 1 else 0.1)
+        sweep = sweep_for(rows, NETWORK if kind in NETWORKS else LINEAR)
+        sweep = tuple(c for c in sweep if c.kl_factor == 1 or not explicit)
         learned.append(_learn_kind(problem, sample, scaling, kind, options, folds, sweep, variational, generator, part))
     final = learned[-1] if len(learned) == 1 else _stacked(*learned)
     candidates = [row for one in learned for row in one.tables["candidates"]]

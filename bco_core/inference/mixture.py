@@ -29,26 +29,35 @@ Start = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a kind of predictor is learned. ``fit_rate`` None means that ridge regression is fit enough."""
+    """How a kind of predictor is learned. ``fit_rate`` None means that ridge regression is fit enough.
+
+    From a warm start a network soon finds what there is to gain; a linear model may have a longer way.
+    """
 
     initial_scale: float
     prior_scale: float
     fit_rate: float | None
     decision_rate: float
+    patience: int
 
 
-NETWORK = Recipe(initial_scale=0.03, prior_scale=0.1, fit_rate=0.01, decision_rate=0.001)
-LINEAR = Recipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003)
+NETWORK = Recipe(initial_scale=0.03, prior_scale=0.1, fit_rate=0.01, decision_rate=0.001, patience=10)
+LINEAR = Recipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A departure from the recipe, as factors on its temperature, initial scale and learning rate."""
+    """A departure from the recipe, as factors on its temperature, initial scale and learning rate.
+
+    ``own_units`` starts and learns as if contexts had not been standardised, so that columns of large spread count for
+    more: a bet on the units that people chose, which pays where signals are large and noise is small.
+    """
 
     name: str
     kl_factor: float = 1.0
     scale_factor: float = 1.0
     rate_factor: float = 1.0
+    own_units: bool = False
 
 
 DEFAULT = Configuration("default")
@@ -59,13 +68,17 @@ SWEEP = (
     Configuration("narrower start", scale_factor=0.3),
     FASTER,
 )
-# From a warm start a member soon finds what there is to gain.
-DECISION_PATIENCE = 10
+# Costs with large penalties put good decisions far from good predictions: a linear model must travel there, and the
+# noise of a wide start keeps it from fitting what it meets on the way.
+WIDE = (
+    Configuration("wide start", scale_factor=100.0, rate_factor=10.0),
+    Configuration("wide start, own units", scale_factor=100.0, rate_factor=10.0, own_units=True),
+)
 
 
-def sweep_for(rows: int) -> tuple[Configuration, ...]:
+def sweep_for(rows: int, recipe: Recipe) -> tuple[Configuration, ...]:
     """All configurations up to 1,500 rows; beyond, where temperature and start hardly matter, only the rate."""
-    return SWEEP if rows <= 1500 else (DEFAULT, FASTER)
+    return (SWEEP if rows <= 1500 else (DEFAULT, FASTER)) + (WIDE if recipe is LINEAR else ())
 
 
 def members_for(rows: int) -> int:
@@ -111,14 +124,16 @@ def fit_configurations(
     loc, scale = start
     factors = torch.tensor([[c.kl_factor, c.scale_factor, c.rate_factor] for c in configurations], dtype=loc.dtype)
     kl, scales, rates = factors.repeat_interleave(members, dim=0).T
+    own = torch.tensor([[c.own_units] for c in configurations]).repeat_interleave(members, dim=0)
+    units = torch.where(own, target.predictor.context_units().to(loc), torch.ones_like(loc[:1])) if own.any() else 1.0
     everyone = Folds(folds.train.repeat(count, 1), folds.validation.repeat(count, 1))
     options = replace(
         options,
         kl_weight=options.kl_weight * kl,
-        learning_rate=recipe.decision_rate * rates,
-        patience=DECISION_PATIENCE,
+        learning_rate=recipe.decision_rate * rates[:, None] * units,
+        patience=recipe.patience,
     )
-    begin = loc.repeat(count, 1), scale.repeat(count, 1) * scales[:, None]
+    begin = loc.repeat(count, 1), scale.repeat(count, 1) * scales[:, None] * units
     fit = fit_variational(target, everyone, options, generator, progress, begin)
     return [_of_members(fit, slice(c * members, (c + 1) * members)) for c in range(count)]
 

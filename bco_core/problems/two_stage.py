@@ -146,6 +146,7 @@ class TwoStageLinear:
 
     def _prescribe_one(self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None) -> _Solution:
         rows = len(self.recourse.form.matrix)
+        atoms, weights = atoms[weights > 0], weights[weights > 0]
         if not self.data.integer.any() and len(atoms) * rows**2 <= _LARGEST_CUTS and np.isfinite(begin).all():
             if until is not None and time.monotonic() > until:
                 return _Solution(

@@ -1,0 +1,108 @@
+"""Weighted sample average approximation: the history, weighted by how much each row resembles the new context.
+
+Kernel (ENW), nearest-neighbour and random-forest weights in the manner of Bertsimas and Kallus. Each has one setting,
+the one of least cost on validation rows. Kernels and neighbours measure distance in contexts as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bco_core.data import Sample
+from bco_core.problems.base import DecisionProblem
+
+# Weights (B, n) that sum to one, for new contexts (B, d_x).
+Weights = Callable[[Tensor], Tensor]
+
+# The paper's grid ends at 0.5, where its best values are; a wider one makes the baseline as strong as it can be.
+BANDWIDTHS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+NEIGHBOURS = (5, 10, 20, 40, 80, 160)
+LEAF_ROWS = (5, 10, 20, 40)
+# Rows that together hold less than this share of the weight are left out.
+_NEGLIGIBLE = 1e-6
+
+
+@dataclass(frozen=True)
+class WeightedHistory:
+    """A fitted way to weight the rows of ``sample``, with the setting that was chosen."""
+
+    sample: Sample
+    weights: Weights
+    setting: float
+
+    def decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
+        """Decisions (B, d_z) of least weighted cost over the history."""
+        return _decisions(problem, self.sample, self.weights(contexts))
+
+
+def kernel_weights(sample: Sample, bandwidth: float) -> Weights:
+    """∝ exp(−‖x − x_i‖ / h)."""
+    return lambda contexts: torch.softmax(-torch.cdist(contexts, sample.contexts) / bandwidth, dim=1)
+
+
+def neighbour_weights(sample: Sample, count: int) -> Weights:
+    """Equal over the nearest rows."""
+    count = min(count, len(sample))
+
+    def weights(contexts: Tensor) -> Tensor:
+        nearest = torch.cdist(contexts, sample.contexts).topk(count, dim=1, largest=False).indices
+        return torch.zeros(len(contexts), len(sample), dtype=torch.float64).scatter_(1, nearest, 1 / count)
+
+    return weights
+
+
+def forest_weights(sample: Sample, leaf_rows: int, seed: int = 0) -> Weights:
+    """The share of a forest's trees in which a row falls into the new context's leaf, each leaf sharing one vote."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    forest = RandomForestRegressor(n_estimators=200, min_samples_leaf=leaf_rows, random_state=seed, n_jobs=1)
+    forest.fit(sample.contexts.numpy(), sample.outcomes.numpy())
+    leaves = forest.apply(sample.contexts.numpy())
+
+    def weights(contexts: Tensor) -> Tensor:
+        reached = forest.apply(contexts.numpy())
+        total = np.zeros((len(contexts), len(sample)))
+        for tree in range(leaves.shape[1]):
+            together = reached[:, tree, None] == leaves[None, :, tree]
+            total += together / together.sum(axis=1, keepdims=True)
+        return torch.from_numpy(total / leaves.shape[1])
+
+    return weights
+
+
+def fit_enw(problem: DecisionProblem, train: Sample, validation: Sample) -> WeightedHistory:
+    return _select(problem, train, validation, kernel_weights, BANDWIDTHS)
+
+
+def fit_neighbours(problem: DecisionProblem, train: Sample, validation: Sample) -> WeightedHistory:
+    return _select(problem, train, validation, neighbour_weights, NEIGHBOURS)
+
+
+def fit_forest(problem: DecisionProblem, train: Sample, validation: Sample) -> WeightedHistory:
+    return _select(problem, train, validation, forest_weights, LEAF_ROWS)
+
+
+def _select(
+    problem: DecisionProblem,
+    train: Sample,
+    validation: Sample,
+    kind: Callable[..., Weights],
+    settings: Sequence[float],
+) -> WeightedHistory:
+    """The setting of least validation cost."""
+    fitted = [WeightedHistory(train, kind(train, setting), setting) for setting in settings]
+    costs = [
+        problem.cost(one.decisions(problem, validation.contexts), validation.outcomes).mean().item() for one in fitted
+    ]
+    return fitted[int(np.argmin(costs))]
+
+
+def _decisions(problem: DecisionProblem, sample: Sample, weights: Tensor) -> Tensor:
+    weights = torch.where(weights > _NEGLIGIBLE / len(sample), weights, torch.zeros_like(weights))
+    outcomes = sample.outcomes.expand(len(weights), -1, -1)
+    return problem.prescribe(outcomes, weights / weights.sum(dim=1, keepdim=True)).decisions

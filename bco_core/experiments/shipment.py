@@ -1,0 +1,219 @@
+"""Experiment 1: two-stage shipment, many methods on the same rows, judged by realised cost on fresh outcomes.
+
+A run draws n training rows and 50 validation rows. Baselines select on the validation rows, as in the paper; the
+methods that hold out rows in their own way get the two together. Every method then decides for the same 250 contexts, and a
+decision's cost is its mean over 20 outcomes of its context. ``floor`` decides from 200 draws of the true conditional
+distribution: nothing that learns can be expected to do better.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bco_core.baselines.ieo import PointEstimates, fit_points
+from bco_core.baselines.saa import best_constant
+from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
+from bco_core.data import Folds, Sample, Standardizer
+from bco_core.experiments.harness import Finding, Key
+from bco_core.experiments.shipment_data import (
+    LOCATIONS,
+    SIGNAL_DIM,
+    draw_contexts,
+    draw_outcomes,
+    draw_sample,
+    shipment_problem,
+)
+from bco_core.families import FAMILIES
+from bco_core.gibbs import GibbsTarget
+from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.training import TrainingOptions
+from bco_core.inference.variational import VariationalOptions, fit_variational
+from bco_core.policies import POLICIES
+from bco_core.posterior import Posterior
+from bco_core.predictors import Predictor
+from bco_core.problems.two_stage import TwoStageLinear
+from bco_core.scenarios import Scenarios, predictive_scenarios
+
+NAMES = ("noisy", "n", "seed", "run")
+SIZES, NOISY = (50, 100, 200, 400), (0, 3, 6, 9)
+VALIDATION_ROWS = 50
+TEST_CONTEXTS, TEST_OUTCOMES = 250, 20
+DRAWS, FLOOR_DRAWS = 100, 200
+# As printed: plain gradient steps of 0.1 on costs in their own units, batches of 50, patience of 20 epochs.
+RATE, BATCH, PATIENCE = 0.1, 50, 20
+PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a method may see of a run, and the contexts to decide for."""
+
+    problem: TwoStageLinear
+    train: Sample
+    validation: Sample
+    contexts: Tensor
+    seed: int
+
+    @property
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+    @cached_property
+    def pooled(self) -> Sample:
+        return Sample(
+            torch.cat([self.train.contexts, self.validation.contexts]),
+            torch.cat([self.train.outcomes, self.validation.outcomes]),
+        )
+
+    @cached_property
+    def split(self) -> Folds:
+        """One member that learns from the training rows and stops on the validation rows."""
+        index = torch.arange(len(self.pooled))[None]
+        return Folds(index[:, : len(self.train)], index[:, len(self.train) :])
+
+    @cached_property
+    def affine(self) -> Predictor:
+        """The paper's ReLU(Wx + b), in the units of the data."""
+        width = self.train.contexts.shape[1]
+        return Predictor("relu_affine", (width, LOCATIONS), _as_it_is(width), _as_it_is(LOCATIONS))
+
+    @cached_property
+    def printed(self) -> Scenarios:
+        """Scenarios of the posterior of Algorithm 1 as printed: κ = 0.01 (n/50)^-½, a unit Gaussian prior and start."""
+        target = GibbsTarget(
+            self.problem, self.affine, self.pooled, FAMILIES["gaussian"], torch.tensor(1.0), cost_scale=1.0
+        )
+        options = VariationalOptions(
+            optimizer="sgd",
+            learning_rate=RATE,
+            batch_size=BATCH,
+            patience=PATIENCE,
+            averaging=False,
+            initial_scale=1.0,
+            kl_weight=0.01 * (len(self.train) / 50) ** -0.5,
+            policy="averaged",
+        )
+        mixture = fit_variational(target, self.split, options, self.generator).mixture
+        posterior = Posterior(self.affine, mixture, mixture.sample(DRAWS, self.generator), self.seed)
+        return posterior.scenarios(self.contexts, posterior.draws())
+
+    @cached_property
+    def learned(self) -> tuple[Posterior, str]:
+        """What ``auto`` learns, and the policy it recommends."""
+        posterior, diagnostics = learn(self.problem, self.pooled, LearningOptions(seed=self.seed))
+        return posterior, diagnostics["policy"]
+
+    @cached_property
+    def scenarios(self) -> Scenarios:
+        return self.learned[0].scenarios(self.contexts, self.learned[0].draws(DRAWS))
+
+
+def _as_it_is(width: int) -> Standardizer:
+    return Standardizer(torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64))
+
+
+def _floor(trial: Trial) -> Tensor:
+    atoms = draw_outcomes(trial.contexts, FLOOR_DRAWS, trial.generator)
+    return trial.problem.prescribe(atoms, torch.full((FLOOR_DRAWS,), 1 / FLOOR_DRAWS, dtype=torch.float64)).decisions
+
+
+def _saa(trial: Trial) -> Tensor:
+    return best_constant(trial.problem, trial.pooled.outcomes).decisions.expand(len(trial.contexts), -1)
+
+
+def _ieo(trial: Trial) -> Tensor:
+    # The trainer divides costs by the best constant decision's: a step on costs as they are is that much larger.
+    reference = best_constant(trial.problem, trial.pooled.outcomes).objective.item()
+    options = TrainingOptions(
+        optimizer="sgd", learning_rate=RATE * reference, batch_size=BATCH, patience=PATIENCE, averaging=False
+    )
+    estimates: PointEstimates = fit_points(
+        trial.problem, trial.affine, trial.pooled, trial.split, trial.generator, PENALTIES, options
+    )
+    return estimates.averaged_decisions(trial.problem, trial.contexts)
+
+
+def _enw(trial: Trial) -> Tensor:
+    return fit_enw(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
+
+
+def _knn(trial: Trial) -> Tensor:
+    return fit_neighbours(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
+
+
+def _forest(trial: Trial) -> Tensor:
+    return fit_forest(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
+
+
+def _printed(policy: str) -> Callable[[Trial], Tensor]:
+    return lambda trial: POLICIES[policy](trial.problem, trial.printed, trial.generator).decisions
+
+
+def _averaged(trial: Trial) -> Tensor:
+    return POLICIES["averaged"](trial.problem, trial.scenarios, trial.generator).decisions
+
+
+def _predictive(trial: Trial) -> Tensor:
+    """SAA over outcomes of rows with similar predictions."""
+    history = trial.learned[0].history
+    assert history is not None  # noqa: S101 (learning always keeps one)
+    similar = predictive_scenarios(history, trial.scenarios.mean(), DRAWS)
+    return POLICIES["bcp"](trial.problem, similar, trial.generator).decisions
+
+
+def _auto(trial: Trial) -> Tensor:
+    return POLICIES[trial.learned[1]](trial.problem, trial.scenarios, trial.generator).decisions
+
+
+METHODS: dict[str, Callable[[Trial], Tensor]] = {
+    "floor": _floor,
+    "saa": _saa,
+    "enw": _enw,
+    "knn": _knn,
+    "forest": _forest,
+    "ieo": _ieo,
+    "tps": _printed("thompson"),
+    "map": _printed("map"),
+    "bcp": _printed("bcp"),
+    "auto": _auto,
+    "averaged": _averaged,
+    "predictive": _predictive,
+}
+DEFAULT_METHODS = ("floor", "saa", "enw", "ieo", "tps", "map", "bcp", "auto", "averaged", "predictive")
+
+
+def keys(noisy: Sequence[int], sizes: Sequence[int], runs: int, seed: int) -> list[Key]:
+    """Run k of every cell before run k + 1 of any, so that an unfinished experiment covers all cells."""
+    return [(dims, size, seed, run) for run in range(runs) for size in sizes for dims in noisy]
+
+
+def perform(key: Key, methods: Sequence[str]) -> list[Finding]:
+    """Draw a run's data and judge the methods on it."""
+    noisy, rows, seed, run = (int(part) for part in key)
+    problem = shipment_problem()
+    # The same contexts and outcomes judge every run of a seed.
+    generator = torch.Generator().manual_seed(_entropy(seed))
+    contexts = draw_contexts(TEST_CONTEXTS, max(NOISY), generator)[:, : SIGNAL_DIM + noisy]
+    outcomes = draw_outcomes(contexts, TEST_OUTCOMES, generator)
+    generator = torch.Generator().manual_seed(_entropy(seed, noisy, rows, run + 1))
+    train, validation = draw_sample(rows, noisy, generator), draw_sample(VALIDATION_ROWS, noisy, generator)
+    trial = Trial(problem, train, validation, contexts, run)
+    findings = []
+    for method in methods:
+        began = time.process_time()
+        decisions = METHODS[method](trial)
+        seconds = time.process_time() - began
+        cost = problem.cost(decisions[:, None], outcomes).mean().item()
+        findings.append(Finding(key, method, cost, seconds))
+    return findings
+
+
+def _entropy(*parts: int) -> int:
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
