@@ -37,7 +37,7 @@ def missing(keys: Iterable[Key], methods: Sequence[str], done: Iterable[Finding]
 def perform_all(
     perform: Perform, todo: Sequence[tuple[Key, Sequence[str]]], names: Sequence[str], path: Path, jobs: int
 ) -> Iterator[list[Finding]]:
-    """Perform in ``jobs`` processes; findings are appended to ``path``, then yielded; failures are raised at the end."""
+    """Perform in ``jobs`` processes; findings are added to ``path``, then yielded; failures are raised at the end."""
     if not todo:
         return
     spawn = multiprocessing.get_context("spawn")

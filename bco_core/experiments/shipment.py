@@ -1,8 +1,8 @@
 """Experiment 1: two-stage shipment, many methods on the same rows, judged by realised cost on fresh outcomes.
 
 A run draws n training rows and 50 validation rows. Baselines select on the validation rows, as in the paper; the
-methods that hold out rows in their own way get the two together. Every method then decides for the same 250 contexts, and a
-decision's cost is its mean over 20 outcomes of its context. ``floor`` decides from 200 draws of the true conditional
+methods that hold out rows in their own way get the two together. Every method then decides for the same 250 contexts,
+and a decision's cost is its mean over 20 outcomes of its context. ``floor`` decides from 200 draws of the true conditional
 distribution: nothing that learns can be expected to do better.
 """
 
