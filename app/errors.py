@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
 
@@ -143,7 +144,10 @@ def install(app: FastAPI) -> None:
             405: "this address does not take this method; the docs page at /docs lists what it takes",
             400: "the request body could not be read; send valid JSON, or a multipart form for an upload",
         }.get(error.status_code, phrase)
-        headers = dict(error.headers) if error.headers else None
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            # The router names the methods of the first route at this address; there may be several.
+            headers["Allow"] = ", ".join(_methods_at(app, request.url.path)) or headers.get("Allow", "")
         return answer(error.status_code, phrase.lower().replace(" ", "-"), phrase, detail, headers=headers)
 
     @app.exception_handler(RequestValidationError)
@@ -169,6 +173,13 @@ def install(app: FastAPI) -> None:
         log.error("the database did not answer on %s %s", request.method, request.url.path, exc_info=error)
         detail = "the database is busy or away; nothing was changed, so try again shortly"
         return Unavailable(detail, headers={"Retry-After": "1"}).answer()
+
+
+def _methods_at(app: FastAPI, path: str) -> list[str]:
+    """What the API's description allows at an address."""
+    paths = app.openapi()["paths"]
+    found = [paths[path]] if path in paths else [paths[at] for at in paths if compile_path(at)[0].match(path)]
+    return sorted(method.upper() for entry in found for method in entry)
 
 
 def unexpected() -> JSONResponse:

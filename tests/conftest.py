@@ -6,12 +6,18 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
 import sqlalchemy as sa
+
+with warnings.catch_warnings():
+    # Starlette asks for httpx2, its own fork; the client works as well with the httpx we have.
+    warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
+    import starlette.testclient  # noqa: F401
 
 # The steps that application tests share are modules beside them.
 sys.path.insert(0, str(Path(__file__).parent / "app"))
@@ -39,3 +45,21 @@ def postgres() -> Iterator[sa.URL]:
     postmaster.send_signal(signal.SIGQUIT)
     postmaster.wait(30)
     server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Makes a database of a kind with nothing in it, and gives its URL as an operator would write it."""
+
+    def make(kind: str) -> str:
+        name = f"bco_{uuid4().hex}"
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path_factory.mktemp('sqlite') / name}.db"
+        server: sa.URL = request.getfixturevalue("postgres")
+        engine = sa.create_engine(server.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        engine.dispose()
+        return server.set(database=name).render_as_string(hide_password=False)
+
+    return make

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-import sqlalchemy as sa
 from in_process import service_on
+from starlette.testclient import TestClient
 
 from app.db.migrate import migrate
 from app.main import create_app
 from app.settings import get_settings
 
-with warnings.catch_warnings():
-    # Starlette asks for httpx2, its own fork; the client works as well with the httpx we have.
-    warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
-    from starlette.testclient import TestClient
-
 DATABASES = ("sqlite", "postgresql")
 
 MakeDatabase = Callable[[str], str]
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MakeDatabase:
-    """Makes a database of a kind with nothing in it, and gives its URL as an operator would write it."""
-
-    def make(kind: str) -> str:
-        name = f"bco_{uuid4().hex}"
-        if kind == "sqlite":
-            return f"sqlite:///{tmp_path_factory.mktemp('sqlite') / name}.db"
-        server: sa.URL = request.getfixturevalue("postgres")
-        engine = sa.create_engine(server.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        engine.dispose()
-        return server.set(database=name).render_as_string(hide_password=False)
-
-    return make
 
 
 @pytest.fixture(scope="module", params=DATABASES)

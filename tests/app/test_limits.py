@@ -183,5 +183,5 @@ def test_a_database_that_does_not_answer_is_a_reason_to_come_again(
     monkeypatch.setattr(problems, "read", fails)
     response = client.get("/v1/problems/prob_x")
     refused(response, 503, "try again")
-    assert response.headers["retry-after"] == "1"
+    assert int(response.headers["retry-after"]) >= 1
     assert "secret" not in response.text

@@ -323,6 +323,11 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
         service = subprocess.Popen((sys.executable, "-m", "app.cli", "serve"), env=environment, stderr=stderr)
         try:
             job = small_journey(f"http://127.0.0.1:{port}")
+            # The worker writes its last line on the job just after the job has ended.
+            until = time.monotonic() + 60
+            while f"{job['id']} succeeded" not in log.read_text():
+                assert time.monotonic() < until, "the worker has not said so"
+                time.sleep(0.05)
         finally:
             service.terminate()
             service.wait(60)

@@ -1,0 +1,113 @@
+"""Whatever is sent to any address: an answer that the OpenAPI document announces, and never an error of ours.
+
+Schemathesis makes the requests, out of the document itself: its examples, the edges of every parameter, random ones,
+and sequences of operations that use each other's objects. They go to a real ``bco api`` over HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from in_process import service_on
+from journey import learned
+from starlette.testclient import TestClient
+
+from app.db.migrate import migrate
+from app.keys import service as keys
+from app.local import free_port
+from app.main import create_app
+from app.settings import get_settings
+
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+# The document cannot say everything that makes a request sensible (columns that exist, bounds in order), so a request
+# that fits it may still be refused; what does not fit it must be.
+NOT_PROMISED = "positive_data_acceptance"
+
+
+@contextmanager
+def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
+    """The API on a database with something in it: its address, a configuration for Schemathesis, and a key."""
+    with service_on(url):
+        migrate(get_settings().sqlalchemy_url)
+        with TestClient(create_app()) as client:
+            kept, doomed = learned(client, name="bakery"), learned(client)
+        key = keys.create("contract", "default", list(keys.SCOPES), None)[1]
+    configuration = folder / "schemathesis.toml"
+    configuration.write_text(
+        f"""
+        # Reading needs a posterior that is there, and deleting one that nobody misses.
+        [[operations]]
+        include-path-regex = "/v1/posteriors/.posterior_id."
+        include-method = ["GET", "POST"]
+        parameters = {{ posterior_id = "{kept["id"]}" }}
+        [[operations]]
+        include-name = "DELETE /v1/posteriors/{{posterior_id}}"
+        parameters = {{ posterior_id = "{doomed["id"]}" }}
+        """
+    )
+    port = str(free_port())
+    address = f"http://127.0.0.1:{port}"
+    environment = {"BCO_DATABASE_URL": url, "BCO_PORT": port, "BCO_REQUESTS_PER_SECOND": "0"}
+    log = folder / "api.log"
+    with log.open("w") as output:
+        api = subprocess.Popen((sys.executable, "-m", "app.cli", "api"), env=os.environ | environment, stderr=output)
+    try:
+        until = time.monotonic() + 60
+        while not is_ready(address):
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        yield address, configuration, key
+        assert is_ready(address), "the API has died"
+        assert '"level":"ERROR"' not in log.read_text(), log.read_text()[-20_000:]
+    finally:
+        api.kill()
+        api.wait()
+
+
+def is_ready(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
+def assert_kept(address: str, configuration: Path, key: str, examples: int, phases: str) -> None:
+    command = (
+        *(str(SCHEMATHESIS), "--config-file", str(configuration), "--no-color", "run", f"{address}/openapi.json"),
+        *("--header", f"Authorization: Bearer {key}", "--exclude-checks", NOT_PROMISED, "--phases", phases),
+        *("--max-examples", str(examples), "--seed", "7", "--generation-deterministic"),
+        # A job's events go on for as long as the job does.
+        *("--exclude-path-regex", "/events$"),
+    )
+    result = subprocess.run(command, capture_output=True, text=True, cwd=configuration.parent)
+    assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-5_000:]
+
+
+def test_every_answer_is_one_that_the_document_announces(tmp_path: Path) -> None:
+    with running_api(f"sqlite:///{tmp_path / 'bco.db'}", tmp_path) as (address, configuration, key):
+        assert_kept(address, configuration, key, 4, "examples,coverage,fuzzing,stateful")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_every_answer_is_announced_for_minutes(kind: str, empty_database: Callable[[str], str], tmp_path: Path) -> None:
+    with running_api(empty_database(kind), tmp_path) as (address, configuration, key):
+        assert_kept(address, configuration, key, 200, "examples,coverage,fuzzing,stateful")
+
+
+def test_a_method_that_an_address_does_not_take_is_answered_with_those_it_does(tmp_path: Path) -> None:
+    with service_on(f"sqlite:///{tmp_path / 'bco.db'}"):
+        migrate(get_settings().sqlalchemy_url)
+        client = TestClient(create_app())
+        answer: httpx.Response = client.put("/v1/problems/prob_x")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")
+        assert client.delete("/v1/problems").headers["allow"] == "GET, POST"
+        assert client.post("/docs").headers["allow"] == "GET"
