@@ -57,19 +57,30 @@ def serve(
 
 @app.command()
 def api() -> None:
-    """Run the HTTP API alone; workers run elsewhere on the same database."""
+    """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
     import uvicorn
 
+    from app.local import DRAIN_SECONDS
+    from app.main import create_app
+
     settings = get_settings()
-    uvicorn.run(
-        "app.main:create_app",
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
+    application = create_app()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
     )
+    # Who follows a job would otherwise keep the process open until the job ends.
+    application.state.stopping = lambda: server.should_exit
+    server.run()
+    if not server.started:
+        raise typer.Exit(3)
 
 
 @app.command()
