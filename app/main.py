@@ -22,6 +22,7 @@ from app.middleware import BodyLimit, RequestRecord
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
+from app.prescriptions.batch_router import router as batches
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
 from app.security import Admin, Guard
@@ -63,7 +64,7 @@ def create_app() -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
     app.add_middleware(Guard)
     app.add_middleware(RequestRecord)
-    for router in (problems, datasets, jobs, posteriors, prescriptions, pages):
+    for router in (problems, datasets, jobs, posteriors, prescriptions, batches, pages):
         app.include_router(router)
     app.mount("/docs/assets", assets())
 

@@ -23,9 +23,11 @@ from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.outage import insist, is_outage
 from app.db.tables import DatasetRow, JobRow, ProblemRow
+from app.errors import ApiError
 from app.jobs import service
 from app.jobs.schemas import NewJob
 from app.posteriors import service as posteriors
+from app.prescriptions import batches
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core.data import Sample
@@ -49,6 +51,22 @@ def main(job_id: str, attempt: int) -> None:
     logs.job_id.set(job_id)
     torch.set_num_threads(get_settings().threads)
     run(job_id, attempt)
+
+
+def shard_main(job_id: str, seq: int) -> None:
+    """Entry point of the child process that prescribes for a part of a batch."""
+    _end_with_parent()
+    torch.set_num_threads(get_settings().threads)
+    run_shard(job_id, seq)
+
+
+def run_shard(job_id: str, seq: int) -> None:
+    """Prescribe and store; what a planner can correct becomes the job's error."""
+    try:
+        batches.prescribe_shard(job_id, seq)
+    except (BcoError, ApiError) as error:
+        reason = error.detail if isinstance(error, ApiError) else str(error)
+        insist(lambda: batches.fail(job_id, f"part {seq}: {reason}"))
 
 
 def run(job_id: str, attempt: int) -> None:

@@ -55,7 +55,7 @@ def enqueue(session: Session, job: JobRow, priority: int = 1) -> None:
 def enqueue_shards(session: Session, job: JobRow, shards: Iterable[int]) -> None:
     """Queue parts of a batch; a part that is queued already, or has run in this run of the job, is left alone."""
     for seq in shards:
-        _enqueue(session, SHARDS, f"{job.run_id}.{seq}", [job.id, seq])
+        _enqueue(session, SHARDS, f"{job.run_id}.part{seq}", [job.id, seq])
 
 
 def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], priority: int = 1) -> None:

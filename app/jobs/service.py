@@ -17,7 +17,7 @@ from app.datasets.encoding import ContextEncoding
 from app.datasets.service import MISSING as NO_DATASET
 from app.db.engine import transaction
 from app.db.rows import affected, delete_row, find, page, read
-from app.db.tables import DatasetRow, JobLogRow, JobRow, ProblemRow, Timestamp, now
+from app.db.tables import BatchShardRow, DatasetRow, JobLogRow, JobRow, ProblemRow, Timestamp, now
 from app.errors import Conflict, InvalidRequest, Unavailable
 from app.idempotency import made
 from app.ids import is_id, new_id
@@ -158,7 +158,7 @@ def cancel(workspace: str, job_id: str) -> JobRow:
     """Stop a queued or running job; a job that is cancelled already stays so."""
     waiting = get(workspace, job_id).state == "queued"
     with transaction() as session:
-        _finish(session, job_id, "cancelled", message="cancelled")
+        finish(session, job_id, "cancelled", message="cancelled")
     row = get(workspace, job_id)
     if waiting and row.state == "cancelled":
         # A running one is stopped by its worker, which sees that it is no longer wanted.
@@ -174,6 +174,10 @@ def retry(workspace: str, job_id: str) -> JobRow:
     if row.state not in ("failed", "cancelled"):
         words = "has succeeded; make a new job instead" if row.state == "succeeded" else f"is {row.state} already"
         raise Conflict(f"only a job that has failed or was cancelled can be run again; this one {words}")
+    with transaction() as session:
+        # The parts of a batch that are done stay done; the others get all their attempts again.
+        open_parts = sa.update(BatchShardRow).where(BatchShardRow.job_id == row.id)
+        affected(session, open_parts.where(BatchShardRow.result_sha256.is_(None)).values(attempts=0))
     if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
         raise Conflict("someone else has run this job again at the same moment")
     return get(workspace, job_id)
@@ -238,7 +242,7 @@ def start(job_id: str) -> int | None:
         row = session.get_one(JobRow, job_id, populate_existing=True)
         if row.attempts > row.attempts_allowed:
             reason = f"its worker died {MAX_ATTEMPTS} times while running it; it may need more memory than there is"
-            _finish(session, job_id, "failed", error=reason, message="failed")
+            finish(session, job_id, "failed", error=reason, message="failed")
             return None
     return row.attempts
 
@@ -266,7 +270,7 @@ def is_wanted(job_id: str, attempt: int) -> bool:
 
 def succeed(session: Session, job_id: str, attempt: int) -> bool:
     """Mark success inside the transaction that stores the result; False if this attempt is no longer wanted."""
-    return _finish(session, job_id, "succeeded", attempt, progress=1.0, message="done")
+    return finish(session, job_id, "succeeded", attempt, progress=1.0, message="done")
 
 
 def hand_back(job_id: str, attempt: int) -> None:
@@ -278,7 +282,7 @@ def hand_back(job_id: str, attempt: int) -> None:
 
 def fail(job_id: str, attempt: int, reason: str) -> None:
     with transaction() as session:
-        _finish(session, job_id, "failed", attempt, error=reason, message="failed")
+        finish(session, job_id, "failed", attempt, error=reason, message="failed")
 
 
 def _held(attempt: int) -> tuple[Any, ...]:
@@ -286,7 +290,13 @@ def _held(attempt: int) -> tuple[Any, ...]:
     return JobRow.state == "running", JobRow.attempts == attempt
 
 
-def _finish(session: Session, job_id: str, state: str, attempt: int | None = None, **values: Any) -> bool:
+def note(session: Session, job_id: str, line: str) -> None:
+    """Add a line to a job's log."""
+    _change(session, job_id, (), line)
+
+
+def finish(session: Session, job_id: str, state: str, attempt: int | None = None, **values: Any) -> bool:
+    """End an unfinished job, if this attempt still holds it; without an attempt, whoever holds it."""
     guards: list[Any] = [JobRow.state.in_(UNFINISHED)]
     if attempt is not None:
         guards.append(JobRow.attempts == attempt)

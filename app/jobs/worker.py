@@ -6,6 +6,7 @@ Imports are inside functions: every computing process imports this module anew, 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -53,6 +54,46 @@ def learn(job_id: str) -> str:
     return _state(job_id)
 
 
+def batch(job_id: str) -> str:
+    """Queue the parts of a batch and wait until they are done; the parts compute, wherever there is a place."""
+    from app.jobs import service
+    from app.prescriptions import batches
+
+    attempt = _insist(partial(service.start, job_id))
+    if attempt is None:
+        return _state(job_id)
+    log.info("job %s starts, attempt %d", job_id, attempt)
+    _running[job_id] = None, partial(service.hand_back, job_id, attempt)
+    limit = _insist(partial(service.time_limit, job_id))
+    end = time.monotonic() + limit
+    _insist(partial(batches.queue_shards, job_id))
+    while _insist(partial(batches.advance, job_id, attempt)) and not _stop.wait(CHECK_SECONDS):
+        if time.monotonic() > end:
+            _insist(partial(service.fail, job_id, attempt, _too_long(limit)))
+    _done(job_id)
+    log.info("job %s %s", job_id, _state(job_id))
+    return _state(job_id)
+
+
+def shard(job_id: str, seq: int) -> str:
+    """Prescribe for one part of a batch in a child process."""
+    from app.jobs import compute
+    from app.prescriptions import batches
+
+    name = f"{job_id}, part {seq}"
+    while _insist(partial(batches.start_shard, job_id, seq)):
+        wanted, give_back = partial(batches.is_wanted, job_id, seq), partial(batches.hand_back, job_id, seq)
+        try:
+            reason = _compute(name, compute.shard_main, (job_id, seq), wanted, math.inf, give_back)
+        except Killed:
+            log.warning("the computation of %s was killed", name)
+            continue
+        if reason is not None:
+            _insist(partial(batches.fail, job_id, f"part {seq}: {reason}"))
+        break
+    return "done"
+
+
 def _state(job_id: str) -> str:
     from app.jobs import service
 
@@ -78,7 +119,7 @@ def _compute(
         if not process.is_alive():
             break
         if time.monotonic() > end:
-            ended, reason = True, f"it took longer than its time limit of {seconds:g} s"
+            ended, reason = True, _too_long(seconds)
         if ended or not _holds(wanted):
             ended = True
             process.kill()
@@ -89,6 +130,10 @@ def _compute(
     if process.exitcode is None or process.exitcode < 0:
         raise Killed
     return f"the computation stopped unexpectedly (exit code {process.exitcode}); the worker's log says more"
+
+
+def _too_long(seconds: float) -> str:
+    return f"it took longer than its time limit of {seconds:g} s"
 
 
 def _holds(wanted: Callable[[], bool]) -> bool:
@@ -190,7 +235,8 @@ def _launch(executor_id: str) -> bool:
         if not (_stop.is_set() and is_outage(error)):
             raise
         return False
-    engine.launch(executor_id, settings.worker_concurrency, {engine.QUEUE: learn})
+    work: dict[str, Callable[..., str]] = {engine.QUEUE: learn, engine.BATCHES: batch, engine.SHARDS: shard}
+    engine.launch(executor_id, settings.worker_concurrency, work)
     return True
 
 

@@ -128,5 +128,6 @@ def _absent(job: JobRow | None) -> Exception:
 
 
 def delete(workspace: str, posterior_id: str) -> None:
+    in_use = "batch prescriptions use this posterior; delete their jobs first"
     with transaction() as session:
-        delete_row(session, PosteriorRow, workspace, posterior_id, MISSING, "the posterior is in use")
+        delete_row(session, PosteriorRow, workspace, posterior_id, MISSING, in_use)

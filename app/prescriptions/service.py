@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from app import metrics
+from app.datasets.encoding import Matrix
 from app.db.tables import PosteriorRow
 from app.errors import Conflict, InvalidRequest, Unavailable
 from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
-from app.prescriptions.schemas import PrescribeRequest
+from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
 from bco_core.policies import POLICIES, blended
 from bco_core.scenarios import Scenarios, cost_distribution, expected_cost, predictive_scenarios
@@ -27,35 +29,25 @@ _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     """The answer to a prescribe request, in the shape of ``PrescribeAnswer``."""
     row = posteriors.get(workspace, posterior_id)
-    _check(row, request)
+    most = get_settings().max_contexts
+    if len(request.contexts) > most:
+        detail = f"at most {most} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
+        raise InvalidRequest.at(("contexts",), detail)
+    check(row, request)
     loaded = ready(row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
-    theta = draws(row, loaded.posterior, request.scenarios, request.seed)
-    policy = request.policy or row.policy
-    seed = loaded.posterior.seed if request.seed is None else request.seed
-    generator = torch.Generator().manual_seed(seed)
-
-    # In chunks, so that memory is bounded however many contexts, scenarios and outcomes meet.
-    size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
-    prescriptions = []
-    deadline = monotonic() + get_settings().prescribe_seconds
-    for chunk in contexts.split(size):
-        if monotonic() > deadline:
-            seconds = get_settings().prescribe_seconds
-            raise Unavailable(f"longer than {seconds} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios")
-        prescriptions += _prescriptions(loaded, chunk, theta, policy, request, generator)
-
+    prescriptions = decide(row, loaded, contexts, request, get_settings().prescribe_seconds)
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
     return {
         "posterior_id": row.id,
         "digest": row.digest,
-        "policy": policy,
+        "policy": request.policy or row.policy,
         "scenarios": {
             "count": request.scenarios,
             "source": "particles" if stored else "fresh draws",
-            "seed": seed,
+            "seed": _seed(loaded, request),
             "costs_over": request.costs_over,
         },
         "quality": quality,
@@ -64,12 +56,32 @@ def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> d
     }
 
 
+def decide(
+    row: PosteriorRow, loaded: Ready, contexts: Tensor, request: PrescribeOptions, seconds: float = math.inf
+) -> list[dict[str, Any]]:
+    """A prescription for each encoded context (B, width), in chunks: memory is bounded however much meets."""
+    theta = draws(row, loaded.posterior, request.scenarios, request.seed)
+    generator = torch.Generator().manual_seed(_seed(loaded, request))
+    size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
+    prescriptions = []
+    deadline = monotonic() + seconds
+    for chunk in contexts.split(size):
+        if monotonic() > deadline:
+            raise Unavailable(f"longer than {seconds} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios")
+        prescriptions += _prescriptions(loaded, chunk, theta, request.policy or row.policy, request, generator)
+    return prescriptions
+
+
+def _seed(loaded: Ready, request: PrescribeOptions) -> int:
+    return loaded.posterior.seed if request.seed is None else request.seed
+
+
 def _prescriptions(
     loaded: Ready,
     contexts: Tensor,
     theta: Tensor,
     policy: str,
-    request: PrescribeRequest,
+    request: PrescribeOptions,
     generator: torch.Generator,
 ) -> list[dict[str, Any]]:
     """Decide for encoded contexts (B, width) by parameter vectors (K, d)."""
@@ -110,7 +122,7 @@ def _prescriptions(
     ]
 
 
-def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeRequest) -> Scenarios:
+def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeOptions) -> Scenarios:
     """The scenarios that costs are computed over, as many as the decision hedges over."""
     history = loaded.posterior.history
     if request.costs_over == "posterior" or history is None:
@@ -118,11 +130,9 @@ def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeReque
     return predictive_scenarios(history, scenarios.mean(), request.scenarios)
 
 
-def _check(row: PosteriorRow, request: PrescribeRequest) -> None:
+def check(row: PosteriorRow, request: PrescribeOptions) -> None:
+    """Refuse what asks for too much, or for a better posterior than this one."""
     settings = get_settings()
-    if len(request.contexts) > settings.max_contexts:
-        detail = f"at most {settings.max_contexts} contexts a call (BCO_MAX_CONTEXTS); send them in parts"
-        raise InvalidRequest.at(("contexts",), detail)
     if request.scenarios > settings.max_scenarios:
         detail = f"at most {settings.max_scenarios} scenarios (BCO_MAX_SCENARIOS)"
         raise InvalidRequest.at(("scenarios",), detail)
@@ -134,16 +144,20 @@ def _check(row: PosteriorRow, request: PrescribeRequest) -> None:
         )
 
 
+def far_from_history(column: dict[str, Any], values: Matrix) -> list[str]:
+    """A warning if values of a numeric context lie beyond its range in the history by more than that range."""
+    low, high = column["minimum"], column["maximum"]
+    far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
+    name = column["name"]
+    return [f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)"] if far else []
+
+
 def _far_from_history(row: PosteriorRow, loaded: Ready, contexts: Tensor) -> list[str]:
-    """A warning for each numeric context that lies beyond its range in the history by more than that range."""
+    """Such warnings for every numeric column of encoded contexts."""
     profile = {column["name"]: column for column in row.columns}
     warnings, position = [], 0
     for name, categories in loaded.encoding.columns:
         if categories is None:
-            low, high = profile[name]["minimum"], profile[name]["maximum"]
-            values = contexts[:, position]
-            far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
-            if far:
-                warnings.append(f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)")
+            warnings += far_from_history(profile[name], contexts[:, position].numpy())
         position += 1 if categories is None else len(categories)
     return warnings
