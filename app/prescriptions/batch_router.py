@@ -57,7 +57,7 @@ def upload_batch(
         time_limit_seconds=time_limit_seconds,
         **({"name": name} if name else {}),
     )
-    raw = parse_file(file.file.read(), get_settings().max_rows)
+    raw = parse_file(file.file.read(), get_settings())
     job = batches.create(caller.workspace, posterior_id, options, raw)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)
