@@ -9,8 +9,11 @@ from typing import Any
 import httpx
 import psutil
 import sqlalchemy as sa
+from in_process import service_on
 from processes import DEADLINE, Part, alive, descendants, is_ready, wait_until
 
+from app.db.tables import DEFAULT_WORKSPACE
+from app.keys import service as keys
 from app.local import free_port
 
 
@@ -52,28 +55,36 @@ class Postgres:
 
 
 class Fleet:
-    """``bco migrate``, then ``bco api`` and some ``bco worker``, on one database."""
+    """``bco migrate``, then ``bco api`` and some ``bco worker``, on one database, as the compose file runs them."""
 
     def __init__(self, folder: Path, url: str, workers: int, **environment: str) -> None:
         self.folder, self.url = folder, url
-        self.environment = {"BCO_DATABASE_URL": url, "BCO_PORT": str(free_port())} | DEADLINE | environment
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.environment['BCO_PORT']}", timeout=60)
+        self.environment = environment | {"BCO_DATABASE_URL": url, "BCO_PORT": str(free_port())} | DEADLINE
         self._started = 0
         self.gone: list[Part] = []
-        migration = self.start("migrate")
-        assert migration.process.wait(120) == 0, migration.messages()
+        self.done("migrate")
+        with service_on(url):
+            _, key = keys.create("planning system", DEFAULT_WORKSPACE, list(keys.SCOPES), None)
+        self.url_of_api = f"http://127.0.0.1:{self.environment['BCO_PORT']}"
+        self.http = httpx.Client(base_url=self.url_of_api, timeout=60, headers={"Authorization": f"Bearer {key}"})
         self.api = self.start("api")
         self.workers = [self.start("worker") for _ in range(workers)]
         wait_until("the API is ready", lambda: is_ready(self.http), 120)
         for worker in self.workers:
             self.wait_for(worker)
 
-    def start(self, command: str) -> Part:
+    def start(self, *command: str) -> Part:
         self._started += 1
-        return Part(self.folder, f"{command}{self._started}", command, **self.environment)
+        return Part(self.folder, f"{command[0]}{self._started}", *command, **self.environment)
+
+    def done(self, *command: str) -> str:
+        """Run a command to its end; what it said."""
+        part = self.start(*command)
+        assert part.process.wait(120) == 0, part.messages()
+        return part.messages()
 
     def wait_for(self, worker: Part) -> None:
-        wait_until("the worker is ready", lambda: " ready " in worker.messages(), 120)
+        wait_until("the worker is ready", lambda: "the worker is ready" in worker.messages(), 120)
 
     def kill_worker(self, number: int) -> None:
         """kill −9, and another takes its place."""

@@ -35,12 +35,12 @@ def mortal_postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="module")
-def fleet_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Fleet]]:
+def fleet_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
     """Starts an API and workers on a database; they are gone when the module is."""
     fleets: list[Fleet] = []
 
-    def start(url: str, workers: int = 2) -> Fleet:
-        fleets.append(Fleet(tmp_path_factory.mktemp("fleet"), url, workers))
+    def start(url: str, workers: int = 2, **environment: str) -> Fleet:
+        fleets.append(Fleet(tmp_path_factory.mktemp("fleet"), url, workers, **environment))
         return fleets[-1]
 
     yield start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,8 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from fleet import Fleet, Postgres
 from in_process import service_on
 from journey import Json, answered, counts, create_dataset, create_job, create_problem, learn
-from processes import finished, is_computing, is_ready, posteriors_of, prepare, submit, wait_until
 from starlette.testclient import TestClient
 
 from app.db import outage
@@ -149,41 +147,3 @@ def test_a_worker_that_is_to_stop_does_not_wait_for_the_database_for_ever() -> N
 
     with pytest.raises(sa.exc.OperationalError):
         outage.insist(gone, stop)
-
-
-# processes on PostgreSQL
-
-
-@pytest.fixture(scope="module")
-def fleet(mortal_postgres: Postgres, fleet_on: Callable[[str], Fleet]) -> Fleet:
-    return fleet_on(mortal_postgres.url)
-
-
-def test_postgresql_killed_in_the_middle_of_jobs_and_back_again_loses_none(
-    fleet: Fleet, mortal_postgres: Postgres
-) -> None:
-    """Neither the API nor a worker is started again; the API says meanwhile that it cannot answer."""
-    ids = prepare(fleet.http)
-    before = fleet.http.get("/v1/jobs").json()["items"]
-    assert before == []
-    jobs = [submit(fleet.http, ids, epochs=250) for _ in range(4)]
-    wait_until("two jobs run", lambda: sum(is_computing(fleet.http, job) for job in jobs) == 2, 60)
-    mortal_postgres.kill()
-    wait_until("the API is not ready", lambda: fleet.http.get("/readyz").status_code == 503, 20)
-    for path in ("/v1/jobs", f"/v1/jobs/{jobs[0]}"):
-        unavailable(fleet.http.get(path))
-    unavailable(fleet.http.post("/v1/jobs", json=ids))
-    assert fleet.http.get("/livez").status_code == 200
-    # Longer than the silence after which workers count as dead.
-    time.sleep(4)
-    mortal_postgres.start()
-    wait_until("the API is ready", lambda: is_ready(fleet.http), 30)
-    ended = [finished(fleet.http, job, 90) for job in jobs]
-    assert [(job["state"], job["error"]) for job in ended] == [("succeeded", None)] * 4
-    assert [posteriors_of(fleet.url, job) for job in jobs] == [1] * 4
-    # The jobs that ran went on where they were: nobody took them for dead.
-    assert [job["attempts"] for job in ended] == [1] * 4
-    assert len(fleet.http.get("/v1/jobs").json()["items"]) == 4
-    assert "Traceback" not in fleet.messages(), fleet.messages()
-    for part in (fleet.api, *fleet.workers):
-        assert part.process.poll() is None
