@@ -175,7 +175,7 @@ class Part:
         everyone = descendants(self.process.pid)
         self.process.terminate()
         code = self.process.wait(seconds)
-        wait_until("its children are gone", lambda: not alive(everyone), 3)
+        wait_until("its children are gone", lambda: not alive(everyone), 15)
         return code
 
 

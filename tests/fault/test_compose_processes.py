@@ -261,6 +261,6 @@ def test_told_to_stop_the_api_ends_its_stories_and_workers_hand_their_jobs_back(
     assert time.monotonic() - began < DRAIN_SECONDS
     for worker in fleet.workers:
         children = descendants(worker.process.pid)
-        assert worker.stop(15) == 0
+        assert worker.stop(30) == 0
         assert not alive(children)
     assert sum("handed back" in worker.messages() for worker in fleet.workers) == 1
