@@ -11,7 +11,7 @@ from rich.console import Console
 
 from app import logs
 from app.experiments import Json, experiment
-from app.keys.commands import keys
+from app.keys.commands import keys, plain_errors
 from app.settings import Settings, get_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -57,19 +57,30 @@ def serve(
 
 @app.command()
 def api() -> None:
-    """Run the HTTP API alone; workers run elsewhere on the same database."""
+    """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
     import uvicorn
 
+    from app.local import DRAIN_SECONDS
+    from app.main import create_app
+
     settings = get_settings()
-    uvicorn.run(
-        "app.main:create_app",
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
+    application = create_app()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
     )
+    # Who follows a job would otherwise keep the process open until the job ends.
+    application.state.stopping = lambda: server.should_exit
+    server.run()
+    if not server.started:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -88,6 +99,34 @@ def migrate() -> None:
 
     run(get_settings().sqlalchemy_url)
     typer.echo("The database is up to date.")
+
+
+@app.command()
+def export(
+    posterior_id: Annotated[str, typer.Argument(help="the posterior, post_…")],
+    path: Annotated[Path, typer.Argument(help="file to write, such as bakery.bco")],
+) -> None:
+    """Write a posterior, its problem and its columns to one file, to keep it or to import it elsewhere."""
+    from app.posteriors import portable
+
+    with plain_errors():
+        manifest = portable.export(posterior_id, path)
+        typer.echo(f"Wrote {manifest.id} ({manifest.name}) to {path}, digest {manifest.digest[:12]}.")
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="a file that bco export has written", exists=True, dir_okay=False)],
+    workspace: Annotated[str, typer.Option(help="whose it will be")] = "default",
+) -> None:
+    """Read a posterior from a file into the database; everything in the file is checked first."""
+    from app.posteriors import portable
+
+    with plain_errors():
+        row, new = portable.import_(path, workspace)
+        typer.echo(
+            f"{row.id} ({row.name}) is {'there now' if new else 'there already, exactly so'}: {row.digest[:12]}."
+        )
 
 
 @app.command()

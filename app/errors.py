@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
+from app.db import outage
 from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,11 @@ class Unavailable(ApiError):
     type = "unavailable"
     title = "The service cannot answer right now"
 
+    def __init__(
+        self, detail: str, retry_after: int = outage.RETRY_AFTER_SECONDS, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(detail, headers={"Retry-After": str(retry_after)} | (headers or {}))
+
 
 def pointer(where: Sequence[str | int]) -> str:
     """A path such as ("contexts", 0, "weekday") as the JSON pointer ``#/contexts/0/weekday``."""
@@ -167,12 +173,13 @@ def install(app: FastAPI) -> None:
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error), fields)
 
-    @app.exception_handler(sa.exc.OperationalError)
-    @app.exception_handler(sa.exc.TimeoutError)
+    @app.exception_handler(sa.exc.SQLAlchemyError)
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:
-        log.error("the database did not answer on %s %s", request.method, request.url.path, exc_info=error)
-        detail = "the database is busy or away; nothing was changed, so try again shortly"
-        return Unavailable(detail, headers={"Retry-After": "1"}).answer()
+        if not outage.is_outage(error):
+            raise error
+        outage.remember(error)
+        log.warning("%s on %s %s", outage.in_words(error), request.method, request.url.path)
+        return Unavailable(f"{outage.in_words(error)}; try again in a moment").answer()
 
 
 def _methods_at(app: FastAPI, path: str) -> list[str]:

@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-m", "app.jobs.worker")
 API_COMMAND = (sys.executable, "-m", "app.cli", "api")
-GRACE_SECONDS = 10.0
+# How long the API finishes what it has begun when it is told to stop, and how long its supervisor waits for that.
+DRAIN_SECONDS = 25
+GRACE_SECONDS = 30.0
 # Who stops the supervisor leaves it the time to stop its processes first.
 SUPERVISOR_GRACE_SECONDS = 2 * GRACE_SECONDS
 

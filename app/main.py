@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import anyio
 import sqlalchemy as sa
 import torch
 from fastapi import FastAPI
@@ -12,13 +13,16 @@ from fastapi.responses import PlainTextResponse
 
 from app import errors, metrics
 from app.datasets.router import router as datasets
+from app.db import outage
 from app.db.engine import get_engine
 from app.db.migrate import is_current
+from app.jobs import events
 from app.jobs.router import router as jobs
 from app.middleware import BodyLimit, RequestRecord
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
+from app.prescriptions.batch_router import router as batches
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
 from app.security import Admin, Guard
@@ -53,12 +57,14 @@ def create_app() -> FastAPI:
         telemetry=telemetry(),
         responses=dict.fromkeys(("400", "401", "403", "404", "409", "413", "422", "429", "500", "503"), problem),
     )
+    app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
+    app.state.stopping = lambda: False
     errors.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
     app.add_middleware(Guard)
     app.add_middleware(RequestRecord)
-    for router in (problems, datasets, jobs, posteriors, prescriptions, pages):
+    for router in (problems, datasets, jobs, posteriors, prescriptions, batches, pages):
         app.include_router(router)
     app.mount("/docs/assets", assets())
 
@@ -69,11 +75,11 @@ def create_app() -> FastAPI:
 
     @app.get("/readyz", tags=["health"], response_class=PlainTextResponse)
     def readyz() -> str:
-        """The database answers and has the tables this version needs."""
+        """The database answers, takes what is written and has the tables this version needs."""
         try:
-            ready = is_current(get_engine())
-        except sa.exc.SQLAlchemyError:
-            log.exception("not ready")
+            ready = is_current(get_engine()) and not outage.full_lately()
+        except sa.exc.SQLAlchemyError as error:
+            log.warning("not ready: %s", outage.in_words(error))
             ready = False
         if not ready:
             raise errors.Unavailable("the database cannot be used; is it running, and has 'bco migrate' been run?")

@@ -24,6 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.db import outage
 from app.db.tables import DEFAULT_WORKSPACE
 from app.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
 from app.keys import service as keys
@@ -118,9 +119,9 @@ class Guard:
             if scheme.lower() == "bearer":
                 digest = hashlib.sha256(text.encode()).hexdigest()
                 caller = await self._remembered.get(digest, lambda: _recognise(text))
-        except sa.exc.SQLAlchemyError:
-            log.exception("keys cannot be looked up")
-            raise Unavailable("the database does not answer; try again shortly", headers={"Retry-After": "1"}) from None
+        except sa.exc.SQLAlchemyError as error:
+            log.warning("keys cannot be looked up: %s", outage.in_words(error))
+            raise Unavailable(f"{outage.in_words(error)}; try again in a moment", retry_after=1) from None
         if caller is None:
             raise Unauthorized("this API key does not work: it is unknown, revoked or expired")
         return caller

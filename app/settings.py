@@ -28,6 +28,10 @@ class Settings(BaseSettings):
     worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
         8.0, description="silence after which a worker counts as dead and its jobs go to another"
     )
+    max_job_seconds: Annotated[float, Field(gt=0)] = Field(
+        86_400.0, description="longest time a worker computes a job, in seconds; a job may ask for less"
+    )
+    max_queued_jobs: Positive = Field(1_000, description="most jobs waiting for a worker; beyond it new ones get 503")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     log_format: Literal["auto", "json", "text"] = Field(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.parsing import category_text, is_number, to_float
+from app.datasets.parsing import RawTable, as_numbers, category_text, is_number, to_float
 from app.errors import InvalidRequest
 from bco_core.data import LARGEST
 
@@ -47,6 +47,16 @@ class ContextEncoding:
                 parts.append(np.eye(len(categories))[codes])
         return np.concatenate(parts, axis=1)
 
+    def clean_table(self, raw: RawTable) -> pa.Table:
+        """A table as it was sent, its context columns checked so that :meth:`encode_table` takes them."""
+        columns: dict[str, Any] = {name: _storable(column) for name, column in raw.columns.items()}
+        for name, categories in self.columns:
+            if name not in raw.columns:
+                needed = ", ".join(name for name, _ in self.columns)
+                raise InvalidRequest.at((raw.whole,), f"the column '{name}' is missing; the posterior needs {needed}")
+            columns[name] = _clean_numbers(raw, name) if categories is None else _clean_text(raw, name, categories)
+        return pa.table(columns)
+
     def encode_requests(self, contexts: Sequence[Any]) -> Matrix:
         """Contexts as they arrive in a request, by name or in column order, (B, width)."""
         rows = [self._in_order(index, context) for index, context in enumerate(contexts)]
@@ -76,6 +86,37 @@ class ContextEncoding:
             detail = f"the context names a column the posterior does not know; its columns are {', '.join(names)}"
             raise InvalidRequest.at(("contexts", index), detail)
         return [context[name] for name in names]
+
+
+def _storable(column: pa.ChunkedArray | list[Any]) -> Any:
+    return pa.array(column) if isinstance(column, list) else column
+
+
+def _clean_numbers(raw: RawTable, name: str) -> pa.Array:
+    numbers, other = as_numbers(raw.columns[name])
+    if other:
+        where, words = raw.place(other[0], name)
+        raise InvalidRequest.at(where, f"{words}: '{name}' must be a number, and this is text")
+    usable = pc.fill_null(pc.less_equal(pc.abs(numbers), LARGEST), False)
+    if not pc.all(usable).as_py():
+        where, words = raw.place(pc.index(usable, False).as_py(), name)
+        raise InvalidRequest.at(where, f"{words}: '{name}' is missing or not a finite number")
+    return numbers
+
+
+def _clean_text(raw: RawTable, name: str, categories: tuple[str, ...]) -> pa.Array:
+    """Every value as the category it stands for; each different value is looked at once."""
+    column = _storable(raw.columns[name])
+    chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    encoded = chunked.dictionary_encode().combine_chunks()
+    spelled = [category_text(value) for value in encoded.dictionary.to_pylist()]
+    texts = pa.array(spelled, pa.string()).take(encoded.indices)
+    known = pc.fill_null(pc.is_in(texts, pa.array(categories)), False)
+    if not pc.all(known).as_py():
+        where, words = raw.place(pc.index(known, False).as_py(), name)
+        shown = ", ".join(categories[:20]) + (", …" if len(categories) > 20 else "")
+        raise InvalidRequest.at(where, f"{words}: missing, or never seen in the history; '{name}' can be {shown}")
+    return texts
 
 
 def _numbers(name: str, values: Sequence[Any]) -> Matrix:

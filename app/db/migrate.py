@@ -33,6 +33,9 @@ def migrate(url: str) -> None:
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7226001)")
+            else:
+                # To change a column SQLite makes the table anew; dropping the old one must not empty those below it.
+                connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:

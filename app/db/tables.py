@@ -106,14 +106,20 @@ class DatasetChunkRow(Base):
 
 
 class JobRow(Owned, Base):
+    """A piece of work. ``attempts`` only grows and fences off late results; ``revision`` grows with every change."""
+
     __tablename__ = "jobs"
 
     problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
-    dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
+    dataset_id: Mapped[str | None] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
+    kind: Mapped[str] = mapped_column(server_default="learn")
     name: Mapped[str]
     spec: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(index=True)
+    run_id: Mapped[str] = mapped_column(unique=True)
     attempts: Mapped[int] = mapped_column(default=0)
+    attempts_allowed: Mapped[int] = mapped_column(server_default="3")
+    revision: Mapped[int] = mapped_column(server_default="0")
     progress: Mapped[float] = mapped_column(default=0.0)
     message: Mapped[str] = mapped_column(default="")
     error: Mapped[str | None]
@@ -122,14 +128,51 @@ class JobRow(Owned, Base):
     finished_at: Mapped[datetime | None]
 
 
+class JobLogRow(Base):
+    """What happened to a job; ``seq`` is the job's revision at that moment."""
+
+    __tablename__ = "job_log"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    text: Mapped[str]
+
+
+class BatchRow(Base):
+    """A job that prescribes for many contexts, and the posterior it uses."""
+
+    __tablename__ = "batches"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    posterior_id: Mapped[str] = mapped_column(sa.ForeignKey("posteriors.id"), index=True)
+    rows: Mapped[int]
+    shards: Mapped[int]
+
+
+class BatchShardRow(Base):
+    """Some of a batch's contexts as Parquet and, once a worker has prescribed for them, the result."""
+
+    __tablename__ = "batch_shards"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("batches.job_id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    rows: Mapped[int]
+    attempts: Mapped[int] = mapped_column(default=0)
+    result_sha256: Mapped[str | None]
+    sha256: Mapped[str]
+    data: Mapped[bytes]
+    result: Mapped[bytes | None]
+
+
 class PosteriorRow(Owned, Base):
-    """A result; the unique job makes 'exactly one result' a fact of the database."""
+    """A result; the unique job makes 'exactly one result' a fact of the database. An imported one has no job here."""
 
     __tablename__ = "posteriors"
 
-    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id"), unique=True)
+    job_id: Mapped[str | None] = mapped_column(sa.ForeignKey("jobs.id"), unique=True)
     problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
-    dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
+    dataset_id: Mapped[str | None] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
     name: Mapped[str]
     problem: Mapped[dict[str, Any]]
     columns: Mapped[list[Any]]

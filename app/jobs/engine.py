@@ -1,56 +1,90 @@
 """The job engine: DBOS queues and workflows in the same database as our tables.
 
 The API only enqueues and cancels, through a client; workers run. Everything that touches DBOS's internals is here.
+
+Three queues: learning takes the worker's CPU; a batch of prescriptions only waits for its shards, so it has a queue of
+its own, or batches waiting for shards and shards waiting for a place would wait for each other.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
+import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig
+from dbos._dbos import _get_dbos_instance
 from dbos._serialization import DBOSPortableJSONSerializer
+from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy.orm import Session
 
 from app.db.engine import get_engine
+from app.db.tables import JobRow
 
 log = logging.getLogger(__name__)
 
 QUEUE = "learning"
-WORKFLOW = "learn_posterior"
+BATCHES = "batches"
+SHARDS = "shards"
+WORKFLOWS = {QUEUE: "learn_posterior", BATCHES: "prescribe_batch", SHARDS: "prescribe_shard"}
+QUEUE_OF_KIND = {"learn": QUEUE, "prescribe": BATCHES}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
 _POLL_SECONDS = 0.1
+_WAITING_BATCHES = 16
+_ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
 
 
 @lru_cache
 def client() -> DBOSClient:
-    """Enqueues inside our own transactions; payloads are JSON, never pickles."""
-    return DBOSClient(system_database_engine=get_engine(), serializer=DBOSPortableJSONSerializer(), lazy=True)
-
-
-def enqueue(session: Session, job_id: str) -> None:
-    """Put a job in the queue when the caller's transaction commits, and only then. Its workflow has the job's id."""
-    client().enqueue_in_transaction(
-        session,
-        {"queue_name": QUEUE, "workflow_name": WORKFLOW, "workflow_id": job_id, "app_version": _VERSION},
-        job_id,
+    """Enqueues inside our own transactions; payloads are JSON, never pickles. An outage is the caller's to handle."""
+    return DBOSClient(
+        system_database_engine=get_engine(),
+        serializer=DBOSPortableJSONSerializer(),
+        lazy=True,
+        retry_connection_errors=False,
     )
 
 
-def withdraw(job_id: str) -> None:
+def enqueue(session: Session, job: JobRow, priority: int = 1) -> None:
+    """Put a job in its queue when the caller's transaction commits, and only then; its workflow is the job's run."""
+    _enqueue(session, QUEUE_OF_KIND[job.kind], job.run_id, [job.id], priority)
+
+
+def enqueue_shards(session: Session, job: JobRow, shards: Iterable[int]) -> None:
+    """Queue parts of a batch; a part that is queued already, or has run in this run of the job, is left alone."""
+    for seq in shards:
+        _enqueue(session, SHARDS, f"{job.run_id}.part{seq}", [job.id, seq])
+
+
+def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], priority: int = 1) -> None:
+    client().enqueue_in_transaction(
+        session,
+        {
+            "queue_name": queue,
+            "workflow_name": WORKFLOWS[queue],
+            "workflow_id": workflow_id,
+            "app_version": _VERSION,
+            "priority": priority,
+        },
+        *arguments,
+    )
+
+
+def withdraw(run_id: str) -> None:
     """Take a cancelled job out of the queue."""
-    client().cancel_workflow(job_id)
+    client().cancel_workflow(run_id)
 
 
 def forget(job_id: str) -> None:
-    """Remove what the engine still knows of a deleted job."""
-    client().delete_workflow(job_id)
+    """Remove what the engine still knows of a job: its runs and their shards, whose ids all begin with the job's."""
+    known = client().list_workflows(workflow_id_prefix=job_id, load_input=False, load_output=False)
+    client().delete_workflows([workflow.workflow_id for workflow in known])
 
 
-def launch(executor_id: str, concurrency: int, run: Callable[[str], str]) -> None:
-    """Make this process a worker that takes jobs from the queue and runs each with ``run(job_id)``."""
+def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]]) -> None:
+    """Make this process a worker that takes jobs from the queues and runs each with its queue's function."""
     config: DBOSConfig = {
         "name": "bco",
         "system_database_engine": get_engine(),
@@ -58,17 +92,18 @@ def launch(executor_id: str, concurrency: int, run: Callable[[str], str]) -> Non
         "application_version": _VERSION,
         "executor_id": executor_id,
         "run_migrations": False,
-        "log_level": "WARNING",
+        "log_level": "ERROR",
     }
     DBOS(config=config)
-    step = DBOS.step(name="run")(run)
-
-    @DBOS.workflow(name=WORKFLOW)
-    def learn_posterior(job_id: str) -> str:
-        return step(job_id)
-
+    for queue, run in work.items():
+        # However often workers hand a job back, DBOS must not give it up: how often to try is ours to say.
+        DBOS.workflow(name=WORKFLOWS[queue], max_recovery_attempts=None)(run)
     DBOS.launch()
-    DBOS.register_queue(QUEUE, worker_concurrency=concurrency, polling_interval_sec=_POLL_SECONDS)
+    # DBOS would wait up to a minute between looks at a lost database; what it drops instead is put back by us.
+    _get_dbos_instance()._sys_db._retry_connection_errors = False
+    for queue in work:
+        places = _WAITING_BATCHES if queue == BATCHES else concurrency
+        DBOS.register_queue(queue, worker_concurrency=places, polling_interval_sec=_POLL_SECONDS)
 
 
 def running_executors() -> set[str]:
@@ -83,3 +118,25 @@ def take_over(executor_ids: set[str]) -> None:
         return
     log.warning("taking over the jobs of %d silent worker(s)", len(executor_ids))
     DBOS._recover_pending_workflows(sorted(executor_ids))
+
+
+def dropped(executor_id: str) -> set[str]:
+    """Workflows that are this worker's by the database but that it does not run: an outage came between."""
+    pending = DBOS.list_workflows(status="PENDING", executor_id=executor_id, load_input=False, load_output=False)
+    return {workflow.workflow_id for workflow in pending} - set(_get_dbos_instance()._active_workflows_set.activeList())
+
+
+def put_back(executor_id: str, workflow_ids: set[str]) -> None:
+    """Return dropped workflows to their queue."""
+    for workflow_id in workflow_ids:
+        log.warning("%s was dropped in an outage; back to the queue", workflow_id)
+        _get_dbos_instance()._sys_db.reenqueue_for_recovery(workflow_id, [executor_id], INTERNAL_QUEUE_NAME)
+
+
+def without_workflow(session: Session, states: Iterable[str]) -> list[tuple[str, str]]:
+    """Jobs in one of these states, with their runs, that the engine holds for finished or does not know."""
+    schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
+    workflows = sa.table("workflow_status", sa.column("workflow_uuid"), sa.column("status"), schema=schema)
+    active = sa.exists().where(workflows.c.workflow_uuid == JobRow.run_id, workflows.c.status.in_(_ACTIVE))
+    found = session.execute(sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), ~active))
+    return [(job_id, run_id) for job_id, run_id in found]

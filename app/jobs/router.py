@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import re
+from datetime import datetime
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from app.db.tables import JobRow
+from app.errors import NotFound
 from app.idempotency import Repeatable
 from app.ids import sibling_id
-from app.jobs import service
-from app.jobs.schemas import JobAnswer, NewJob
+from app.jobs import events, service
+from app.jobs.schemas import JobAnswer, JobFilter, JobLog, Kind, LogLine, NewJob, State
 from app.schemas import Limit, Page
 from app.security import Admin, Reader, Trainer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
 
 
-def _answer(row: JobRow) -> JobAnswer:
+def job_answer(row: JobRow) -> JobAnswer:
     fields = {name: getattr(row, name) for name in JobAnswer.model_fields if name != "posterior_id"}
-    return JobAnswer(posterior_id=sibling_id(row.id, "post"), **fields)
+    posterior_id = sibling_id(row.id, "post") if row.kind == "learn" else row.spec["posterior_id"]
+    return JobAnswer(posterior_id=posterior_id, **fields)
 
 
 @router.post("", status_code=202)
@@ -25,25 +33,89 @@ def create_job(request: NewJob, caller: Trainer, response: Response) -> JobAnswe
     """Learn a posterior for a problem from a data set. The job is queued; follow it at the address in Location."""
     row = service.create(caller.workspace, request)
     response.headers["Location"] = f"/v1/jobs/{row.id}"
-    return _answer(row)
+    return job_answer(row)
 
 
 @router.get("")
-def list_jobs(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[JobAnswer]:
-    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
-    return Page(items=[_answer(row) for row in rows], next_cursor=next_cursor)
+def list_jobs(
+    caller: Reader,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    state: State | None = None,
+    kind: Kind | None = None,
+    problem_id: str | None = None,
+    dataset_id: str | None = None,
+    created_after: Annotated[datetime | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
+    created_before: datetime | None = None,
+) -> Page[JobAnswer]:
+    """All jobs, or those in a state, of a kind, of a problem or data set, or created in a span of time."""
+    only = JobFilter(
+        state=state,
+        kind=kind,
+        problem_id=problem_id,
+        dataset_id=dataset_id,
+        created_after=created_after,
+        created_before=created_before,
+    )
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor, only)
+    return Page(items=[job_answer(row) for row in rows], next_cursor=next_cursor)
 
 
 @router.get("/{job_id}")
 def read_job(job_id: str, caller: Reader) -> JobAnswer:
     """State, progress and, once it has succeeded, the posterior."""
-    return _answer(service.get(caller.workspace, job_id))
+    return job_answer(service.get(caller.workspace, job_id))
 
 
 @router.post("/{job_id}/cancel", status_code=202)
 def cancel_job(job_id: str, caller: Trainer) -> JobAnswer:
     """Stop a queued or running job; its computation ends within two seconds."""
-    return _answer(service.cancel(caller.workspace, job_id))
+    return job_answer(service.cancel(caller.workspace, job_id))
+
+
+@router.post("/{job_id}/retry", status_code=202)
+def retry_job(job_id: str, caller: Trainer) -> JobAnswer:
+    """Run a failed or cancelled job again, with the same request."""
+    return job_answer(service.retry(caller.workspace, job_id))
+
+
+@router.get("/{job_id}/log")
+def read_log(job_id: str, caller: Reader) -> JobLog:
+    """What happened to the job: when it started, how it went on, and how it ended."""
+    return JobLog(
+        lines=[
+            LogLine.model_validate(line, from_attributes=True) for line in service.read_log(caller.workspace, job_id)
+        ]
+    )
+
+
+@router.get(
+    "/{job_id}/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "events `log`, `state` and `progress`"},
+        204: {"description": "the job has ended and everything has been told"},
+    },
+)
+async def follow_job(
+    job_id: str,
+    caller: Reader,
+    request: Request,
+    last_event_id: Annotated[str, Header(description="come back after this event; a browser sends it by itself")] = "",
+) -> Response:
+    """Follow a job as server-sent events, until it has ended: `curl -N`, or `new EventSource(…)` in a browser."""
+    after = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else -1
+    first = await anyio.to_thread.run_sync(events.look, caller.workspace, job_id, after)
+    if first is None:
+        raise NotFound(service.MISSING)
+    if first.is_last and first.last_id <= after:
+        return Response(status_code=204)
+    state = request.app.state
+    return StreamingResponse(
+        events.stream(caller.workspace, job_id, after, state.lookers, state.stopping),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
 
 
 @router.delete("/{job_id}", status_code=204)

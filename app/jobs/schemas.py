@@ -5,17 +5,19 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.schemas import Name, Request, Resource
 from bco_core.inference.learn import LearningOptions
 from bco_core.predictors import NETWORKS
 
 PolicyName = Literal["averaged", "blended", "bcp", "map", "thompson"]
+Kind = Literal["learn", "prescribe"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Width = Annotated[int, Field(ge=1, le=4096)]
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
+TimeLimit = Annotated[float, Field(gt=0, le=1e9)]
 
 DEFAULTS = LearningOptions()
 
@@ -98,6 +100,9 @@ class NewJob(Request):
     posterior: PosteriorSpec = PosteriorSpec()
     policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
     seed: Seed = 0
+    time_limit_seconds: TimeLimit | None = Field(
+        None, description="stop computing after so long and fail; by default as long as the service allows"
+    )
 
     def learning_options(self) -> LearningOptions:
         return LearningOptions(
@@ -109,10 +114,36 @@ class NewJob(Request):
         )
 
 
+class JobFilter(BaseModel):
+    """Which jobs to list; what is not given does not matter."""
+
+    state: State | None = None
+    kind: Kind | None = None
+    problem_id: str | None = None
+    dataset_id: str | None = None
+    created_after: datetime | None = Field(None, description="created then or later, such as 2026-01-31T06:00:00Z")
+    created_before: datetime | None = Field(None, description="created earlier than then")
+
+
+class LogLine(BaseModel):
+    seq: int = Field(description="grows along a job's log")
+    at: datetime
+    text: str
+
+
+class JobLog(BaseModel):
+    """What happened to a job, in order; lines about progress are thinned out as time goes on."""
+
+    lines: list[LogLine]
+
+
 class JobAnswer(Resource):
+    kind: Kind = Field(description="learn makes a posterior; prescribe decides for many contexts with one")
     problem_id: str
-    dataset_id: str
-    posterior_id: str = Field(description="the posterior this job makes; it can be read once the job has succeeded")
+    dataset_id: str | None
+    posterior_id: str = Field(
+        description="the posterior that learn makes, to be read once the job has succeeded, or that prescribe uses"
+    )
     state: State
     progress: float = Field(description="from 0 to 1")
     message: str = Field(description="what the job is doing, or did last")

@@ -6,11 +6,14 @@ Imports are inside functions: every computing process imports this module anew, 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -18,42 +21,158 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 0.5
 
 _stop = threading.Event()
-_running: dict[str, tuple[int, Any]] = {}
+# What this worker is busy with: the process, if there is one, and how to give the work back.
+_running: dict[str, tuple[Any, Callable[[], None]]] = {}
 
 
-def supervise(job_id: str) -> str:
-    """Run one job in a child process; stop it when it is cancelled or has gone to another worker."""
+class Killed(Exception):
+    """The computing process was ended from outside; the system may have needed its memory."""
+
+
+def learn(job_id: str) -> str:
+    """Run one job in a child process; stop it when it is cancelled, has gone to another worker or takes too long."""
     from app import logs
     from app.jobs import compute, service
 
     logs.job_id.set(job_id)
-    attempt = service.start(job_id)
+    while (attempt := _insist(partial(service.start, job_id))) is not None:
+        log.info("job %s starts, attempt %d", job_id, attempt)
+        began = time.monotonic()
+        wanted = partial(service.is_wanted, job_id, attempt)
+        give_back = partial(service.hand_back, job_id, attempt)
+        limit = _insist(partial(service.time_limit, job_id))
+        try:
+            reason = _compute(job_id, compute.main, (job_id, attempt), wanted, limit, give_back)
+        except Killed:
+            log.warning("the computation of job %s was killed", job_id)
+            continue
+        if reason is not None:
+            # A cancelled job keeps its state: failing is refused once a job has ended.
+            _insist(partial(service.fail, job_id, attempt, reason))
+        log.info("job %s %s after %.1f s", job_id, _state(job_id), time.monotonic() - began)
+        break
+    return _state(job_id)
+
+
+def batch(job_id: str) -> str:
+    """Queue the parts of a batch and wait until they are done; the parts compute, wherever there is a place."""
+    from app.jobs import service
+    from app.prescriptions import batches
+
+    attempt = _insist(partial(service.start, job_id))
     if attempt is None:
-        return service.state(job_id)
+        return _state(job_id)
     log.info("job %s starts, attempt %d", job_id, attempt)
-    began = time.monotonic()
-    process = multiprocessing.get_context("forkserver").Process(target=compute.main, args=(job_id, attempt))
+    _running[job_id] = None, partial(service.hand_back, job_id, attempt)
+    limit = _insist(partial(service.time_limit, job_id))
+    end = time.monotonic() + limit
+    _insist(partial(batches.queue_shards, job_id))
+    while _insist(partial(batches.advance, job_id, attempt)) and not _stop.wait(CHECK_SECONDS):
+        if time.monotonic() > end:
+            _insist(partial(service.fail, job_id, attempt, _too_long(limit)))
+    _done(job_id)
+    log.info("job %s %s", job_id, _state(job_id))
+    return _state(job_id)
+
+
+def shard(job_id: str, seq: int) -> str:
+    """Prescribe for one part of a batch in a child process."""
+    from app.jobs import compute
+    from app.prescriptions import batches
+
+    name = f"{job_id}, part {seq}"
+    while _insist(partial(batches.start_shard, job_id, seq)):
+        wanted, give_back = partial(batches.is_wanted, job_id, seq), partial(batches.hand_back, job_id, seq)
+        try:
+            reason = _compute(name, compute.shard_main, (job_id, seq), wanted, math.inf, give_back)
+        except Killed:
+            log.warning("the computation of %s was killed", name)
+            continue
+        if reason is not None:
+            _insist(partial(batches.fail, job_id, f"part {seq}: {reason}"))
+        break
+    return "done"
+
+
+def _state(job_id: str) -> str:
+    from app.jobs import service
+
+    return str(_insist(partial(service.state, job_id)))
+
+
+def _compute(
+    name: str,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+    wanted: Callable[[], bool],
+    seconds: float,
+    give_back: Callable[[], None],
+) -> str | None:
+    """Run a function in a child process while its result is wanted: None, or the reason why it has failed."""
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
     process.start()
-    _running[job_id] = attempt, process
+    _running[name] = process, give_back
+    end = time.monotonic() + seconds
+    ended, reason = False, None
     while process.is_alive():
         process.join(CHECK_SECONDS)
-        if process.is_alive() and not service.is_wanted(job_id, attempt):
+        if not process.is_alive():
+            break
+        if time.monotonic() > end:
+            ended, reason = True, _too_long(seconds)
+        if ended or not _holds(wanted):
+            ended = True
             process.kill()
             process.join()
+    _done(name)
+    if ended or process.exitcode == 0:
+        return reason
+    if process.exitcode is None or process.exitcode < 0:
+        raise Killed
+    return f"the computation stopped unexpectedly (exit code {process.exitcode}); the worker's log says more"
+
+
+def _too_long(seconds: float) -> str:
+    return f"it took longer than its time limit of {seconds:g} s"
+
+
+def _holds(wanted: Callable[[], bool]) -> bool:
+    """Ask the database; while it is out, go on as before."""
+    from app.db.outage import is_outage
+
+    try:
+        return wanted()
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        return True
+
+
+def _insist(act: Callable[[], Any]) -> Any:
+    """Do it however long the database is out, unless the worker is to stop: then it only waits for its end."""
+    from app.db.outage import insist, is_outage
+
+    try:
+        return insist(act, _stop)
+    except Exception as error:
+        if _stop.is_set() and is_outage(error):
+            threading.Event().wait()
+        raise
+
+
+def _done(name: str) -> None:
+    """This work is over, unless the worker is to stop: it gives everything back and exits."""
     if _stop.is_set():
-        # The worker hands the job back and exits; returning would tell the engine that the job is done.
+        # Returning would tell the engine that the job is done.
         threading.Event().wait()
-    del _running[job_id]
-    if process.exitcode != 0:
-        # A cancelled job keeps its state: failing is refused once a job has ended.
-        service.fail(job_id, attempt, f"the computation stopped unexpectedly (exit code {process.exitcode})")
-    state = service.state(job_id)
-    log.info("job %s %s after %.1f s", job_id, state, time.monotonic() - began)
-    return state
+    del _running[name]
 
 
-def beat(executor_id: str, deadline: float) -> set[str]:
-    """Say that this worker lives, drop workers silent for longer than the deadline, and return who is left."""
+def beat(executor_id: str, deadline: float, judge: bool = True) -> set[str]:
+    """Say that this worker lives and return who else does; a judge drops workers silent for longer than the deadline.
+
+    Who was cut off itself is no judge of others' silence: they may have been cut off by the same outage.
+    """
     import sqlalchemy as sa
 
     from app.db.engine import database_clock, transaction
@@ -62,7 +181,8 @@ def beat(executor_id: str, deadline: float) -> set[str]:
     with transaction() as session:
         clock = float(session.scalars(sa.select(database_clock(session))).one())
         session.merge(WorkerRow(id=executor_id, beat_at=clock))
-        session.execute(sa.delete(WorkerRow).where(WorkerRow.beat_at < clock - deadline))
+        if judge:
+            session.execute(sa.delete(WorkerRow).where(WorkerRow.beat_at < clock - deadline))
         return set(session.scalars(sa.select(WorkerRow.id)))
 
 
@@ -81,7 +201,6 @@ def main() -> None:
     """Work until told to stop (SIGTERM or Ctrl-C)."""
     from app import logs
     from app.ids import new_id
-    from app.jobs import engine
     from app.settings import get_settings
 
     settings = get_settings()
@@ -91,31 +210,77 @@ def main() -> None:
     _warm_up()
 
     executor_id = new_id("worker")
-    beat(executor_id, settings.worker_deadline_seconds)
-    engine.launch(executor_id, settings.worker_concurrency, supervise)
-    log.info("the worker is ready (%s)", executor_id)
-    while not _stop.wait(settings.worker_deadline_seconds / 4):
-        try:
-            alive = beat(executor_id, settings.worker_deadline_seconds)
-            engine.take_over(engine.running_executors() - alive)
-        except Exception:
-            log.exception("heartbeat failed; trying again")
-    _hand_back_all()
-    retire(executor_id)
+    if _launch(executor_id):
+        log.info("the worker is ready (%s)", executor_id)
+        _watch_over(executor_id, settings.worker_deadline_seconds)
+        _hand_back_all()
+        _last_word(partial(retire, executor_id))
     log.info("stopped")
     logging.shutdown()
     # Threads of the engine still wait for jobs that others will finish.
     os._exit(0)
 
 
-def _hand_back_all() -> None:
-    from app.jobs import service
+def _launch(executor_id: str) -> bool:
+    """Join the others as soon as the database can be used; False if the worker is told to stop before."""
+    from app.db.outage import insist, is_outage
+    from app.jobs import engine
+    from app.settings import get_settings
 
-    for job_id, (attempt, process) in list(_running.items()):
-        process.kill()
-        process.join()
-        service.hand_back(job_id, attempt)
-        log.info("job %s handed back", job_id)
+    settings = get_settings()
+
+    try:
+        insist(partial(beat, executor_id, settings.worker_deadline_seconds, judge=False), _stop)
+    except Exception as error:
+        if not (_stop.is_set() and is_outage(error)):
+            raise
+        return False
+    work: dict[str, Callable[..., str]] = {engine.QUEUE: learn, engine.BATCHES: batch, engine.SHARDS: shard}
+    engine.launch(executor_id, settings.worker_concurrency, work)
+    return True
+
+
+def _watch_over(executor_id: str, deadline: float) -> None:
+    """Say again and again that this worker lives, and see to it that nobody's jobs are lost."""
+    from app.db.outage import in_words, is_outage
+    from app.jobs import engine, service
+
+    since, dropped, silent = time.monotonic(), set[str](), False
+    while not _stop.wait(deadline / 4):
+        try:
+            alive = beat(executor_id, deadline, judge=time.monotonic() - since > deadline)
+            engine.take_over(engine.running_executors() - alive)
+            # What was just taken from the queue is not running yet; what is not running the next time is dropped.
+            before, dropped = dropped, engine.dropped(executor_id)
+            engine.put_back(executor_id, before & dropped)
+            service.requeue_lost()
+            if silent:
+                log.warning("the database can be used again")
+            silent = False
+        except Exception as error:
+            since, dropped = time.monotonic(), set()
+            if not is_outage(error):
+                log.exception("heartbeat failed; trying again")
+            elif not silent:
+                silent = True
+                log.warning("%s; waiting for it", in_words(error))
+
+
+def _hand_back_all() -> None:
+    for name, (process, give_back) in list(_running.items()):
+        if process is not None:
+            process.kill()
+            process.join()
+        _last_word(give_back)
+        log.info("%s handed back", name)
+
+
+def _last_word(act: Callable[[], None]) -> None:
+    """Tell the database if it can be told; if not, this worker's silence will."""
+    try:
+        act()
+    except Exception:
+        log.exception("could not say goodbye; others will notice")
 
 
 def _warm_up() -> None:

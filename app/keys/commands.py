@@ -34,7 +34,7 @@ def create(
     """Make a key and show it, this once: only its hash is kept."""
     from app.keys import service
 
-    with _plain_errors():
+    with plain_errors():
         row, text = service.create(name, workspace, scopes.replace(" ", "").split(","), days)
     typer.echo(text)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -48,7 +48,7 @@ def list_() -> None:
     """Show every key: what it is for, what it may do, and whether it works."""
     from app.keys import service
 
-    with _plain_errors():
+    with plain_errors():
         rows = service.listing()
     table = Table()
     for heading in ("id", "name", "workspace", "scopes", "created", "state"):
@@ -63,7 +63,7 @@ def revoke(key_id: Annotated[str, typer.Argument(help="the id that list shows, k
     """End a key. Running services refuse it within a few seconds."""
     from app.keys import service
 
-    with _plain_errors():
+    with plain_errors():
         row = service.revoke(key_id)
     if row is None:
         typer.echo("No key has this id; 'bco keys list' shows them.", err=True)
@@ -84,7 +84,7 @@ def _state(row: KeyRow) -> str:
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """What an operator can act on, without a traceback."""
     import sqlalchemy as sa
 

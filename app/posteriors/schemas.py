@@ -13,9 +13,9 @@ Quality = Literal["ok", "warn", "bad"]
 
 
 class PosteriorAnswer(Resource):
-    job_id: str
+    job_id: str | None = Field(description="the job that made it; null if it was imported")
     problem_id: str
-    dataset_id: str
+    dataset_id: str | None = Field(description="the data set it was learned from; null if it was imported")
     problem: dict[str, Any] = Field(description="the problem as it was when learning")
     columns: list[Column] = Field(description="the context columns that prescribe expects, and the outcomes")
     description: dict[str, Any] = Field(description="predictor, family and seed")

@@ -16,7 +16,7 @@ from app.db.tables import DatasetRow, JobRow, PosteriorBlockRow, PosteriorRow, P
 from app.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import service as jobs
-from bco_core.posterior import Posterior, digest
+from bco_core.posterior import Arrays, Posterior, digest
 
 MISSING = "no posterior has this id; GET /v1/posteriors lists them"
 
@@ -49,15 +49,20 @@ def store(
     with transaction() as session:
         if not jobs.succeed(session, job.id, attempt):
             return
-        session.add(row)
-        session.flush()
-        for name, array in arrays.items():
-            for first_row, data in to_blocks(array):
-                session.add(
-                    PosteriorBlockRow(
-                        posterior_id=row.id, array=name, first_row=first_row, sha256=checksum(data), data=data
-                    )
+        add(session, row, arrays)
+
+
+def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
+    """Write a posterior's row and its arrays, block by block."""
+    session.add(row)
+    session.flush()
+    for name, array in arrays.items():
+        for first_row, data in to_blocks(array):
+            session.add(
+                PosteriorBlockRow(
+                    posterior_id=row.id, array=name, first_row=first_row, sha256=checksum(data), data=data
                 )
+            )
 
 
 def load(session: Session, row: PosteriorRow) -> Posterior:
@@ -128,5 +133,6 @@ def _absent(job: JobRow | None) -> Exception:
 
 
 def delete(workspace: str, posterior_id: str) -> None:
+    in_use = "batch prescriptions use this posterior; delete their jobs first"
     with transaction() as session:
-        delete_row(session, PosteriorRow, workspace, posterior_id, MISSING, "the posterior is in use")
+        delete_row(session, PosteriorRow, workspace, posterior_id, MISSING, in_use)

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.jobs.schemas import PolicyName, Seed
+from app.jobs.schemas import PolicyName, Seed, TimeLimit
 from app.posteriors.schemas import Quality
-from app.schemas import Request
+from app.schemas import Name, Request
 from bco_core.problems.base import Status
+
+CostsOver = Literal["predictive", "posterior"]
 
 EXAMPLE_CONTEXTS: list[Any] = [
     {"weekday": "SAT", "temperature": 21.5, "rain": 0.0, "promotion": True, "holiday": False},
@@ -28,19 +30,16 @@ class RiskMeasure(Request):
     cvar_level: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="0.95 looks at the worst 5 %")
 
 
-class PrescribeRequest(Request):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"contexts": EXAMPLE_CONTEXTS, "scenarios": 200}]})
+class PrescribeOptions(Request):
+    """How to decide, for one context or for many."""
 
-    contexts: list[Context] = Field(
-        min_length=1, description="one or many contexts: column name to value, or values in column order"
-    )
     policy: PolicyName | None = Field(None, description="the posterior's own by default")
     alpha: Annotated[float, Field(ge=0, le=1)] = Field(
         0.5, description="for policy blended: 0 optimises at the mean prediction, 1 is bcp"
     )
     scenarios: Annotated[int, Field(ge=1)] = Field(200, description="posterior draws to hedge over")
     seed: Seed | None = Field(None, description="draw fresh scenarios with this seed; by default the stored particles")
-    costs_over: Literal["predictive", "posterior"] = Field(
+    costs_over: CostsOver = Field(
         "predictive",
         description="what costs are computed over: 'predictive' uses outcomes of similar rows of the history, so it "
         "includes noise no model removes; 'posterior' uses the posterior draws alone",
@@ -50,19 +49,44 @@ class PrescribeRequest(Request):
         description="what to minimise instead of expected cost; policy bcp then decides over the scenarios that "
         "costs_over names, so by default over outcomes of similar rows of the history",
     )
-    time_limit: Annotated[float, Field(gt=0, le=600)] | None = Field(
-        None, description="seconds for this call; what it cuts off is answered with status time_limit"
-    )
     require_quality: Quality = Field(
         "bad", description="refuse to prescribe from a posterior of lower quality than this"
     )
+
+
+class PrescribeRequest(PrescribeOptions):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"contexts": EXAMPLE_CONTEXTS, "scenarios": 200}]})
+
+    contexts: list[Context] = Field(
+        min_length=1, description="one or many contexts: column name to value, or values in column order"
+    )
+    time_limit_seconds: Annotated[float, Field(gt=0, le=600)] | None = Field(
+        None, description="how long solvers may take for this call; what is cut off has status time_limit"
+    )
+
+
+class BatchOptions(PrescribeOptions):
+    """How a job decides for a whole table of contexts."""
+
+    name: Name = Field("", validate_default=False, description="the posterior's by default")
+    time_limit_seconds: TimeLimit | None = Field(
+        None, description="stop after so long and fail; by default as long as the service allows"
+    )
+
+
+class NewBatch(BatchOptions):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "bakery", "dataset_id": "data_DEMO", "scenarios": 100}]}
+    )
+
+    dataset_id: str = Field(description="a data set that has the posterior's context columns; others are carried along")
 
 
 class ScenarioSource(BaseModel):
     count: int
     source: str = Field(description="'particles' stored with the posterior, or 'fresh draws' from its components")
     seed: int
-    costs_over: Literal["predictive", "posterior"] = Field(description="the scenarios behind every cost in this answer")
+    costs_over: CostsOver = Field(description="the scenarios behind every cost in this answer")
 
 
 class MapAlternative(BaseModel):

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from app import metrics
+from app.datasets.encoding import Matrix
 from app.db.tables import PosteriorRow
 from app.errors import Conflict, InvalidRequest, Unavailable
 from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
-from app.prescriptions.schemas import PrescribeRequest
+from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
 from bco_core.policies import HEDGING, POLICIES, Policy, decide_for
 from bco_core.problems.base import EXPECTATION, Risk
@@ -29,36 +30,26 @@ _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
     """The answer to a prescribe request, in the shape of ``PrescribeAnswer``."""
     row = posteriors.get(workspace, posterior_id)
-    _check(row, request)
+    most = get_settings().max_contexts
+    if len(request.contexts) > most:
+        detail = f"at most {most} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
+        raise InvalidRequest.at(("contexts",), detail)
+    check(row, request)
     loaded = ready(row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
-    theta = draws(row, loaded.posterior, request.scenarios, request.seed)
-    policy = request.policy or ("bcp" if request.risk else row.policy)
-    seed = loaded.posterior.seed if request.seed is None else request.seed
-    generator = torch.Generator().manual_seed(seed)
-
-    # In chunks, so that memory is bounded however many contexts, scenarios and outcomes meet.
-    size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
-    prescriptions = []
-    deadline = monotonic() + get_settings().prescribe_seconds
-    for chunk in contexts.split(size):
-        left = deadline - monotonic()
-        if left < 0:
-            seconds = get_settings().prescribe_seconds
-            raise Unavailable(f"longer than {seconds} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios")
-        prescriptions += _prescriptions(loaded, chunk, theta, policy, request, generator, left)
-
+    allowed = get_settings().prescribe_seconds
+    prescriptions = decide(row, loaded, contexts, request, allowed, request.time_limit_seconds or allowed)
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
     return {
         "posterior_id": row.id,
         "digest": row.digest,
-        "policy": policy,
+        "policy": _policy(row, request),
         "scenarios": {
             "count": request.scenarios,
             "source": "particles" if stored else "fresh draws",
-            "seed": seed,
+            "seed": _seed(loaded, request),
             "costs_over": request.costs_over,
         },
         "quality": quality,
@@ -67,14 +58,48 @@ def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> d
     }
 
 
+def decide(
+    row: PosteriorRow,
+    loaded: Ready,
+    contexts: Tensor,
+    request: PrescribeOptions,
+    seconds: float = math.inf,
+    solver_seconds: float = math.inf,
+) -> list[dict[str, Any]]:
+    """A prescription for each encoded context (B, width), in chunks: memory is bounded however much meets.
+
+    Solvers stop with the best they have after ``solver_seconds``; the whole is given up after ``seconds``.
+    """
+    theta = draws(row, loaded.posterior, request.scenarios, request.seed)
+    generator = torch.Generator().manual_seed(_seed(loaded, request))
+    size = max(1, _CHUNK_NUMBERS // (request.scenarios * loaded.problem.outcome_dim))
+    prescriptions = []
+    began = monotonic()
+    for chunk in contexts.split(size):
+        taken = monotonic() - began
+        if taken > seconds:
+            raise Unavailable(f"longer than {seconds} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios")
+        left = None if solver_seconds == math.inf else max(solver_seconds - taken, 0.0)
+        prescriptions += _prescriptions(loaded, chunk, theta, _policy(row, request), request, generator, left)
+    return prescriptions
+
+
+def _policy(row: PosteriorRow, request: PrescribeOptions) -> str:
+    return request.policy or ("bcp" if request.risk else row.policy)
+
+
+def _seed(loaded: Ready, request: PrescribeOptions) -> int:
+    return loaded.posterior.seed if request.seed is None else request.seed
+
+
 def _prescriptions(
     loaded: Ready,
     contexts: Tensor,
     theta: Tensor,
     policy: str,
-    request: PrescribeRequest,
+    request: PrescribeOptions,
     generator: torch.Generator,
-    seconds: float,
+    seconds: float | None,
 ) -> list[dict[str, Any]]:
     """Decide for encoded contexts (B, width) by parameter vectors (K, d)."""
     scenarios = loaded.posterior.scenarios(contexts, theta)
@@ -119,13 +144,13 @@ def _prescriptions(
     ]
 
 
-def _decide(policy: str, request: PrescribeRequest, seconds: float) -> Policy:
-    """The policy with what the request says about it, to be done within ``seconds``."""
+def _decide(policy: str, request: PrescribeOptions, seconds: float | None) -> Policy:
+    """The policy with what the request says about it, its solver stopped after ``seconds``."""
     if policy not in HEDGING:
         return POLICIES[policy]
     risk = Risk(**request.risk.model_dump()) if request.risk else EXPECTATION
-    decide = partial(POLICIES[policy], risk=risk, time_limit=min(seconds, request.time_limit or seconds))
-    return partial(decide, alpha=request.alpha) if policy == "blended" else decide
+    hedge = partial(POLICIES[policy], risk=risk, time_limit=seconds)
+    return partial(hedge, alpha=request.alpha) if policy == "blended" else hedge
 
 
 def _listed(values: Tensor) -> list[Any]:
@@ -138,7 +163,7 @@ def _listed(values: Tensor) -> list[Any]:
     return [value if math.isfinite(value) else None for value in listed]
 
 
-def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeRequest) -> Scenarios:
+def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeOptions) -> Scenarios:
     """The scenarios that costs are computed over, as many as the decision hedges over."""
     history = loaded.posterior.history
     if request.costs_over == "posterior" or history is None:
@@ -146,11 +171,9 @@ def _cost_scenarios(loaded: Ready, scenarios: Scenarios, request: PrescribeReque
     return predictive_scenarios(history, scenarios.mean(), request.scenarios)
 
 
-def _check(row: PosteriorRow, request: PrescribeRequest) -> None:
+def check(row: PosteriorRow, request: PrescribeOptions) -> None:
+    """Refuse what asks for too much, or for a better posterior than this one."""
     settings = get_settings()
-    if len(request.contexts) > settings.max_contexts:
-        detail = f"at most {settings.max_contexts} contexts a call (BCO_MAX_CONTEXTS); send them in parts"
-        raise InvalidRequest.at(("contexts",), detail)
     if request.scenarios > settings.max_scenarios:
         detail = f"at most {settings.max_scenarios} scenarios (BCO_MAX_SCENARIOS)"
         raise InvalidRequest.at(("scenarios",), detail)
@@ -164,16 +187,20 @@ def _check(row: PosteriorRow, request: PrescribeRequest) -> None:
         )
 
 
+def far_from_history(column: dict[str, Any], values: Matrix) -> list[str]:
+    """A warning if values of a numeric context lie beyond its range in the history by more than that range."""
+    low, high = column["minimum"], column["maximum"]
+    far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
+    name = column["name"]
+    return [f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)"] if far else []
+
+
 def _far_from_history(row: PosteriorRow, loaded: Ready, contexts: Tensor) -> list[str]:
-    """A warning for each numeric context that lies beyond its range in the history by more than that range."""
+    """Such warnings for every numeric column of encoded contexts."""
     profile = {column["name"]: column for column in row.columns}
     warnings, position = [], 0
     for name, categories in loaded.encoding.columns:
         if categories is None:
-            low, high = profile[name]["minimum"], profile[name]["maximum"]
-            values = contexts[:, position]
-            far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
-            if far:
-                warnings.append(f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)")
+            warnings += far_from_history(profile[name], contexts[:, position].numpy())
         position += 1 if categories is None else len(categories)
     return warnings

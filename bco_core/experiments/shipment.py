@@ -2,8 +2,8 @@
 
 A run draws n training rows and 50 validation rows. Baselines select on the validation rows, as in the paper; the
 methods that hold out rows in their own way get the two together. Every method then decides for the same 250 contexts,
-and a decision's cost is its mean over 20 outcomes of its context. ``floor`` decides from 200 draws of the true conditional
-distribution: nothing that learns can be expected to do better.
+and a decision's cost is its mean over 20 outcomes of its context. ``floor`` decides from 200 draws of the true
+conditional distribution: nothing that learns can be expected to do better.
 """
 
 from __future__ import annotations

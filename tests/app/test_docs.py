@@ -203,7 +203,8 @@ def test_every_request_example_can_be_sent_as_it_is(client: TestClient, document
 def test_every_read_with_the_example_ids_answers(client: TestClient, document: Json) -> None:
     read = 0
     for method, path, operation in operations(document):
-        if method == "GET":
+        # The story of a job that waits has no end, and one that learns makes no file: they have tests of their own.
+        if method == "GET" and not path.endswith(("/events", "/result")):
             answer = client.get(address(path, operation))
             assert answer.status_code == 200, f"{path}: {answer.text}"
             read += 1

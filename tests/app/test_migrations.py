@@ -139,7 +139,7 @@ def test_sqlite_writes_ahead_so_that_readers_do_not_wait(empty_database: Callabl
     with engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
-        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30000
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 10000
     engine.dispose()
 
 

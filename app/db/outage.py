@@ -1,0 +1,77 @@
+"""When the database is gone, locked or full: telling it from a mistake, and waiting until it is over.
+
+The API answers 503 and lets the caller come back; workers and computations wait, so that no job ends because of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+RETRY_AFTER_SECONDS = 1
+# Reading may still work while there is no room to write: a failed write shows for this long.
+REMEMBERED_SECONDS = 5.0
+NO_ROOM = "the database has no room left"
+_LONGEST_WAIT = 2.0
+
+_full_at = -math.inf
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether trying again later may help: no connection, no room, or a lock held for too long."""
+    if isinstance(error, sa.exc.TimeoutError | sa.exc.InterfaceError):
+        return True
+    if isinstance(error, sa.exc.OperationalError):
+        # SQLite says so of a table that is not there, and waiting will not make it.
+        return "no such " not in str(error.orig)
+    return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+
+
+def in_words(error: BaseException) -> str:
+    """What is wrong, for a planner who can only wait and an operator who can help."""
+    text = str(getattr(error, "orig", None) or error).lower()
+    if "disk" in text or "no space" in text or "full" in text:
+        return NO_ROOM
+    if "locked" in text or isinstance(error, sa.exc.TimeoutError):
+        return "the database is busy"
+    return "the database does not answer"
+
+
+def remember(error: BaseException) -> None:
+    """Note a write that found no room; other outages show by themselves."""
+    global _full_at
+    if in_words(error) == NO_ROOM:
+        _full_at = time.monotonic()
+
+
+def full_lately() -> bool:
+    """Whether a request of this process has found no room to write within the last seconds."""
+    return time.monotonic() - _full_at < REMEMBERED_SECONDS
+
+
+def insist(act: Callable[[], Value], stop: threading.Event | None = None) -> Value:
+    """Do it, trying again for as long as the database is out; gives up only when ``stop`` is set."""
+    wait = 0.1
+    while True:
+        try:
+            return act()
+        except Exception as error:
+            if not is_outage(error) or (stop is not None and stop.is_set()):
+                raise
+            if wait == 0.1:
+                log.warning("%s; trying again until it does", in_words(error))
+        if stop is None:
+            time.sleep(wait)
+        else:
+            stop.wait(wait)
+        wait = min(2 * wait, _LONGEST_WAIT)

@@ -1,0 +1,266 @@
+"""The compose file's own commands with its own environment, as processes on a real PostgreSQL, two workers among them.
+
+No container engine is needed: what a container would run is run here, and killed here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from fleet import Fleet, Postgres
+from journey import Json, answered
+from processes import (
+    alive,
+    descendants,
+    finished,
+    is_computing,
+    is_ready,
+    make_the_journey,
+    posteriors_of,
+    prepare,
+    read,
+    submit,
+    wait_until,
+)
+from starlette.routing import Route
+from typer.main import get_command
+
+from app import cli
+from app.demo import MORNINGS, as_csv, bakery_rows
+from app.local import DRAIN_SECONDS
+from app.main import create_app
+from app.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: Json = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: Json = COMPOSE["services"]
+OURS = ("migrate", "api", "worker")
+
+# the file
+
+
+def test_every_command_is_one_that_the_command_line_knows() -> None:
+    known = get_command(cli.app).commands  # type: ignore[attr-defined]
+    for name in OURS:
+        program, command = SERVICES[name]["command"]
+        assert program == "bco"
+        assert command in known
+    assert [SERVICES[name]["command"][1] for name in OURS] == list(OURS)
+
+
+def test_every_variable_is_a_setting_and_has_a_value_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OURS:
+        environment = SERVICES[name]["environment"]
+        assert environment["BCO_DATABASE_URL"].startswith("postgresql://bco:${POSTGRES_PASSWORD:?")
+        assert environment["BCO_DATABASE_URL"].endswith("@postgres/bco")
+        for variable, value in environment.items():
+            assert variable.removeprefix("BCO_").lower() in Settings.model_fields
+            monkeypatch.setenv(variable, re.sub(r"\$\{[^}]*\}", "secret", value))
+        assert Settings().port == 8000
+
+
+def test_the_database_is_the_one_that_the_address_names() -> None:
+    environment = SERVICES["postgres"]["environment"]
+    assert (environment["POSTGRES_USER"], environment["POSTGRES_DB"]) == ("bco", "bco")
+    assert environment["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
+    assert "POSTGRES_PASSWORD=" in (ROOT / ".env.example").read_text().splitlines()
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+    (volume,) = SERVICES["postgres"]["volumes"]
+    assert volume.partition(":")[0] in COMPOSE["volumes"]
+
+
+def test_nothing_is_published_but_the_api_and_only_on_this_machine() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published == {"api": ["127.0.0.1:8000:8000"]}
+    assert COMPOSE["networks"]["inside"] == {"internal": True}
+    assert [name for name, service in SERVICES.items() if "outside" in service["networks"]] == ["api"]
+
+
+def test_every_container_runs_without_privileges_on_a_file_system_it_cannot_write() -> None:
+    for name, service in SERVICES.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["read_only"] is True, name
+        assert "/tmp" in service["tmpfs"], name  # noqa: S108
+    assert SERVICES["postgres"]["user"] == "postgres"
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    stages = [line for line in lines if line.startswith("FROM ")]
+    assert len(stages) == 2
+    assert all("-slim" in stage for stage in stages)
+    assert lines.index("USER bco") > lines.index(stages[1])
+
+
+def test_health_is_asked_where_the_api_answers_and_parts_wait_for_each_other() -> None:
+    routes = {route.path for route in create_app().routes if isinstance(route, Route)}
+    for text in (json.dumps(SERVICES["api"]["healthcheck"]["test"]), (ROOT / "Dockerfile").read_text()):
+        port, path = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", text)[0]
+        assert (port, path in routes) == ("8000", True)
+    assert SERVICES["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    for name in ("api", "worker"):
+        assert SERVICES[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+        assert SERVICES[name]["restart"] == "unless-stopped"
+        # Who is killed before it has drained has drained for nothing.
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS
+
+
+def test_the_image_is_built_from_files_that_are_there() -> None:
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists(), name
+        assert f"!{name}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+# the processes
+
+
+@pytest.fixture(scope="module")
+def fleet(mortal_postgres: Postgres, fleet_on: Callable[..., Fleet]) -> Fleet:
+    """Two workers; the compose file's environment, but for the database's address and the port."""
+    return fleet_on(mortal_postgres.url, 2, **SERVICES["api"]["environment"])
+
+
+@pytest.fixture(scope="module")
+def ids(fleet: Fleet) -> Json:
+    return prepare(fleet.http)
+
+
+def test_the_parts_serve_the_whole_journey_and_only_to_those_with_a_key(fleet: Fleet) -> None:
+    assert httpx.get(f"{fleet.url_of_api}/v1/jobs").status_code == 401
+    assert httpx.get(f"{fleet.url_of_api}/readyz").status_code == 200
+    make_the_journey(fleet.http)
+
+
+def test_a_job_that_takes_too_long_fails_with_that_reason_and_can_be_run_again(fleet: Fleet, ids: Json) -> None:
+    job_id = submit(fleet.http, ids, epochs=100_000, time_limit_seconds=1)
+    job = finished(fleet.http, job_id)
+    assert (job["state"], job["error"]) == ("failed", "it took longer than its time limit of 1 s")
+    assert answered(fleet.http.post(f"/v1/jobs/{job_id}/retry"), 202)["state"] == "queued"
+    again = finished(fleet.http, job_id)
+    assert (again["state"], again["attempts"]) == ("failed", 2)
+
+
+def computing(fleet: Fleet, before: set[psutil.Process]) -> set[psutil.Process]:
+    """The processes that were started for the work of this moment."""
+    return alive(fleet.processes() - before)
+
+
+def test_a_job_whose_computation_is_killed_three_times_fails_with_that_reason(fleet: Fleet, ids: Json) -> None:
+    before = fleet.processes()
+    job_id = submit(fleet.http, ids, epochs=100_000)
+    for attempt in (1, 2, 3):
+        wait_until("it runs", lambda n=attempt: read(fleet.http, job_id)["attempts"] == n, 30)
+        wait_until("it computes", lambda: computing(fleet, before), 30)
+        for process in computing(fleet, before):
+            process.kill()
+    job = finished(fleet.http, job_id)
+    assert job["state"] == "failed"
+    assert "died 3 times" in job["error"]
+    texts = [line["text"] for line in answered(fleet.http.get(f"/v1/jobs/{job_id}/log"))["lines"]]
+    assert texts.count("started") == 4
+
+
+def test_a_cancelled_job_frees_its_cpu_and_a_follower_hears_of_it(fleet: Fleet, ids: Json) -> None:
+    before = fleet.processes()
+    job_id = submit(fleet.http, ids, epochs=100_000)
+    heard: list[str] = []
+    follower = threading.Thread(target=follow, args=(fleet, job_id, heard))
+    follower.start()
+    wait_until("it computes", lambda: is_computing(fleet.http, job_id), 30)
+    busy = computing(fleet, before)
+    assert busy
+    fleet.http.post(f"/v1/jobs/{job_id}/cancel")
+    wait_until("its process is gone", lambda: not alive(busy), 2)
+    follower.join(10)
+    assert not follower.is_alive()
+    assert '"state":"cancelled"' in heard[-1]
+    assert any('"state":"running"' in line for line in heard)
+
+
+def follow(fleet: Fleet, job_id: str, heard: list[str]) -> None:
+    with fleet.http.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+        for line in response.iter_lines():
+            if line.startswith("data:"):
+                heard.append(line)
+
+
+def submit_batch(fleet: Fleet, posterior_id: str, contexts: list[Json], **form: Any) -> str:
+    path = f"/v1/posteriors/{posterior_id}/batch-prescriptions/upload"
+    file = {"file": ("contexts.csv", as_csv(contexts).encode())}
+    job_id: str = answered(fleet.http.post(path, data=form, files=file), 202)["id"]
+    return job_id
+
+
+def contexts_of(days: int) -> list[Json]:
+    return [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(days, seed=5)]
+
+
+def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_the_api(
+    fleet: Fleet, ids: Json, mortal_postgres: Postgres
+) -> None:
+    learned = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
+    jobs = [submit(fleet.http, ids, epochs=150, seed=seed) for seed in range(4)]
+    contexts = contexts_of(3000)
+    batch = submit_batch(fleet, learned, contexts, scenarios=1000)
+    wait_until("two jobs run", lambda: sum(is_computing(fleet.http, job) for job in jobs) == 2, 60)
+
+    mortal_postgres.kill()
+    wait_until("the API is not ready", lambda: fleet.http.get("/readyz").status_code == 503, 20)
+    refused = fleet.http.post("/v1/jobs", json=ids)
+    assert (refused.status_code, int(refused.headers["Retry-After"]) > 0) == (503, True)
+    assert fleet.http.get("/livez").status_code == 200
+    # Longer than the silence after which a worker counts as dead.
+    time.sleep(3.5)
+    mortal_postgres.start()
+    wait_until("the API is ready", lambda: is_ready(fleet.http), 30)
+    wait_until("the workers are back", lambda: fleet.messages().count("can be used again") == 2, 30)
+    for part in (fleet.api, *fleet.workers):
+        assert part.process.poll() is None
+    # What ran has gone on: nobody took anybody for dead.
+    assert max(read(fleet.http, job)["attempts"] for job in jobs) == 1
+
+    fleet.kill_worker(0)
+    fleet.kill_api()
+    wait_until("the new API is ready", lambda: is_ready(fleet.http), 60)
+    ended = [finished(fleet.http, job, 120) for job in [*jobs, batch]]
+    assert [(job["state"], job["error"]) for job in ended] == [("succeeded", None)] * 5
+    assert [posteriors_of(fleet.url, job) for job in jobs] == [1] * 4
+    file = fleet.http.get(f"/v1/jobs/{batch}/result", params={"format": "parquet"}).content
+    table = pq.read_table(io.BytesIO(file))
+    assert table.column("temperature").to_pylist() == [context["temperature"] for context in contexts]
+    body = {"contexts": contexts[-50:], "scenarios": 1000}
+    expected = answered(fleet.http.post(f"/v1/posteriors/{learned}/prescribe", json=body))["prescriptions"]
+    decided = table.column("decision.loaves").to_pylist()[-50:]
+    assert decided == pytest.approx([found["decision"]["loaves"] for found in expected], rel=1e-6)
+    assert "Traceback" not in fleet.messages(), fleet.messages()
+
+
+def test_told_to_stop_the_api_ends_its_stories_and_workers_hand_their_jobs_back(fleet: Fleet, ids: Json) -> None:
+    job_id = submit(fleet.http, ids, epochs=100_000)
+    wait_until("it computes", lambda: is_computing(fleet.http, job_id), 30)
+    heard: list[str] = []
+    follower = threading.Thread(target=follow, args=(fleet, job_id, heard))
+    follower.start()
+    began = time.monotonic()
+    wait_until("someone listens", lambda: heard, 20)
+    assert fleet.api.stop(DRAIN_SECONDS) in (0, -signal.SIGTERM)
+    follower.join(10)
+    assert not follower.is_alive()
+    assert time.monotonic() - began < DRAIN_SECONDS
+    for worker in fleet.workers:
+        children = descendants(worker.process.pid)
+        assert worker.stop(30) == 0
+        assert not alive(children)
+    assert sum("handed back" in worker.messages() for worker in fleet.workers) == 1

@@ -1,0 +1,149 @@
+"""The database goes away, fills up or is locked, and comes back: no process is restarted and no job is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from in_process import service_on
+from journey import Json, answered, counts, create_dataset, create_job, create_problem, learn
+from starlette.testclient import TestClient
+
+from app.db import outage
+from app.db.engine import get_engine
+from app.db.migrate import migrate
+from app.jobs import compute, service
+from app.main import create_app
+from app.settings import get_settings
+
+# the API in this process, on SQLite
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr(outage, "_full_at", -1e9)
+    with service_on(f"sqlite:///{tmp_path / 'bco.db'}"):
+        migrate(get_settings().sqlalchemy_url)
+        with TestClient(create_app(), raise_server_exceptions=False) as running:
+            yield running
+
+
+@contextmanager
+def configured(*pragmas: str) -> Iterator[None]:
+    """Every connection that is made within obeys these."""
+
+    def configure(connection: Any, record: object) -> None:
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    get_engine().dispose()
+    sa.event.listen(get_engine(), "connect", configure)
+    try:
+        yield
+    finally:
+        sa.event.remove(get_engine(), "connect", configure)
+        get_engine().dispose()
+
+
+# A limit below the size that the database has already: it may not grow.
+FULL_DISK = "max_page_count=1"
+
+
+def unavailable(response: httpx.Response) -> Json:
+    problem = answered(response, 503)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert int(response.headers["Retry-After"]) > 0
+    assert problem["type"] == "urn:bco:error:unavailable"
+    return problem
+
+
+def test_a_full_disk_is_answered_with_503_loses_nothing_and_is_over_when_there_is_room_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, dataset = create_problem(client), create_dataset(client)
+    before = counts()
+    rows = [{"x": index, "croissants": index, "loaves": index} for index in range(20_000)]
+    body = {"name": "big", "outcomes": ["croissants", "loaves"], "rows": rows}
+    with configured(FULL_DISK):
+        assert "no room" in unavailable(client.post("/v1/datasets", json=body))["detail"]
+        assert client.get("/readyz").status_code == 503
+        assert answered(client.get("/v1/problems"))["items"][0]["id"] == problem["id"]
+    assert counts() == before
+    monkeypatch.setattr(outage, "_full_at", time.monotonic() - outage.REMEMBERED_SECONDS)
+    assert client.get("/readyz").status_code == 200
+    assert answered(client.post("/v1/datasets", json=body), 201)["rows"] == 20_000
+    job = create_job(client, problem_id=problem["id"], dataset_id=dataset["id"])
+    assert learn(client, job["id"])["state"] == "succeeded"
+
+
+def test_a_computation_waits_until_there_is_room_for_its_result(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = create_job(client, posterior={"method": "vi", "members": 2, "epochs": 2, "particles": 2000})
+    attempt = service.start(job["id"])
+    assert attempt is not None
+    computing = threading.Thread(target=compute.run, args=(job["id"], attempt))
+    refused = threading.Event()
+    in_words = outage.in_words
+    monkeypatch.setattr(outage, "in_words", lambda error: (refused.set(), in_words(error))[1])
+    with configured(FULL_DISK):
+        computing.start()
+        assert refused.wait(60)
+        assert computing.is_alive()
+        assert answered(client.get(f"/v1/jobs/{job['id']}"))["state"] == "running"
+    computing.join(60)
+    assert answered(client.get(f"/v1/jobs/{job['id']}"))["state"] == "succeeded"
+    assert counts()["posteriors"] == 1
+
+
+def test_a_locked_database_can_be_read_and_is_answered_with_503_when_it_must_be_written(client: TestClient) -> None:
+    problem = create_problem(client)
+    holder = sa.create_engine(get_settings().sqlalchemy_url, isolation_level="AUTOCOMMIT")
+    with configured("busy_timeout=50"), holder.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        response = client.post("/v1/problems", json={"name": problem["name"], "spec": problem["spec"]})
+        assert "busy" in unavailable(response)["detail"]
+        assert client.get(f"/v1/problems/{problem['id']}").status_code == 200
+        assert client.get("/readyz").status_code == 200
+        connection.exec_driver_sql("ROLLBACK")
+    holder.dispose()
+    assert client.post("/v1/problems", json={"name": "again", "spec": problem["spec"]}).status_code == 201
+
+
+def test_a_database_that_was_never_there_is_answered_with_503() -> None:
+    with service_on("postgresql://nobody@/nowhere?host=/nonexistent"):
+        client = TestClient(create_app(), raise_server_exceptions=False)
+        assert "does not answer" in unavailable(client.get("/v1/jobs"))["detail"]
+        assert "does not answer" in unavailable(client.delete("/v1/jobs/job_" + "0" * 26))["detail"]
+        assert "bco migrate" in unavailable(client.get("/readyz"))["detail"]
+
+
+def test_what_is_no_outage_is_not_waited_for() -> None:
+    calls = []
+
+    def wrong() -> None:
+        calls.append(1)
+        raise sa.exc.ProgrammingError("SELECT", {}, Exception("no such column"))
+
+    with pytest.raises(sa.exc.ProgrammingError):
+        outage.insist(wrong)
+    assert len(calls) == 1
+    assert not outage.is_outage(sa.exc.OperationalError("SELECT", {}, Exception("no such table: jobs")))
+
+
+def test_a_worker_that_is_to_stop_does_not_wait_for_the_database_for_ever() -> None:
+    stop = threading.Event()
+
+    def gone() -> None:
+        stop.set()
+        raise sa.exc.OperationalError("SELECT", {}, Exception("connection refused"))
+
+    with pytest.raises(sa.exc.OperationalError):
+        outage.insist(gone, stop)
