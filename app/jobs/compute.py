@@ -19,7 +19,7 @@ from app.datasets.encoding import ContextEncoding
 from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, ProblemRow
-from app.jobs import service
+from app.jobs import checkpoints, service
 from app.jobs.schemas import NewJob
 from app.posteriors import service as posteriors
 from app.problems.schemas import outcome_names
@@ -74,7 +74,14 @@ def _learn(job_id: str, attempt: int) -> None:
 
     progress(0.0, f"learning from {len(outcomes)} rows")
     sample = Sample(torch.from_numpy(contexts), outcomes)
-    posterior, diagnostics = learn(build_problem(problem.spec), sample, request.learning_options(), progress)
+    posterior, diagnostics = learn(
+        build_problem(problem.spec),
+        sample,
+        request.learning_options(),
+        progress,
+        checkpoint=lambda arrays: checkpoints.save(job_id, attempt, arrays),
+        resume=checkpoints.load(job_id),
+    )
     posteriors.store(job, attempt, problem, dataset, posterior, diagnostics)
 
 
