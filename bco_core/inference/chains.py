@@ -130,7 +130,7 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
     """A start for each chain, fitted to squared error on four fifths of the rows, dealt anew for each."""
     predictor, sample = target.predictor, target.sample
     folds = make_folds(len(sample), chains, generator)
-    theta = _fitted(target, folds, generator)
+    theta = fitted(target, folds, generator)
     if required is None:
         nothing = torch.zeros(chains, dtype=torch.float64)
         return Starts(theta, nothing, torch.ones_like(nothing))
@@ -164,7 +164,7 @@ def _kept(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tens
     return problem.feasible(decisions, outcomes)
 
 
-def _fitted(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:
+def fitted(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:
     predictor, sample = target.predictor, target.sample
     encoded = predictor.encode(sample.contexts, target.prior_scale.dtype)
     theta = predictor.initial(len(folds.train), generator).to(encoded)

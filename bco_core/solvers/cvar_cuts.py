@@ -112,6 +112,8 @@ def _cut(
 ) -> Tail | None:
     """Add rows to ``cuts`` and ``limits`` until the portfolio violates none; None where no portfolio keeps them."""
     start: Array | None = None
+    best: Array | None = None
+    best_tail = -np.inf
     for _ in range(_ROUNDS):
         start = _master(qp, cuts, limits, goal, soft, start)
         if start is None:
@@ -121,10 +123,16 @@ def _cut(
         slack = float(start[-1]) if soft else 0.0
         broken = qp.broken_limits(portfolio)
         worst = tail_mean(scenarios, weights, level, portfolio)
-        if worst @ portfolio < goal - slack - _TOLERANCE:
+        tail = float(worst @ portfolio)
+        if tail < goal - slack - _TOLERANCE:
             cuts.append(worst)
+            # A second look half way to the best portfolio so far finds the rows that both of them miss.
+            if best is not None:
+                cuts.append(tail_mean(scenarios, weights, level, (portfolio + best) / 2))
         elif not broken:
             return Tail(portfolio, slack, True)
+        if tail > best_tail:
+            best, best_tail = portfolio, tail
         limits += broken
     return Tail(portfolio, slack, False)
 
