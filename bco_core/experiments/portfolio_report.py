@@ -125,10 +125,10 @@ def markdown(summaries: Sequence[Summary], remarks: str = "") -> str:
         [
             "# Return-constrained portfolio: feasibility and relative regret",
             "",
-            "Feasibility is the share of the fixed test rows whose return reaches the target of 0.09 (asked for: 0.95).",
+            "Feasibility is the share of the fixed test rows whose return reaches the target, 0.09 (asked for: 0.95).",
             "Regret is the variance of those decisions relative to that of an oracle that knows the returns (one is",
             "best). *Beyond reach* is the share of contexts in which no portfolio could promise the target, where the",
-            "decision is a best effort. Means over runs and their standard errors; methods of a run have the same rows.",
+            "decision is a best effort. Means over runs, their standard errors; methods of a run have the same rows.",
             "",
             *lines,
             "",

@@ -37,10 +37,14 @@ INFEASIBLE = ("best_effort", "error")
 class Portfolios:
     """The portfolios to choose from and their risk: Σ (m, m), bounds (m,), budget, limits on long and short sums.
 
+    Σ is also loadings (m, r) and deviations (m,) of a factor model.
+
     ``factors`` and ``dense`` are the same set in the form that each solver takes.
     """
 
     covariance: Tensor
+    loadings: Tensor
+    deviations: Tensor
     lower: Tensor
     upper: Tensor
     budget: float
@@ -74,6 +78,8 @@ class Portfolios:
         dense = DenseQP.of(covariance, lower, upper, budget, longest, shortest)
         return Portfolios(
             torch.from_numpy(covariance),
+            torch.from_numpy(factors.loadings),
+            torch.from_numpy(factors.deviations),
             torch.from_numpy(lower),
             torch.from_numpy(upper),
             budget,
@@ -93,7 +99,7 @@ class Portfolios:
 
     def variance(self, positions: Tensor) -> Tensor:
         """z'Σz: (..., m) → (...)."""
-        return ((positions @ self.covariance) * positions).sum(-1)
+        return (positions @ self.loadings).square().sum(-1) + (positions * self.deviations).square().sum(-1)
 
     def hold(self, positions: Tensor) -> Tensor:
         """Whether positions (..., m) keep bounds, budget and limits."""

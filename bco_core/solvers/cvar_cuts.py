@@ -79,9 +79,9 @@ def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) 
     order = np.argsort(scenarios @ portfolio, kind="stable")
     sorted_weights = weights[order]
     before = np.cumsum(sorted_weights) - sorted_weights
-    taken = np.minimum(sorted_weights, np.maximum(1 - level - before, 0.0))
-    count = int(np.count_nonzero(taken))
-    mean: Array = (taken[:count] @ scenarios[order[:count]]) / taken[:count].sum()
+    taken = np.minimum(sorted_weights, 1 - level - before)
+    counts = taken > 0
+    mean: Array = (taken[counts] @ scenarios[order[counts]]) / taken[counts].sum()
     return mean
 
 

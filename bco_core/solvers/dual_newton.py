@@ -249,7 +249,7 @@ def _newton(  # type: ignore[no-untyped-def]
                 total += value[a]
                 magnitude += abs(value[a])
             # What rounding leaves of a sum counts as zero.
-            gradient[a] = total if abs(total) > 2e-14 * magnitude else 0.0
+            gradient[a] = total if abs(total) > 1e-13 * magnitude else 0.0
         for a in range(2):
             if value[a] <= 0.0 and gradient[a] > 0.0:
                 gradient[a] = 0.0
@@ -276,7 +276,8 @@ def _newton(  # type: ignore[no-untyped-def]
                     trial[a] = max(trial[a], 0.0)
                 slope += gradient[a] * (trial[a] - value[a])
             reached = _dual(columns, low, high, budget, target, trial, point)
-            if reached <= current + 1e-4 * slope:
+            # A step so small that only rounding is left to gain is taken as it is.
+            if reached <= current + 1e-4 * slope + 1e-15 * abs(current):
                 found = True
                 break
             length *= 0.5

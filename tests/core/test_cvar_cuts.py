@@ -101,6 +101,10 @@ def test_the_tail_mean_splits_the_scenario_at_the_edge() -> None:
     assert tail_mean(atoms, weights, 0.6, np.ones(1)) == pytest.approx((0.25 * 1 + 0.15 * 2) / 0.4)
     assert tail_mean(atoms, weights, 0.0, np.ones(1)) == pytest.approx(2.5)
     assert tail_mean(atoms, weights, 0.9, -np.ones(1)) == pytest.approx(4.0)
+    # Scenarios of no weight are as good as absent, also where they are the worst.
+    assert tail_mean(atoms, np.array([0.0, 0.5, 0.0, 0.5]), 0.25, np.ones(1)) == pytest.approx(
+        (0.5 * 2 + 0.25 * 4) / 0.75
+    )
 
 
 def test_one_return_vector_needs_no_tail() -> None:
