@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import daqp
@@ -65,8 +66,7 @@ def _timed(contestants: dict[str, tuple[Callable[[], Any], int]], label: str) ->
 
 def _point(market: Market) -> dict[str, float]:
     """The inner QP on predictions as a sampler meets them."""
-    import cvxpy as cp
-
+    cp: Any = import_module("cvxpy")
     sample = market.draw(ROWS, 1)
     returns = (sample.contexts @ market.slopes + 0.1 + 0.2 * (sample.outcomes - 0.1)).numpy()
     portfolios = market.problem.portfolios
@@ -129,8 +129,7 @@ def _point(market: Market) -> dict[str, float]:
 
 def _tail(market: Market) -> dict[str, float]:
     """The CVaR prescription over 400 scenarios, for contexts in which the target can be promised."""
-    import cvxpy as cp
-
+    cp: Any = import_module("cvxpy")
     dense, problem = market.problem.portfolios.dense, market.problem
     covariance = problem.portfolios.covariance.numpy() * 1e4
     assets = len(covariance)

@@ -164,9 +164,7 @@ class Asset(Request):
 
     name: Name = Field(examples=["bonds"])
     minimum: Coefficient = Field(0.0, description="smallest position; negative is short")
-    maximum: Bound = Field(
-        None, description="largest position; null for no limit but the budget"
-    )
+    maximum: Bound = Field(None, description="largest position; null for no limit but the budget")
 
 
 class FactorRisk(Request):

@@ -157,7 +157,7 @@ def test_a_checkpoint_is_replaced_refused_to_the_unwanted_and_ignored_when_damag
     with transaction() as session:
         session.execute(sa.update(CheckpointBlockRow).values(sha256="0"))
     assert checkpoints.load(job_id) is None
-    service.cancel(job_id)
+    answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
     assert stored_blocks(job_id) == 0
 
 
