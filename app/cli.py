@@ -184,6 +184,17 @@ def bench_inference(json: Json = False) -> None:
     run(json)
 
 
+@bench.command("portfolio")
+def bench_portfolio(
+    json: Json = False,
+    steps: Annotated[int, typer.Option(help="of each chain; the time is then scaled to 15,000", min=100)] = 15_000,
+) -> None:
+    """The portfolio kernels beside daqp and cvxpy, and the time of four chains of Metropolis–Hastings at n = 400."""
+    from app.bench.portfolio import run
+
+    run(json, steps)
+
+
 def main() -> None:
     app()
 

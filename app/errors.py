@@ -21,6 +21,7 @@ from starlette.routing import compile_path
 
 from app.db import outage
 from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
+from bco_core.problems.registry import PROBLEMS
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +199,12 @@ def _field_problem(entry: dict[str, Any], request: Request) -> FieldProblem:
     where = entry["loc"][1:] if entry["loc"][0] == "body" else entry["loc"]
     if entry["type"] == "json_invalid":
         return FieldProblem(pointer="#", detail="the body is not valid JSON")
+    if entry["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        detail = f"the problem kind must be one of {', '.join(PROBLEMS)}"
+        return FieldProblem(pointer=pointer([*where, "kind"]), detail=detail)
+    if where[:1] == ("spec",) and where[1:2] and where[1] in PROBLEMS:
+        # The kind told the specifications apart; it is no part of the path.
+        where = where[:1] + where[2:]
     kind = request.headers.get("content-type", "")
     if not where and not kind.startswith(("application/json", "multipart/form-data")):
         return FieldProblem(pointer="#", detail="send the body as JSON, with Content-Type: application/json")

@@ -1,4 +1,4 @@
-"""``bco experiment``: the paper's newsvendor and shipment experiments and the Yaz restaurant, from data to report."""
+"""``bco experiment``: the paper's three experiments and the Yaz restaurant, from data to report."""
 
 from __future__ import annotations
 
@@ -140,6 +140,69 @@ def shipment(
     typer.echo(markdown(cells))
     if json:
         typer.echo(jsonlib.dumps(overall(cells) | {"runs": len(wanted), "runs_computed": len(todo)}))
+
+
+@experiment.command()
+def portfolio(
+    n: Annotated[
+        list[int] | None, typer.Option("--n", help="training rows: 100, 200 or 400 (repeat for several)")
+    ] = None,
+    runs: Annotated[int, typer.Option(help="runs of each size", min=1)] = 10,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="method to run (repeat for several); default saa, enw, shifted, ieo, warm_starts, bcp, "
+            "bcp_1_chain; also bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
+        ),
+    ] = None,
+    contexts: Annotated[int, typer.Option(help="test rows; the paper has 10,000", min=100)] = 2000,
+    jobs: Jobs = 2,
+    seed: Annotated[int, typer.Option(help="another seed draws other training rows", min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    json: Json = False,
+) -> None:
+    """The paper's Experiment 3: how often a portfolio keeps its return, and at what variance.
+
+    Results are added to portfolio.csv in the folder as they come, and those already there are not computed again, so
+    the command may be stopped and repeated. portfolio.md and portfolio.png show all the results in the folder; what
+    portfolio-remarks.md says is appended to the former.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from bco_core.experiments import portfolio as experiment
+    from bco_core.experiments.portfolio_report import as_json, markdown, plot, summarize
+
+    sizes = n or list(experiment.SIZES)
+    methods = method or list(experiment.DEFAULT_METHODS)
+    _refuse_unknown(methods, list(experiment.METHODS), "method")
+    _refuse_unknown(sizes, list(experiment.SIZES), "sample size")
+
+    path = out / "portfolio.csv"
+    wanted = experiment.plan(sizes, runs, seed)
+    done = experiment.read(path)
+    todo = experiment.missing(wanted, methods, done)
+    console = Console(stderr=True)
+    if len(todo) < len(wanted):
+        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are in {path} already; --seed makes others.")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("portfolio", total=len(todo))
+        for results in experiment.perform_all(todo, path, jobs, contexts):
+            done += results
+            bar.update(task, advance=1, description=f"n = {results[0].run.n}")
+
+    remarks = out / "portfolio-remarks.md"
+    everything = summarize(done)
+    table = markdown(everything, remarks.read_text(encoding="utf-8") if remarks.exists() else "")
+    (out / "portfolio.md").write_text(table, encoding="utf-8")
+    try:
+        plot(done, out / "portfolio.png")
+    except ImportError:
+        console.print("matplotlib is missing, so there is no plot; install the bench extra.")
+    typer.echo(table)
+    if json:
+        typer.echo(jsonlib.dumps(as_json(everything)))
 
 
 def _refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:

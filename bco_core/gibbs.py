@@ -54,8 +54,8 @@ def make_target(
 ) -> GibbsTarget:
     """The target for this sample, with costs scaled by the best constant decision's."""
     reference = best_constant(problem, sample.outcomes).objective.item()
-    # A history that a constant decision serves perfectly has no natural scale: keep the user's.
-    scale = reference if reference > 0 else 1.0
+    # A history that a constant decision serves perfectly has no natural scale: keep the user's. Gains scale like costs.
+    scale = abs(reference) or 1.0
     return GibbsTarget(problem, predictor, sample, family, torch.tensor(prior_scale), scale)
 
 

@@ -17,11 +17,29 @@ from bco_core.predictors import Predictor, predictor_from_arrays, predictor_to_a
 from bco_core.scenarios import History, Scenarios
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+_CHAINS = "chains"
+
+
+@dataclass(frozen=True)
+class ChainDraws:
+    """What a sampler found: draws (N, d) of equal weight, and which of them has the highest posterior density."""
+
+    loc: Tensor
+    best: int
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """``count`` of the draws in random order, none twice before all came once."""
+        rounds = -(-count // len(self.loc))
+        order = torch.cat([torch.randperm(len(self.loc), generator=generator) for _ in range(rounds)])
+        return self.loc[order[:count]]
+
+    def mode(self) -> Tensor:
+        return self.loc[self.best]
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """A weighted mixture of mean-field components over θ, with the particles drawn from it.
+    """A weighted mixture of mean-field components over θ, or the draws of chains, with the particles to decide from.
 
     ``particles`` (K, d) are draws of equal weight, kept so that everyone prescribes from the same ones; ``mixture``
     makes fresh draws of any number. ``seed`` is what the particles were drawn with. ``history`` serves predictive
@@ -29,7 +47,7 @@ class Posterior:
     """
 
     predictor: Predictor
-    mixture: Mixture
+    mixture: Mixture | ChainDraws
     particles: Tensor
     seed: int
     history: History | None = None
@@ -55,13 +73,13 @@ class Posterior:
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
         """A JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""
         predictor, statistics = predictor_to_arrays(self.predictor)
-        arrays = statistics | {
-            "weights": self.mixture.weights,
-            "loc": self.mixture.loc,
-            "scale": self.mixture.scale,
-            "particles": self.particles,
-        }
-        description = {"predictor": predictor, "family": self.mixture.family.name, "seed": self.seed}
+        arrays = statistics | {"loc": self.mixture.loc, "particles": self.particles}
+        description = {"predictor": predictor, "family": _CHAINS, "seed": self.seed}
+        if isinstance(self.mixture, ChainDraws):
+            description["best"] = self.mixture.best
+        else:
+            arrays |= {"weights": self.mixture.weights, "scale": self.mixture.scale}
+            description["family"] = self.mixture.family.name
         if self.history is not None:
             arrays |= {"history_predictions": self.history.predictions, "history_outcomes": self.history.outcomes}
         return description, {name: values.numpy() for name, values in arrays.items()}
@@ -69,7 +87,11 @@ class Posterior:
     @staticmethod
     def from_arrays(description: dict[str, Any], arrays: Arrays) -> Posterior:
         tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
-        mixture = Mixture(FAMILIES[description["family"]], tensors["weights"], tensors["loc"], tensors["scale"])
+        mixture: Mixture | ChainDraws
+        if description["family"] == _CHAINS:
+            mixture = ChainDraws(tensors["loc"], description["best"])
+        else:
+            mixture = Mixture(FAMILIES[description["family"]], tensors["weights"], tensors["loc"], tensors["scale"])
         predictor = predictor_from_arrays(description["predictor"], tensors)
         history = None
         if "history_outcomes" in tensors:

@@ -196,6 +196,18 @@ class PosteriorBlockRow(Base):
     data: Mapped[bytes]
 
 
+class CheckpointBlockRow(Base):
+    """Rows ``first_row`` onwards of one array of the state that a running job may go on from, as .npy bytes."""
+
+    __tablename__ = "checkpoint_blocks"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    array: Mapped[str] = mapped_column(primary_key=True)
+    first_row: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[str]
+    data: Mapped[bytes]
+
+
 class WorkerRow(Base):
     """A heartbeat on the database's clock, in seconds."""
 

@@ -11,7 +11,9 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import wait
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -24,7 +26,7 @@ from app.db.engine import transaction
 from app.db.outage import insist, is_outage
 from app.db.tables import DatasetRow, JobRow, ProblemRow
 from app.errors import ApiError
-from app.jobs import service
+from app.jobs import checkpoints, service
 from app.jobs.schemas import NewJob
 from app.posteriors import service as posteriors
 from app.prescriptions import batches
@@ -96,8 +98,28 @@ def _learn(job_id: str, attempt: int) -> None:
     progress = _reporter(job_id, attempt)
     progress(0.0, f"learning from {len(outcomes)} rows")
     sample = Sample(torch.from_numpy(contexts), outcomes)
-    posterior, diagnostics = learn(build_problem(problem.spec), sample, request.learning_options(), progress)
+    posterior, diagnostics = learn(
+        build_problem(problem.spec),
+        sample,
+        request.learning_options(),
+        progress,
+        checkpoint=_checkpointer(job_id, attempt),
+        resume=insist(lambda: checkpoints.load(job_id)),
+    )
     insist(lambda: posteriors.store(job, attempt, problem, dataset, posterior, diagnostics))
+
+
+def _checkpointer(job_id: str, attempt: int) -> Callable[[dict[str, Any]], None]:
+    """Keeps where the computation has got to; while the database is out, the last state kept has to do."""
+
+    def checkpoint(arrays: dict[str, Any]) -> None:
+        try:
+            checkpoints.save(job_id, attempt, arrays)
+        except sa.exc.SQLAlchemyError as error:
+            if not is_outage(error):
+                raise
+
+    return checkpoint
 
 
 def _reporter(job_id: str, attempt: int) -> Progress:

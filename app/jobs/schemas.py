@@ -50,11 +50,13 @@ class PredictorSpec(Request):
 
 
 class PosteriorSpec(Request):
-    """How the posterior is learned. ``auto`` needs no tuning; ``vi`` with one member is the paper's Algorithm 1."""
+    """How the posterior is learned. ``auto`` needs no tuning; ``vi`` with one member is the paper's Algorithm 1, and
+    ``mh`` its Algorithms 2 and 3."""
 
-    method: Literal["auto", "vi"] = Field(
+    method: Literal["auto", "vi", "mh"] = Field(
         "auto",
-        description="auto learns a fold mixture and selects temperature, scale, rate and policy by held-out cost",
+        description="auto learns a fold mixture and selects temperature, scale, rate and policy by held-out cost; "
+        "where decisions have no gradient it samples by Metropolis–Hastings (mh), and the diagnostics say so",
     )
     family: Literal["laplace", "gaussian"] = "laplace"
     members: Annotated[int, Field(ge=1)] | None = Field(
@@ -79,10 +81,33 @@ class PosteriorSpec(Request):
         False, description="set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate may hold"
     )
 
+    chains: Annotated[int, Field(ge=1, le=64)] = Field(DEFAULTS.chains, description="mh: chains from different starts")
+    steps: Annotated[int, Field(ge=2, le=1_000_000)] = Field(DEFAULTS.steps, description="mh: length of each chain")
+    burn_in: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        DEFAULTS.burn_in, description="mh: steps that adapt the proposals and are then discarded"
+    )
+    temperature: Literal["settle", "validation"] = Field(
+        "settle",
+        description="mh, unless a temperature is given: lowered until the traces of the decision loss settle, or "
+        "chosen by cost and feasibility on rows set aside",
+    )
+    scale_costs: bool = Field(
+        True, description="mh: the temperature is for costs in units of the best constant decision's, not raw ones"
+    )
+    thinning: Literal["support_points", "regular"] = Field(
+        "support_points", description="mh: how particles are chosen from the draws"
+    )
+
     @model_validator(mode="after")
     def at_most_one_temperature(self) -> Self:
         if self.kl_weight is not None and self.inverse_temperature is not None:
             raise ValueError("give kl_weight or inverse_temperature, not both")
+        return self
+
+    @model_validator(mode="after")
+    def burn_in_ends(self) -> Self:
+        if self.burn_in >= self.steps:
+            raise ValueError("burn_in must be shorter than the chain of steps")
         return self
 
 

@@ -21,13 +21,15 @@ from app.db.tables import BatchShardRow, DatasetRow, JobLogRow, JobRow, ProblemR
 from app.errors import Conflict, InvalidRequest, Unavailable
 from app.idempotency import made
 from app.ids import is_id, new_id
-from app.jobs import engine
+from app.jobs import checkpoints, engine
 from app.jobs.schemas import JobFilter, NewJob
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
+from bco_core.inference.chains import DRAWS
 from bco_core.inference.learn import MINIMUM_ROWS
 from bco_core.inference.mixture import members_for
+from bco_core.problems.registry import build_problem
 
 MISSING = "no job has this id; GET /v1/jobs lists them"
 UNFINISHED = ("queued", "running")
@@ -106,7 +108,9 @@ def _check(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
     if request.predictor.is_network:
         parameters += sum((a + 1) * b for a, b in pairwise([contexts, *request.predictor.layers, len(needed)]))
     members = request.posterior.members or members_for(dataset.rows)
-    megabytes = 4e-6 * parameters * (request.posterior.particles + 2 * members)
+    # Components of a mixture have a location and a scale; chains leave their draws.
+    vectors = 2 * members if build_problem(problem.spec).differentiable else max(DRAWS, request.posterior.particles)
+    megabytes = 4e-6 * parameters * (request.posterior.particles + vectors)
     for field, what, value, limit in (
         (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
         (("posterior", "members"), "members", members, settings.max_members),
@@ -301,7 +305,10 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
     if attempt is not None:
         guards.append(JobRow.attempts == attempt)
     line = f"{state}: {values['error']}" if values.get("error") else state
-    return _change(session, job_id, guards, line, state=state, finished_at=now(), **values)
+    finished = _change(session, job_id, guards, line, state=state, finished_at=now(), **values)
+    if finished:
+        checkpoints.forget(session, job_id)
+    return finished
 
 
 def _change(session: Session, job_id: str, guards: Sequence[Any], line: str | None, **values: Any) -> bool:

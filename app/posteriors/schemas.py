@@ -32,22 +32,35 @@ class Diagnostics(BaseModel):
     quality: Quality
     reason: str
     method: str
+    inference: str = Field("vi", description="vi or mh: what the method came to")
+    inference_reason: str = Field("", description="why")
     policy: str = Field(description="recommended, or as the job asked")
-    policies: list[dict[str, Any]] = Field(description="held-out cost of each policy that may be recommended")
+    policies: list[dict[str, Any]] = Field([], description="held-out cost of each policy that may be recommended")
     candidates: list[dict[str, Any]] = Field([], description="what auto chose from, with paired differences")
     network_share: float | None = Field(None, description="auto: weight of the network against the linear model")
     shares: list[dict[str, float]] = Field([], description="auto: held-out cost at each such weight")
-    held_out_rows: int
-    held_out_cost: dict[str, Any] = Field(description="mean cost of each policy on rows its members did not learn from")
-    constant_decision_cost: dict[str, Any] = Field(description="the best constant decision's cost on the same rows")
-    gain_over_constant: dict[str, Any] = Field(description="paired difference; negative is better")
-    members: dict[str, Any] = Field(description="how many, how much they disagree, how far they moved from the prior")
+    held_out_rows: int = 0
+    held_out_cost: dict[str, Any] = Field(
+        {}, description="mean cost of each policy on rows its members did not learn from"
+    )
+    constant_decision_cost: dict[str, Any] = Field({}, description="the best constant decision's cost on the same rows")
+    gain_over_constant: dict[str, Any] = Field({}, description="paired difference; negative is better")
+    members: dict[str, Any] = Field(
+        {}, description="how many, how much they disagree, how far they moved from the prior"
+    )
     certificate: dict[str, Any] = Field(
         description="PAC-Bayes bound on the expected cost with its terms, or which assumption fails"
     )
     kl_weight: float
     inverse_temperature: float
     cost_scale: float = Field(description="what costs were divided by while learning")
-    best_epochs: list[list[int]]
-    stopped_early: bool
-    trace: list[dict[str, Any]] = Field(description="risk, KL, validation cost and mean scale by epoch, thinned")
+    best_epochs: list[list[int]] = []
+    stopped_early: bool | None = None
+    trace: list[dict[str, Any]] = Field([], description="risk, KL, validation cost and mean scale by epoch, thinned")
+    chains: dict[str, Any] = Field(
+        {}, description="mh: acceptance, R-hat and effective sample sizes of loss and predictions, loss traces"
+    )
+    temperatures: list[dict[str, Any]] = Field([], description="mh: the inverse temperatures tried")
+    prior: dict[str, Any] = Field({}, description="mh: family and scale of the prior")
+    start: dict[str, Any] = Field({}, description="mh: how far each start was shifted, and its feasibility")
+    history: dict[str, Any] = Field({}, description="mh: cost and feasibility of the decisions on the learned rows")

@@ -67,10 +67,10 @@ def ready(row: PosteriorRow) -> Ready:
     def make() -> tuple[Ready, int]:
         with transaction() as session:
             posterior = load(session, row)
-        tensors = (posterior.particles, posterior.mixture.loc, posterior.mixture.scale)
+        _, arrays = posterior.to_arrays()
         problem = build_problem(row.problem)
         made = Ready(posterior, problem, ContextEncoding.of(row.columns), decision_names(row.problem))
-        return made, sum(tensor.nbytes for tensor in tensors)
+        return made, sum(array.nbytes for array in arrays.values())
 
     return _cache.get(row.id, make, get_settings().cache_mb * 1_000_000)
 

@@ -106,6 +106,9 @@ class PrescriptionAnswer(BaseModel):
     status: Status
     reason: str = Field("", description="why the status is not optimal")
     solver: str = Field("", description="what found the decision, where a solver was needed")
+    feasibility: float | None = Field(
+        None, description="where constraints are uncertain: the share of scenarios in which the decision keeps them"
+    )
     map: MapAlternative
     hedging_gain: float | None = Field(description="the MAP decision's expected cost less this decision's")
 

@@ -19,7 +19,7 @@ from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
 from bco_core.policies import HEDGING, POLICIES, Policy, decide_for
-from bco_core.problems.base import EXPECTATION, Risk
+from bco_core.problems.base import EXPECTATION, Risk, Status, UncertainConstraints
 from bco_core.scenarios import Scenarios, cost_distribution, expected_cost, predictive_scenarios
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -109,8 +109,14 @@ def _prescriptions(
     hedged = atoms if request.risk else scenarios
     prescription = _decide(policy, request, seconds)(loaded.problem, hedged, generator)
     metrics.count_prescriptions(prescription.status, prescription.solvers)
+    decisions = prescription.decisions.clone()
+    # A problem may know its best effort; who asked for none is not shown it.
+    decisions[torch.tensor([status == Status.INFEASIBLE for status in prescription.status])] = torch.nan
     levels = torch.tensor(QUANTILES, dtype=torch.float64)
-    costs = cost_distribution(loaded.problem, prescription.decisions, atoms, levels, 0.95)
+    costs = cost_distribution(loaded.problem, decisions, atoms, levels, 0.95)
+    kept = torch.full((len(contexts),), torch.nan, dtype=torch.float64)
+    if isinstance(loaded.problem, UncertainConstraints):
+        kept = loaded.problem.feasible(decisions[:, None], atoms.outcomes).double() @ atoms.weights
     map_decisions = decide_for(loaded.problem, scenarios.mode)
     map_costs = expected_cost(loaded.problem, map_decisions, atoms)
 
@@ -125,17 +131,19 @@ def _prescriptions(
             "status": status,
             "reason": reason,
             "solver": solver,
+            "feasibility": share,
             "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
             "hedging_gain": gain,
         }
-        for decision, mean, quantiles, cvar, status, reason, solver, map_decision, map_cost, gain in zip(
-            _listed(prescription.decisions),
+        for decision, mean, quantiles, cvar, status, reason, solver, share, map_decision, map_cost, gain in zip(
+            _listed(decisions),
             _listed(costs.mean),
             _listed(costs.quantiles),
             _listed(costs.cvar),
             prescription.status,
             prescription.reasons or nothing,
             prescription.solvers or nothing,
+            _listed(kept),
             _listed(map_decisions),
             _listed(map_costs),
             _listed(map_costs - costs.mean),

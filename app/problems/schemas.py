@@ -159,11 +159,71 @@ class Shipment(Request):
         return [source.name for source in self.sources]
 
 
+class Asset(Request):
+    """One asset: its name is the outcome column that holds its return."""
+
+    name: Name = Field(examples=["bonds"])
+    minimum: Coefficient = Field(0.0, description="smallest position; negative is short")
+    maximum: Bound = Field(None, description="largest position; null for no limit but the budget")
+
+
+class FactorRisk(Request):
+    """The covariance as loadings·loadings' + diag(residual_variances): quick to solve with."""
+
+    loadings: list[list[float]] = Field(min_length=1, description="a row for each asset, a column for each factor")
+    residual_variances: list[Cost] = Field(min_length=1, description="one for each asset")
+
+
+class _Portfolio(Request):
+    assets: list[Asset] = Field(min_length=1, max_length=500)
+    covariance: list[list[float]] | None = Field(None, description="of the assets' returns; or give factors")
+    factors: FactorRisk | None = Field(None, description="the same as a factor model; or give covariance")
+    budget: Cost = Field(1.0, description="the positions sum to at most this")
+
+    @model_validator(mode="after")
+    def assets_have_different_names(self) -> Self:
+        names = [asset.name for asset in self.assets]
+        if len(set(names)) < len(names):
+            raise ValueError("two assets have the same name; each needs its own outcome column")
+        return self
+
+    def outcome_names(self) -> list[str]:
+        return [asset.name for asset in self.assets]
+
+    def decision_names(self) -> list[str]:
+        return [asset.name for asset in self.assets]
+
+
+class ReturnConstrainedPortfolio(_Portfolio):
+    """The positions of least variance whose return reaches a target, with a stated confidence."""
+
+    kind: Literal["return_constrained_portfolio"]
+    target_return: Coefficient
+    confidence: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.95, description="the mean return of the worst 1 − confidence of the scenarios must reach the target"
+    )
+    maximum_long: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="of all long positions")
+    maximum_short: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="of all short positions")
+    infeasible: Literal["best_effort", "error"] = Field(
+        "best_effort", description="what to answer where no portfolio reaches the target"
+    )
+
+
+class MeanVariancePortfolio(_Portfolio):
+    """The positions of least ½·risk_aversion·variance − return."""
+
+    kind: Literal["mean_variance_portfolio"]
+    risk_aversion: Cost = 1.0
+
+
 # A new kind is a model with ``kind``, ``outcome_names`` and ``decision_names``, and its name here.
-ProblemSpec = Annotated[Newsvendor | TwoStageLinear | Shipment, Field(discriminator="kind")]
+ProblemSpec = Annotated[
+    Newsvendor | TwoStageLinear | Shipment | ReturnConstrainedPortfolio | MeanVariancePortfolio,
+    Field(discriminator="kind"),
+]
 
 
-_SPEC: TypeAdapter[Newsvendor | TwoStageLinear | Shipment] = TypeAdapter(ProblemSpec)
+_SPEC: TypeAdapter[ProblemSpec] = TypeAdapter(ProblemSpec)
 
 
 class NewProblem(Request):

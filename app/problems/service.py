@@ -5,9 +5,11 @@ from __future__ import annotations
 from app.db.engine import transaction
 from app.db.rows import delete_row, page, read
 from app.db.tables import ProblemRow
+from app.errors import InvalidRequest
 from app.idempotency import made
 from app.ids import new_id
 from app.problems.schemas import NewProblem
+from bco_core.errors import InvalidInput
 from bco_core.problems.registry import build_problem
 
 MISSING = "no problem has this id; GET /v1/problems lists them"
@@ -15,7 +17,10 @@ MISSING = "no problem has this id; GET /v1/problems lists them"
 
 def create(workspace: str, request: NewProblem) -> ProblemRow:
     spec = request.spec.model_dump()
-    build_problem(spec)
+    try:
+        build_problem(spec)
+    except InvalidInput as error:
+        raise InvalidRequest.at(("spec", *error.where), str(error)) from None
     with transaction() as session:
         row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=spec)
         session.add(row)

@@ -1,13 +1,14 @@
 """Learning from beginning to end: rows and a problem in, a posterior and its diagnostics out.
 
-``auto`` learns a fold mixture from warm starts and selects everything by out-of-fold decision cost. ``vi`` is plain
-variational inference; with one member it is the paper's Algorithm 1.
+``auto`` learns a fold mixture from warm starts and selects everything by out-of-fold decision cost; where decisions
+have no gradient, it samples by Metropolis–Hastings instead. ``vi`` is plain variational inference; with one member it
+is the paper's Algorithm 1. ``mh`` is Algorithm 2, and Algorithm 3 where constraints are uncertain.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES, Mixture
 from bco_core.gibbs import GibbsTarget, make_target, resolve_kl_weight
+from bco_core.inference.chains import TEMPERATURES, THINNING, learn_by_chains
 from bco_core.inference.diagnostics import diagnose, held_out_costs
+from bco_core.inference.metropolis import Arrays
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
@@ -45,7 +48,7 @@ from bco_core.scenarios import History
 MINIMUM_ROWS = 10
 HISTORY_ROWS = 1000
 CONFIDENCE = 0.95
-METHODS = ("auto", "vi")
+METHODS = ("auto", "vi", "mh")
 # κ at 256 rows. For `auto` it goes with priors scaled to the predictor; for `vi` with the paper's unit prior.
 AUTO_KL_WEIGHT = 2e-4
 VI_KL_WEIGHT = 1e-5
@@ -62,6 +65,10 @@ class LearningOptions:
     ``patience``. At most one of the two temperatures may be given; it then holds for every candidate. ``certify``
     scales the predictors with a tenth of the rows, so that the prior is independent of the others and a certificate
     may hold.
+
+    ``chains``, ``steps``, ``burn_in``, ``temperature``, ``scale_costs`` and ``thinning`` are for Metropolis–Hastings:
+    how a temperature that is not given is found, whether it is for costs in units of the best constant decision's, and
+    how the particles are chosen from the draws.
     """
 
     method: str = "auto"
@@ -81,6 +88,12 @@ class LearningOptions:
     draws: int = 1
     particles: int = 200
     certify: bool = False
+    chains: int = 4
+    steps: int = 15_000
+    burn_in: int = 5_000
+    temperature: str = "settle"
+    scale_costs: bool = True
+    thinning: str = "support_points"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -88,7 +101,7 @@ class LearningOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} must be a positive number", ("posterior", name))
-        for name in ("members", "epochs", "patience", "batch_size", "draws", "particles"):
+        for name in ("members", "epochs", "patience", "batch_size", "draws", "particles", "chains", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1", ("posterior", name))
@@ -97,9 +110,13 @@ class LearningOptions:
             ("family", self.family, tuple(FAMILIES)),
             ("predictor", self.predictor, ("auto", *KINDS)),
             ("policy", self.policy or "bcp", tuple(POLICIES)),
+            ("temperature", self.temperature, TEMPERATURES),
+            ("thinning", self.thinning, THINNING),
         ):
             if value not in known:
                 raise InvalidInput(f"the {name} must be one of {', '.join(known)}", (name,))
+        if not 0 <= self.burn_in < self.steps:
+            raise InvalidInput("burn_in must be shorter than the chain", ("posterior", "burn_in"))
 
 
 @dataclass(frozen=True)
@@ -116,11 +133,26 @@ class _Learned:
 
 
 def learn(
-    problem: DecisionProblem, sample: Sample, options: LearningOptions, progress: Progress = no_progress
+    problem: DecisionProblem,
+    sample: Sample,
+    options: LearningOptions,
+    progress: Progress = no_progress,
+    checkpoint: Callable[[Arrays], None] | None = None,
+    resume: Arrays | None = None,
 ) -> tuple[Posterior, dict[str, Any]]:
-    """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior."""
+    """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior.
+
+    Where chains are run, ``checkpoint`` is handed plain arrays now and then; given back as ``resume``, the chains go on
+    from there and end as if they had never stopped.
+    """
     check(problem, sample)
     problem = problem.relaxation
+    inference, reason = _inference(problem, options)
+    if inference == "mh":
+        posterior, diagnostics = learn_by_chains(problem, sample, options, progress, checkpoint, resume)
+        certificate = {"bound": None, "reason": "a certificate needs variational inference"}
+        diagnostics |= {"method": options.method, "certificate": certificate}
+        return posterior, diagnostics | {"inference": inference, "inference_reason": reason}
     generator = torch.Generator().manual_seed(options.seed)
     scaling, judged = _set_aside(len(sample), generator) if options.certify else (torch.arange(len(sample)), None)
     method = _learn_auto if options.method == "auto" else _learn_vi
@@ -141,6 +173,8 @@ def learn(
         "best_epochs": [fit.best_epochs for fit in learned.fits],
         "stopped_early": converged,
         "trace": [asdict(point) for point in learned.fits[-1].trace],
+        "inference": inference,
+        "inference_reason": reason,
     }
     diagnostics["certificate"] = certify(learned.classes, judged, CONFIDENCE, generator)
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
@@ -157,10 +191,22 @@ def check(problem: DecisionProblem, sample: Sample) -> None:
             f"the problem has {problem.outcome_dim} uncertain outcomes, the data {sample.outcomes.shape[1]}",
             ("dataset",),
         )
-    if not problem.differentiable:
-        raise InvalidInput(
-            "this problem is not differentiable, and variational inference needs a gradient", ("problem",)
-        )
+
+
+def _inference(problem: DecisionProblem, options: LearningOptions) -> tuple[str, str]:
+    """Variational inference or Metropolis–Hastings, and why."""
+    if options.method == "mh":
+        return "mh", "Metropolis–Hastings, as asked for"
+    if options.method == "vi":
+        if not problem.differentiable:
+            raise InvalidInput(
+                "decisions have no gradient here, and variational inference needs one; use mh or auto",
+                ("posterior", "method"),
+            )
+        return "vi", "variational inference, as asked for"
+    if problem.differentiable:
+        return "vi", "variational inference, because decisions have a gradient by the prediction"
+    return "mh", "Metropolis–Hastings, because decisions have no useful gradient by the prediction"
 
 
 def _set_aside(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,10 @@ file knows which problem it has.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -92,3 +93,22 @@ class DecisionProblem(Protocol):
         ``time_limit`` is in seconds for the whole call; what it cuts off has status ``time_limit``.
         """
         ...
+
+
+@runtime_checkable
+class UncertainConstraints(Protocol):
+    """What a problem has besides, if the outcome decides whether a decision keeps its constraints."""
+
+    @property
+    def confidence(self) -> float:
+        """The share of outcomes under which decisions must keep them."""
+        ...
+
+    def slack(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """How far each decision is from breaking them, negative where it does: (..., d_z), (..., d_y) → (...)."""
+        ...
+
+
+def cost_floor(problem: DecisionProblem) -> float:
+    """A number that no cost falls below, as far as the problem knows one (its own ``cost_floor``)."""
+    return float(getattr(problem, "cost_floor", -math.inf))

@@ -8,12 +8,15 @@ from typing import Any
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.newsvendor import Newsvendor
+from bco_core.problems.portfolio import MeanVariancePortfolio, ReturnConstrainedPortfolio
 from bco_core.problems.two_stage import TwoStageLinear
 
 PROBLEMS: dict[str, Callable[[dict[str, Any]], DecisionProblem]] = {
     "newsvendor": Newsvendor.from_spec,
     "two_stage_linear": TwoStageLinear.from_spec,
     "shipment": TwoStageLinear.from_shipment,
+    "return_constrained_portfolio": ReturnConstrainedPortfolio.from_spec,
+    "mean_variance_portfolio": MeanVariancePortfolio.from_spec,
 }
 
 

@@ -136,14 +136,16 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
     seen: list[float] = []
     real = learning.learn
 
-    def learn_and_be_cancelled(problem: Any, sample: Any, options: Any, progress: Callable[..., None]) -> Any:
+    def learn_and_be_cancelled(
+        problem: Any, sample: Any, options: Any, progress: Callable[..., None], **rest: Any
+    ) -> Any:
         def watched(fraction: float, message: str) -> None:
             seen.append(fraction)
             if len(seen) == 1:
                 service.cancel(DEFAULT_WORKSPACE, queued)
             progress(fraction, message)
 
-        return real(problem, sample, options, watched)
+        return real(problem, sample, options, watched, **rest)
 
     monkeypatch.setattr(compute, "learn", learn_and_be_cancelled)
     compute.run(queued, attempt)

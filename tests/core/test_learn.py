@@ -233,7 +233,9 @@ def test_data_of_another_dimension_than_the_problem_are_refused_with_both_number
 @pytest.mark.parametrize(
     ("name", "value", "known"),
     [
-        ("method", "magic", "auto, vi"),
+        ("method", "magic", "auto, vi, mh"),
+        ("temperature", "warm", "settle, validation"),
+        ("thinning", "none", "support_points, regular"),
         ("family", "cauchy", "gaussian, laplace"),
         ("predictor", "forest", "auto, linear, relu_affine, mlp, skip_mlp"),
         ("policy", "greedy", "bcp, averaged, blended, map, thompson"),
@@ -271,16 +273,26 @@ def test_a_number_of_things_below_one_is_refused_at_its_field(name: str, value: 
     assert refusal.value.where == ("posterior", name)
 
 
-def test_a_problem_without_gradients_is_refused() -> None:
-    class Stepwise(Newsvendor):
-        @property
-        def differentiable(self) -> bool:
-            return False
+class Stepwise(Newsvendor):
+    """A newsvendor that keeps its gradients to itself."""
 
-    stepwise = Stepwise(**vars(PROBLEM))
-    with pytest.raises(InvalidInput, match="needs a gradient") as refusal:
-        learn(stepwise, make_sample(), BRIEF)
-    assert refusal.value.where == ("problem",)
+    @property
+    def differentiable(self) -> bool:
+        return False
+
+
+def test_variational_inference_is_refused_where_there_are_no_gradients() -> None:
+    with pytest.raises(InvalidInput, match="variational inference needs one; use mh or auto") as refusal:
+        learn(Stepwise(**vars(PROBLEM)), make_sample(), replace(BRIEF, method="vi"))
+    assert refusal.value.where == ("posterior", "method")
+
+
+@pytest.mark.parametrize(("problem", "inference"), [(PROBLEM, "vi"), (Stepwise(**vars(PROBLEM)), "mh")])
+def test_auto_picks_the_inference_by_the_problem_and_says_why(problem: Newsvendor, inference: str) -> None:
+    brief = LearningOptions(members=5, epochs=2, predictor="linear", steps=60, burn_in=30, chains=2, kl_weight=1e-2)
+    _, diagnostics = learn(problem, make_sample(), brief)
+    assert (diagnostics["method"], diagnostics["inference"]) == ("auto", inference)
+    assert "gradient by the prediction" in diagnostics["inference_reason"]
 
 
 def test_cancelling_from_the_progress_callback_ends_learning() -> None:

@@ -1,0 +1,190 @@
+"""The portfolio kernels beside daqp and cvxpy, and the time of the paper's four chains.
+
+Contestants take turns, so that whatever else the machine does meets them all; medians are compared, and answers are
+checked against each other. cvxpy comes with the ``dev`` extra.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import daqp
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from bco_core.experiments.portfolio import (
+    BURN_IN,
+    CHAINS,
+    CONFIDENCE,
+    STEPS,
+    TARGET,
+    TEMPERATURE,
+    Judge,
+    Market,
+    Run,
+    Trial,
+)
+from bco_core.inference.metropolis import MetropolisOptions, begin
+from bco_core.inference.metropolis import run as run_chains
+from bco_core.solvers.cvar_cuts import cvar_portfolio
+from bco_core.solvers.dual_newton import Array, least_variance
+
+ROWS, DAQP_ROWS, CVXPY_ROWS, SCENARIOS = 400, 100, 10, 400
+ROUNDS = 9
+
+
+def run(as_json: bool, steps: int = STEPS) -> dict[str, float]:
+    torch.set_num_threads(1)
+    market = Market.make()
+    figures = _point(market) | _tail(market) | _chains(market, steps)
+    if as_json:
+        Console().print(json.dumps(figures), soft_wrap=True, highlight=False)
+    else:
+        for name, value in figures.items():
+            Console().print(f"{name:24}{value:14.4g}")
+    return figures
+
+
+def _timed(contestants: dict[str, tuple[Callable[[], Any], int]], label: str) -> dict[str, float]:
+    """Median seconds for one problem of each contestant, which solves so many at a time."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in track(range(ROUNDS), label, console=Console(stderr=True), transient=True):
+        for name, (act, count) in contestants.items():
+            began = time.perf_counter()
+            act()
+            times[name].append((time.perf_counter() - began) / count)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _point(market: Market) -> dict[str, float]:
+    """The inner QP on predictions as a sampler meets them."""
+    cp: Any = import_module("cvxpy")
+    sample = market.draw(ROWS, 1)
+    returns = (sample.contexts @ market.slopes + 0.1 + 0.2 * (sample.outcomes - 0.1)).numpy()
+    portfolios = market.problem.portfolios
+    covariance = portfolios.covariance.numpy() * 1e4
+    assets = len(covariance)
+    lower = np.r_[np.zeros(assets), TARGET, -1e30]
+    rows = np.vstack([returns[0], np.ones(assets)])
+    model = daqp.Model()
+    model.settings = {"primal_tol": 1e-9, "dual_tol": 1e-12}
+    model.setup(covariance, np.zeros(assets), rows, np.r_[np.ones(assets), 1e30, 1.0], lower)
+    model.settings = {"primal_tol": 1e-9, "dual_tol": 1e-12}
+
+    def by_daqp() -> Array:
+        found = []
+        for row in returns[:DAQP_ROWS]:
+            rows[0] = row
+            model.update(A=rows)
+            found.append(model.solve()[0])
+        return np.array(found)
+
+    z, parameter = cp.Variable(assets, nonneg=True), cp.Parameter(assets)
+    constraints = [parameter @ z >= TARGET, cp.sum(z) <= 1]
+    problem = cp.Problem(cp.Minimize(cp.quad_form(z, cp.psd_wrap(covariance))), constraints)
+
+    def by_cvxpy() -> Array:
+        found = []
+        for row in returns[:CVXPY_ROWS]:
+            parameter.value = row
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
+            found.append(z.value)
+        return np.array(found)
+
+    ours, _ = least_variance(portfolios.factors, returns, TARGET)
+    reach = returns.max(axis=1) >= TARGET
+
+    def error(theirs: Array) -> float:
+        """The largest relative difference of variances, over rows that reach the target."""
+        kept = reach[: len(theirs)]
+        mine, other = (np.einsum("ni,ij,nj->n", v, covariance, v) for v in (ours[: len(theirs)][kept], theirs[kept]))
+        return float(np.abs(mine / other - 1).max())
+
+    errors = error(by_daqp()), error(by_cvxpy())
+    medians = _timed(
+        {
+            "newton": (lambda: least_variance(portfolios.factors, returns, TARGET), ROWS),
+            "daqp": (by_daqp, DAQP_ROWS),
+            "cvxpy": (by_cvxpy, CVXPY_ROWS),
+        },
+        "inner QP",
+    )
+    return {
+        "qp_us": medians["newton"] * 1e6,
+        "daqp_us": medians["daqp"] * 1e6,
+        "qp_vs_daqp": medians["daqp"] / medians["newton"],
+        "qp_vs_cvxpy": medians["cvxpy"] / medians["newton"],
+        "qp_error_to_daqp": errors[0],
+        "qp_error_to_cvxpy": errors[1],
+    }
+
+
+def _tail(market: Market) -> dict[str, float]:
+    """The CVaR prescription over 400 scenarios, for contexts in which the target can be promised."""
+    cp: Any = import_module("cvxpy")
+    dense, problem = market.problem.portfolios.dense, market.problem
+    covariance = problem.portfolios.covariance.numpy() * 1e4
+    assets = len(covariance)
+    random = np.random.default_rng(0)
+    means = (market.draw(60, 2).contexts @ market.slopes + 0.1).numpy()
+    weights = np.full(SCENARIOS, 1 / SCENARIOS)
+    spread = 0.012
+    cases = [mean + spread * random.normal(size=(SCENARIOS, assets)) for mean in means]
+    cases = [case for case in cases if not cvar_portfolio(dense, case, weights, CONFIDENCE, TARGET).shortfall][:5]
+
+    z, eta, v = cp.Variable(assets, nonneg=True), cp.Variable(), cp.Variable(SCENARIOS, nonneg=True)
+    scenarios = cp.Parameter((SCENARIOS, assets))
+    tail = eta + cp.sum(v) / (SCENARIOS * (1 - CONFIDENCE)) <= 0
+    model = cp.Problem(
+        cp.Minimize(cp.quad_form(z, cp.psd_wrap(covariance))),
+        [tail, v >= TARGET - scenarios @ z - eta, cp.sum(z) <= 1],
+    )
+
+    def by_cvxpy() -> list[float]:
+        values = []
+        for case in cases:
+            scenarios.value = case
+            model.solve(solver=cp.CLARABEL)
+            values.append(float(model.value))
+        return values
+
+    def by_cuts() -> list[float]:
+        found = [cvar_portfolio(dense, case, weights, CONFIDENCE, TARGET).portfolio for case in cases]
+        return [float(one @ covariance @ one) for one in found]
+
+    error = float(np.abs(np.array(by_cuts()) / np.array(by_cvxpy()) - 1).max())
+    medians = _timed({"cuts": (by_cuts, len(cases)), "cvxpy": (by_cvxpy, len(cases))}, "CVaR prescription")
+    return {
+        "cvar400_ms": medians["cuts"] * 1e3,
+        "cvar400_vs_cvxpy": medians["cvxpy"] / medians["cuts"],
+        "cvar400_error": error,
+    }
+
+
+def _chains(market: Market, steps: int) -> dict[str, float]:
+    """Four chains of 15,000 steps at n = 400 in two threads: seconds by the clock and of processor time."""
+    trial = Trial(market, Judge.of(market, 100), Run(400, 0, 0))
+    burn_in = min(BURN_IN, steps // 3)
+    options = MetropolisOptions(TEMPERATURE, steps, burn_in, kept=100, minimum_feasibility=CONFIDENCE)
+    state = begin(trial.target, options, trial.starts, 0)
+    bar = Console(stderr=True)
+    with bar.status("four chains") as status:
+        began, busy = time.perf_counter(), time.process_time()
+        done = run_chains(trial.target, options, state, lambda fraction, message: status.update(message), threads=2)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - busy
+    return {
+        "mh_n400_s": seconds * STEPS / steps,
+        "mh_n400_cpu_s": cpu * STEPS / steps,
+        "mh_steps": float(steps),
+        "mh_chains": float(CHAINS),
+        "mh_rejected_early": done.early.double().mean().item() / steps,
+        "machine_load": os.getloadavg()[0],
+    }

@@ -1,0 +1,362 @@
+"""Adaptive Metropolis–Hastings for problems without a gradient (Algorithm 2) and with uncertain constraints (3).
+
+Each chain is a random walk on θ that leaves the Gibbs posterior ρ_n ∝ exp(−λn R_n) ρ_0 invariant: it proposes
+
+    θ' ~ N(θ, s² diag(v))   and accepts when   a ≤ M = exp(−λn (R_n(θ') − R_n(θ))) ρ_0(θ')/ρ_0(θ),   a ~ U(0, 1),
+
+and, where the outcome decides about constraints, only if F_n(θ') ≥ F_0: the share of rows under whose outcome the
+decision keeps them. During burn-in, and only then, with α_t = (1 + t)^-0.6,
+
+    μ ← μ + α_t (θ − μ),   v ← (1 − α_t) v + α_t (θ − μ)²,   ln s ← ln s + α_t (accepted − 0.234).
+
+Rejection is found early without changing any decision. With a drawn first, accepting means R_n(θ') ≤ the limit
+R_n(θ) + (Δ ln ρ_0 − ln a)/(λn). If that is below what any cost can be, θ' is rejected unseen. Otherwise rows are
+visited in the order of the current θ's slack, the most endangered first, until too many have failed, or until the sum
+of their costs, which only grows where costs are not negative, is past the limit.
+
+Chains never interact and each has its own random numbers, and what is computed for a chain does not depend on its
+company, so a seed gives the same chains however they are dealt to threads. :class:`MetropolisState` is all that there
+is to know at a step: a run that goes on from a stored state is the run that never stopped.
+
+    state = begin(target, options, theta, seed)
+    state = run(target, options, state)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bco_core.errors import Diverged, InvalidInput
+from bco_core.gibbs import GibbsTarget
+from bco_core.inference.training import Progress, no_progress
+from bco_core.problems.base import UncertainConstraints, cost_floor
+
+ACCEPTANCE = 0.234
+_DECAY = 0.6
+# Steps between two looks at the clock, the caller and the checkpoint.
+BLOCK = 50
+# Rows are visited in these shares, the most endangered first.
+_SHARES = (0.2, 1.0)
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+Checkpoint = Callable[["MetropolisState"], None]
+CHECKPOINT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class MetropolisOptions:
+    """λn for the scaled cost, the length of a chain, how much of it is burn-in, and how many draws of it are kept.
+
+    ``minimum_feasibility`` is F_0; None where constraints are certain. ``initial_scale`` is the spread √v_0 of each
+    coordinate that proposals begin with, before the factor s_0 = 2.38/√d.
+    """
+
+    inverse_temperature: float
+    steps: int = 15_000
+    burn_in: int = 5_000
+    kept: int = 250
+    minimum_feasibility: float | None = None
+    initial_scale: float = 0.1
+    early_rejection: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.burn_in < self.steps:
+            raise InvalidInput("burn_in must be shorter than the chain", ("posterior", "burn_in"))
+
+    @property
+    def keeping(self) -> list[int]:
+        """The steps whose θ is kept, at regular intervals, the last among them."""
+        length = self.steps - self.burn_in
+        count = min(self.kept, length)
+        return [self.burn_in + round(length * (k + 1) / count) for k in range(count)]
+
+
+class MetropolisState(NamedTuple):
+    """C chains after ``step`` steps. All but the step are tensors with the chains along the first axis, or the second
+    of what grows with the steps.
+
+    ``theta`` (C, d), its scaled ``risk`` and ``log_prior`` (C,), how many rows its decisions fail, ``failures`` (C,),
+    and the ``order`` (C, n) in which rows are visited; ``mean`` and ``variance`` (C, d) and ``log_scale`` (C,) of the
+    adaptation; ``generators`` (C, ·), the state of the random numbers; ``accepted`` and ``risks`` (step, C); the
+    ``kept`` draws (k, C, d); how often a proposal was rejected ``unseen``, or ``early``, with rows to go (C,).
+    """
+
+    step: int
+    theta: Tensor
+    risk: Tensor
+    log_prior: Tensor
+    failures: Tensor
+    order: Tensor
+    mean: Tensor
+    variance: Tensor
+    log_scale: Tensor
+    generators: Tensor
+    accepted: Tensor
+    risks: Tensor
+    kept: Tensor
+    unseen: Tensor
+    early: Tensor
+
+    def to_arrays(self) -> Arrays:
+        """Plain arrays; :meth:`from_arrays` restores exactly this state."""
+        arrays = {name: value.numpy() for name, value in self._asdict().items() if name != "step"}
+        return arrays | {"step": np.array([self.step])}
+
+    @staticmethod
+    def from_arrays(arrays: Arrays) -> MetropolisState:
+        tensors = {name: torch.from_numpy(np.array(arrays[name])) for name in MetropolisState._fields if name != "step"}
+        return MetropolisState(step=int(arrays["step"][0]), **tensors)
+
+
+# Fields that grow with the steps and so have the chains along their second axis.
+_GROWING = ("accepted", "risks", "kept")
+
+
+def begin(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: int) -> MetropolisState:
+    """Chains that start at θ (C, d), each with random numbers of its own drawn from the seed."""
+    chains, dim = theta.shape
+    rows = _Rows.of(target, replace(options, early_rejection=False))
+    visit = rows.visit(torch.arange(rows.count))
+    first = [rows.evaluate(one, visit, math.inf) for one in theta]
+    for found in first:
+        if found.failures > rows.allowed:
+            kept = 1 - found.failures / rows.count
+            raise InvalidInput(f"a chain starts where only {kept:.3f} of the rows keep their constraints")
+    risk = torch.tensor([found.risk for found in first], dtype=torch.float64)
+    if not torch.isfinite(risk).all():
+        raise Diverged("a chain starts where the cost is not finite")
+    seeds = np.random.SeedSequence(seed).generate_state(chains, np.uint64) >> 1
+    generators = [torch.Generator().manual_seed(int(number)) for number in seeds]
+    return MetropolisState(
+        step=0,
+        theta=theta.clone(),
+        risk=risk,
+        log_prior=torch.stack([_log_prior(target, one) for one in theta]),
+        failures=torch.tensor([found.failures for found in first]),
+        order=torch.stack([found.order for found in first]),
+        mean=theta.clone(),
+        variance=torch.full_like(theta, options.initial_scale**2),
+        log_scale=torch.full((chains,), math.log(2.38 / math.sqrt(dim)), dtype=torch.float64),
+        generators=torch.stack([generator.get_state() for generator in generators]),
+        accepted=torch.zeros(0, chains, dtype=torch.bool),
+        risks=torch.zeros(0, chains, dtype=torch.float64),
+        kept=torch.zeros(0, chains, dim, dtype=theta.dtype),
+        unseen=torch.zeros(chains, dtype=torch.long),
+        early=torch.zeros(chains, dtype=torch.long),
+    )
+
+
+def run(
+    target: GibbsTarget,
+    options: MetropolisOptions,
+    state: MetropolisState,
+    progress: Progress = no_progress,
+    checkpoint: Checkpoint | None = None,
+    threads: int | None = None,
+) -> MetropolisState:
+    """Go on to the end of the chains. ``progress`` may raise to stop them; ``checkpoint`` sees the state now and then.
+
+    ``threads`` are as many as torch may use, unless given; each advances its own chains.
+    """
+    chains = len(state.theta)
+    allowed = torch.get_num_threads()
+    workers = max(1, min(chains, threads or allowed))
+    groups = [list(range(chains))[k::workers] for k in range(workers)]
+    grown = {name: [getattr(state, name)] for name in _GROWING}
+    last_checkpoint = time.monotonic()
+    # Arithmetic must not depend on the number of threads.
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            while state.step < options.steps:
+                until = min(state.step + BLOCK, options.steps)
+                parts = [_of_chains(state, group) for group in groups]
+                state = _joined(list(pool.map(partial(advance, target, options, until), parts)), groups)
+                for name, pieces in grown.items():
+                    pieces.append(getattr(state, name))
+                progress(state.step / options.steps, _message(state, options, torch.cat(grown["accepted"][-10:])))
+                if checkpoint is not None and time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
+                    checkpoint(_whole(state, grown))
+                    last_checkpoint = time.monotonic()
+    finally:
+        torch.set_num_threads(allowed)
+    return _whole(state, grown)
+
+
+def _message(state: MetropolisState, options: MetropolisOptions, recent: Tensor) -> str:
+    phase = "burn-in" if state.step <= options.burn_in else "sampling"
+    return f"{phase}, step {state.step} of {options.steps}, {recent.double().mean():.0%} of proposals accepted"
+
+
+def _of_chains(state: MetropolisState, chosen: list[int]) -> MetropolisState:
+    """The state of some of the chains, without what has grown."""
+    fields = {name: value for name, value in state._asdict().items() if name != "step"}
+    return MetropolisState(
+        step=state.step, **{n: v[:0, chosen] if n in _GROWING else v[chosen] for n, v in fields.items()}
+    )
+
+
+def _joined(parts: list[MetropolisState], groups: list[list[int]]) -> MetropolisState:
+    """All chains again, in their order."""
+    back = torch.tensor([chain for group in groups for chain in group]).argsort()
+    fields = {}
+    for name in MetropolisState._fields[1:]:
+        values = [getattr(part, name) for part in parts]
+        fields[name] = torch.cat(values, dim=1)[:, back] if name in _GROWING else torch.cat(values)[back]
+    return MetropolisState(step=parts[0].step, **fields)
+
+
+def _whole(state: MetropolisState, grown: dict[str, list[Tensor]]) -> MetropolisState:
+    for name, pieces in grown.items():
+        grown[name] = [torch.cat(pieces)]
+    return state._replace(accepted=grown["accepted"][0], risks=grown["risks"][0], kept=grown["kept"][0])
+
+
+class _Evaluated(NamedTuple):
+    """What a visit to the rows found: the risk, infinite for a θ that is rejected, and how many rows were visited and
+    how many failed; ``order`` is how the next proposal should visit them."""
+
+    risk: float
+    visited: int
+    failures: int
+    order: Tensor
+
+
+class _Visit(NamedTuple):
+    """The rows in the order in which they are visited: their numbers, encoded contexts and outcomes."""
+
+    order: Tensor
+    encoded: Tensor
+    outcomes: Tensor
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The sample as a chain sees it: encoded once, with what may be known before all rows are visited."""
+
+    target: GibbsTarget
+    constrained: UncertainConstraints | None
+    encoded: Tensor
+    count: int
+    allowed: int
+    floor: float
+    early: bool
+
+    @staticmethod
+    def of(target: GibbsTarget, options: MetropolisOptions) -> _Rows:
+        count = allowed = len(target.sample)
+        constrained = None
+        if options.minimum_feasibility is not None and isinstance(target.problem, UncertainConstraints):
+            constrained = target.problem
+            allowed = count - math.ceil(options.minimum_feasibility * count - 1e-9)
+        encoded = target.predictor.encode(target.sample.contexts, target.prior_scale.dtype)
+        floor = cost_floor(target.problem) / target.cost_scale
+        return _Rows(target, constrained, encoded, count, allowed, floor, options.early_rejection)
+
+    def visit(self, order: Tensor) -> _Visit:
+        return _Visit(order, self.encoded[order], self.target.sample.outcomes[order])
+
+    def evaluate(self, theta: Tensor, visit: _Visit, limit: float) -> _Evaluated:
+        """Visit the rows for one θ (d,); a risk of infinity says that θ is rejected, early or late."""
+        problem, constrained = self.target.problem, self.constrained
+        total, failures, first, rejected, danger = 0.0, 0, 0, False, []
+        with torch.no_grad():
+            for share in _SHARES:
+                last = math.ceil(share * self.count)
+                predictions = self.target.predictor.forward(theta[None], visit.encoded[None, first:last])[0]
+                decisions, truth = problem.decide(predictions), visit.outcomes[first:last]
+                costs = problem.cost(decisions, truth) / self.target.cost_scale
+                total += costs.sum().item()
+                if constrained is None:
+                    danger.append(-costs)
+                else:
+                    slack = constrained.slack(decisions, truth)
+                    failures += int((slack < 0).sum())
+                    danger.append(slack)
+                # What later rows may still add is at least their floor.
+                least = total + ((self.count - last) * self.floor if last < self.count else 0.0)
+                rejected = rejected or failures > self.allowed or least > limit * self.count
+                if rejected and self.early:
+                    return _Evaluated(math.inf, last, failures, visit.order)
+                first = last
+        if rejected or not math.isfinite(total):
+            return _Evaluated(math.inf, self.count, failures, visit.order)
+        order = visit.order[torch.cat(danger).argsort(stable=True)]
+        return _Evaluated(total / self.count, self.count, failures, order)
+
+
+def _log_prior(target: GibbsTarget, theta: Tensor) -> Tensor:
+    theta = theta.double()
+    scale = target.prior_scale.double()
+    return target.family.log_prob(theta, torch.zeros_like(theta), scale).sum()
+
+
+def advance(target: GibbsTarget, options: MetropolisOptions, until: int, state: MetropolisState) -> MetropolisState:
+    """The chains after ``until`` steps; what grows with the steps has only what these added."""
+    rows = _Rows.of(target, options)
+    keeping = set(options.keeping)
+    theta, mean, variance = state.theta.clone(), state.mean.clone(), state.variance.clone()
+    risk, log_prior, log_scale = state.risk.clone(), state.log_prior.clone(), state.log_scale.clone()
+    failures, visits = state.failures.clone(), [rows.visit(order) for order in state.order]
+    unseen, early = state.unseen.clone(), state.early.clone()
+    generators = [torch.Generator() for _ in theta]
+    for generator, stored in zip(generators, state.generators, strict=True):
+        generator.set_state(stored.clone())
+    accepted, risks, kept = [], [], []
+    for step in range(state.step + 1, until + 1):
+        moved = torch.zeros(len(theta), dtype=torch.bool)
+        for c, generator in enumerate(generators):
+            noise = torch.randn(theta.shape[1], generator=generator, dtype=theta.dtype)
+            chance = torch.rand((), generator=generator, dtype=torch.float64)
+            width = variance[c].sqrt() * math.exp(log_scale[c].item())
+            proposal = torch.addcmul(theta[c], width.to(theta), noise)
+            prior = _log_prior(target, proposal)
+            gain = (prior - log_prior[c]).item() - math.log(max(chance.item(), 1e-300))
+            limit = risk[c].item() + gain / options.inverse_temperature
+            if options.early_rejection and limit < rows.floor:
+                unseen[c] += 1
+                continue
+            found = rows.evaluate(proposal, visits[c], limit)
+            if math.isinf(found.risk):
+                early[c] += found.visited < rows.count
+                continue
+            moved[c] = True
+            theta[c], risk[c], log_prior[c] = proposal, found.risk, prior
+            failures[c], visits[c] = found.failures, rows.visit(found.order)
+        if step <= options.burn_in:
+            rate = (1 + step) ** -_DECAY
+            away = theta - mean
+            variance.mul_(1 - rate).addcmul_(away, away, value=rate)
+            mean.add_(away, alpha=rate)
+            log_scale += rate * (moved.double() - ACCEPTANCE)
+        accepted.append(moved)
+        risks.append(risk.clone())
+        if step in keeping:
+            kept.append(theta.clone())
+    return MetropolisState(
+        step=until,
+        theta=theta,
+        risk=risk,
+        log_prior=log_prior,
+        failures=failures,
+        order=torch.stack([visit.order for visit in visits]),
+        mean=mean,
+        variance=variance,
+        log_scale=log_scale,
+        generators=torch.stack([generator.get_state() for generator in generators]),
+        accepted=torch.stack(accepted),
+        risks=torch.stack(risks),
+        kept=torch.stack(kept) if kept else state.kept[:0],
+        unseen=unseen,
+        early=early,
+    )

@@ -1,0 +1,184 @@
+"""Portfolios that keep a return in the mean of their worst scenarios: cutting planes over a small QP, solved by daqp.
+
+With scenarios y_k of weight w_k, CVaR_α(target − y'z) ≤ 0 says that
+
+    Σ_k q_k y_k'z ≥ target   for all q in {0 ≤ q ≤ w/(1 − α), Σ_k q_k = 1}:
+
+the mean return of the worst (1 − α) of the weight reaches the target. At any z the binding q sorts the scenarios by
+their return and fills up from the worst, so each round adds one row, the tail's mean scenario, until none is violated.
+The mean of all scenarios is such a row too, and the first.
+
+Where no z keeps all rows, the best effort keeps them as nearly as it can: a slack s ≥ 0 shared by all rows is made as
+small as possible, and the variance only decides among portfolios with the same s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import daqp
+import numpy as np
+
+from bco_core.errors import SolverFailure
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+_INFINITE = 1e30
+_ROUNDS = 500
+_TOLERANCE = 1e-10
+# How much a unit of slack costs beside a variance scaled to one.
+_SLACK_PRICE = 1e6
+_OPTIMAL, _INFEASIBLE = 1, -1
+
+
+@dataclass(frozen=True)
+class DenseQP:
+    """Least ½ z'Hz over lower ≤ z ≤ upper, 1'z ≤ budget, Σ z⁺ ≤ longest and Σ z⁻ ≤ shortest (where there are such)."""
+
+    hessian: Array
+    lower: Array
+    upper: Array
+    budget: float
+    longest: float | None = None
+    shortest: float | None = None
+
+    @staticmethod
+    def of(
+        covariance: Array,
+        lower: Array,
+        upper: Array,
+        budget: float,
+        longest: float | None = None,
+        shortest: float | None = None,
+    ) -> DenseQP:
+        """The covariance is scaled to a mean variance of one, which changes no decision."""
+        upper = np.minimum(upper, _INFINITE)
+        return DenseQP(covariance / covariance.diagonal().mean(), lower, upper, budget, longest, shortest)
+
+    def broken_limits(self, portfolio: Array) -> list[tuple[Array, float]]:
+        """Rows a'z ≥ b that cut off a portfolio whose long or short positions sum to more than their limit."""
+        rows: list[tuple[Array, float]] = []
+        for limit, sign in ((self.longest, 1.0), (self.shortest, -1.0)):
+            taken = np.where(sign * portfolio > 0, sign, 0.0)
+            if limit is not None and taken @ portfolio > limit + _TOLERANCE * max(1.0, self.budget):
+                rows.append((-taken, -limit))
+        return rows
+
+
+class Tail(NamedTuple):
+    """A portfolio (m,), how far its worst tail stays below the target, and whether its optimality was verified."""
+
+    portfolio: Array
+    shortfall: float
+    verified: bool
+
+
+def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) -> Array:
+    """The mean scenario (m,) of the worst (1 − level) of the weight under this portfolio."""
+    order = np.argsort(scenarios @ portfolio, kind="stable")
+    sorted_weights = weights[order]
+    before = np.cumsum(sorted_weights) - sorted_weights
+    taken = np.minimum(sorted_weights, 1 - level - before)
+    counts = taken > 0
+    mean: Array = (taken[counts] @ scenarios[order[counts]]) / taken[counts].sum()
+    return mean
+
+
+def cvar_portfolio(qp: DenseQP, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
+    """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or its best effort."""
+    scale = max(float(np.abs(scenarios).max()), abs(target)) or 1.0
+    scenarios, goal = scenarios / scale, target / scale
+    weights = weights / weights.sum()
+    cuts, limits = [weights @ scenarios], [(-np.ones(scenarios.shape[1]), -qp.budget)]
+    for soft in (False, True):
+        found = _cut(qp, scenarios, weights, level, goal, cuts, limits, soft)
+        if found is not None:
+            tail = float(tail_mean(scenarios, weights, level, found.portfolio) @ found.portfolio)
+            short = goal - tail
+            return Tail(found.portfolio, short * scale if short > 10 * _TOLERANCE else 0.0, found.verified)
+    raise SolverFailure("the portfolio of best effort was not found: are the returns and the covariance sensible?")
+
+
+def _cut(
+    qp: DenseQP,
+    scenarios: Array,
+    weights: Array,
+    level: float,
+    goal: float,
+    cuts: list[Array],
+    limits: list[tuple[Array, float]],
+    soft: bool,
+) -> Tail | None:
+    """Add rows to ``cuts`` and ``limits`` until the portfolio violates none; None where no portfolio keeps them."""
+    start: Array | None = None
+    best: Array | None = None
+    best_tail = -np.inf
+    for _ in range(_ROUNDS):
+        start = _master(qp, cuts, limits, goal, soft, start)
+        if start is None:
+            return None
+        # Rounding must not carry a position past its bounds.
+        portfolio = np.clip(start[: len(qp.lower)], qp.lower, qp.upper)
+        slack = float(start[-1]) if soft else 0.0
+        broken = qp.broken_limits(portfolio)
+        worst = tail_mean(scenarios, weights, level, portfolio)
+        tail = float(worst @ portfolio)
+        if tail < goal - slack - _TOLERANCE:
+            cuts.append(worst)
+            # A second look half way to the best portfolio so far finds the rows that both of them miss.
+            if best is not None:
+                cuts.append(tail_mean(scenarios, weights, level, (portfolio + best) / 2))
+        elif not broken:
+            return Tail(portfolio, slack, True)
+        if tail > best_tail:
+            best, best_tail = portfolio, tail
+        limits += broken
+    return Tail(portfolio, slack, False)
+
+
+def _master(
+    qp: DenseQP,
+    cuts: list[Array],
+    limits: list[tuple[Array, float]],
+    goal: float,
+    soft: bool,
+    start: Array | None,
+) -> Array | None:
+    """Least variance under limits and cuts·z ≥ goal, or (soft) cuts·z + s ≥ goal with s, the last entry, least."""
+    rows = np.array([*(row for row, _ in limits), *cuts])
+    lower = np.concatenate([qp.lower, [bound for _, bound in limits], np.full(len(cuts), goal)])
+    upper = np.concatenate([qp.upper, np.full(len(rows), _INFINITE)])
+    hessian, linear = qp.hessian, np.zeros(len(qp.lower))
+    if soft:
+        size = len(qp.lower)
+        hessian = np.pad(qp.hessian, ((0, 1), (0, 1)))
+        hessian[-1, -1] = 1.0
+        linear = np.append(linear, _SLACK_PRICE)
+        relaxed = np.r_[np.zeros(len(limits)), np.ones(len(cuts))]
+        rows = np.hstack([rows, relaxed[:, None]])
+        lower, upper = np.insert(lower, size, 0.0), np.insert(upper, size, _INFINITE)
+    for tolerance in (_TOLERANCE / 10, 1e-9, 1e-7):
+        x, _, flag, _ = daqp.solve(
+            hessian,
+            linear,
+            rows,
+            upper,
+            lower,
+            primal_start=start,
+            primal_tol=tolerance,
+            dual_tol=1e-12,
+            eq_reduction=-1,
+        )
+        if flag == _OPTIMAL:
+            solution: Array = x
+            return solution
+        if flag == _INFEASIBLE:
+            return None
+        start = None
+    return None
+
+
+def point_portfolio(qp: DenseQP, returns: Array, target: float) -> Tail:
+    """The portfolio of least variance that returns the target at one return vector (m,), or its best effort."""
+    return cvar_portfolio(qp, returns[None], np.ones(1), 0.0, target)

@@ -1,0 +1,259 @@
+"""Metropolis–Hastings: known moments, detailed balance, early rejection bit by bit, threads, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bco_core.data import Sample
+from bco_core.errors import Cancelled, InvalidInput
+from bco_core.families import FAMILIES
+from bco_core.gibbs import GibbsTarget
+from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin, run
+from bco_core.predictors import Predictor, Standardizer, build_predictor
+from bco_core.problems.base import EXPECTATION, Prescription, Risk
+from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The decision is the prediction; its cost is ½(z − y)², or ``levels`` of it; y z ≥ ``wall`` is asked for."""
+
+    levels: float | None = None
+    wall: float | None = None
+    cost_floor: float = 0.0
+    confidence: float = 1.0
+
+    outcome_dim = decision_dim = 1
+    differentiable = False
+    cost_bound = None
+
+    def decide(self, outcomes: Tensor) -> Tensor:
+        return outcomes
+
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        cost = 0.5 * (decisions - outcomes).square().sum(-1)
+        return cost if self.levels is None else torch.floor(cost / self.levels) * self.levels
+
+    def slack(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        return decisions.sum(-1) - (-math.inf if self.wall is None else self.wall)
+
+    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        return self.slack(decisions, outcomes) >= 0
+
+    @property
+    def relaxation(self) -> Toy:
+        return self
+
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
+        raise NotImplementedError
+
+
+def toy_target(problem: Any, outcomes: list[float]) -> GibbsTarget:
+    """A predictor with nothing but an output bias: θ is the prediction itself."""
+    sample = Sample(torch.zeros(len(outcomes), 0, dtype=torch.float64), torch.tensor(outcomes).double()[:, None])
+    nothing = Standardizer(torch.zeros(0).double(), torch.ones(0).double())
+    unit = Standardizer(torch.zeros(1).double(), torch.ones(1).double())
+    predictor = Predictor("linear", (0, 1), nothing, unit)
+    return GibbsTarget(problem, predictor, sample, FAMILIES["gaussian"], torch.tensor(1.0).double(), 1.0)
+
+
+def draws(target: GibbsTarget, options: MetropolisOptions, start: float = 1.0, chains: int = 6) -> Tensor:
+    theta = torch.full((chains, 1), start, dtype=torch.float64)
+    return run(target, options, begin(target, options, theta, 3)).kept[:, :, 0]
+
+
+def close_to(values: Tensor, expected: float) -> bool:
+    """Within four Monte-Carlo standard errors, by the spread of chain means."""
+    means = values.mean(dim=0)
+    return abs(means.mean().item() - expected) < 4 * means.std().item() / math.sqrt(len(means)) + 1e-3
+
+
+LONG = MetropolisOptions(4.0, steps=1500, burn_in=300, kept=1200)
+
+
+def test_a_gaussian_target_has_its_known_moments() -> None:
+    # Prior N(0, 1) and likelihood exp(−4·½(θ − 1.5)²): posterior N(6/5, 1/5).
+    found = draws(toy_target(Toy(), [1.5, 1.5]), LONG)
+    assert close_to(found, 1.2)
+    assert close_to((found - 1.2).square(), 0.2)
+
+
+def test_a_gaussian_target_that_constraints_cut_off_has_its_known_moments() -> None:
+    found = draws(toy_target(Toy(wall=1.2), [1.5]), replace(LONG, minimum_feasibility=1.0), start=1.5)
+    assert found.min() >= 1.2
+    # Half a Gaussian: mean μ + σ√(2/π), variance σ²(1 − 2/π).
+    mean = 1.2 + math.sqrt(0.2 * 2 / math.pi)
+    assert close_to(found, mean)
+    assert close_to((found - mean).square(), 0.2 * (1 - 2 / math.pi))
+
+
+def test_a_target_with_a_discrete_cost_has_its_known_moments() -> None:
+    target = toy_target(Toy(levels=0.5), [0.5])
+    found = draws(target, LONG, start=0.0)
+    grid = torch.linspace(-8, 8, 160_001, dtype=torch.float64)
+    cost = target.problem.cost(grid[:, None], torch.tensor([[0.5]]))
+    density = (-0.5 * grid.square() - 4 * cost).exp()
+    density /= density.sum()
+    assert close_to(found, (density * grid).sum().item())
+    assert close_to(found.square(), (density * grid.square()).sum().item())
+
+
+def test_detailed_balance_holds_between_the_parts_of_the_space() -> None:
+    """A reversible chain in equilibrium goes from A to B as often as from B to A."""
+    found = draws(toy_target(Toy(levels=0.5), [0.5, -0.5]), replace(LONG, steps=2500, kept=2200))
+    part = torch.bucketize(found, torch.tensor([-0.6, 0.2, 0.9]).double())
+    flows = torch.zeros(4, 4)
+    for a in range(4):
+        for b in range(4):
+            flows[a, b] = ((part[:-1] == a) & (part[1:] == b)).sum()
+    both = flows + flows.T
+    asymmetry = (flows - flows.T).abs() / both.clamp_min(1).sqrt()
+    assert both.fill_diagonal_(0).max() > 300
+    assert asymmetry.max() < 4
+
+
+# on a real problem
+
+
+@pytest.fixture(scope="module")
+def portfolio() -> tuple[GibbsTarget, Tensor]:
+    """Eight assets, a small network, and starts whose decisions keep the return in all rows but a few."""
+    generator = torch.Generator().manual_seed(5)
+    contexts = torch.randn(80, 2, generator=generator, dtype=torch.float64)
+    slopes = 0.02 * torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    noise = 0.01 * torch.randn(80, 8, generator=generator, dtype=torch.float64)
+    sample = Sample(contexts, 0.1 + contexts @ slopes + noise)
+    spec = {
+        "assets": [{"name": f"a{j}"} for j in range(8)],
+        "factors": {"loadings": [[0.005]] * 8, "residual_variances": [1e-4] * 8},
+        "target_return": 0.05,
+    }
+    problem = ReturnConstrainedPortfolio.from_spec(spec)
+    predictor = build_predictor("mlp", sample, (6,))
+    target = GibbsTarget(problem, predictor, sample, FAMILIES["gaussian"], torch.tensor(1.0), 1e-5)
+    theta = 0.1 * predictor.initial(4, generator)
+    theta[:, -8:] -= 1.0
+    return target, theta
+
+
+QUICK = MetropolisOptions(30.0, steps=240, burn_in=120, kept=40, minimum_feasibility=0.9)
+
+
+def chains(portfolio: tuple[GibbsTarget, Tensor], options: MetropolisOptions = QUICK, **more: Any) -> MetropolisState:
+    target, theta = portfolio
+    return run(target, options, begin(target, options, theta, 7), **more)
+
+
+def assert_same(first: MetropolisState, second: MetropolisState, *but: str) -> None:
+    for name, values in first.to_arrays().items():
+        if name not in but:
+            assert np.array_equal(values, second.to_arrays()[name]), name
+
+
+def test_early_rejection_changes_no_bit_of_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    quick, thorough = chains(portfolio), chains(portfolio, replace(QUICK, early_rejection=False))
+    assert_same(quick, thorough, "unseen", "early")
+    assert quick.early.sum() > 50
+    assert (quick.accepted.sum(dim=0) > 20).all()
+
+
+def test_proposals_are_rejected_unseen_where_no_cost_could_save_them(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    cold = replace(QUICK, inverse_temperature=1e-3)
+    quick, thorough = chains(portfolio, cold), chains(portfolio, replace(cold, early_rejection=False))
+    assert quick.unseen.sum() > 20
+    assert_same(quick, thorough, "unseen", "early")
+
+
+def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    target, _ = portfolio
+    state = chains(portfolio)
+    predictions = target.predictor.predict(state.kept.flatten(0, 1), target.sample.contexts)
+    kept = target.problem.feasible(target.problem.decide(predictions), target.sample.outcomes)
+    assert kept.double().mean(dim=1).min() >= 0.9
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_the_number_of_threads_changes_nothing(portfolio: tuple[GibbsTarget, Tensor], threads: int) -> None:
+    assert_same(chains(portfolio, threads=1), chains(portfolio, threads=threads))
+
+
+def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    target, theta = portfolio
+    all_, few = chains(portfolio), run(target, QUICK, begin(target, QUICK, theta[:2], 7))
+    assert torch.equal(all_.kept[:, :2], few.kept)
+    assert torch.equal(all_.risks[:, :2], few.risks)
+
+
+def test_another_seed_makes_other_chains_and_chains_differ(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    target, theta = portfolio
+    same_start = theta[:1].expand(4, -1)
+    state = run(target, QUICK, begin(target, QUICK, same_start, 7))
+    assert not torch.equal(state.kept[:, 0], state.kept[:, 1])
+    other = run(target, QUICK, begin(target, QUICK, same_start, 8))
+    assert not torch.equal(state.kept, other.kept)
+
+
+def test_a_run_resumed_from_a_checkpoint_ends_as_if_it_had_never_stopped(
+    portfolio: tuple[GibbsTarget, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = portfolio
+    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    stored: list[dict[str, Any]] = []
+    whole = chains(portfolio, checkpoint=lambda state: stored.append(state.to_arrays()))
+    assert len(stored) == 5
+    for arrays in stored[:-1]:
+        assert_same(whole, run(target, QUICK, MetropolisState.from_arrays(arrays)))
+
+
+def test_cancelling_from_the_progress_callback_stops_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    seen: list[float] = []
+
+    def cancel(fraction: float, message: str) -> None:
+        seen.append(fraction)
+        assert "of proposals accepted" in message
+        if fraction > 0.4:
+            raise Cancelled
+
+    threads = torch.get_num_threads()
+    with pytest.raises(Cancelled):
+        chains(portfolio, progress=cancel)
+    assert max(seen) < 0.7
+    assert torch.get_num_threads() == threads
+
+
+def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(
+    portfolio: tuple[GibbsTarget, Tensor],
+) -> None:
+    options = replace(QUICK, steps=800, burn_in=400)
+    target, theta = portfolio
+    after_burn_in = run(target, replace(options, steps=401), begin(target, options, theta, 7))
+    end = chains(portfolio, options)
+    for name in ("mean", "variance", "log_scale"):
+        assert torch.equal(getattr(end, name), getattr(after_burn_in, name))
+    assert not torch.equal(end.variance, torch.full_like(end.variance, 0.01))
+    assert 0.1 < end.accepted[400:].double().mean().item() < 0.4
+
+
+def test_draws_are_kept_at_regular_intervals_after_burn_in() -> None:
+    assert MetropolisOptions(1.0, steps=100, burn_in=40, kept=6).keeping == [50, 60, 70, 80, 90, 100]
+    assert MetropolisOptions(1.0, steps=5, burn_in=2, kept=9).keeping == [3, 4, 5]
+
+
+def test_a_start_that_breaks_its_constraints_is_refused(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    target, theta = portfolio
+    with pytest.raises(InvalidInput, match="a chain starts where only"):
+        begin(target, replace(QUICK, minimum_feasibility=0.99), theta + 2, 0)
+
+
+def test_burn_in_must_end_before_the_chain() -> None:
+    with pytest.raises(InvalidInput, match="shorter than the chain"):
+        MetropolisOptions(1.0, steps=10, burn_in=10)
