@@ -184,6 +184,14 @@ def bench_inference(json: Json = False) -> None:
     run(json)
 
 
+@bench.command("two-stage")
+def bench_two_stage(json: Json = False) -> None:
+    """Two-stage kernels beside HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
+    from app.bench.two_stage import run
+
+    run(json)
+
+
 @bench.command("portfolio")
 def bench_portfolio(
     json: Json = False,

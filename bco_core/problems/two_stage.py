@@ -63,7 +63,7 @@ class TwoStageLinear:
             recourse = BasisPool.of(linear_form(data.recourse))
         except InvalidInput as unbounded:
             raise InvalidInput(f"recourse: {unbounded}", ("recourse",)) from unbounded
-        form = linear_form(_together(data))
+        form = linear_form(together(data))
         watched = np.flatnonzero((form.by_column[: len(data.first.cost)] != 0).any(axis=0))
         try:
             point = BasisPool.of(form, watched)
@@ -159,7 +159,7 @@ class TwoStageLinear:
             found = self._cut(atoms, weights, begin, risk)
             if found is not None:
                 return found
-        return _extensive(self.data, atoms, weights, risk, until)
+        return extensive(self.data, atoms, weights, risk, until)
 
     def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk) -> _Solution | None:
         """The cutting planes' answer, if they closed the gap."""
@@ -222,7 +222,7 @@ class _Solution:
     solver: str
 
 
-def _together(data: Description) -> LinearProgram:
+def together(data: Description) -> LinearProgram:
     """First stage and recourse as one program in (z, x), whose limits are those of the first stage, then h + H y."""
     first, recourse = data.first, data.recourse
     top = np.concatenate([first.matrix, np.zeros((len(first.matrix), len(recourse.cost)))], axis=1)
@@ -247,7 +247,7 @@ def _inequalities(data: Description) -> tuple[Array, Array]:
     return np.ascontiguousarray(rows), limits
 
 
-def _extensive(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None) -> _Solution:
+def extensive(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None) -> _Solution:
     """All scenarios as one program in HiGHS: variables z, then x_k for every scenario; for CVaR also η and excesses."""
     count = len(weights)
     first, recourse = data.first, data.recourse

@@ -1,0 +1,154 @@
+"""The two-stage kernels beside HiGHS and cvxpy, on the paper's shipment problem, everything timed in one run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from scipy import sparse
+from torch import Tensor
+
+from bco_core.experiments.shipment import BATCH, PATIENCE, VALIDATION_ROWS
+from bco_core.experiments.shipment_data import draw_contexts, draw_outcomes, draw_sample, shipment_problem
+from bco_core.inference.learn import LearningOptions, learn
+from bco_core.problems.base import EXPECTATION
+from bco_core.problems.two_stage import TwoStageLinear, extensive, together
+from bco_core.solvers import highs
+from bco_core.solvers.linear_form import Array, LinearProgram
+
+QUERIES, ROUNDS = 2000, 5
+# The slow ones are asked fewer questions.
+HIGHS_QUERIES, CVXPY_QUERIES = 300, 60
+
+
+def run(as_json: bool) -> dict[str, float]:
+    """Interleave the contestants, so that whatever else the machine does meets them all; compare medians."""
+    torch.set_num_threads(1)
+    problem = shipment_problem()
+    generator = torch.Generator().manual_seed(0)
+    contexts = draw_contexts(QUERIES, 0, generator)
+    outcomes = draw_outcomes(contexts, 1, generator)[:, 0]
+    decisions = problem.decide(draw_outcomes(contexts, 1, generator)[:, 0])
+    data = problem.data
+    later = data.constant + outcomes.numpy() @ data.by_outcome.T
+    limits = later - decisions.numpy() @ data.by_decision.T
+    several = {count: draw_outcomes(contexts[:5], count, generator) for count in (100, 1000)}
+
+    contestants: dict[str, tuple[int, Callable[[], object]]] = {
+        "recourse": (QUERIES, lambda: problem.cost(decisions, outcomes)),
+        "recourse_highspy": (HIGHS_QUERIES, _warm_highs(data.recourse, limits[:HIGHS_QUERIES])),
+        "recourse_cvxpy": (CVXPY_QUERIES, _cvxpy(data.recourse, limits[:CVXPY_QUERIES])),
+        "point": (QUERIES, lambda: problem.decide(outcomes)),
+        "point_highspy": (HIGHS_QUERIES, _warm_highs(together(data), later[:HIGHS_QUERIES])),
+        "saa100": (5, lambda: _prescribe(problem, several[100])),
+        "saa100_highs": (1, lambda: extensive(data, several[100][0].numpy(), _equal(100), EXPECTATION, None)),
+        "saa1000": (5, lambda: _prescribe(problem, several[1000])),
+        "saa1000_highs": (1, lambda: extensive(data, several[1000][0].numpy(), _equal(1000), EXPECTATION, None)),
+    }
+    for _, contestant in contestants.values():
+        contestant()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in track(range(ROUNDS), "timing", console=Console(stderr=True), transient=True):
+        for name, (count, contestant) in contestants.items():
+            began = time.perf_counter()
+            contestant()
+            times[name].append((time.perf_counter() - began) / count)
+    each = {name: statistics.median(values) for name, values in times.items()}
+    figures = {
+        "recourse_us": each["recourse"] * 1e6,
+        "point_us": each["point"] * 1e6,
+        "saa100_ms": each["saa100"] * 1e3,
+        "saa1000_ms": each["saa1000"] * 1e3,
+        "recourse_vs_highspy": each["recourse_highspy"] / each["recourse"],
+        "recourse_vs_cvxpy": each["recourse_cvxpy"] / each["recourse"],
+        "point_vs_highspy": each["point_highspy"] / each["point"],
+        "saa100_vs_highs": each["saa100_highs"] / each["saa100"],
+        "saa1000_vs_highs": each["saa1000_highs"] / each["saa1000"],
+        "worst_relative_error": _worst_error(problem, several[100]),
+        "vi_n400_s": _vi_seconds(problem),
+    }
+    if as_json:
+        Console().print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}), soft_wrap=True)
+    else:
+        for name, value in figures.items():
+            Console().print(f"{name:24}{value:12.4g}")
+    return figures
+
+
+def _equal(count: int) -> Array:
+    return np.full(count, 1 / count)
+
+
+def _prescribe(problem: TwoStageLinear, outcomes: Tensor) -> Tensor:
+    weights = torch.full((outcomes.shape[1],), 1 / outcomes.shape[1], dtype=torch.float64)
+    return problem.prescribe(outcomes, weights).objective
+
+
+def _worst_error(problem: TwoStageLinear, outcomes: Tensor) -> float:
+    """Of the cutting planes' objective, relative to the extensive form's."""
+    ours = _prescribe(problem, outcomes).tolist()
+    exact = [extensive(problem.data, one.numpy(), _equal(len(one)), EXPECTATION, None).objective for one in outcomes]
+    return max(float(abs(a - b) / abs(b)) for a, b in zip(ours, exact, strict=True))
+
+
+def _vi_seconds(problem: TwoStageLinear) -> float:
+    """Algorithm 1 with the affine predictor on 400 training and 50 validation rows."""
+    sample = draw_sample(400 + VALIDATION_ROWS, 0, torch.Generator().manual_seed(1))
+    options = LearningOptions(
+        method="vi",
+        members=1,
+        predictor="relu_affine",
+        family="gaussian",
+        batch_size=BATCH,
+        patience=PATIENCE,
+        learning_rate=0.03,
+        initial_scale=0.3,
+    )
+    learn(problem, sample, replace(options, epochs=2))
+    began = time.perf_counter()
+    learn(problem, sample, options)
+    return time.perf_counter() - began
+
+
+def _warm_highs(program: LinearProgram, limits: Array) -> Callable[[], None]:
+    """One model in HiGHS, built once; each question changes its row bounds and starts from the last basis."""
+    missing = len(program.senses) - limits.shape[1]
+    limits = np.concatenate([np.zeros((len(limits), missing)), limits], axis=1)
+    lower = np.where(program.senses >= 0, limits, -np.inf)
+    upper = np.where(program.senses <= 0, limits, np.inf)
+    matrix = sparse.csr_array(program.matrix)
+    solver: Any = highs.model_of(program.cost, matrix, lower[0], upper[0], program.lower, program.upper)
+    index = np.arange(limits.shape[1])
+
+    def solve() -> None:
+        for low, high in zip(lower, upper, strict=True):
+            solver.changeRowsBounds(len(index), index, low, high)
+            solver.run()
+
+    return solve
+
+
+def _cvxpy(program: LinearProgram, limits: Array) -> Callable[[], None]:
+    """A parametrised problem, compiled once."""
+    import cvxpy
+
+    x = cvxpy.Variable(len(program.cost))
+    right = cvxpy.Parameter(limits.shape[1])
+    rows = program.matrix @ x - right
+    kept = [rows[program.senses >= 0] >= 0, rows[program.senses <= 0] <= 0, x >= program.lower]
+    model: Any = cvxpy.Problem(cvxpy.Minimize(program.cost @ x), kept)
+
+    def solve() -> None:
+        for limit in limits:
+            right.value = limit
+            model.solve(solver=cvxpy.HIGHS)
+
+    return solve
