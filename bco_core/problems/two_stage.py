@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ class TwoStageLinear:
         right = self.recourse_rhs
         base, slope = right.at(torch.from_numpy(atoms)), right.by_decision
         start = self.recourse.closest(base - slope @ torch.from_numpy(begin))
-        rows, limits = _inequalities(data)
+        rows, limits = self.inequalities
         z, objective, _, ended, _ = cuts.minimize(
             base.numpy(),
             slope.numpy(),
@@ -190,6 +191,17 @@ class TwoStageLinear:
         if ended != cuts.CONVERGED:
             return None
         return _Solution(z, objective + form.base_cost, Status.OPTIMAL, "", CUTS)
+
+    @cached_property
+    def inequalities(self) -> tuple[Array, Array]:
+        """Z as rows z ≥ limits, bounds among them."""
+        first, right = self.data.first, self.data.limits
+        at_least, at_most = first.senses >= 0, first.senses <= 0
+        low, high = np.isfinite(first.lower), np.isfinite(first.upper)
+        identity = np.eye(len(first.cost))
+        rows = np.concatenate([first.matrix[at_least], -first.matrix[at_most], identity[low], -identity[high]])
+        limits = np.concatenate([right[at_least], -right[at_most], first.lower[low], -first.upper[high]])
+        return np.ascontiguousarray(rows), limits
 
     def _within(self, outcomes: Tensor) -> Tensor:
         return outcomes.double().clamp(torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest))
@@ -234,17 +246,6 @@ def together(data: Description) -> LinearProgram:
         np.concatenate([first.lower, recourse.lower]),
         np.concatenate([first.upper, recourse.upper]),
     )
-
-
-def _inequalities(data: Description) -> tuple[Array, Array]:
-    """Z as rows z ≥ limits."""
-    first = data.first
-    at_least, at_most = first.senses >= 0, first.senses <= 0
-    low, high = np.isfinite(first.lower), np.isfinite(first.upper)
-    identity = np.eye(len(first.cost))
-    rows = np.concatenate([first.matrix[at_least], -first.matrix[at_most], identity[low], -identity[high]])
-    limits = np.concatenate([data.limits[at_least], -data.limits[at_most], first.lower[low], -first.upper[high]])
-    return np.ascontiguousarray(rows), limits
 
 
 def extensive(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None) -> _Solution:
