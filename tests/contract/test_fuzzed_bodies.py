@@ -31,7 +31,7 @@ from app.settings import get_settings
 
 REFUSALS = (400, 404, 409, 413, 422)
 # The same few every time in the short run, other ones for minutes in the long one.
-EXAMPLES = [60, pytest.param(4000, marks=pytest.mark.torture)]
+EXAMPLES = [60, pytest.param(2000, marks=pytest.mark.torture)]
 
 
 @pytest.fixture(scope="module")
