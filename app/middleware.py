@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from time import perf_counter
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -67,7 +68,7 @@ class RequestRecord:
         try:
             await self.app(scope, receive, record)
         except Exception:
-            log.exception("unexpected error on %s %s", scope["method"], scope["path"])
+            log.exception("unexpected error on %s %s", scope["method"], quote(scope["path"]))
             if status:
                 raise
             await unexpected()(scope, receive, record)
@@ -88,7 +89,7 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
         fields = {"status": status, "ms": round(1000 * seconds, 2)}
         if caller is not None:
             fields |= {"workspace": caller.workspace, "key_id": caller.key_id}
-        log.log(level, "%s %s", scope["method"], scope["path"], extra={"fields": fields})
+        log.log(level, "%s %s", scope["method"], quote(scope["path"]), extra={"fields": fields})
 
 
 class BodyLimit:

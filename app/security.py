@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from time import monotonic
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from fastapi import Request, Security
@@ -99,7 +100,10 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"]):
             try:
-                caller = await self._identify(Headers(scope=scope).get("authorization"))
+                headers = Headers(scope=scope)
+                caller = await self._identify(headers.get("authorization"))
+                if caller.key_id is None:
+                    _check_local(headers)
                 self._limit(caller)
             except ApiError as error:
                 await error.answer()(scope, receive, send)
@@ -145,6 +149,26 @@ def is_open(path: str) -> bool:
 
 def key_required() -> bool:
     return not _is_loopback(get_settings().host) or keys.any_live()
+
+
+def _check_local(headers: Headers) -> None:
+    """Without a key, refuse what a page of some other site makes a browser on this machine send.
+
+    Such a request names that site as its origin or, if the site lets its own name lead here, as the host it calls.
+    """
+    origin = headers.get("origin")
+    if not _is_local(headers.get("host", "localhost")) or not (origin is None or _is_local(origin.partition("//")[2])):
+        raise Forbidden("without a key, only this machine may call, at 127.0.0.1 or localhost; see 'bco keys create'")
+
+
+@lru_cache
+def _is_local(address: str) -> bool:
+    """Whether host[:port] can only mean this machine: a loopback address, or a name that no public server has."""
+    try:
+        host = urlsplit(f"//{address}").hostname or ""
+    except ValueError:
+        return False
+    return _is_loopback(host) or (host != "" and "." not in host and ":" not in host)
 
 
 @lru_cache

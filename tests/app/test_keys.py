@@ -193,6 +193,44 @@ def test_the_scheme_may_be_written_as_one_likes(client: TestClient, make_key: Ca
         assert client.get("/v1/problems", headers={"Authorization": f"{scheme}  {key} "}).status_code == 200
 
 
+# what a browser on this machine is made to send by others
+
+FOREIGN: list[dict[str, str]] = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://evil.example:8000", "Host": "evil.example:8000"},
+    {"Host": "evil.example:8000"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"Host": "203.0.113.9"},
+    {"Host": "[2001:db8::1]:8000"},
+    {"Host": "[nonsense"},
+    {"Origin": "null"},
+    {"Origin": ""},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_without_a_key_pages_of_other_sites_cannot_use_the_service(
+    client: TestClient, headers: dict[str, str], make_key: Callable[..., str]
+) -> None:
+    answer = client.get("/v1/problems", headers=headers)
+    assert answer.status_code == 403
+    assert "this machine" in answer.json()["detail"]
+    assert client.get("/v1/problems", headers=headers | bearer(make_key())).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "127.0.0.1:8000", "Origin": "http://127.0.0.1:8000"},
+        {"Host": "localhost:8000", "Origin": "http://localhost:3000"},
+        {"Host": "[::1]:8000"},
+        {"Host": "LOCALHOST"},
+    ],
+)
+def test_pages_of_this_machine_can(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.get("/v1/problems", headers=headers).status_code == 200
+
+
 # what is kept
 
 

@@ -148,6 +148,12 @@ def test_what_nobody_foresaw_is_logged_with_its_traceback_and_answered_without(
     assert requests_of(lines)[-1]["status"] == 500
 
 
+def test_an_address_cannot_write_lines_of_its_own_into_the_log(client: TestClient, lines: list[Json]) -> None:
+    client.get("/v1/problems/x%0A2026-11-16 INFO app: all is well%1b[2J")
+    (line,) = requests_of(lines)
+    assert line["message"] == "GET /v1/problems/x%0A2026-11-16%20INFO%20app%3A%20all%20is%20well%1B%5B2J"
+
+
 # secrets
 
 

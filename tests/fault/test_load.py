@@ -1,0 +1,210 @@
+"""A hundred clients at once who upload, learn, prescribe, cancel and delete, also each other's objects.
+
+Whatever they do to each other, each of them gets an answer that makes sense, and never an error of ours; only a busy
+service may ask them to come again (503 with Retry-After).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from journey import CONTEXTS, OUTCOMES, QUICK, Json
+
+from app.demo import as_csv, bakery_rows, example_problem
+from app.local import LocalService
+
+CLIENTS = 100
+CSV = as_csv(bakery_rows(40)).encode()
+JOB: Json = {"predictor": {"kind": "linear"}, "posterior": QUICK}
+# What each act may be answered with, besides 503 with Retry-After. Objects may vanish at any moment: somebody deletes.
+EXPECTED = {
+    "upload": {201},
+    "problem": {201},
+    "job": {202, 409, 422},
+    "prescribe": {200},
+    "read": {200, 404},
+    "list": {200},
+    "cancel": {202, 404, 409},
+    "delete": {204, 404, 409},
+}
+WEIGHTS = {"upload": 4, "problem": 3, "job": 3, "prescribe": 12, "read": 6, "list": 2, "cancel": 3, "delete": 4}
+
+
+@dataclass
+class World:
+    """What all clients know of, and what they have seen."""
+
+    posterior_id: str
+    objects: dict[str, list[str]] = field(default_factory=lambda: {"problems": [], "datasets": [], "jobs": []})
+    seen: Counter[tuple[str, int]] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    repeated: int = 0
+
+    def some(self, rng: random.Random, kind: str) -> str:
+        return rng.choice(self.objects[kind][-50:] or ["nowhere"])
+
+    def note(self, act: str, response: httpx.Response) -> bool:
+        """Count an answer; True if it is a success."""
+        self.seen[act, response.status_code] += 1
+        busy = response.status_code == 503 and response.headers.get("retry-after", "").isdigit()
+        if response.status_code not in EXPECTED[act] and not busy:
+            self.wrong.append(f"{act}: {response.status_code} {response.text[:300]}")
+        return response.is_success
+
+
+async def use(client: httpx.AsyncClient, world: World, number: int, until: float) -> None:
+    """One client: one act after another, until the time is up."""
+    rng = random.Random(number)
+    while time.monotonic() < until:
+        (act,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        await ACTS[act](client, world, rng)
+
+
+async def create(client: httpx.AsyncClient, world: World, rng: random.Random, act: str, path: str, **body: Any) -> None:
+    """Create something, half of the time with a key and then twice: it must be made once."""
+    headers = {"Idempotency-Key": f"{rng.getrandbits(80):x}"} if rng.random() < 0.5 else {}
+    response = await client.post(path, headers=headers, **body)
+    if not world.note(act, response):
+        return
+    kind = path.split("/")[2]
+    world.objects[kind].append(response.json()["id"])
+    if headers:
+        again = await client.post(path, headers=headers, **body)
+        world.repeated += 1
+        if world.note(act, again) and again.content != response.content:
+            world.wrong.append(f"{act}: sent twice, made twice")
+
+
+async def upload(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    form = {"name": "load", "outcomes": ",".join(OUTCOMES)}
+    await create(client, world, rng, "upload", "/v1/datasets/upload", data=form, files={"file": ("load.csv", CSV)})
+
+
+async def problem(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    await create(client, world, rng, "problem", "/v1/problems", json=example_problem())
+
+
+async def job(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    ids = {"problem_id": world.some(rng, "problems"), "dataset_id": world.some(rng, "datasets")}
+    await create(client, world, rng, "job", "/v1/jobs", json=JOB | ids)
+
+
+async def prescribe(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    contexts = rng.choices(CONTEXTS, k=rng.choice([1, 1, 1, 20]))
+    path = f"/v1/posteriors/{world.posterior_id}/prescribe"
+    response = await client.post(path, json={"contexts": contexts, "scenarios": 40})
+    if world.note("prescribe", response) and len(response.json()["prescriptions"]) != len(contexts):
+        world.wrong.append("prescribe: not a decision for each context")
+
+
+async def read(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    kind = rng.choice(list(world.objects))
+    identifier = world.some(rng, kind)
+    response = await client.get(f"/v1/{kind}/{identifier}")
+    if world.note("read", response) and response.json()["id"] != identifier:
+        world.wrong.append("read: another object")
+
+
+async def listing(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    world.note("list", await client.get(f"/v1/{rng.choice(list(world.objects))}", params={"limit": 20}))
+
+
+async def cancel(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    world.note("cancel", await client.post(f"/v1/jobs/{world.some(rng, 'jobs')}/cancel"))
+
+
+async def delete(client: httpx.AsyncClient, world: World, rng: random.Random) -> None:
+    kind = rng.choice(list(world.objects))
+    world.note("delete", await client.delete(f"/v1/{kind}/{world.some(rng, kind)}"))
+
+
+ACTS = {
+    "upload": upload,
+    "problem": problem,
+    "job": job,
+    "prescribe": prescribe,
+    "read": read,
+    "list": listing,
+    "cancel": cancel,
+    "delete": delete,
+}
+
+
+def shared_posterior(http: httpx.Client) -> str:
+    """A posterior that nobody deletes, learned by the service's own worker."""
+    made = {"problem_id": http.post("/v1/problems", json=example_problem()).json()["id"]}
+    body = {"name": "days", "outcomes": OUTCOMES, "rows": bakery_rows(60)}
+    made["dataset_id"] = http.post("/v1/datasets", json=body).json()["id"]
+    found = http.post("/v1/jobs", json=JOB | made).json()
+    until = time.monotonic() + 120
+    while found["state"] in ("queued", "running"):
+        assert time.monotonic() < until, "the first job did not end"
+        time.sleep(0.1)
+        found = http.get(f"/v1/jobs/{found['id']}").json()
+    assert found["state"] == "succeeded", found
+    return str(found["posterior_id"])
+
+
+async def rush(url: str, world: World, seconds: float) -> None:
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        until = time.monotonic() + seconds
+        await asyncio.gather(*(use(client, world, number, until) for number in range(CLIENTS)))
+
+
+def everything_ends(http: httpx.Client) -> None:
+    """Whatever was left in the queue can be cancelled, and then nothing waits or runs any more."""
+    until = time.monotonic() + 120
+    while True:
+        cursor, unfinished = None, 0
+        while True:
+            query: Json = {"limit": 200} | ({"cursor": cursor} if cursor else {})
+            page = http.get("/v1/jobs", params=query).json()
+            for found in page["items"]:
+                if found["state"] in ("queued", "running"):
+                    unfinished += 1
+                    assert http.post(f"/v1/jobs/{found['id']}/cancel").status_code in (202, 409)
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        if not unfinished:
+            return
+        assert time.monotonic() < until, f"{unfinished} jobs do not end"
+
+
+def load(url: str, seconds: float) -> World:
+    with (
+        LocalService(BCO_DATABASE_URL=url, BCO_WORKERS="1") as service,
+        httpx.Client(base_url=service.url, timeout=120) as http,
+    ):
+        world = World(shared_posterior(http))
+        asyncio.run(rush(service.url, world, seconds))
+        everything_ends(http)
+        assert http.get("/readyz").status_code == 200
+        metrics = http.get("/metrics").text
+    assert world.wrong == []
+    assert 'status="500"' not in metrics
+    done = {act: sum(n for (found, status), n in world.seen.items() if found == act and status < 300) for act in ACTS}
+    assert min(done.values()) >= 1, world.seen
+    assert world.repeated >= 1
+    return world
+
+
+def test_a_hundred_clients_for_some_seconds(tmp_path: Path) -> None:
+    load(f"sqlite:///{tmp_path / 'bco.db'}", 5)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_hundred_clients_for_a_minute(kind: str, empty_database: Callable[[str], str]) -> None:
+    world = load(empty_database(kind), 60)
+    print({f"{act} {status}": n for (act, status), n in sorted(world.seen.items())})  # noqa: T201
