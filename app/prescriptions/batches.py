@@ -47,6 +47,7 @@ Format = Literal["csv", "parquet"]
 
 def create_from_dataset(workspace: str, posterior_id: str, request: NewBatch) -> JobRow:
     """Prescribe for every row of a data set."""
+    posteriors.get(workspace, posterior_id)
     with transaction() as session:
         dataset = find(session, DatasetRow, workspace, request.dataset_id)
         if dataset is None:
