@@ -47,6 +47,7 @@ Format = Literal["csv", "parquet"]
 
 def create_from_dataset(workspace: str, posterior_id: str, request: NewBatch) -> JobRow:
     """Prescribe for every row of a data set."""
+    posteriors.get(workspace, posterior_id)
     with transaction() as session:
         dataset = find(session, DatasetRow, workspace, request.dataset_id)
         if dataset is None:
@@ -232,10 +233,7 @@ def _beside(contexts: pa.Table, answers: pa.Table) -> pa.Table:
         answers = answers.flatten()
     taken = set(answers.column_names)
     columns = {f"context.{name}" if name in taken else name: contexts[name] for name in contexts.column_names}
-    for name in answers.column_names:
-        column = answers[name]
-        columns[name] = column.cast(pa.string()) if pa.types.is_null(column.type) else column
-    return pa.table(columns)
+    return pa.table(columns | {name: answers[name] for name in answers.column_names})
 
 
 def result(workspace: str, job_id: str, kind: Format) -> Iterator[bytes]:
@@ -247,8 +245,15 @@ def result(workspace: str, job_id: str, kind: Format) -> Iterator[bytes]:
         raise Conflict(f"the job is {job.state} ({job.progress:.0%}); the result is there once it has succeeded")
     with transaction() as session:
         shards = session.get_one(BatchRow, job_id).shards
-    write = _csv_pieces if kind == "csv" else _parquet_pieces
-    return write(_result_part(job_id, seq) for seq in range(shards))
+    if kind == "csv":
+        return _csv_pieces(_parts(job_id, shards))
+    # A column may be empty in one part and full of numbers or text in the next.
+    schemas = [part.schema for part in _parts(job_id, shards)]
+    return _parquet_pieces(_parts(job_id, shards), pa.unify_schemas(schemas, promote_options="permissive"))
+
+
+def _parts(job_id: str, shards: int) -> Iterator[pa.Table]:
+    return (_result_part(job_id, seq) for seq in range(shards))
 
 
 def _result_part(job_id: str, seq: int) -> pa.Table:
@@ -266,14 +271,12 @@ def _csv_pieces(tables: Iterator[pa.Table]) -> Iterator[bytes]:
         yield buffer.getvalue()
 
 
-def _parquet_pieces(tables: Iterator[pa.Table]) -> Iterator[bytes]:
+def _parquet_pieces(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[bytes]:
     pieces = _Pieces()
-    first = next(tables)
-    with pq.ParquetWriter(pieces, first.schema) as writer:
-        writer.write_table(first)
+    with pq.ParquetWriter(pieces, schema) as writer:
         for table in tables:
+            writer.write_table(table.cast(schema))
             yield pieces.taken()
-            writer.write_table(table.cast(first.schema))
     yield pieces.taken()
 
 

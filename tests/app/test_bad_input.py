@@ -826,5 +826,6 @@ def test_a_posterior_that_cannot_be_written_is_not_kept_at_all_and_its_job_is_no
     monkeypatch.setattr(posteriors, "checksum", fails_at_the_third)
     with pytest.raises(OSError, match="disk full"):
         compute.run(made["id"], attempt)
-    assert counts() == before
+    # Its log may have grown: it did run.
+    assert counts() | {"job_log": 0} == before | {"job_log": 0}
     assert answered(client.get(f"/v1/jobs/{made['id']}"))["state"] == "running"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -32,6 +33,7 @@ from app.db.tables import DEFAULT_WORKSPACE, BatchShardRow, JobRow
 from app.demo import as_csv
 from app.jobs import compute, engine, service
 from app.prescriptions import batches
+from app.prescriptions import service as service_of_prescriptions
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +236,27 @@ def test_contexts_far_from_the_history_are_warned_of_in_the_log(client: TestClie
     job_id = submitted(client, posterior, [CONTEXTS[0] | {"temperature": 900.0}, CONTEXTS[1]])
     texts = [line["text"] for line in answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]]
     assert any("'temperature' is far outside" in text and "1 context" in text for text in texts)
+
+
+def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some answers carry a reason and a number that others lack."""
+    decide = service_of_prescriptions.decide
+
+    def with_reasons(*arguments: Any, **options: Any) -> list[Json]:
+        answers = decide(*arguments, **options)
+        full = answers[0]["decision"]["loaves"] > threshold
+        return [answer | {"reason": "late" if full else None, "bound": 1.5 if full else None} for answer in answers]
+
+    first = prescribe(client, posterior["id"], contexts=CONTEXTS[:8:7])["prescriptions"]
+    threshold = sum(found["decision"]["loaves"] for found in first) / 2
+    monkeypatch.setattr(service_of_prescriptions, "decide", with_reasons)
+    job = run(client, submitted(client, posterior, CONTEXTS[:14]))
+    for kind in ("csv", "parquet"):
+        table = downloaded(client, job["id"], kind)
+        assert set(table.column("bound").to_pylist()) == {None, 1.5}
+        assert table.column("reason").to_pylist().count("late") == 7
 
 
 # parts

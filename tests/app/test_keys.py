@@ -347,8 +347,11 @@ def test_what_belongs_to_others_is_answered_as_what_does_not_exist(two: Two) -> 
             continue
         theirs = re.sub(r"{(\w+)}", lambda found: ids_of(two.other)[found[1]], path)
         nobodys = re.sub(r"{(\w+)}", lambda found: ids_of(two.other)[found[1]][:-26] + NOWHERE, path)
-        body: Json = {"contexts": [{}]} if path.endswith("prescribe") else {}
-        answer, missing = (two.ours.request(method, address, json=body) for address in (theirs, nobodys))
+        bodies: Json = {"prescribe": {"contexts": [{}]}, "batch-prescriptions": {"dataset_id": "x"}}
+        content: Json = {"json": bodies.get(path.rpartition("/")[2], {})}
+        if path.endswith("/upload"):
+            content = {"files": {"file": ("contexts.csv", b"x\n1\n")}}
+        answer, missing = (two.ours.request(method, address, **content) for address in (theirs, nobodys))
         assert answer.status_code == 404, (method, path, answer.text)
         assert answer.json() == missing.json()
         checked += 1

@@ -1,0 +1,213 @@
+"""Whatever happens to a job, in whatever order: its state, attempts, results and log keep their promises.
+
+A random walk over everything that users, workers and outages may do, checked against a small model after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from in_process import service_on
+from journey import Json, create_dataset, create_job, create_problem, learned
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.migrate import migrate
+from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobLogRow, JobRow, PosteriorRow, ProblemRow
+from app.errors import Conflict, NotFound
+from app.ids import sibling_id
+from app.jobs import engine, service
+from app.main import create_app
+from app.posteriors import service as posteriors
+from app.settings import get_settings
+from bco_core.posterior import Posterior
+
+
+class World:
+    """One service for all walks: a client, what jobs need, and a result to store."""
+
+    client: TestClient
+    ids: Json
+    result: tuple[Posterior, Json]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    path: Path = tmp_path_factory.mktemp("machine") / "bco.db"
+    with service_on(f"sqlite:///{path}"):
+        migrate(get_settings().sqlalchemy_url)
+        with TestClient(create_app(), raise_server_exceptions=False) as client:
+            World.client = client
+            World.ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
+            made = learned(client, **World.ids)
+            with transaction() as session:
+                row = session.get_one(PosteriorRow, made["id"])
+                World.result = posteriors.load(session, row), row.diagnostics
+            yield
+
+
+class Walk(RuleBasedStateMachine):
+    """The model: the state a job must be in, how often it was started, and the attempts that still believe in it."""
+
+    @initialize()
+    def accept(self) -> None:
+        self.job_id: str = create_job(World.client, **World.ids)["id"]
+        self.state, self.started, self.allowed, self.runs = "queued", 0, 3, 1
+        self.believers: list[int] = []
+        self.lines, self.revision, self.deleted = 1, 0, False
+
+    # what workers do
+
+    @precondition(lambda self: not self.deleted)
+    @rule()
+    def a_worker_takes_it(self) -> None:
+        attempt = service.start(self.job_id)
+        if self.state not in service.UNFINISHED:
+            assert attempt is None
+            return
+        self.started += 1
+        self.lines += 1
+        if self.started > self.allowed:
+            assert attempt is None
+            self.state, self.lines = "failed", self.lines + 1
+        else:
+            assert attempt == self.started
+            self.state = "running"
+            self.believers.append(attempt)
+
+    @precondition(lambda self: self.believers)
+    @rule(data=st.data())
+    def an_attempt_reports(self, data: st.DataObject) -> None:
+        attempt = data.draw(st.sampled_from(self.believers))
+        assert service.report(self.job_id, attempt, 0.5, "half way") == self.holds(attempt)
+        assert service.is_wanted(self.job_id, attempt) == self.holds(attempt)
+
+    @precondition(lambda self: self.believers)
+    @rule(data=st.data())
+    def an_attempt_stores_its_result(self, data: st.DataObject) -> None:
+        attempt = data.draw(st.sampled_from(self.believers))
+        if self.deleted:
+            return
+        with transaction() as session:
+            job = session.get_one(JobRow, self.job_id)
+            problem, dataset = session.get_one(ProblemRow, job.problem_id), session.get_one(DatasetRow, job.dataset_id)
+        posteriors.store(job, attempt, problem, dataset, *World.result)
+        if self.state in service.UNFINISHED and attempt == self.started:
+            self.state, self.lines = "succeeded", self.lines + 1
+
+    @precondition(lambda self: self.believers)
+    @rule(data=st.data())
+    def an_attempt_fails(self, data: st.DataObject) -> None:
+        attempt = data.draw(st.sampled_from(self.believers))
+        service.fail(self.job_id, attempt, "no luck")
+        if self.state in service.UNFINISHED and attempt == self.started and not self.deleted:
+            self.state, self.lines = "failed", self.lines + 1
+
+    @precondition(lambda self: self.believers)
+    @rule()
+    def the_last_attempt_is_handed_back(self) -> None:
+        attempt = self.believers.pop()
+        service.hand_back(self.job_id, attempt)
+        if self.holds(attempt):
+            self.state, self.started, self.lines = "queued", attempt - 1, self.lines + 1
+
+    @precondition(lambda self: not self.deleted)
+    @rule()
+    def the_engine_loses_it(self) -> None:
+        """An outage, a bug: the workflow is over although the job is not; a worker notices."""
+        with transaction() as session:
+            engine.client().cancel_workflow(session.get_one(JobRow, self.job_id).run_id)
+        service.requeue_lost()
+        if self.state in service.UNFINISHED:
+            self.state, self.runs, self.lines = "queued", self.runs + 1, self.lines + 1
+
+    @rule()
+    def nothing_is_lost_and_a_worker_looks(self) -> None:
+        service.requeue_lost()
+
+    # what users do
+
+    @precondition(lambda self: not self.deleted)
+    @rule()
+    def cancel(self) -> None:
+        if self.state in ("succeeded", "failed"):
+            with pytest.raises(Conflict):
+                service.cancel(DEFAULT_WORKSPACE, self.job_id)
+            return
+        self.lines += self.state != "cancelled"
+        self.state = service.cancel(DEFAULT_WORKSPACE, self.job_id).state
+        assert self.state == "cancelled"
+
+    @precondition(lambda self: not self.deleted)
+    @rule()
+    def retry(self) -> None:
+        if self.state not in ("failed", "cancelled"):
+            with pytest.raises(Conflict):
+                service.retry(DEFAULT_WORKSPACE, self.job_id)
+            return
+        service.retry(DEFAULT_WORKSPACE, self.job_id)
+        self.state, self.runs, self.allowed, self.lines = "queued", self.runs + 1, self.started + 3, self.lines + 1
+
+    @precondition(lambda self: not self.deleted)
+    @rule(posterior_first=st.booleans())
+    def delete(self, posterior_first: bool) -> None:
+        if self.state == "succeeded" and posterior_first:
+            posteriors.delete(DEFAULT_WORKSPACE, sibling_id(self.job_id, "post"))
+        elif self.state in (*service.UNFINISHED, "succeeded"):
+            with pytest.raises(Conflict):
+                service.delete(DEFAULT_WORKSPACE, self.job_id)
+            return
+        service.delete(DEFAULT_WORKSPACE, self.job_id)
+        self.deleted = True
+
+    @precondition(lambda self: self.deleted)
+    @rule()
+    def nobody_finds_what_is_deleted(self) -> None:
+        for act in (service.get, service.cancel, service.retry, service.delete):
+            with pytest.raises(NotFound):
+                act(DEFAULT_WORKSPACE, self.job_id)
+        assert service.start(self.job_id) is None
+
+    # what must hold
+
+    def holds(self, attempt: int) -> bool:
+        return not self.deleted and self.state == "running" and attempt == self.started
+
+    @invariant()
+    def the_database_agrees(self) -> None:
+        with transaction() as session:
+            row = session.get(JobRow, self.job_id)
+            result = session.get(PosteriorRow, sibling_id(self.job_id, "post"))
+            lines = session.query(JobLogRow).filter_by(job_id=self.job_id).order_by(JobLogRow.seq).all()
+            workflows = engine.client().list_workflows(workflow_id_prefix=self.job_id, load_input=False)
+        if self.deleted:
+            assert (row, result, lines, workflows) == (None, None, [], [])
+            return
+        assert row is not None
+        assert (row.state, row.attempts, row.attempts_allowed) == (self.state, self.started, self.allowed)
+        assert (result is not None) == (self.state == "succeeded")
+        assert (row.finished_at is not None) == (self.state not in service.UNFINISHED)
+        assert (row.error is not None) == (self.state == "failed")
+        assert len(lines) == self.lines
+        assert row.revision >= self.revision
+        self.revision = row.revision
+        assert row.run_id == (self.job_id if self.runs == 1 else f"{self.job_id}.{self.runs}")
+        assert len(workflows) == self.runs
+        if self.state in service.UNFINISHED:
+            active = {workflow.workflow_id for workflow in workflows if workflow.status == "ENQUEUED"}
+            assert row.run_id in active
+
+
+TestJobs = Walk.TestCase
+TestJobs.settings = settings(
+    max_examples=15,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
