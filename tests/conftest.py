@@ -19,8 +19,8 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
     import starlette.testclient  # noqa: F401
 
-# The steps that application tests share are modules beside them.
-sys.path.insert(0, str(Path(__file__).parent / "app"))
+# What tests share are modules beside them.
+sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core")]
 
 
 @pytest.fixture(scope="session")

@@ -73,11 +73,11 @@ class TwoStageLinear:
         check_recourse(data)
         later = recourse.form.by_limit
         recourse_rhs = RightHandSide.of(
-            recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
+            *recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
         )
         later = point.form.by_limit[:, len(data.limits) :]
-        constant = point.form.rhs(np.concatenate([data.limits, data.constant]))
-        point_rhs = RightHandSide.of(constant, later @ data.by_outcome, np.zeros((len(constant), 0)))
+        constant, size = point.form.rhs(np.concatenate([data.limits, data.constant]))
+        point_rhs = RightHandSide.of(constant, size, later @ data.by_outcome, np.zeros((len(constant), 0)))
         return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs)
 
     @property
@@ -108,7 +108,7 @@ class TwoStageLinear:
 
     def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
         """c'z + Q(z, y); infinite where there is no recourse."""
-        shape = torch.broadcast_shapes(decisions.shape[:-1], outcomes.shape[:-1])
+        shape = np.broadcast_shapes(decisions.shape[:-1], outcomes.shape[:-1])
         outcomes = self._within(outcomes)
         decisions, outcomes = decisions.expand(*shape, -1), outcomes.expand(*shape, -1)
         first = decisions.double() @ torch.from_numpy(self.data.first.cost)
@@ -166,11 +166,12 @@ class TwoStageLinear:
         """The cutting planes' answer, if they closed the gap."""
         form, bases, data = self.recourse.form, self.recourse.bases, self.data
         right = self.recourse_rhs
-        base, slope = right.at(torch.from_numpy(atoms)), right.by_decision
+        (base, size), slope = right.at(torch.from_numpy(atoms)), right.by_decision
         start = self.recourse.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
         z, objective, _, ended, _ = cuts.minimize(
             base.numpy(),
+            size.numpy(),
             slope.numpy(),
             np.ascontiguousarray(weights),
             risk.cvar_weight,
@@ -209,9 +210,13 @@ class TwoStageLinear:
 
 @dataclass(frozen=True)
 class RightHandSide:
-    """A program's right-hand side (m,) as an affine function of the outcome and, taking off, of the decision."""
+    """A program's right-hand side (m,) as an affine function of the outcome and, taking off, of the decision.
+
+    ``size`` (m,) is how large the terms are that ``constant`` is the sum of.
+    """
 
     constant: Tensor
+    size: Tensor
     by_outcome: Tensor
     by_decision: Tensor
 
@@ -219,10 +224,14 @@ class RightHandSide:
     def of(*parts: Array) -> RightHandSide:
         return RightHandSide(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
-    def at(self, outcomes: Tensor, decisions: Tensor | None = None) -> Tensor:
-        """(n, m) for outcomes (n, d_y) and decisions (n, d_z), zero if there are none."""
+    def at(self, outcomes: Tensor, decisions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """For outcomes (n, d_y) and decisions (n, d_z), zero if there are none: (n, m) and the size of its terms."""
         rhs = torch.addmm(self.constant, outcomes, self.by_outcome.T)
-        return rhs if decisions is None else rhs.addmm_(decisions, self.by_decision.T, alpha=-1)
+        size = torch.addmm(self.size, outcomes.abs(), self.by_outcome.T.abs())
+        if decisions is not None:
+            rhs.addmm_(decisions, self.by_decision.T, alpha=-1)
+            size.addmm_(decisions.abs(), self.by_decision.T.abs())
+        return rhs, size
 
 
 @dataclass(frozen=True)
@@ -314,7 +323,7 @@ class _Decide(torch.autograd.Function):
         first, pool, dim = problem.data.first, problem.point, problem.decision_dim
         flat = outcomes.detach().reshape(-1, outcomes.shape[-1])
         wanted = bool(ctx.needs_input_grad[0])
-        solved = pool.solve(problem.point_rhs.at(flat), jacobian=wanted)
+        solved = pool.solve(*problem.point_rhs.at(flat), jacobian=wanted)
         back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
         if wanted:
             ctx.save_for_backward(back @ (torch.from_numpy(solved.jacobian) @ problem.point_rhs.by_outcome))
@@ -340,7 +349,7 @@ class _Recourse(torch.autograd.Function):
         z = decisions.detach().reshape(-1, decisions.shape[-1])
         y = outcomes.detach().reshape(-1, outcomes.shape[-1])
         missing = ~z.isfinite().all(dim=1)
-        solved = pool.solve(right.at(y, z.masked_fill(missing[:, None], 0.0)))
+        solved = pool.solve(*right.at(y, z.masked_fill(missing[:, None], 0.0)))
         if any(ctx.needs_input_grad):
             dual = torch.from_numpy(solved.dual)
             ctx.save_for_backward(-dual @ right.by_decision, dual @ right.by_outcome)

@@ -28,7 +28,7 @@ Index = NDArray[np.int64]
 # More bases start closer to the optimum but take longer to compare: 64 was fastest for programs of 7 to 60 rows.
 CAPACITY = 64
 OPTIMAL, INFEASIBLE, FAILED = 0, 1, 2
-# Relative to the largest entry of b: how far below zero a basic variable may be.
+# How far below zero a basic variable may be, relative to the size of the terms it is the sum of.
 TOLERANCE = 1e-9
 _CHUNK = 4096
 
@@ -78,17 +78,19 @@ class BasisPool:
         """The basis of largest dual value for each right-hand side (n, m)."""
         return (rhs @ torch.from_numpy(self.bases.dual).T).argmax(dim=1)
 
-    def solve(self, rhs: Tensor, jacobian: bool = False) -> Solved:
-        """Solve for right-hand sides (n, m)."""
-        parts = [self._solve_chunk(chunk, jacobian) for chunk in rhs.contiguous().split(_CHUNK)]
+    def solve(self, rhs: Tensor, size: Tensor, jacobian: bool = False) -> Solved:
+        """Solve for right-hand sides (n, m) that are sums of terms of this ``size`` (n, m)."""
+        chunks = zip(rhs.contiguous().split(_CHUNK), size.contiguous().split(_CHUNK), strict=True)
+        parts = [self._solve_chunk(*chunk, jacobian) for chunk in chunks]
         return parts[0] if len(parts) == 1 else Solved(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def _solve_chunk(self, chunk: Tensor, jacobian: bool) -> Solved:
+    def _solve_chunk(self, chunk: Tensor, sizes: Tensor, jacobian: bool) -> Solved:
         form, bases = self.form, self.bases
         rhs, start = chunk.numpy(), (chunk @ torch.from_numpy(bases.dual).T).argmax(dim=1).numpy()
         place = np.full(sum(form.matrix.shape), -1)
         place[self.watched] = np.arange(len(self.watched))
-        found = _solve_all(rhs, start, *bases, form.matrix, form.cost, place, len(self.watched), jacobian, TOLERANCE)
+        count = len(self.watched)
+        found = _solve_all(rhs, sizes.numpy(), start, *bases, form.matrix, form.cost, place, count, jacobian, TOLERANCE)
         value, dual, primal, by_rhs, status, columns, pivots = found
         failed = np.flatnonzero(status == FAILED)
         for row in failed:
@@ -134,24 +136,44 @@ FAST = {"reassoc", "contract", "nsz"}
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def continue_dual_simplex(columns, inverse, reduced, basic, matrix, tolerance, limit, row_entries, column_entries):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Pivot in place from a dual feasible basis until ``basic`` = B⁻¹b ≥ −tolerance; the number of pivots, or
+def below_zero(amount, row, size, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Whether ``amount``, the product of ``row`` of B⁻¹ with b, is negative by more than rounding.
+
+    Entries of B⁻¹ have errors of their own, in proportion to the row's largest; the last term is for these.
+    """
+    if not amount < 0.0:
+        return False
+    scale = 0.0
+    entry = 0.0
+    largest = 0.0
+    for k in range(len(row)):
+        scale += abs(row[k]) * size[k]
+        entry = max(entry, abs(row[k]))
+        largest = max(largest, size[k])
+    return amount < -tolerance * (scale + 1e-5 * entry * largest)
+
+
+# In kernels arrays are copied entry by entry: slices are as fast but take seconds to compile.
+@njit(cache=True, nogil=True, fastmath=FAST)
+def continue_dual_simplex(columns, inverse, reduced, basic, size, matrix, tolerance, row_entries, column_entries):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Pivot in place from a dual feasible basis until ``basic`` = B⁻¹b ≥ 0 up to rounding; the number of pivots, or
     −1 − row when that row of B⁻¹ proves infeasibility, or −1000000 when it takes too long."""
     rows = len(basic)
     count = matrix.shape[1]
-    for pivots in range(limit):
+    for pivots in range(50 * rows + 100):
         leaving = -1
-        worst = -tolerance
+        worst = 0.0
         for i in range(rows):
-            if basic[i] < worst:
+            if basic[i] < worst and below_zero(basic[i], inverse[i], size, tolerance):
                 worst = basic[i]
                 leaving = i
         if leaving < 0:
             return pivots
         entering = -1
         best = np.inf
-        size = 0.0
-        row_entries[:count] = 0.0
+        largest = 0.0
+        for j in range(count):
+            row_entries[j] = 0.0
         for i in range(rows):
             factor = inverse[leaving, i]
             row_entries[count + i] = -factor
@@ -162,9 +184,9 @@ def continue_dual_simplex(columns, inverse, reduced, basic, matrix, tolerance, l
             entry = row_entries[j]
             if entry < -1e-9:
                 ratio = -reduced[j] / entry
-                if ratio < best or (ratio == best and -entry > size):
+                if ratio < best or (ratio == best and -entry > largest):
                     best = ratio
-                    size = -entry
+                    largest = -entry
                     entering = j
         if entering < 0:
             return -1 - leaving
@@ -201,13 +223,13 @@ def continue_dual_simplex(columns, inverse, reduced, basic, matrix, tolerance, l
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _solve_all(rhs, start, columns, inverse, dual, reduced, matrix, cost, place, watched, jacobian, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _solve_all(rhs, size, start, columns, inverse, dual, reduced, matrix, cost, place, watched, jacobian, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
     total, rows = rhs.shape
     count = matrix.shape[1]
     value = np.empty(total)
     duals = np.empty((total, rows))
     primal = np.zeros((total, watched))
-    by_rhs = np.zeros((total, watched, rows)) if jacobian else np.zeros((total, watched, 0))
+    by_rhs = np.zeros((total, watched, rows if jacobian else 0))
     status = np.zeros(total, dtype=np.int8)
     final = np.empty((total, rows), dtype=np.int64)
     pivots = np.zeros(total, dtype=np.int64)
@@ -217,40 +239,34 @@ def _solve_all(rhs, start, columns, inverse, dual, reduced, matrix, cost, place,
     basic = np.empty(rows)
     row_entries = np.empty(count + rows)
     column_entries = np.empty(rows)
+    scale = np.empty(rows)
     for n in range(total):
         at = start[n]
-        largest = 1.0
-        for i in range(rows):
-            largest = max(largest, abs(rhs[n, i]))
-        slack = tolerance * largest
         feasible = True
         for i in range(rows):
             amount = 0.0
             for k in range(rows):
                 amount += inverse[at, i, k] * rhs[n, k]
             basic[i] = amount
-            if amount < -slack:
+            if feasible and below_zero(amount, inverse[at, i], size[n], tolerance):
                 feasible = False
         taken = 0
         if feasible:
-            duals[n] = dual[at]
-            final[n] = columns[at]
+            for i in range(rows):
+                duals[n, i] = dual[at, i]
+                final[n, i] = columns[at, i]
         else:
-            own_columns[:] = columns[at]
-            own_inverse[:] = inverse[at]
-            own_reduced[:] = reduced[at]
+            for i in range(rows):
+                own_columns[i] = columns[at, i]
+                for k in range(rows):
+                    own_inverse[i, k] = inverse[at, i, k]
+            for j in range(count + rows):
+                own_reduced[j] = reduced[at, j]
             taken = continue_dual_simplex(
-                own_columns,
-                own_inverse,
-                own_reduced,
-                basic,
-                matrix,
-                slack,
-                50 * rows + 100,
-                row_entries,
-                column_entries,
+                own_columns, own_inverse, own_reduced, basic, size[n], matrix, tolerance, row_entries, column_entries
             )
-            final[n] = own_columns
+            for i in range(rows):
+                final[n, i] = own_columns[i]
             if taken < 0:
                 if taken == -1000000:
                     status[n] = 2
@@ -258,8 +274,10 @@ def _solve_all(rhs, start, columns, inverse, dual, reduced, matrix, cost, place,
                 # Row r of B⁻¹ is non-negative on every column and negative on b: no x can do it.
                 status[n] = 1
                 value[n] = np.inf
-                duals[n] = -own_inverse[-1 - taken]
-                primal[n] = np.nan
+                for i in range(rows):
+                    duals[n, i] = -own_inverse[-1 - taken, i]
+                for j in range(watched):
+                    primal[n, j] = np.nan
                 continue
             pivots[n] = taken
             for k in range(rows):
@@ -272,27 +290,31 @@ def _solve_all(rhs, start, columns, inverse, dual, reduced, matrix, cost, place,
         # The certificate: the basis must reproduce b.
         for k in range(rows):
             column_entries[k] = -rhs[n, k]
+            scale[k] = size[n, k]
         for i in range(rows):
             j = final[n, i]
             if j < count:
                 for k in range(rows):
-                    column_entries[k] += basic[i] * matrix[k, j]
+                    part = basic[i] * matrix[k, j]
+                    column_entries[k] += part
+                    scale[k] += abs(part)
             else:
                 column_entries[j - count] -= basic[i]
-        for k in range(rows):
-            if not abs(column_entries[k]) <= 1e-8 * largest:
-                status[n] = 2
+                scale[j - count] += abs(basic[i])
         amount = 0.0
+        largest = 0.0
         for k in range(rows):
             amount += duals[n, k] * rhs[n, k]
+            largest = max(largest, scale[k])
+        for k in range(rows):
+            if not abs(column_entries[k]) <= 1e-8 * (scale[k] + 1e-5 * largest):
+                status[n] = 2
         value[n] = amount
         for i in range(rows):
             j = place[final[n, i]]
             if j >= 0:
                 primal[n, j] = max(basic[i], 0.0)
                 if jacobian:
-                    if taken == 0:
-                        by_rhs[n, j] = inverse[at, i]
-                    else:
-                        by_rhs[n, j] = own_inverse[i]
+                    for k in range(rows):
+                        by_rhs[n, j, k] = inverse[at, i, k] if taken == 0 else own_inverse[i, k]
     return value, duals, primal, by_rhs, status, final, pivots

@@ -20,23 +20,61 @@ from bco_core.solvers.basis_pool import FAST, continue_dual_simplex
 GAP = 1e-7
 MAXIMUM_CUTS = 600
 CONVERGED, NO_DECISION, OPEN = 0, 1, 2
-# After so many pivots a scenario's B⁻¹ is computed anew.
+# After so many pivots a scenario's B⁻¹ is sharpened.
 _REFRESH = 60
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def risk_weights(values, weights, cvar_weight, cvar_level, out):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The probabilities whose mean of ``values`` is (1 − w)·E + w·CVaR; they sum to one."""
-    for k in range(len(values)):
+def risk_weights(values, weights, cvar_weight, cvar_level, order, out):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The probabilities whose mean of ``values`` is (1 − w)·E + w·CVaR; they sum to one.
+
+    ``order`` is some order of the values and is left as the decreasing one, a good start for the next call.
+    """
+    count = len(values)
+    for k in range(count):
         out[k] = (1.0 - cvar_weight) * weights[k]
     if cvar_weight > 0.0:
+        step = 1
+        while step < count // 3:
+            step = 3 * step + 1
+        while step > 0:
+            for i in range(step, count):
+                k = order[i]
+                j = i
+                while j >= step and values[order[j - step]] < values[k]:
+                    order[j] = order[j - step]
+                    j -= step
+                order[j] = k
+            step //= 3
         left = 1.0 - cvar_level
-        for k in np.argsort(-values):
+        for i in range(count):
+            k = order[i]
             taken = min(weights[k], left)
             out[k] += cvar_weight * taken / (1.0 - cvar_level)
             left -= taken
             if left <= 0.0:
                 break
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def _sharpen(inverse, whole, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One step of Newton's iteration X ← X + (I − X B) X, which squares what error many pivots have left in B⁻¹."""
+    size = len(whole)
+    for i in range(size):
+        for k in range(size):
+            total = 1.0 if i == k else 0.0
+            for j in range(size):
+                total -= inverse[i, j] * whole[j, k]
+            scratch[i, k] = total
+    for k in range(size):
+        for i in range(size):
+            total = 0.0
+            for j in range(size):
+                total += scratch[i, j] * inverse[j, k]
+            whole[i, k] = total
+    for i in range(size):
+        for k in range(size):
+            inverse[i, k] += whole[i, k]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
@@ -97,6 +135,7 @@ def _solve_master(columns, profit, count, rhs, basis, inverse, multipliers, scra
 @njit(cache=True, nogil=True, fastmath=FAST)
 def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
     base,  # (K, m): right-hand sides of the recourse at z = 0
+    base_size,  # (K, m): how large the terms are that they are sums of
     slope,  # (m, d): what z takes off them
     weights,  # (K,)
     cvar_weight,
@@ -124,18 +163,27 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
     dual = np.zeros((scenarios, size))
     pivots = np.zeros(scenarios, dtype=np.int64)
     for k in range(scenarios):
-        columns[k] = pool_columns[start[k]]
-        inverse[k] = pool_inverse[start[k]]
-        reduced[k] = pool_reduced[start[k]]
+        at = start[k]
+        for i in range(size):
+            columns[k, i] = pool_columns[at, i]
+            for j in range(size):
+                inverse[k, i, j] = pool_inverse[at, i, j]
+        for j in range(count + size):
+            reduced[k, j] = pool_reduced[at, j]
         pivots[k] = -1
     values = np.empty(scenarios)
     shares = np.empty(scenarios)
+    order = np.arange(scenarios)
     rhs = np.empty(size)
+    terms = np.empty(size)
     basic = np.empty(size)
     row_entries = np.empty(count + size)
     column_entries = np.empty(size)
     taken = np.empty(size)
+    taken_size = np.empty(size)
     mean_dual = np.empty(size)
+    whole = np.empty((size, size))
+    whole_scratch = np.empty((size, size))
 
     # The master's dual: columns for an artificial box, for the rows of Z, then for the cuts.
     fixed = 2 * dim + len(limits)
@@ -143,9 +191,13 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
     master = np.zeros((capacity, dim + 1))
     profit = np.zeros(capacity)
     right = np.ones(dim + 1)
-    right[:dim] = first_cost
+    best = np.empty(dim)
+    point = np.empty(dim)
     reach = 1.0
     for j in range(dim):
+        right[j] = first_cost[j]
+        best[j] = begin[j]
+        point[j] = begin[j]
         reach = max(reach, abs(begin[j]))
     for j in range(dim):
         master[2 * j, j] = 1.0
@@ -153,42 +205,45 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
         profit[2 * j] = begin[j] - 4.0 * reach
         profit[2 * j + 1] = -begin[j] - 4.0 * reach
     for r in range(len(limits)):
-        master[2 * dim + r, :dim] = rows[r]
+        for j in range(dim):
+            master[2 * dim + r, j] = rows[r, j]
         profit[2 * dim + r] = limits[r]
     used = fixed
     basis = np.zeros(dim + 1, dtype=np.int64)
     master_inverse = np.zeros((dim + 1, dim + 1))
     multipliers = np.zeros(dim + 1)
     scratch = np.zeros(dim + 1)
+    before = np.zeros(dim)
+    square = np.empty((dim + 1, dim + 1))
+    square_scratch = np.empty((dim + 1, dim + 1))
 
-    best = begin.copy()
     best_value = np.inf
     lower = -np.inf
-    point = begin.copy()
     ready = False
     points = 0
     refreshes = 0
     while used < capacity:
         points += 1
         for i in range(size):
-            total = 0.0
+            taken[i] = 0.0
+            taken_size[i] = 0.0
             for j in range(dim):
-                total += slope[i, j] * point[j]
-            taken[i] = total
+                part = slope[i, j] * point[j]
+                taken[i] += part
+                taken_size[i] += abs(part)
         feasible = True
         for k in range(scenarios):
-            largest = 1.0
             for i in range(size):
                 rhs[i] = base[k, i] - taken[i]
-                largest = max(largest, abs(rhs[i]))
+                terms[i] = base_size[k, i] + taken_size[i]
             if pivots[k] > _REFRESH:
-                whole = np.zeros((size, size))
                 for i in range(size):
-                    if columns[k, i] < count:
-                        whole[:, i] = matrix[:, columns[k, i]]
-                    else:
-                        whole[columns[k, i] - count, i] = -1.0
-                inverse[k] = np.linalg.inv(whole)
+                    column = columns[k, i]
+                    for j in range(size):
+                        whole[j, i] = matrix[j, column] if column < count else 0.0
+                    if column >= count:
+                        whole[column - count, i] = -1.0
+                _sharpen(inverse[k], whole, whole_scratch)
                 pivots[k] = 0
             for i in range(size):
                 total = 0.0
@@ -196,15 +251,7 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
                     total += inverse[k, i, j] * rhs[j]
                 basic[i] = total
             moved = continue_dual_simplex(
-                columns[k],
-                inverse[k],
-                reduced[k],
-                basic,
-                matrix,
-                tolerance * largest,
-                50 * size + 100,
-                row_entries,
-                column_entries,
+                columns[k], inverse[k], reduced[k], basic, terms, matrix, tolerance, row_entries, column_entries
             )
             if moved == -1000000:
                 return best, best_value, lower, 2, points
@@ -237,9 +284,10 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
                 total += dual[k, i] * rhs[i]
             values[k] = total
         if feasible:
-            risk_weights(values, weights, cvar_weight, cvar_level, shares)
+            risk_weights(values, weights, cvar_weight, cvar_level, order, shares)
             value = 0.0
-            mean_dual[:] = 0.0
+            for i in range(size):
+                mean_dual[i] = 0.0
             for k in range(scenarios):
                 if shares[k] > 0.0:
                     value += shares[k] * values[k]
@@ -258,11 +306,11 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
             profit[used] = intercept
             if cost < best_value:
                 best_value = cost
-                best[:] = point
+                for j in range(dim):
+                    best[j] = point[j]
             if not ready:
                 # The first cut and, in every coordinate, the side of the box that it pushes towards.
                 basis[dim] = used
-                master_inverse[:] = 0.0
                 for j in range(dim):
                     amount = right[j] - master[used, j]
                     side = 1.0 if amount >= 0.0 else -1.0
@@ -275,7 +323,8 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
         if not ready:
             # The point to begin with leaves a scenario without recourse: there is no cut to build a master on.
             return best, best_value, lower, 2, points
-        before = multipliers[:dim].copy()
+        for j in range(dim):
+            before[j] = multipliers[j]
         while True:
             if not _solve_master(master, profit, used, right, basis, master_inverse, multipliers, scratch):
                 return best, best_value, lower, 1, points
@@ -301,10 +350,10 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
                 return best, best_value, lower, 2, points
         if points % 50 == 0 and refreshes < 20:
             refreshes += 1
-            whole = np.empty((dim + 1, dim + 1))
             for i in range(dim + 1):
-                whole[:, i] = master[basis[i]]
-            master_inverse[:] = np.linalg.inv(whole)
+                for k in range(dim + 1):
+                    square[k, i] = master[basis[i], k]
+            _sharpen(master_inverse, square, square_scratch)
         still = True
         for j in range(dim):
             if abs(before[j] - multipliers[j]) > 1e-9 * (1.0 + abs(multipliers[j])):

@@ -123,14 +123,21 @@ def solve_form(
         for index, column in enumerate(watched.tolist()):
             if column in place:
                 by_rhs[index] = inverse[place[column]]
-    return float(dual @ rhs), dual, np.maximum(answer.values[watched], 0), by_rhs, 0
+    basic = np.zeros(count + rows)
+    basic[columns] = np.maximum(inverse @ rhs, 0)
+    return float(dual @ rhs), dual, basic[watched], by_rhs, 0
 
 
 def _model_of_form(form: LinearForm, rhs: Array) -> highspy.Highs:
+    """For the optimal basis, which costs and right-hand side have in common with multiples of them near one."""
     rows, count = form.matrix.shape
     matrix = sparse.csr_array(form.matrix)
     free, zero = np.full(rows, np.inf), np.zeros(count)
-    return model_of(form.perturbed, matrix, rhs, free, zero, np.full(count, np.inf))
+    cost, limits = (part / (np.abs(part).max(initial=0) or 1.0) for part in (form.perturbed, rhs))
+    solver = model_of(cost, matrix, limits, free, zero, np.full(count, np.inf))
+    solver.setOptionValue("primal_feasibility_tolerance", 1e-10)
+    solver.setOptionValue("dual_feasibility_tolerance", 1e-10)
+    return solver
 
 
 def _basic_columns(solver: highspy.Highs, count: int) -> NDArray[np.int64]:

@@ -36,7 +36,8 @@ class LinearProgram:
 class LinearForm:
     """min cost'x, matrix x ≥ rhs, x ≥ 0 with ``rhs = constant + by_limit @ limits`` and ``v = offset + by_column @ x``.
 
-    The program's cost is ``base_cost`` more. ``perturbed`` is the cost that vertices are told apart with.
+    The program's cost is ``base_cost`` more. ``perturbed`` is the cost that vertices are told apart with, and ``size``
+    how large the terms are that ``constant`` is the sum of: what is small against them may be rounding.
     """
 
     cost: Array
@@ -44,13 +45,14 @@ class LinearForm:
     perturbed: Array
     matrix: Array
     constant: Array
+    size: Array
     by_limit: Array
     offset: Array
     by_column: Array
 
-    def rhs(self, limits: Array) -> Array:
-        """Right-hand sides (n, m) for limits (n, rows)."""
-        return self.constant + limits @ self.by_limit.T
+    def rhs(self, limits: Array) -> tuple[Array, Array]:
+        """Right-hand sides (n, m) for limits (n, rows), and the size of their terms."""
+        return self.constant + limits @ self.by_limit.T, self.size + np.abs(limits) @ np.abs(self.by_limit.T)
 
 
 def linear_form(program: LinearProgram) -> LinearForm:
@@ -68,6 +70,12 @@ def linear_form(program: LinearProgram) -> LinearForm:
     boxed = np.isfinite(program.lower) & np.isfinite(program.upper)
     matrix = np.concatenate([select @ program.matrix, -identity[boxed]]) @ by_column
     constant = np.concatenate([-select @ program.matrix @ offset, (program.lower - program.upper)[boxed]])
+    size = np.concatenate(
+        [
+            np.abs(select) @ np.abs(program.matrix) @ np.abs(offset),
+            (np.abs(program.lower) + np.abs(program.upper))[boxed],
+        ]
+    )
     by_limit = np.concatenate([select, np.zeros((int(boxed.sum()), rows))])
 
     row_scale, column_scale = _scales(matrix)
@@ -79,6 +87,7 @@ def linear_form(program: LinearProgram) -> LinearForm:
         perturbed=cost + PERTURBATION * (np.abs(cost) + np.abs(cost).max(initial=0) + 1e-300) * random,
         matrix=np.ascontiguousarray(matrix * row_scale[:, None] * column_scale),
         constant=constant * row_scale,
+        size=size * row_scale,
         by_limit=by_limit * row_scale[:, None],
         offset=offset,
         by_column=by_column * column_scale,

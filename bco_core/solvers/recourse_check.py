@@ -51,7 +51,7 @@ def _serves_everything(form: LinearForm) -> bool:
 
 def _witness(data: Description, form: LinearForm, reach: float) -> tuple[Array, Array, int] | None:
     by_decision, by_outcome = form.by_limit @ data.by_decision, form.by_limit @ data.by_outcome
-    constant = form.rhs(data.constant)
+    constant, _ = form.rhs(data.constant)
     size = max(1.0, float(np.abs(constant).max()))
     lowest = np.maximum(data.lowest, np.minimum(-reach * size, data.highest))
     highest = np.minimum(data.highest, np.maximum(reach * size, data.lowest))
