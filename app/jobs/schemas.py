@@ -73,7 +73,10 @@ class PosteriorSpec(Request):
         DEFAULTS.patience, description="vi: epochs without a better validation cost after which a member stops"
     )
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(DEFAULTS.batch_size, description="vi: rows a step")
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(DEFAULTS.learning_rate, description="vi: of Adam")
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        DEFAULTS.learning_rate, description="vi: of the optimizer"
+    )
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="vi: Adam, or plain stochastic gradient descent")
     draws: Annotated[int, Field(ge=1, le=64)] = Field(DEFAULTS.draws, description="Monte-Carlo draws at each step")
     particles: Annotated[int, Field(ge=1)] = Field(DEFAULTS.particles, description="draws stored for prescribing")
 

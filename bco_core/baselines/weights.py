@@ -61,7 +61,8 @@ def forest_weights(sample: Sample, leaf_rows: int, seed: int = 0) -> Weights:
     from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(n_estimators=200, min_samples_leaf=leaf_rows, random_state=seed, n_jobs=1)
-    forest.fit(sample.contexts.numpy(), sample.outcomes.numpy())
+    outcomes = sample.outcomes.numpy()
+    forest.fit(sample.contexts.numpy(), outcomes[:, 0] if outcomes.shape[1] == 1 else outcomes)
     leaves = forest.apply(sample.contexts.numpy())
 
     def weights(contexts: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from bco_core.inference.mixture import (
     warm_start,
 )
 from bco_core.inference.select import pooled, select, stack
-from bco_core.inference.training import Progress, no_progress
+from bco_core.inference.training import OPTIMIZERS, Progress, no_progress
 from bco_core.inference.variational import VariationalFit, VariationalOptions, fit_variational
 from bco_core.policies import POLICIES, averaged
 from bco_core.posterior import Posterior
@@ -61,10 +61,10 @@ RECOMMENDABLE = ("averaged", "blended", "bcp")
 class LearningOptions:
     """Everything a caller may choose about learning; None means that the method chooses.
 
-    ``auto`` ignores what it selects itself: ``initial_scale``, ``learning_rate``, ``prior_scale``, ``batch_size`` and
-    ``patience``. At most one of the two temperatures may be given; it then holds for every candidate. ``certify``
-    scales the predictors with a tenth of the rows, so that the prior is independent of the others and a certificate
-    may hold.
+    ``auto`` ignores what it selects itself: ``initial_scale``, ``learning_rate``, ``optimizer``, ``prior_scale``,
+    ``batch_size`` and ``patience``. At most one of the two temperatures may be given; it then holds for every
+    candidate. ``certify`` scales the predictors with a tenth of the rows, so that the prior is independent of the
+    others and a certificate may hold.
 
     ``chains``, ``steps``, ``burn_in``, ``temperature``, ``scale_costs`` and ``thinning`` are for Metropolis–Hastings:
     how a temperature that is not given is found, whether it is for costs in units of the best constant decision's, and
@@ -83,6 +83,7 @@ class LearningOptions:
     prior_scale: float = 1.0
     patience: int = 20
     batch_size: int = 128
+    optimizer: str = "adam"
     learning_rate: float = 0.003
     initial_scale: float = 0.05
     draws: int = 1
@@ -108,6 +109,7 @@ class LearningOptions:
         for name, value, known in (
             ("method", self.method, METHODS),
             ("family", self.family, tuple(FAMILIES)),
+            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("predictor", self.predictor, ("auto", *KINDS)),
             ("policy", self.policy or "bcp", tuple(POLICIES)),
             ("temperature", self.temperature, TEMPERATURES),
@@ -244,6 +246,7 @@ def _learn_vi(
         epochs=options.epochs,
         patience=options.patience,
         batch_size=options.batch_size,
+        optimizer=options.optimizer,
         learning_rate=options.learning_rate,
         initial_scale=options.initial_scale,
         draws=options.draws,

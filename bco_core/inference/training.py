@@ -150,7 +150,7 @@ def _train_epoch(
         losses = loss(value, chosen, members)
         (gradient,) = torch.autograd.grad(losses.sum(), value)
         state.value = value.detach()
-        _UPDATES[options.optimizer](state, gradient, step, rate)
+        OPTIMIZERS[options.optimizer](state, gradient, step, rate)
         if options.averaging:
             state.average.lerp_(state.value, 1 - decay)
         total += losses.mean().item()
@@ -174,7 +174,7 @@ def _sgd(state: _State, gradient: Tensor, step: int, rate: float | Tensor) -> No
     state.value -= rate * gradient
 
 
-_UPDATES = {"adam": _adam, "sgd": _sgd}
+OPTIMIZERS = {"adam": _adam, "sgd": _sgd}
 
 
 def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -483,3 +483,14 @@ def test_the_constant_decision_it_is_compared_with_has_not_seen_the_rows_it_is_j
     assert diagnostics["cost_scale"] == pytest.approx(constant_cost(sample, sample))
     gain = diagnostics["held_out_cost"]["bcp"]["mean"] - diagnostics["constant_decision_cost"]["mean"]
     assert diagnostics["gain_over_constant"]["mean"] == pytest.approx(gain)
+
+
+def test_plain_gradient_descent_learns_too_and_an_unknown_optimizer_is_refused() -> None:
+    sample = make_sample()
+    plain = replace(OPTIONS, members=1, optimizer="sgd", learning_rate=0.2)
+    descended, _ = learn(PROBLEM, sample, plain)
+    adapted, _ = learn(PROBLEM, sample, replace(plain, optimizer="adam", learning_rate=0.02))
+    assert not torch.equal(descended.mixture.loc, adapted.mixture.loc)
+    assert mean_cost(descended, sample) < constant_cost(sample, sample)
+    with pytest.raises(InvalidInput, match="adam, sgd"):
+        replace(plain, optimizer="newton")

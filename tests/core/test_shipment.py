@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bco_core.experiments import harness, shipment
+from bco_core.experiments.harness import Finding
+from bco_core.experiments.shipment_report import by_cell, difference, markdown, overall, plot
+from bco_core.inference.learn import LearningOptions
+
+KEY = (3, 50, 7, 0)
+CHEAP = ("saa", "ieo", "tps", "map", "bcp")
+
+
+@pytest.fixture(scope="module")
+def findings() -> list[Finding]:
+    torch.set_num_threads(1)
+    patch = pytest.MonkeyPatch()
+    with patch.context() as changed:
+        changed.setattr(shipment, "TEST_CONTEXTS", 20)
+        changed.setattr(shipment, "PENALTIES", (0.0, 1e-3))
+        brief = LearningOptions(predictor="linear", members=5, epochs=3, particles=40)
+        changed.setattr(shipment, "LearningOptions", lambda seed: brief)
+        return shipment.perform(KEY, list(shipment.METHODS))
+
+
+def test_every_method_decides_and_none_beats_the_floor(findings: list[Finding]) -> None:
+    costs = {finding.method: finding.value for finding in findings}
+    assert set(costs) == set(shipment.METHODS)
+    assert all(finding.key == KEY and finding.seconds >= 0 for finding in findings)
+    assert min(costs.values()) == costs["floor"]
+    assert costs["auto"] == pytest.approx(costs["averaged"], rel=0.3)
+
+
+def test_a_run_is_reproducible_and_runs_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipment, "TEST_CONTEXTS", 10)
+    first, again = shipment.perform(KEY, ["saa"]), shipment.perform(KEY, ["saa"])
+    other = shipment.perform((3, 50, 7, 1), ["saa"])
+    assert first[0].value == again[0].value != other[0].value
+
+
+def test_every_cell_comes_once_before_any_comes_twice() -> None:
+    planned = shipment.keys((0, 9), (50, 400), 2, 5)
+    assert len(set(planned)) == len(planned) == 8
+    assert {key[3] for key in planned[:4]} == {0}
+
+
+def test_results_are_kept_in_a_file_and_not_computed_twice(tmp_path: Path, findings: list[Finding]) -> None:
+    path = tmp_path / "new" / "shipment.csv"
+    assert harness.read(path, shipment.NAMES) == []
+    harness.append(path, shipment.NAMES, findings[:2])
+    harness.append(path, shipment.NAMES, findings[2:4])
+    kept = harness.read(path, shipment.NAMES)
+    assert [(f.key, f.method) for f in kept] == [(f.key, f.method) for f in findings[:4]]
+    assert [f.value for f in kept] == pytest.approx([f.value for f in findings[:4]], rel=1e-5)
+    methods = [finding.method for finding in findings[:5]]
+    assert harness.missing([KEY], methods, kept) == [(KEY, methods[4:])]
+    assert harness.missing([KEY], methods[:4], kept) == []
+
+
+def test_the_report_pairs_runs_and_counts_cells(tmp_path: Path) -> None:
+    made = [
+        Finding((dims, 50, 0, run), method, value + run, 0.1)
+        for dims in (0, 9)
+        for run in (0, 1, 2)
+        for method, value in (("auto", 100.0 + dims), ("ieo", 110.0), ("bcp", 105.0), ("floor", 90.0))
+    ]
+    cells = by_cell([*made, Finding((0, 50, 0, 9), "ieo", 1.0, 0.1)])
+    gain = difference(cells[0, 50], "auto", "ieo")
+    assert gain is not None
+    assert (gain.mean, gain.standard_error) == (-10.0, 0.0)
+    assert difference(cells[0, 50], "auto", "enw") is None
+    figures = overall(cells)
+    assert (figures["cells"], figures["cells_below_ieo"], figures["cells_below_bcp"]) == (2, 2, 1)
+    text = markdown(cells)
+    assert "| 9 | 50 | 3 |" in text
+    assert "auto costs less than IEO in 2, BCP in 1." in text
+    plot(cells, tmp_path / "boxes.png")
+    assert (tmp_path / "boxes.png").stat().st_size > 10_000
