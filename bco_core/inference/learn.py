@@ -303,13 +303,17 @@ def _learn_kind(
     generator: torch.Generator,
     progress: Progress,
 ) -> _Learned:
-    """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all."""
+    """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all.
+
+    Linear members are cheap, and compete on all partitions.
+    """
     recipe = NETWORK if kind in NETWORKS else LINEAR
     predictor = build_predictor(kind, scaling, options.hidden if kind in NETWORKS else ())
     target = make_target(problem, predictor, sample, FAMILIES[options.family], recipe.prior_scale)
     loc, scale = warm_start(target, folds, recipe, variational, generator, _part_of(progress, 0.0, 0.4))
 
-    first, later = slice(None, FOLDS), slice(FOLDS, None)
+    competing_members = len(folds.train) if recipe is LINEAR else FOLDS
+    first, later = slice(None, competing_members), slice(competing_members, None)
     start = loc[first], scale[first]
     competing = _part_of(progress, 0.4, 0.9)
     fits = fit_configurations(target, folds[first], recipe, sweep, variational, start, generator, competing)
@@ -317,7 +321,7 @@ def _learn_kind(
     labels = [{"predictor": kind} | asdict(configuration) for configuration in sweep]
     choice = select([_averaged_costs(target, view) for view in seen], labels)
     fit, configuration = fits[choice.chosen], sweep[choice.chosen]
-    if len(folds.train) > FOLDS:
+    if len(folds.train) > competing_members:
         start = loc[later], scale[later]
         rest = _part_of(progress, 0.9, 1.0)
         fit = joined(
