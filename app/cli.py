@@ -73,6 +73,8 @@ def api() -> None:
             log_config=None,
             access_log=False,
             server_header=False,
+            # Longer than clients and proxies keep a connection, so that none is closed just as they use it again.
+            timeout_keep_alive=75,
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 Item = TypeVar("Item")
 
@@ -49,4 +49,14 @@ Name = Annotated[
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
     AfterValidator(storable),
 ]
+
+
+def _written_out(text: object) -> object:
+    """A bare number would be taken for seconds since 1970."""
+    if not isinstance(text, str) or "-" not in text.strip().lstrip("-"):
+        raise ValueError("write the time as 2026-01-31T06:00:00Z")
+    return text
+
+
+Moment = Annotated[datetime, BeforeValidator(_written_out)]
 Limit = Annotated[int, Field(ge=1, le=200)]

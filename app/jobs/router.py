@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Annotated
 
 import anyio
@@ -16,7 +15,7 @@ from app.idempotency import Repeatable
 from app.ids import sibling_id
 from app.jobs import events, service
 from app.jobs.schemas import JobAnswer, JobFilter, JobLog, Kind, LogLine, NewJob, State
-from app.schemas import Limit, Page
+from app.schemas import Limit, Moment, Page
 from app.security import Admin, Reader, Trainer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
@@ -45,8 +44,8 @@ def list_jobs(
     kind: Kind | None = None,
     problem_id: str | None = None,
     dataset_id: str | None = None,
-    created_after: Annotated[datetime | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
-    created_before: datetime | None = None,
+    created_after: Annotated[Moment | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
+    created_before: Moment | None = None,
 ) -> Page[JobAnswer]:
     """All jobs, or those in a state, of a kind, of a problem or data set, or created in a span of time."""
     only = JobFilter(

@@ -12,13 +12,14 @@ import anyio
 import pytest
 import sqlalchemy as sa
 from in_process import forget_caches
-from journey import QUICK, Json, answered, create_dataset, create_problem, learn, learned, prescribe
+from journey import CONTEXTS, QUICK, ROWS, Json, answered, create_dataset, create_problem, learn, learned, prescribe
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from app import cli, security
 from app.db.engine import transaction
 from app.db.tables import KeyRow, PosteriorRow
+from app.demo import as_csv
 from app.keys import service as keys
 from app.main import create_app
 
@@ -339,6 +340,17 @@ def test_a_workspace_lists_its_own_objects_alone(two: Two) -> None:
         assert [item["id"] for item in listed] == [ids_of(two.mine)[f"{kind}_id"]]
 
 
+def body_for(path: str, mine: Json) -> Json:
+    """A request that is good but for whose object it is about."""
+    if path.endswith("/prescribe"):
+        return {"json": {"contexts": CONTEXTS[:1]}}
+    if path.endswith("/batch-prescriptions"):
+        return {"json": {"dataset_id": mine["dataset_id"]}}
+    if path.endswith("/upload"):
+        return {"data": {"name": "days"}, "files": {"file": ("days.csv", as_csv(ROWS).encode())}}
+    return {}
+
+
 def test_what_belongs_to_others_is_answered_as_what_does_not_exist(two: Two) -> None:
     """Every address with an id, whoever added it: the same answer as for an id that nobody has."""
     checked = 0
@@ -347,11 +359,8 @@ def test_what_belongs_to_others_is_answered_as_what_does_not_exist(two: Two) -> 
             continue
         theirs = re.sub(r"{(\w+)}", lambda found: ids_of(two.other)[found[1]], path)
         nobodys = re.sub(r"{(\w+)}", lambda found: ids_of(two.other)[found[1]][:-26] + NOWHERE, path)
-        bodies: Json = {"prescribe": {"contexts": [{}]}, "batch-prescriptions": {"dataset_id": "x"}}
-        content: Json = {"json": bodies.get(path.rpartition("/")[2], {})}
-        if path.endswith("/upload"):
-            content = {"files": {"file": ("contexts.csv", b"x\n1\n")}}
-        answer, missing = (two.ours.request(method, address, **content) for address in (theirs, nobodys))
+        body = body_for(path, two.mine)
+        answer, missing = (two.ours.request(method, address, **body) for address in (theirs, nobodys))
         assert answer.status_code == 404, (method, path, answer.text)
         assert answer.json() == missing.json()
         checked += 1
@@ -368,6 +377,15 @@ def test_a_job_cannot_use_what_belongs_to_others(two: Two) -> None:
         missing = two.ours.post("/v1/jobs", json=body | {field: two.other[field][:5] + NOWHERE})
         assert answer.json() == missing.json()
         assert answer.json()["errors"][0]["pointer"] == f"#/{field}"
+
+
+def test_a_batch_cannot_use_the_data_set_of_others(two: Two) -> None:
+    path = f"/v1/posteriors/{two.mine['id']}/batch-prescriptions"
+    answer = two.ours.post(path, json={"dataset_id": two.other["dataset_id"]})
+    missing = two.ours.post(path, json={"dataset_id": two.other["dataset_id"][:5] + NOWHERE})
+    assert answer.status_code == 422
+    assert answer.json() == missing.json()
+    assert two.ours.post(path, json={"dataset_id": two.mine["dataset_id"]}).status_code == 202
 
 
 def test_objects_made_without_a_key_are_the_default_workspaces(
