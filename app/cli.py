@@ -178,6 +178,17 @@ def bench_serving(json: Json = False) -> None:
     run(json)
 
 
+@bench.command("load")
+def bench_load(
+    json: Json = False,
+    seconds: Annotated[float, typer.Option(help="how long each number of clients asks", min=1)] = 10.0,
+) -> None:
+    """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
+    from app.bench.load import run
+
+    run(json, seconds)
+
+
 @bench.command("inference")
 def bench_inference(json: Json = False) -> None:
     """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""

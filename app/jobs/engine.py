@@ -31,7 +31,8 @@ WORKFLOWS = {QUEUE: "learn_posterior", BATCHES: "prescribe_batch", SHARDS: "pres
 QUEUE_OF_KIND = {"learn": QUEUE, "prescribe": BATCHES}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
-_POLL_SECONDS = 0.1
+# How often an idle worker looks into a queue: who waits for one job notices tenths of a second.
+_POLL_SECONDS = {QUEUE: 0.1, BATCHES: 0.5, SHARDS: 0.25}
 _WAITING_BATCHES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
 
@@ -103,7 +104,7 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
     _get_dbos_instance()._sys_db._retry_connection_errors = False
     for queue in work:
         places = _WAITING_BATCHES if queue == BATCHES else concurrency
-        DBOS.register_queue(queue, worker_concurrency=places, polling_interval_sec=_POLL_SECONDS)
+        DBOS.register_queue(queue, worker_concurrency=places, polling_interval_sec=_POLL_SECONDS[queue])
 
 
 def running_executors() -> set[str]:

@@ -64,12 +64,16 @@ def create(workspace: str, request: NewJob) -> JobRow:
     return row
 
 
-def queued_row(session: Session, workspace: str, kind: str = "learn", **values: Any) -> JobRow:
-    """A new job that waits for a worker; who makes it also puts it in the queue, in the same transaction."""
+def _check_queue(session: Session) -> None:
     limit = get_settings().max_queued_jobs
     if (session.scalar(sa.select(sa.func.count()).where(JobRow.state == "queued")) or 0) >= limit:
         detail = f"{limit} jobs are waiting for a worker already (BCO_MAX_QUEUED_JOBS); try again later"
         raise Unavailable(detail, _QUEUE_RETRY_SECONDS)
+
+
+def queued_row(session: Session, workspace: str, kind: str = "learn", **values: Any) -> JobRow:
+    """A new job that waits for a worker; who makes it also puts it in the queue, in the same transaction."""
+    _check_queue(session)
     job_id = new_id("job")
     row = JobRow(id=job_id, workspace=workspace, run_id=job_id, kind=kind, state="queued", message=WAITING, **values)
     row.attempts, row.attempts_allowed, row.progress, row.revision = 0, MAX_ATTEMPTS, 0.0, 0
@@ -179,6 +183,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
         words = "has succeeded; make a new job instead" if row.state == "succeeded" else f"is {row.state} already"
         raise Conflict(f"only a job that has failed or was cancelled can be run again; this one {words}")
     with transaction() as session:
+        _check_queue(session)
         # The parts of a batch that are done stay done; the others get all their attempts again.
         open_parts = sa.update(BatchShardRow).where(BatchShardRow.job_id == row.id)
         affected(session, open_parts.where(BatchShardRow.result_sha256.is_(None)).values(attempts=0))

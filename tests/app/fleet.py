@@ -59,7 +59,7 @@ class Fleet:
 
     def __init__(self, folder: Path, url: str, workers: int, **environment: str) -> None:
         self.folder, self.url = folder, url
-        self.environment = environment | {"BCO_DATABASE_URL": url, "BCO_PORT": str(free_port())} | DEADLINE
+        self.environment = DEADLINE | environment | {"BCO_DATABASE_URL": url, "BCO_PORT": str(free_port())}
         self._started = 0
         self.gone: list[Part] = []
         self.done("migrate")

@@ -242,6 +242,7 @@ def test_a_worker_that_was_cut_off_judges_nobody(client: TestClient) -> None:
 def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
+    ended = failed(client, ids)
     waiting = len(listed(client, state="queued"))
     settings(max_queued_jobs=waiting + 1)
     job = create_job(client, **ids)
@@ -250,6 +251,7 @@ def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
     assert response.status_code == 503
     assert int(response.headers["Retry-After"]) > 0
     assert "BCO_MAX_QUEUED_JOBS" in response.json()["detail"]
+    assert client.post(f"/v1/jobs/{ended}/retry").status_code == 503
     assert counts() == before
     service.cancel(DEFAULT_WORKSPACE, job["id"])
     create_job(client, **ids)

@@ -148,3 +148,64 @@ def test_the_folder_of_a_sqlite_file_is_made_when_it_is_not_there(tmp_path_facto
     migrate(f"sqlite:///{path}")
     assert path.exists()
     assert current(f"sqlite:///{path}")
+
+
+def test_what_is_stored_before_an_upgrade_is_all_there_after_it(url: str, engine: sa.Engine) -> None:
+    """SQLite makes tables anew to change them; that must not take along what hangs on them."""
+    migrate(url)
+    alembic(engine, command.downgrade, "0002")
+    rows = {
+        "problems": {"id": "prob_1", "name": "p", "spec": "{}", "created_at": "2026-01-01"},
+        "datasets": {
+            "id": "data_1",
+            "name": "d",
+            "rows": 2,
+            "columns": "[]",
+            "warnings": "[]",
+            "created_at": "2026-01-01",
+        },
+        "dataset_chunks": {"dataset_id": "data_1", "seq": 0, "sha256": "x", "data": b"rows"},
+        "jobs": {
+            "id": "job_1",
+            "problem_id": "prob_1",
+            "dataset_id": "data_1",
+            "name": "j",
+            "spec": "{}",
+            "state": "succeeded",
+            "attempts": 1,
+            "progress": 1.0,
+            "message": "",
+            "created_at": "2026-01-01",
+        },
+        "posteriors": {
+            "id": "post_1",
+            "job_id": "job_1",
+            "problem_id": "prob_1",
+            "dataset_id": "data_1",
+            "name": "j",
+            "problem": "{}",
+            "columns": "[]",
+            "description": "{}",
+            "diagnostics": "{}",
+            "policy": "bcp",
+            "digest": "x",
+            "particles": 1,
+            "created_at": "2026-01-01",
+        },
+        "posterior_blocks": {"posterior_id": "post_1", "array": "a", "first_row": 0, "sha256": "x", "data": b"array"},
+    }
+    with engine.begin() as connection:
+        for table, row in rows.items():
+            names = ", ".join(f'"{name}"' for name in row)
+            values = ", ".join(f":{name}" for name in row)
+            connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES ({values})"), row)  # noqa: S608
+    engine.dispose()
+    migrate(url)
+    with engine.connect() as connection:
+        for table in rows:
+            assert connection.execute(sa.text(f"SELECT count(*) FROM {table}")).scalar() == 1, table  # noqa: S608
+        job = connection.execute(sa.text("SELECT kind, run_id, attempts_allowed, revision FROM jobs")).one()
+        assert tuple(job) == ("learn", "job_1", 3, 0)
+        assert connection.execute(sa.text("SELECT data FROM posterior_blocks")).scalar() == b"array"
+        if engine.dialect.name == "sqlite":
+            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []

@@ -80,6 +80,14 @@ class Walk(RuleBasedStateMachine):
             self.state = "running"
             self.believers.append(attempt)
 
+    @precondition(lambda self: self.state == "running" and self.started < self.allowed and not self.deleted)
+    @rule()
+    def another_worker_takes_it_over(self) -> None:
+        """The first is believed dead, and goes on all the same."""
+        assert service.start(self.job_id) == self.started + 1
+        self.started, self.lines = self.started + 1, self.lines + 1
+        self.believers.append(self.started)
+
     @precondition(lambda self: self.believers)
     @rule(data=st.data())
     def an_attempt_reports(self, data: st.DataObject) -> None:
@@ -126,8 +134,11 @@ class Walk(RuleBasedStateMachine):
         if self.state in service.UNFINISHED:
             self.state, self.runs, self.lines = "queued", self.runs + 1, self.lines + 1
 
+    @precondition(lambda self: self.state in service.UNFINISHED and not self.deleted)
     @rule()
-    def nothing_is_lost_and_a_worker_looks(self) -> None:
+    def what_is_unfinished_cannot_be_deleted_and_what_is_not_lost_stays_as_it_is(self) -> None:
+        with pytest.raises(Conflict):
+            service.delete(DEFAULT_WORKSPACE, self.job_id)
         service.requeue_lost()
 
     # what users do
@@ -153,25 +164,26 @@ class Walk(RuleBasedStateMachine):
         service.retry(DEFAULT_WORKSPACE, self.job_id)
         self.state, self.runs, self.allowed, self.lines = "queued", self.runs + 1, self.started + 3, self.lines + 1
 
-    @precondition(lambda self: not self.deleted)
+    @precondition(lambda self: self.state not in service.UNFINISHED and not self.deleted)
     @rule(posterior_first=st.booleans())
     def delete(self, posterior_first: bool) -> None:
-        if self.state == "succeeded" and posterior_first:
+        if self.state == "succeeded":
+            if not posterior_first:
+                with pytest.raises(Conflict):
+                    service.delete(DEFAULT_WORKSPACE, self.job_id)
+                return
             posteriors.delete(DEFAULT_WORKSPACE, sibling_id(self.job_id, "post"))
-        elif self.state in (*service.UNFINISHED, "succeeded"):
-            with pytest.raises(Conflict):
-                service.delete(DEFAULT_WORKSPACE, self.job_id)
-            return
         service.delete(DEFAULT_WORKSPACE, self.job_id)
         self.deleted = True
 
     @precondition(lambda self: self.deleted)
     @rule()
-    def nobody_finds_what_is_deleted(self) -> None:
+    def nobody_finds_what_is_deleted_and_another_job_is_made(self) -> None:
         for act in (service.get, service.cancel, service.retry, service.delete):
             with pytest.raises(NotFound):
                 act(DEFAULT_WORKSPACE, self.job_id)
         assert service.start(self.job_id) is None
+        self.accept()
 
     # what must hold
 
@@ -206,8 +218,8 @@ class Walk(RuleBasedStateMachine):
 TestJobs = Walk.TestCase
 TestJobs.settings = settings(
     max_examples=15,
-    stateful_step_count=30,
+    stateful_step_count=40,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

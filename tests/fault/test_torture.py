@@ -1,0 +1,150 @@
+"""Fifty jobs while processes are killed at random moments: nothing is lost and nothing is doubled.
+
+Run by ``make torture``. Workers, the API, all of them at once and PostgreSQL itself die by kill −9 and are started
+again, as a supervisor would; what was accepted ends exactly once.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+from fleet import Fleet, Postgres
+from journey import Json, answered
+from processes import finished, in_database, is_ready, prepare, submit, wait_until
+
+from app.demo import MORNINGS, as_csv, bakery_rows
+
+pytestmark = pytest.mark.torture
+
+LEARNING, BATCHES = 40, 10
+# The default: with less, a live worker that gets no processor time for seconds is taken for dead.
+PATIENT = {"BCO_WORKER_DEADLINE_SECONDS": "8"}
+CONTEXTS = [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(2500, seed=5)]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest) -> Postgres | None:
+    if request.param == "sqlite":
+        return None
+    found: Postgres = request.getfixturevalue("mortal_postgres")
+    return found
+
+
+def accepted(act: Callable[[], str]) -> str:
+    """Ask until somebody answers; the Idempotency-Key of the request makes sure that asking again makes nothing new."""
+    end = time.monotonic() + 180
+    while True:
+        try:
+            return act()
+        except (httpx.TransportError, AssertionError):
+            assert time.monotonic() < end, "nobody accepts anything"
+            time.sleep(0.3)
+
+
+def new_job(fleet: Fleet, ids: Json, number: int) -> str:
+    posterior = {"method": "vi", "members": 2, "epochs": 40, "patience": 100, "particles": 50}
+    body = ids | {"predictor": {"kind": "mlp", "hidden": [8]}, "posterior": posterior, "seed": number}
+    headers = {"Idempotency-Key": f"job {number}".replace(" ", "-")}
+    job_id: str = answered(fleet.http.post("/v1/jobs", json=body, headers=headers), 202)["id"]
+    return job_id
+
+
+def new_batch(fleet: Fleet, posterior_id: str, number: int) -> str:
+    path = f"/v1/posteriors/{posterior_id}/batch-prescriptions/upload"
+    content: Json = {"data": {"scenarios": 1000}, "files": {"file": ("contexts.csv", as_csv(CONTEXTS).encode())}}
+    headers = {"Idempotency-Key": f"batch-{number}"}
+    job_id: str = answered(fleet.http.post(path, headers=headers, **content), 202)["id"]
+    return job_id
+
+
+def strike(fleet: Fleet, server: Postgres | None, chance: random.Random) -> str:
+    """Kill something, and start it again after a while."""
+    victims = ["worker", "worker", "worker", "api", "everything"] + ["postgres"] * 2 * (server is not None)
+    victim = chance.choice(victims)
+    if victim == "worker":
+        fleet.kill_worker(chance.randrange(len(fleet.workers)))
+    elif victim == "api":
+        fleet.kill_api()
+    elif victim == "everything":
+        fleet.kill_api()
+        for number in range(len(fleet.workers)):
+            fleet.kill_worker(number)
+    elif server is not None:
+        server.kill()
+        time.sleep(chance.uniform(0, 5))
+        server.start()
+    return victim
+
+
+def test_fifty_jobs_end_exactly_once_however_processes_die(
+    server: Postgres | None, fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str]
+) -> None:
+    chance = random.Random(20)
+    fleet = fleet_on(empty_database("sqlite") if server is None else server.url, **PATIENT)
+    ids = prepare(fleet.http)
+    first = finished(fleet.http, submit(fleet.http, ids, epochs=3))
+    jobs = [new_job(fleet, ids, number) for number in range(LEARNING // 2)]
+    batches = [new_batch(fleet, first["posterior_id"], number) for number in range(BATCHES // 2)]
+
+    struck: Counter[str] = Counter()
+    for number in range(LEARNING // 2):
+        struck[strike(fleet, server, chance)] += 1
+        time.sleep(chance.uniform(0.2, 8))
+        jobs.append(accepted(lambda number=number: new_job(fleet, ids, LEARNING // 2 + number)))
+        if number % 4 == 0:
+            sent = BATCHES // 2 + number // 4
+            batches.append(accepted(lambda sent=sent: new_batch(fleet, first["posterior_id"], sent)))
+    wait_until("the API is ready", lambda: is_ready(fleet.http), 120)
+    for worker in fleet.workers:
+        fleet.wait_for(worker)
+
+    ended = [finished(fleet.http, job, 900) for job in [*jobs, *batches]]
+    told = Counter((job["kind"], job["state"]) for job in ended)
+    given_up = [job for job in ended if job["state"] == "failed"]
+    # Only what met the death of its worker three times may have failed, and it says so.
+    assert all("died 3 times" in job["error"] for job in given_up), given_up
+    assert told[("learn", "succeeded")] + told[("prescribe", "succeeded")] + len(given_up) == LEARNING + BATCHES
+    assert len(given_up) <= 5, (told, struck)
+    assert len({*jobs, *batches}) == LEARNING + BATCHES == len(jobs) + len(batches)
+
+    counted = "SELECT count(*) FROM jobs WHERE id <> :job_id"
+    assert in_database(fleet.url, counted, first["id"])[0][0] == LEARNING + BATCHES
+    doubled = "SELECT job_id FROM posteriors WHERE job_id <> :job_id GROUP BY job_id HAVING count(*) > 1"
+    assert in_database(fleet.url, doubled, "") == []
+    ends = "SELECT count(*) FROM job_log WHERE job_id = :job_id AND (text = 'succeeded' OR text LIKE 'failed%')"
+    for job in ended:
+        found = in_database(fleet.url, "SELECT id FROM posteriors WHERE job_id = :job_id", job["id"])
+        assert len(found) == (job["state"] == "succeeded" and job["kind"] == "learn")
+        assert in_database(fleet.url, ends, job["id"])[0][0] == 1
+    answers = set()
+    for job in ended:
+        if job["kind"] == "prescribe" and job["state"] == "succeeded":
+            file = fleet.http.get(f"/v1/jobs/{job['id']}/result", params={"format": "parquet"}).content
+            table = pq.read_table(io.BytesIO(file))
+            assert table.column("temperature").to_pylist() == [context["temperature"] for context in CONTEXTS]
+            answers.add(tuple(table.column("decision.loaves").to_pylist()))
+    assert len(answers) == 1
+    assert '"level":"ERROR"' not in fleet.messages()
+
+
+def test_a_job_that_kills_its_worker_three_times_is_given_up_with_that_reason(
+    fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str]
+) -> None:
+    fleet = fleet_on(empty_database("sqlite"), 1)
+    job_id = submit(fleet.http, prepare(fleet.http), epochs=100_000)
+    for attempt in (1, 2, 3):
+        marker = f"{job_id} starts, attempt {attempt}"
+        wait_until("the job runs", lambda marker=marker: marker in fleet.messages(), 120)
+        fleet.kill_worker(0)
+    job = finished(fleet.http, job_id, 120)
+    assert (job["state"], job["attempts"]) == ("failed", 4)
+    assert "its worker died 3 times" in job["error"]
+    quick = submit(fleet.http, prepare(fleet.http), epochs=3)
+    assert finished(fleet.http, quick, 60)["state"] == "succeeded"
