@@ -25,8 +25,17 @@ from torch import Tensor
 
 from bco_core.errors import InvalidInput, SolverFailure
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
-from bco_core.solvers.cvar_cuts import DenseQP, cvar_portfolio, point_portfolio
-from bco_core.solvers.dual_newton import MAXIMUM_RANK, OPTIMAL, UNSOLVED, Array, FactorQP, least_variance, mean_variance
+from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, point_portfolio
+from bco_core.solvers.dual_newton import (
+    MAXIMUM_RANK,
+    OPTIMAL,
+    UNSOLVED,
+    Array,
+    FactorQP,
+    least_variance,
+    mean_variance,
+    tail_portfolio,
+)
 
 # Positions, sums and returns are kept to this, relative to their own scale.
 TOLERANCE = 1e-9
@@ -122,6 +131,14 @@ class Portfolios:
         for row in np.flatnonzero(codes == UNSOLVED):
             found[row] = point_portfolio(self.dense, returns[row], target).portfolio
         return found
+
+    def keep_tail(self, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
+        """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or best effort."""
+        if self.has_fast_kernel:
+            portfolio, code = tail_portfolio(self.factors, scenarios, weights / weights.sum(), level, target)
+            if code == OPTIMAL:
+                return Tail(portfolio, 0.0, True)
+        return cvar_portfolio(self.dense, scenarios, weights, level, target)
 
 
 def _number(spec: dict[str, Any], name: str, default: float | None = None) -> float:
@@ -265,7 +282,7 @@ class ReturnConstrainedPortfolio:
     def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> tuple[Array, Status, str]:
         if time.monotonic() > until:
             return simple, Status.TIME_LIMIT, "there was no time to hedge: this is the decision for the mean outcome"
-        tail = cvar_portfolio(self.portfolios.dense, atoms, weights, self.confidence, self.target)
+        tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
         if not tail.verified:
             return tail.portfolio, Status.TIME_LIMIT, "the allowed rounds did not suffice to prove this decision best"
         if not tail.shortfall:

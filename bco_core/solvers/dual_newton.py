@@ -1,19 +1,21 @@
-"""Portfolio QPs by the thousand: Newton's method on a dual of r + 2 variables, exact in a few iterations.
+"""Portfolio QPs by the thousand: Newton's method on a dual of few variables, exact in a few iterations.
 
-For a covariance Σ = EE' + diag(s²), with E (m, r) of low rank, and returns ŷ, solve
+For a covariance Σ = EE' + diag(s²), with E (m, r) of low rank, and return vectors ŷ_1 … ŷ_c, solve
 
-    min ½ z'Σz   s.t.   ŷ'z ≥ target,  1'z ≤ budget,  l ≤ z ≤ u.
+    min ½ z'Σz   s.t.   ŷ_k'z ≥ target for every k,  1'z ≤ budget,  l ≤ z ≤ u.
 
-In x = s∘z, with Ẽ = E/s, ŷ/s and b = 1/s, and u = Ẽ'x a variable of its own, the multipliers λ ≥ 0 of the return and
-μ ≥ 0 of the budget leave a dual that is separable in x: x = clip(w) to its bounds at w = λŷ − μb − Ẽu, and
+In x = s∘z, with Ẽ = E/s, ŷ/s and b = 1/s, and u = Ẽ'x a variable of its own, the multipliers λ ≥ 0 of the returns and
+μ ≥ 0 of the budget leave a dual that is separable in x: x = clip(w) to its bounds at w = Σ_k λ_k ŷ_k − μb − Ẽu, and
 
-    minimise  ½‖u‖² + Σ_j (w_j x_j − ½x_j²) − λ·target + μ·budget,
-    gradient  (ŷ'x − target,  budget − b'x,  u − Ẽ'x),   Hessian  A'MA + diag(0, 0, I),  A = [ŷ, −b, −Ẽ],
+    minimise  ½‖u‖² + Σ_j (w_j x_j − ½x_j²) − Σ_k λ_k target + μ·budget,
+    gradient  (budget − b'x,  u − Ẽ'x,  ŷ_k'x − target),   Hessian  A'MA + diag(0, I, 0),  A = [−b, −Ẽ, ŷ_1, …],
 
 where M marks the x strictly between their bounds. It is piecewise quadratic, so projected Newton steps end exactly.
 With λ held at one and no target, the same iteration solves min ½z'Σz − ŷ'z.
 
-A target that no portfolio reaches is answered by the portfolio of largest return, filled greedily.
+For one ŷ, a target that no portfolio reaches is answered by the portfolio of largest return, filled greedily.
+For scenarios, CVaR_α(target − y'z) ≤ 0 is as many rows ŷ as it takes (see :mod:`bco_core.solvers.cvar_cuts`), found
+one by one from the worst tail of the portfolio so far.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ _ITERATIONS = 100
 _HALVINGS = 60
 # A target missed by less than this share of the scale of returns counts as reached.
 _ROUNDING = 1e-12
+# How many rows a tail may need before another solver takes over, and how nearly they are kept.
+_CUTS = 40
+_TAIL_TOLERANCE = 1e-10
 
 
 def _compiled(function: Any) -> Any:
@@ -72,11 +77,18 @@ class FactorQP:
         return int(self.loadings.shape[1])
 
     @cached_property
+    def largest_value(self) -> float:
+        """No portfolio's ½ z'Σz is above this."""
+        total = max(self.budget, 0.0) + 2 * np.abs(np.minimum(self.lower, 0)).sum()
+        variances = (self.loadings**2).sum(axis=1) + self.deviations**2
+        return 0.5 * float(variances.max()) * float(total) ** 2
+
+    @cached_property
     def prepared(self) -> tuple[Array, Array, Array, bool]:
-        """1/s, the rows of A' with room for returns in the first, bounds on z and on x, and whether z may be any
+        """1/s, the rows of A' with room for one return in the last, bounds on z and on x, and whether z may be any
         non-negative portfolio within the budget."""
         scale = 1 / self.deviations
-        columns = np.vstack([np.zeros_like(scale), -scale, -(self.loadings * scale[:, None]).T])
+        columns = np.vstack([-scale, -(self.loadings * scale[:, None]).T, np.zeros_like(scale)])
         bounds = np.vstack([self.lower, self.upper, self.lower / scale, self.upper / scale])
         return scale, columns, bounds, bool((self.lower == 0).all() and (self.upper >= self.budget).all())
 
@@ -122,45 +134,119 @@ def _solve_rows(  # type: ignore[no-untyped-def]
     rows, assets = returns.shape
     size = len(columns)
     lower, upper, low, high = bounds[0], bounds[1], bounds[2], bounds[3]
-    value, trial, gradient, step = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
-    norms, hessian = np.zeros(size), np.empty((size, size))
-    point, free, row = np.empty(assets), np.empty(assets), np.empty(assets)
-    for a in range(1, size):
-        for j in range(assets):
-            norms[a] += columns[a, j] * columns[a, j]
+    value, linear, norms = np.empty(size), np.zeros(size), np.zeros(size)
+    small, large, hessian = np.empty((3, size)), np.empty((3, assets)), np.empty((size, size))
+    linear[0], linear[size - 1] = budget, -target
+    for a in range(size - 1):
+        norms[a] = _norm(columns[a])
     for i in range(rows):
-        y = returns[i]
-        largest, norm = 0.0, 1e-300
+        y, row = returns[i], columns[size - 1]
+        largest = 0.0
         for j in range(assets):
-            columns[0, j] = y[j] * scale[j]
-            norm += columns[0, j] * columns[0, j]
+            row[j] = y[j] * scale[j]
             largest = max(largest, abs(y[j]))
-        norms[0] = norm
+        norms[size - 1] = _norm(row)
         if not given_price:
             best = _largest_return(y, lower, upper, budget, long_only, portfolios[i])
             if best < target - _ROUNDING * (abs(target) + largest):
                 codes[i] = BEST_EFFORT
                 continue
-        _start(columns, target, given_price, value)
+        value[:] = 0.0
+        if given_price:
+            value[size - 1] = 1.0
+        elif target > 0:
+            # Free of factors and budget, assets of positive return share the target in proportion to their return.
+            total = 0.0
+            for j in range(assets):
+                total += max(row[j], 0.0) ** 2
+            value[size - 1] = target / total
+        fixed = size - 1 if given_price else -1
         codes[i] = _newton(
-            columns,
-            low,
-            high,
-            budget,
-            target,
-            given_price,
-            value,
-            trial,
-            gradient,
-            step,
-            hessian,
-            point,
-            free,
-            row,
-            norms,
+            columns, size, size - 2, linear, fixed, low, high, value, norms, small, large, hessian, -math.inf
         )
         for j in range(assets):
-            portfolios[i, j] = point[j] * scale[j]
+            portfolios[i, j] = large[0, j] * scale[j]
+
+
+@_compiled
+def _norm(row):  # type: ignore[no-untyped-def]
+    total = 1e-300
+    for j in range(len(row)):
+        total += row[j] * row[j]
+    return total
+
+
+def tail_portfolio(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> tuple[Array, int]:
+    """The portfolio of least variance whose worst tail over scenarios (K, m), of weights that sum to one, reaches the
+    target: (m,) and its code. UNSOLVED says that there is none, or that it was not found."""
+    scale, columns, bounds, _ = qp.prepared
+    portfolio = np.zeros(len(scale))
+    scenarios, weights = np.ascontiguousarray(scenarios), np.ascontiguousarray(weights)
+    room = np.zeros((qp.rank + 1 + _CUTS, len(scale)))
+    room[: qp.rank + 1] = columns[:-1]
+    code = _cut_tail(
+        scenarios,
+        weights,
+        float(level),
+        float(target),
+        room,
+        qp.rank,
+        scale,
+        bounds,
+        float(qp.budget),
+        -1.0001 * qp.largest_value,
+        portfolio,
+    )
+    return portfolio, int(code)
+
+
+@_compiled
+def _cut_tail(  # type: ignore[no-untyped-def]
+    scenarios, weights, level, target, columns, rank, scale, bounds, budget, floor, portfolio
+):
+    count, assets = scenarios.shape
+    capacity = len(columns)
+    low, high = bounds[2], bounds[3]
+    value, linear, norms = np.zeros(capacity), np.full(capacity, -target), np.zeros(capacity)
+    small, large, hessian = np.empty((3, capacity)), np.empty((3, assets)), np.empty((capacity, capacity))
+    returns, mean = np.empty(count), np.zeros(assets)
+    linear[0] = budget
+    for a in range(rank + 1):
+        norms[a] = _norm(columns[a])
+    largest = abs(target)
+    for k in range(count):
+        for j in range(assets):
+            mean[j] += weights[k] * scenarios[k, j]
+            largest = max(largest, abs(scenarios[k, j]))
+    for size in range(rank + 2, capacity + 1):
+        for j in range(assets):
+            columns[size - 1, j] = mean[j] * scale[j]
+        norms[size - 1] = _norm(columns[size - 1])
+        code = _newton(columns, size, rank, linear, -1, low, high, value, norms, small, large, hessian, floor)
+        if code != OPTIMAL:
+            return UNSOLVED
+        for j in range(assets):
+            portfolio[j] = large[0, j] * scale[j]
+        for k in range(count):
+            total = 0.0
+            for j in range(assets):
+                total += scenarios[k, j] * portfolio[j]
+            returns[k] = total
+        order = np.argsort(returns)
+        left, tail = 1.0 - level, 0.0
+        mean[:] = 0.0
+        for k in order:
+            taken = min(weights[k], left)
+            if taken > 0.0:
+                left -= taken
+                tail += taken * returns[k]
+                for j in range(assets):
+                    mean[j] += taken * scenarios[k, j] / (1.0 - level)
+            if left <= 0.0:
+                break
+        if tail / (1.0 - level) >= target - _TAIL_TOLERANCE * largest:
+            return OPTIMAL
+    return UNSOLVED
 
 
 @_compiled
@@ -192,32 +278,16 @@ def _largest_return(y, lower, upper, budget, long_only, portfolio):  # type: ign
 
 
 @_compiled
-def _start(columns, target, given_price, value):  # type: ignore[no-untyped-def]
-    """Free of factors and budget, assets of positive return share the target in proportion to their return."""
-    value[:] = 0.0
-    if given_price:
-        value[0] = 1.0
-        return
-    total = 0.0
-    for w in columns[0]:
-        if w > 0:
-            total += w * w
-    if total > 0 and target > 0:
-        value[0] = target / total
-
-
-@_compiled
-def _dual(columns, low, high, budget, target, value, point):  # type: ignore[no-untyped-def]
+def _dual(columns, size, rank, linear, low, high, value, point):  # type: ignore[no-untyped-def]
     """The dual objective at ``value``; ``point`` becomes the x it goes with."""
-    size, assets = columns.shape
+    assets = len(point)
     for j in range(assets):
         point[j] = columns[0, j] * value[0]
+    total = linear[0] * value[0]
     for a in range(1, size):
         for j in range(assets):
             point[j] += columns[a, j] * value[a]
-    total = -value[0] * target + value[1] * budget
-    for a in range(2, size):
-        total += 0.5 * value[a] * value[a]
+        total += 0.5 * value[a] * value[a] if a <= rank else linear[a] * value[a]
     for j in range(assets):
         w = point[j]
         x = min(max(w, low[j]), high[j])
@@ -227,97 +297,79 @@ def _dual(columns, low, high, budget, target, value, point):  # type: ignore[no-
 
 
 @_compiled
+def _slope(columns, rank, linear, value, point, a, tolerance):  # type: ignore[no-untyped-def]
+    """Entry a of the gradient; what rounding leaves of its sum counts as zero."""
+    total, magnitude = 0.0, 0.0
+    for j in range(len(point)):
+        term = columns[a, j] * point[j]
+        total += term
+        magnitude += abs(term)
+    more = value[a] if 1 <= a <= rank else linear[a]
+    total += more
+    magnitude += abs(more)
+    if abs(total) <= tolerance * magnitude:
+        return 0.0
+    # A multiplier at zero cannot go lower.
+    if (a == 0 or a > rank) and value[a] <= 0.0 and total > 0.0:
+        return 0.0
+    return total
+
+
+@_compiled
 def _newton(  # type: ignore[no-untyped-def]
-    columns, low, high, budget, target, given_price, value, trial, gradient, step, hessian, point, free, row, norms
+    columns, size, rank, linear, fixed, low, high, value, norms, small, large, hessian, floor
 ):
-    size, assets = columns.shape
-    current = _dual(columns, low, high, budget, target, value, point)
+    """Minimise from ``value``. A dual below ``floor`` proves that there is no portfolio: UNSOLVED."""
+    gradient, step, trial = small[0], small[1], small[2]
+    point, free, row = large[0], large[1], large[2]
+    current = _dual(columns, size, rank, linear, low, high, value, point)
     for _ in range(_ITERATIONS):
+        done = True
         for a in range(size):
-            total, magnitude = 0.0, 0.0
-            for j in range(assets):
-                term = columns[a, j] * point[j]
-                total += term
-                magnitude += abs(term)
-            if a == 0:
-                total -= target
-                magnitude += abs(target)
-            elif a == 1:
-                total += budget
-                magnitude += abs(budget)
-            else:
-                total += value[a]
-                magnitude += abs(value[a])
-            # What rounding leaves of a sum counts as zero.
-            gradient[a] = total if abs(total) > 1e-13 * magnitude else 0.0
-        for a in range(2):
-            if value[a] <= 0.0 and gradient[a] > 0.0:
-                gradient[a] = 0.0
-        if given_price:
-            gradient[0] = 0.0
-        worst = 0.0
-        for a in range(size):
-            worst = max(worst, abs(gradient[a]))
-        if worst == 0.0:
+            gradient[a] = 0.0 if a == fixed else _slope(columns, rank, linear, value, point, a, 1e-13)
+            done = done and gradient[a] == 0.0
+        if done:
             return OPTIMAL
-        _hessian(columns, low, high, point, hessian, free, row)
-        for a in range(2):
-            if gradient[a] == 0.0 and (value[a] <= 0.0 or (a == 0 and given_price)):
-                hessian[a, :] = 0.0
-                hessian[:, a] = 0.0
-                hessian[a, a] = 1.0
-        _solve_positive(hessian, gradient, step, norms)
-        length, found = 1.0, False
+        _hessian(columns, size, rank, low, high, point, hessian, free, row)
+        for a in range(size):
+            if gradient[a] == 0.0 and (a == fixed or ((a == 0 or a > rank) and value[a] <= 0.0)):
+                for b in range(size):
+                    hessian[a, b] = 0.0
+                    hessian[b, a] = 0.0
+                hessian[a, a] = norms[a]
+        _solve_positive(hessian, size, gradient, step, norms)
+        length, found, reached = 1.0, False, current
         for _ in range(_HALVINGS):
             slope = 0.0
             for a in range(size):
                 trial[a] = value[a] - length * step[a]
-                if a < 2 and not (a == 0 and given_price):
+                if a == 0 or a > rank:
                     trial[a] = max(trial[a], 0.0)
                 slope += gradient[a] * (trial[a] - value[a])
-            reached = _dual(columns, low, high, budget, target, trial, point)
+            reached = _dual(columns, size, rank, linear, low, high, trial, point)
             # A step so small that only rounding is left to gain is taken as it is.
             if reached <= current + 1e-4 * slope + 1e-15 * abs(current):
                 found = True
                 break
             length *= 0.5
         if not found:
-            # No descent is left above rounding: the last point stands if its gradient is at rounding level.
-            _dual(columns, low, high, budget, target, value, point)
-            return _verdict(columns, budget, target, given_price, value, point)
+            break
         current = reached
-        value[:] = trial
-    return _verdict(columns, budget, target, given_price, value, point)
-
-
-@_compiled
-def _verdict(columns, budget, target, given_price, value, point):  # type: ignore[no-untyped-def]
-    """Whether a point that could not be improved is optimal: its conditions hold to a relative 1e-10."""
-    size, assets = columns.shape
+        for a in range(size):
+            value[a] = trial[a]
+        if current < floor:
+            return UNSOLVED
+    # No descent is left above rounding: the point stands if its conditions hold to a relative 1e-10.
+    _dual(columns, size, rank, linear, low, high, value, point)
     for a in range(size):
-        total, magnitude = 0.0, 0.0
-        for j in range(assets):
-            term = columns[a, j] * point[j]
-            total += term
-            magnitude += abs(term)
-        if a == 0:
-            if given_price:
-                continue
-            total, magnitude = total - target, magnitude + abs(target)
-        elif a == 1:
-            total, magnitude = total + budget, magnitude + abs(budget)
-        else:
-            total, magnitude = total + value[a], magnitude + abs(value[a])
-        if a < 2 and value[a] <= 0.0 and total > 0.0:
-            continue
-        if abs(total) > 1e-10 * magnitude:
+        if a != fixed and _slope(columns, rank, linear, value, point, a, 1e-10) != 0.0:
             return UNSOLVED
     return OPTIMAL
 
 
 @_compiled
-def _hessian(columns, low, high, point, hessian, free, row):  # type: ignore[no-untyped-def]
-    size, assets = columns.shape
+def _hessian(columns, size, rank, low, high, point, hessian, free, row):  # type: ignore[no-untyped-def]
+    assets = len(point)
     for j in range(assets):
         free[j] = 1.0 if low[j] < point[j] < high[j] else 0.0
     for a in range(size):
@@ -329,14 +381,13 @@ def _hessian(columns, low, high, point, hessian, free, row):  # type: ignore[no-
                 total += row[j] * columns[b, j]
             hessian[a, b] = total
             hessian[b, a] = total
-        if a >= 2:
+        if 1 <= a <= rank:
             hessian[a, a] += 1.0
 
 
 @_compiled
-def _solve_positive(hessian, right, solution, norms):  # type: ignore[no-untyped-def]
+def _solve_positive(hessian, size, right, solution, norms):  # type: ignore[no-untyped-def]
     """Cholesky in place, with a floor under pivots that vanish because too few positions are free to move."""
-    size = len(right)
     for a in range(size):
         pivot = hessian[a, a]
         for c in range(a):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bco_core.solvers.cvar_cuts import DenseQP, cvar_portfolio, point_portfolio, tail_mean
-from bco_core.solvers.dual_newton import Array
+from bco_core.solvers.dual_newton import OPTIMAL, UNSOLVED, Array, FactorQP, tail_portfolio
 
 ASSETS = 10
 
@@ -86,6 +86,38 @@ def test_a_barely_reachable_target_is_reached_and_a_barely_unreachable_one_nearl
     assert found.shortfall == pytest.approx(max(-margin, 0), abs=2e-7)
     assert found.portfolio.sum() <= 1 + 1e-9
     assert found.portfolio.min() >= 0
+
+
+def factors(seed: int = 0) -> FactorQP:
+    """The same covariance as a factor model."""
+    random = np.random.default_rng(seed)
+    loadings = random.uniform(-0.01, 0.01, (ASSETS, 3))
+    return FactorQP(loadings, np.sqrt(random.uniform(1e-4, 9e-4, ASSETS)), np.zeros(ASSETS), np.ones(ASSETS), 1.0)
+
+
+@pytest.mark.parametrize(("count", "level"), [(1, 0.95), (30, 0.8), (200, 0.95), (200, 0.0), (400, 0.99)])
+def test_the_dual_newton_kernel_finds_the_same_tail_portfolios(count: int, level: float) -> None:
+    qp = DenseQP.of(covariance(), np.zeros(ASSETS), np.ones(ASSETS), 1.0)
+    found = 0
+    for seed in range(20):
+        atoms, weights = scenarios(seed, count)
+        weights[seed % count] = 0.0 if count > 1 else 1.0
+        weights /= weights.sum()
+        target = 0.03 + 0.005 * seed
+        expected = cvar_portfolio(qp, atoms, weights, level, target)
+        portfolio, code = tail_portfolio(factors(), atoms, weights, level, target)
+        if expected.shortfall:
+            assert code == UNSOLVED
+            continue
+        # The kernel may give up, never be wrong.
+        if code == OPTIMAL:
+            found += 1
+            ours, theirs = (z @ covariance() @ z for z in (portfolio, expected.portfolio))
+            assert ours == pytest.approx(theirs, rel=1e-7)
+            assert portfolio.min() >= 0
+            assert portfolio.sum() <= 1 + 1e-10
+            assert tail_mean(atoms, weights, level, portfolio) @ portfolio >= target - 1e-9
+    assert found >= 4
 
 
 def test_tied_scenarios_and_equal_assets_are_no_trouble() -> None:
