@@ -1,7 +1,7 @@
 """The portfolio kernels beside daqp and cvxpy, and the time of the paper's four chains.
 
-Contestants take turns, so that whatever else the machine does meets them all; medians are compared, and answers are
-checked against each other. cvxpy comes with the ``dev`` extra.
+Contestants take turns, each in one thread, and medians of their processor time are compared, so that what else the
+machine does matters little; answers are checked against each other. cvxpy comes with the ``dev`` extra.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def run(as_json: bool, steps: int = STEPS) -> dict[str, float]:
 
 
 def _timed(contestants: dict[str, tuple[Callable[[], Any], int]], label: str) -> dict[str, float]:
-    """Median seconds for one problem of each contestant, which solves so many at a time."""
+    """Median processor seconds for one problem of each contestant, which solves so many at a time."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in track(range(ROUNDS), label, console=Console(stderr=True), transient=True):
         for name, (act, count) in contestants.items():
-            began = time.perf_counter()
+            began = time.process_time()
             act()
-            times[name].append((time.perf_counter() - began) / count)
+            times[name].append((time.process_time() - began) / count)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
