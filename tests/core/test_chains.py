@@ -14,7 +14,7 @@ from torch import Tensor
 from bco_core.data import Sample
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
-from bco_core.inference.chains import LADDER, find_starts, judge_chains, thin
+from bco_core.inference.chains import LADDER, choose_predictor, find_starts, judge_chains, thin
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.inference.metropolis import MetropolisOptions
 from bco_core.policies import POLICIES
@@ -59,6 +59,16 @@ def test_starts_keep_the_constraints_and_a_smaller_shift_would_not(kind: str) ->
     unshifted[:, -ASSETS:] -= starts.shift[:, None].float() - 0.0
     decisions = PROBLEM.decide(predictor.predict(unshifted, sample.contexts))
     assert (PROBLEM.slack(decisions, sample.outcomes) >= 0).double().mean(dim=1).max() < 0.9
+
+
+@pytest.mark.parametrize(("bent", "kind"), [(False, "linear"), (True, "skip_mlp")])
+def test_auto_takes_a_linear_model_unless_a_network_predicts_clearly_better(bent: bool, kind: str) -> None:
+    sample = make_sample(200)
+    if bent:
+        sample = Sample(sample.contexts, 0.1 + 0.03 * sample.contexts.prod(dim=1, keepdim=True) + 0 * sample.outcomes)
+    chosen, table = choose_predictor(PROBLEM, sample, replace(QUICK, hidden=(16,)))
+    assert chosen == kind
+    assert [row["predictor"] for row in table if row["chosen"]] == [kind]
 
 
 def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
