@@ -35,6 +35,7 @@ from bco_core.solvers.dual_newton import (
     least_variance,
     mean_variance,
     tail_portfolio,
+    tail_rows,
 )
 
 # Positions, sums and returns are kept to this, relative to their own scale.
@@ -134,11 +135,14 @@ class Portfolios:
 
     def keep_tail(self, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
         """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or best effort."""
+        rows = None
         if self.has_fast_kernel:
-            portfolio, code = tail_portfolio(self.factors, scenarios, weights / weights.sum(), level, target)
+            weights = weights / weights.sum()
+            portfolio, code = tail_portfolio(self.factors, scenarios, weights, level, target)
             if code == OPTIMAL:
                 return Tail(portfolio, 0.0, True)
-        return cvar_portfolio(self.dense, scenarios, weights, level, target)
+            rows = tail_rows(self.factors, scenarios, weights, level, target)
+        return cvar_portfolio(self.dense, scenarios, weights, level, target, rows)
 
 
 def _number(spec: dict[str, Any], name: str, default: float | None = None) -> float:

@@ -85,12 +85,18 @@ def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) 
     return mean
 
 
-def cvar_portfolio(qp: DenseQP, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
-    """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or its best effort."""
+def cvar_portfolio(
+    qp: DenseQP, scenarios: Array, weights: Array, level: float, target: float, rows: Array | None = None
+) -> Tail:
+    """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or its best effort.
+
+    ``rows`` (c, m), tail means that someone has found before, save the time to find them again.
+    """
     scale = max(float(np.abs(scenarios).max()), abs(target)) or 1.0
     scenarios, goal = scenarios / scale, target / scale
     weights = weights / weights.sum()
-    cuts, limits = [weights @ scenarios], [(-np.ones(scenarios.shape[1]), -qp.budget)]
+    cuts = [weights @ scenarios, *([] if rows is None else rows / scale)]
+    limits = [(-np.ones(scenarios.shape[1]), -qp.budget)]
     for soft in (False, True):
         found = _cut(qp, scenarios, weights, level, goal, cuts, limits, soft)
         if found is not None:

@@ -179,36 +179,58 @@ def _norm(row):  # type: ignore[no-untyped-def]
 def tail_portfolio(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> tuple[Array, int]:
     """The portfolio of least variance whose worst tail over scenarios (K, m), of weights that sum to one, reaches the
     target: (m,) and its code. UNSOLVED says that there is none, or that it was not found."""
+    code, portfolio, _ = _cut(qp, scenarios, weights, level, target, 0.0)
+    return portfolio, code
+
+
+def tail_rows(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> Array:
+    """The rows (c, m) that bind when the worst tail falls short of the target by as little as can be, or nearly so."""
+    largest = max(float(np.abs(scenarios).max()), abs(target))
+    # Soft enough for Newton to settle, hard enough for the rows to be (nearly) those of the best effort.
+    softness = 0.03 * largest / math.sqrt(qp.largest_value)
+    return _cut(qp, scenarios, weights, level, target, softness)[2]
+
+
+def _cut(
+    qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float, softness: float
+) -> tuple[int, Array, Array]:
+    """Code, portfolio and rows; a softness above zero lets rows be missed by a slack, at a quadratic price."""
     scale, columns, bounds, _ = qp.prepared
     portfolio = np.zeros(len(scale))
-    scenarios, weights = np.ascontiguousarray(scenarios), np.ascontiguousarray(weights)
-    room = np.zeros((qp.rank + 1 + _CUTS, len(scale)))
-    room[: qp.rank + 1] = columns[:-1]
-    code = _cut_tail(
-        scenarios,
-        weights,
+    room = np.zeros((qp.rank + 1 + _CUTS, len(scale) + 1))
+    room[: qp.rank + 1, :-1] = columns[:-1]
+    limits = np.hstack([bounds[2:], [[0.0], [math.inf]]])
+    floor = -math.inf if softness else -1.0001 * qp.largest_value
+    code, rows = _cut_tail(
+        np.ascontiguousarray(scenarios),
+        np.ascontiguousarray(weights),
         float(level),
         float(target),
         room,
         qp.rank,
         scale,
-        bounds,
+        limits,
         float(qp.budget),
-        -1.0001 * qp.largest_value,
+        floor,
+        float(softness),
         portfolio,
     )
-    return portfolio, int(code)
+    return int(code), portfolio, room[qp.rank + 1 : rows, :-1] / scale
 
 
 @_compiled
 def _cut_tail(  # type: ignore[no-untyped-def]
-    scenarios, weights, level, target, columns, rank, scale, bounds, budget, floor, portfolio
+    scenarios, weights, level, target, columns, rank, scale, limits, budget, floor, softness, portfolio
 ):
+    """Add rows until none is violated: the code, and how many rows of ``columns`` are then in use.
+
+    The slack is one more position, bounded below by zero, that counts in every row of returns.
+    """
     count, assets = scenarios.shape
     capacity = len(columns)
-    low, high = bounds[2], bounds[3]
+    low, high = limits[0], limits[1]
     value, linear, norms = np.zeros(capacity), np.full(capacity, -target), np.zeros(capacity)
-    small, large, hessian = np.empty((3, capacity)), np.empty((3, assets)), np.empty((capacity, capacity))
+    small, large, hessian = np.empty((3, capacity)), np.empty((3, assets + 1)), np.empty((capacity, capacity))
     returns, mean = np.empty(count), np.zeros(assets)
     linear[0] = budget
     for a in range(rank + 1):
@@ -221,10 +243,11 @@ def _cut_tail(  # type: ignore[no-untyped-def]
     for size in range(rank + 2, capacity + 1):
         for j in range(assets):
             columns[size - 1, j] = mean[j] * scale[j]
+        columns[size - 1, assets] = softness
         norms[size - 1] = _norm(columns[size - 1])
         code = _newton(columns, size, rank, linear, -1, low, high, value, norms, small, large, hessian, floor)
         if code != OPTIMAL:
-            return UNSOLVED
+            return UNSOLVED, size
         for j in range(assets):
             portfolio[j] = large[0, j] * scale[j]
         for k in range(count):
@@ -244,9 +267,10 @@ def _cut_tail(  # type: ignore[no-untyped-def]
                     mean[j] += taken * scenarios[k, j] / (1.0 - level)
             if left <= 0.0:
                 break
-        if tail / (1.0 - level) >= target - _TAIL_TOLERANCE * largest:
-            return OPTIMAL
-    return UNSOLVED
+        slack = softness * large[0, assets]
+        if tail / (1.0 - level) >= target - slack - _TAIL_TOLERANCE * largest:
+            return OPTIMAL, size
+    return UNSOLVED, capacity
 
 
 @_compiled

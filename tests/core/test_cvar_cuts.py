@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bco_core.solvers.cvar_cuts import DenseQP, cvar_portfolio, point_portfolio, tail_mean
-from bco_core.solvers.dual_newton import OPTIMAL, UNSOLVED, Array, FactorQP, tail_portfolio
+from bco_core.solvers.dual_newton import OPTIMAL, UNSOLVED, Array, FactorQP, tail_portfolio, tail_rows
 
 ASSETS = 10
 
@@ -118,6 +118,21 @@ def test_the_dual_newton_kernel_finds_the_same_tail_portfolios(count: int, level
             assert portfolio.sum() <= 1 + 1e-10
             assert tail_mean(atoms, weights, level, portfolio) @ portfolio >= target - 1e-9
     assert found >= 4
+
+
+def test_rows_found_by_the_kernel_change_no_best_effort() -> None:
+    qp = DenseQP.of(covariance(), np.zeros(ASSETS), np.ones(ASSETS), 1.0)
+    for seed in range(10):
+        atoms, weights = scenarios(seed, 100, level=0.05)
+        weights /= weights.sum()
+        rows = tail_rows(factors(), atoms, weights, 0.9, 0.12)
+        assert len(rows) > 0
+        helped, alone = (
+            cvar_portfolio(qp, atoms, weights, 0.9, 0.12, rows),
+            cvar_portfolio(qp, atoms, weights, 0.9, 0.12),
+        )
+        assert helped.shortfall == pytest.approx(alone.shortfall, abs=1e-9)
+        assert helped.shortfall > 0
 
 
 def test_tied_scenarios_and_equal_assets_are_no_trouble() -> None:
