@@ -28,8 +28,9 @@ from app.settings import get_settings
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 # The document cannot say everything that makes a request sensible (columns that exist, bounds in order), so a request
-# that fits it may still be refused; what does not fit it must be.
-NOT_PROMISED = "positive_data_acceptance"
+# that fits it may still be refused; what does not fit it must be. And who sends an Idempotency-Key again is told what
+# was made the first time, also when somebody has deleted it since.
+NOT_PROMISED = "positive_data_acceptance,ensure_resource_availability"
 
 
 @contextmanager
