@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-m", "app.jobs.worker")
 API_COMMAND = (sys.executable, "-m", "app.cli", "api")
+# An API that ends sooner than this has not started at all.
+START_SECONDS = 10.0
 # How long the API finishes what it has begun when it is told to stop, and how long its supervisor waits for that.
 DRAIN_SECONDS = 25
 GRACE_SECONDS = 30.0
@@ -30,14 +32,17 @@ SUPERVISOR_GRACE_SECONDS = 2 * GRACE_SECONDS
 
 
 def serve(settings: Settings) -> int:
-    """Migrate, then run the API and the workers until told to stop; a worker that dies is started again."""
+    """Migrate, then run the API and the workers until told to stop; who dies is started again.
+
+    An API that cannot even start, because its port is taken or a setting is wrong, ends it all instead.
+    """
     migrate(settings.sqlalchemy_url)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     environment = os.environ | {"BCO_HOST": settings.host, "BCO_PORT": str(settings.port)}
     # Children get their own process group, so that Ctrl-C reaches them through us, in order.
-    api = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True)
+    api, began = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True), time.monotonic()
     workers = [
         subprocess.Popen(WORKER_COMMAND, env=environment, start_new_session=True) for _ in range(settings.workers)
     ]
@@ -45,7 +50,9 @@ def serve(settings: Settings) -> int:
         while not stop.wait(0.5):
             if api.poll() is not None:
                 log.error("the API stopped (exit code %s)", api.returncode)
-                return api.returncode or 1
+                if time.monotonic() - began < START_SECONDS:
+                    return api.returncode or 1
+                api, began = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True), time.monotonic()
             for index, worker in enumerate(workers):
                 if worker.poll() is not None:
                     log.warning("a worker stopped (exit code %s); starting another", worker.returncode)

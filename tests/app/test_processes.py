@@ -148,6 +148,16 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     assert worker not in replaced
 
 
+def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
+    service: LocalService, client: httpx.Client, ids: Json
+) -> None:
+    accepted = submit(client, ids, epochs=3)
+    (api,) = [process for process in alive(family(service)) if "app.cli" in process.cmdline()]
+    api.send_signal(signal.SIGKILL)
+    wait_until("another API is ready", lambda: is_ready(client), 60)
+    assert finished(client, accepted)["state"] == "succeeded"
+
+
 def test_leaving_a_service_in_the_middle_of_a_job_leaves_no_process_and_the_job_to_the_next_worker(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json, tmp_path: Path
 ) -> None:
