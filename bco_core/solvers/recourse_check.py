@@ -50,7 +50,7 @@ def _serves_everything(recourse: LinearProgram) -> bool:
     loose = ~(low & high)
     matrix, senses = recourse.matrix[:, loose], recourse.senses
     equal = matrix[senses == 0]
-    if len(equal) and np.linalg.matrix_rank(equal) < len(equal):
+    if not loose.any() or (len(equal) and np.linalg.matrix_rank(equal) < len(equal)):
         return False
     program = LinearProgram(
         np.zeros(int(loose.sum())),
