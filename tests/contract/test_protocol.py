@@ -470,10 +470,12 @@ def test_a_policy_gives_one_feasible_decision_for_each_context_and_its_expected_
 def test_a_policy_decides_the_same_from_the_same_seed(
     policy: str, problem: DecisionProblem, scenarios: Scenarios
 ) -> None:
+    # Up to rounding: a solver may have learned on the way and take a shorter one.
     first, again = apply(policy, problem, scenarios, 3), apply(policy, problem, scenarios, 3)
-    assert torch.equal(first.decisions, again.decisions)
+    torch.testing.assert_close(first.decisions, again.decisions, rtol=1e-9, atol=1e-9)
     other = apply(policy, problem, scenarios, 4)
-    assert torch.equal(first.decisions, other.decisions) != POLICY_ROWS[policy]
+    alike = torch.allclose(first.decisions, other.decisions, rtol=1e-9, atol=1e-9)
+    assert alike != POLICY_ROWS[policy]
 
 
 def test_only_the_optimal_policy_is_never_beaten_by_another(
