@@ -70,13 +70,17 @@ def thompson(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Ge
 
 def decide_for(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
     """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain."""
-    if problem.relaxation is problem:
-        return problem.decide(outcomes)
-    return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64)).decisions
+    return problem.decide(outcomes) if problem.relaxation is problem else _for_certain(problem, outcomes).decisions
+
+
+def _for_certain(problem: DecisionProblem, outcomes: Tensor) -> Prescription:
+    return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64))
 
 
 def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenarios) -> Prescription:
-    return _evaluated(problem, decide_for(problem, outcomes), scenarios)
+    if problem.relaxation is problem:
+        return _evaluated(problem, problem.decide(outcomes), scenarios)
+    return _judged(problem, _for_certain(problem, outcomes), scenarios)
 
 
 def _judged(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:

@@ -26,7 +26,8 @@ places = Places()
 async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader) -> Response:
     """Decide for one or many contexts: the decision, what it may cost, and what hedging buys against the MAP decision.
 
-    The same request gives the same answer, bit for bit, as long as the posterior's digest is the same.
+    The same request gives the same answer, bit for bit, as long as the posterior's digest is the same; for two-stage
+    problems up to rounding in the last digits, since their solver learns from request to request.
     """
     with places.one(get_settings().max_prescriptions):
         # With the context of the request, so that log lines name it.

@@ -103,7 +103,7 @@ class TwoStageLinear:
         return replace(self, data=replace(self.data, integer=np.zeros_like(self.data.integer)))
 
     def decide(self, outcomes: Tensor) -> Tensor:
-        """argmin over z of c(z; ŷ), whole-number decisions relaxed; NaN where no decision leaves a recourse."""
+        """argmin over z of c(z; ŷ), whole-number decisions relaxed; NaN where ŷ is, or leaves no recourse."""
         return _decide(self._within(outcomes), self)
 
     def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class TwoStageLinear:
         form, bases, data = self.recourse.form, self.recourse.bases, self.data
         right = self.recourse_rhs
         (base, size), slope = right.at(torch.from_numpy(atoms)), right.by_decision
-        start = self.recourse.closest(base - slope @ torch.from_numpy(begin))
+        start = bases.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
         z, objective, _, ended, _ = cuts.minimize(
             base.numpy(),
@@ -191,6 +191,8 @@ class TwoStageLinear:
         )
         if ended != cuts.CONVERGED:
             return None
+        # Rounding must not carry a decision past its bounds.
+        z = np.clip(z, data.first.lower, data.first.upper)
         return _Solution(z, objective + form.base_cost, Status.OPTIMAL, "", CUTS)
 
     @cached_property
@@ -322,15 +324,16 @@ class _Decide(torch.autograd.Function):
     def forward(ctx: Any, outcomes: Tensor, problem: TwoStageLinear) -> Tensor:
         first, pool, dim = problem.data.first, problem.point, problem.decision_dim
         flat = outcomes.detach().reshape(-1, outcomes.shape[-1])
+        missing = ~flat.isfinite().all(dim=1, keepdim=True)
         wanted = bool(ctx.needs_input_grad[0])
-        solved = pool.solve(*problem.point_rhs.at(flat), jacobian=wanted)
+        solved = pool.solve(*problem.point_rhs.at(flat.masked_fill(missing, 0.0)), jacobian=wanted)
         back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
         if wanted:
             ctx.save_for_backward(back @ (torch.from_numpy(solved.jacobian) @ problem.point_rhs.by_outcome))
         decisions = torch.from_numpy(pool.form.offset[:dim]) + torch.from_numpy(solved.primal) @ back.T
         # Rounding must not carry a decision past its bounds.
         decisions = decisions.clamp(torch.from_numpy(first.lower), torch.from_numpy(first.upper))
-        return decisions.view(*outcomes.shape[:-1], -1)
+        return decisions.masked_fill(missing, torch.nan).view(*outcomes.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -348,12 +351,12 @@ class _Recourse(torch.autograd.Function):
         pool, right = problem.recourse, problem.recourse_rhs
         z = decisions.detach().reshape(-1, decisions.shape[-1])
         y = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        missing = ~z.isfinite().all(dim=1)
-        solved = pool.solve(*right.at(y, z.masked_fill(missing[:, None], 0.0)))
+        missing = ~(z.isfinite().all(dim=1, keepdim=True) & y.isfinite().all(dim=1, keepdim=True))
+        solved = pool.solve(*right.at(y.masked_fill(missing, 0.0), z.masked_fill(missing, 0.0)))
         if any(ctx.needs_input_grad):
             dual = torch.from_numpy(solved.dual)
             ctx.save_for_backward(-dual @ right.by_decision, dual @ right.by_outcome)
-        value = (torch.from_numpy(solved.value) + pool.form.base_cost).masked_fill(missing, torch.nan)
+        value = (torch.from_numpy(solved.value) + pool.form.base_cost).masked_fill(missing[:, 0], torch.nan)
         return value.view(decisions.shape[:-1])
 
     @staticmethod

@@ -103,6 +103,8 @@ def describe_shipment(spec: dict[str, Any]) -> Description:
     sources, destinations = _parts(spec, "sources"), spec.get("destinations") or []
     names = list(_places(sources, "sources"))
     costs = spec.get("transport_costs") or []
+    for name in ("order_cost", "emergency_cost"):
+        _numbers(sources, "sources", name, None)
     if not destinations or len(set(destinations)) < len(destinations):
         raise InvalidInput("destinations need names, all different", ("destinations",))
     if len(costs) != len(names) or any(len(row) != len(destinations) for row in costs):
@@ -111,34 +113,37 @@ def describe_shipment(spec: dict[str, Any]) -> Description:
             f"{len(destinations)} destinations",
             ("transport_costs",),
         )
-    extra = [{"name": f"emergency {s['name']}", "cost": s.get("emergency_cost")} for s in sources]
+    for i, row in enumerate(costs):
+        for j, cost in enumerate(row):
+            _number(cost, ("transport_costs", i, j))
+    # Recourse is numbered, since names of sources and destinations put together need not be different.
+    extra = [{"name": f"emergency {i}", "cost": source.get("emergency_cost")} for i, source in enumerate(sources)]
     routes = [
-        {"name": f"{name} to {destination}", "cost": costs[i][j]}
-        for i, name in enumerate(names)
-        for j, destination in enumerate(destinations)
+        {"name": f"route {i} {j}", "cost": costs[i][j]} for i in range(len(names)) for j in range(len(destinations))
     ]
     meet = [
         {
             "name": f"demand of {destination}",
-            "recourse": {f"{name} to {destination}": 1.0 for name in names},
+            "recourse": {f"route {i} {j}": 1.0 for i in range(len(names))},
             "sense": ">=",
             "outcomes": {destination: 1.0},
         }
-        for destination in destinations
+        for j, destination in enumerate(destinations)
     ]
     send = [
         {
             "name": f"supply of {name}",
-            "recourse": {f"{name} to {destination}": 1.0 for destination in destinations} | {f"emergency {name}": -1.0},
+            "recourse": {f"route {i} {j}": 1.0 for j in range(len(destinations))} | {f"emergency {i}": -1.0},
             "decisions": {name: -1.0},
             "sense": "<=",
         }
-        for name in names
+        for i, name in enumerate(names)
     ]
     return describe(
         {
             "decisions": [
-                {"name": s["name"], "cost": s.get("order_cost"), "maximum": s.get("maximum_order")} for s in sources
+                {"name": name, "cost": source.get("order_cost"), "maximum": source.get("maximum_order")}
+                for name, source in zip(names, sources, strict=True)
             ],
             "outcomes": [{"name": destination, "minimum": 0.0} for destination in destinations],
             "recourse": extra + routes,

@@ -41,6 +41,10 @@ class Bases(NamedTuple):
     dual: Array
     reduced: Array
 
+    def closest(self, rhs: Tensor) -> Tensor:
+        """The basis of largest dual value for each right-hand side (n, m)."""
+        return (rhs @ torch.from_numpy(self.dual).T).argmax(dim=1)
+
 
 class Solved(NamedTuple):
     """For n right-hand sides: value (n,), π (n, m), x of the watched columns (n, w), ∂x/∂b (n, w, m) if asked for.
@@ -74,10 +78,6 @@ class BasisPool:
         columns = np.empty(0, dtype=np.int64) if watched is None else watched
         return BasisPool(form, columns, _bases(form, highs.dual_feasible_basis(form)[None]))
 
-    def closest(self, rhs: Tensor) -> Tensor:
-        """The basis of largest dual value for each right-hand side (n, m)."""
-        return (rhs @ torch.from_numpy(self.bases.dual).T).argmax(dim=1)
-
     def solve(self, rhs: Tensor, size: Tensor, jacobian: bool = False) -> Solved:
         """Solve for right-hand sides (n, m) that are sums of terms of this ``size`` (n, m)."""
         chunks = zip(rhs.contiguous().split(_CHUNK), size.contiguous().split(_CHUNK), strict=True)
@@ -86,7 +86,7 @@ class BasisPool:
 
     def _solve_chunk(self, chunk: Tensor, sizes: Tensor, jacobian: bool) -> Solved:
         form, bases = self.form, self.bases
-        rhs, start = chunk.numpy(), (chunk @ torch.from_numpy(bases.dual).T).argmax(dim=1).numpy()
+        rhs, start = chunk.numpy(), bases.closest(chunk).numpy()
         place = np.full(sum(form.matrix.shape), -1)
         place[self.watched] = np.arange(len(self.watched))
         count = len(self.watched)

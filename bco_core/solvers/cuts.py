@@ -87,6 +87,10 @@ def _solve_master(columns, profit, count, rhs, basis, inverse, multipliers, scra
             for i in range(size):
                 total += profit[basis[i]] * inverse[i, k]
             multipliers[k] = total
+        # The multipliers are z and the value; where z is zero in truth, it has errors in proportion to its largest.
+        reach = 0.0
+        for k in range(size - 1):
+            reach = max(reach, abs(multipliers[k]))
         entering = -1
         best = 0.0
         for j in range(count):
@@ -96,6 +100,8 @@ def _solve_master(columns, profit, count, rhs, basis, inverse, multipliers, scra
                 part = multipliers[k] * columns[j, k]
                 gain -= part
                 scale += abs(part)
+                if k < size - 1:
+                    scale += 1e-3 * reach * abs(columns[j, k])
             gain /= 1e-300 + scale
             if gain > 1e-11 and gain > best:
                 entering = j
@@ -258,6 +264,7 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
             if moved < 0:
                 # σ = −(row of B⁻¹) proves that z must keep σ'(base − slope z) ≤ 0: one more row of Z.
                 feasible = False
+                pivots[k] = -1
                 ray = -1 - moved
                 for j in range(dim):
                     total = 0.0

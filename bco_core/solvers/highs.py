@@ -72,7 +72,9 @@ def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     if status is None:
         raise SolverFailure(f"HiGHS ended with {solver.modelStatusToString(solver.getModelStatus())}")
     solution = solver.getSolution()
-    known = status is Status.OPTIMAL or (status is Status.TIME_LIMIT and solution.value_valid)
+    # What a time limit leaves behind need not keep the rows.
+    known = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    known = status is Status.OPTIMAL or (status is Status.TIME_LIMIT and known)
     values = np.array(solution.col_value) if known else np.empty(0)
     duals = np.array(solution.row_dual) if status is Status.OPTIMAL else np.empty(0)
     return Answer(status, solver.getInfo().objective_function_value if known else np.nan, values, duals)

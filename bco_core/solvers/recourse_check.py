@@ -1,10 +1,10 @@
 """Is there always a recourse? Whether every decision and outcome that may occur can be mended.
 
-With the recourse in the form A x ≥ r, x ≥ 0, one linear program often settles it: if some x̂ ≥ 0 has A x̂ ≥ 1, then a
-multiple of x̂ serves any r. Otherwise the worst case is sought by turns: for a decision and an outcome, the dual ray
-that proves most trouble; for a ray, the decision and outcome that it makes most trouble for. Such a pair is a proof, by
-which the planner can see what is missing. That none is found is no proof, and so a prescription still says when it
-meets one.
+One linear program tells whether the recourse serves any right-hand side at all. If not, the worst case that decisions
+and outcomes can make is sought by turns, with the recourse in the form A x ≥ r, x ≥ 0: for a decision and an outcome,
+the dual ray that proves most trouble; for a ray, the decision and outcome that it makes most trouble for. Such a pair
+is a proof, by which the planner can see what is missing. That none is found is no proof, and so a prescription still
+says when it meets one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
 from bco_core.problems.two_stage_spec import Description
 from bco_core.solvers import highs
-from bco_core.solvers.linear_form import Array, LinearForm, linear_form
+from bco_core.solvers.linear_form import Array, LinearForm, LinearProgram, linear_form
 
 _TURNS = 4
 # Outcomes and decisions without bounds are looked for up to these sizes, the smallest first.
@@ -25,9 +25,9 @@ _REACHES = (1.0, 100.0, 10_000.0)
 
 def check_recourse(data: Description) -> None:
     """Raise with a witness if some decision meets an outcome that no recourse can mend."""
-    form = linear_form(data.recourse)
-    if _serves_everything(form):
+    if _serves_everything(data.recourse):
         return
+    form = linear_form(data.recourse)
     for reach in _REACHES:
         witness = _witness(data, form, reach)
         if witness is not None:
@@ -40,13 +40,26 @@ def check_recourse(data: Description) -> None:
             )
 
 
-def _serves_everything(form: LinearForm) -> bool:
-    rows, count = form.matrix.shape
-    ones, free = np.ones(rows), np.full(rows, np.inf)
-    model = highs.model_of(
-        np.zeros(count), sparse.csr_array(form.matrix), ones, free, np.zeros(count), np.full(count, np.inf)
+def _serves_everything(recourse: LinearProgram) -> bool:
+    """Whether W x (sense) r has a solution for every r.
+
+    It has if the equalities' rows are independent and some x̂ leaves every inequality and every one-sided bound behind
+    and every equality alone: to what serves the equalities, bounds aside, add enough of x̂. It has not, otherwise.
+    """
+    low, high = np.isfinite(recourse.lower), np.isfinite(recourse.upper)
+    loose = ~(low & high)
+    matrix, senses = recourse.matrix[:, loose], recourse.senses
+    equal = matrix[senses == 0]
+    if not loose.any() or (len(equal) and np.linalg.matrix_rank(equal) < len(equal)):
+        return False
+    program = LinearProgram(
+        np.zeros(int(loose.sum())),
+        matrix,
+        senses,
+        np.where(low[loose], 1.0, -np.inf),
+        np.where(high[loose], -1.0, np.inf),
     )
-    return highs.run(model).status is Status.OPTIMAL
+    return highs.solve_program(program, senses.astype(np.float64)).status is Status.OPTIMAL
 
 
 def _witness(data: Description, form: LinearForm, reach: float) -> tuple[Array, Array, int] | None:
