@@ -249,7 +249,8 @@ def start(job_id: str) -> int | None:
         if not _change(session, job_id, (JobRow.state.in_(UNFINISHED),), "started", **values):
             return None
         row = session.get_one(JobRow, job_id, populate_existing=True)
-        if row.attempts > row.attempts_allowed:
+        # A batch only waits for its parts: it kills nobody, and the parts count for themselves.
+        if row.kind == "learn" and row.attempts > row.attempts_allowed:
             reason = f"its worker died {MAX_ATTEMPTS} times while running it; it may need more memory than there is"
             finish(session, job_id, "failed", error=reason, message="failed")
             return None

@@ -336,6 +336,16 @@ def test_a_part_that_keeps_killing_its_worker_fails_the_batch_with_that_reason(
     assert not batches.start_shard(job_id, 5)
 
 
+def test_the_deaths_of_workers_that_wait_for_a_batch_are_not_its_fault(client: TestClient, posterior: Json) -> None:
+    job_id = submitted(client, posterior)
+    for attempt in range(1, 8):
+        assert started(job_id) == attempt
+    for seq in shards_of(job_id):
+        run_shard(job_id, seq)
+    assert not batches.advance(job_id, 7)
+    assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
+
+
 def test_an_attempt_at_a_part_that_is_handed_back_does_not_count(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
     started(job_id)
