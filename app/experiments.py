@@ -151,8 +151,8 @@ def portfolio(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="method to run (repeat for several); default saa, enw, shifted, ieo, warm_starts, bcp, "
-            "bcp_1_chain; also bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
+            help="method to run (repeat for several); default saa, enw, shifted, ieo, warm_starts, bcp, bcp_cold and "
+            "both with _1_chain; also bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
         ),
     ] = None,
     contexts: Annotated[int, typer.Option(help="test rows; the paper has 10,000", min=100)] = 2000,

@@ -165,6 +165,11 @@ class Trial:
         return self._chains(TEMPERATURE)
 
     @cached_property
+    def cold(self) -> MetropolisState:
+        # Against 11,250 weights of unit prior a loss needs this much to be heard.
+        return self._chains(100 * TEMPERATURE)
+
+    @cached_property
     def raw(self) -> MetropolisState:
         # λn = 1000 for costs as they are.
         return self._chains(TEMPERATURE * self.target.cost_scale)
@@ -214,14 +219,16 @@ METHODS: dict[str, Callable[[Trial], Hedge | Tensor]] = {
     "warm_starts": _warm_starts,
     "bcp": lambda trial: trial.thinned(trial.scaled.kept),
     "bcp_1_chain": lambda trial: trial.thinned(trial.scaled.kept[:, :1]),
+    "bcp_cold": lambda trial: trial.thinned(trial.cold.kept),
+    "bcp_cold_1_chain": lambda trial: trial.thinned(trial.cold.kept[:, :1]),
     "bcp_raw": lambda trial: trial.thinned(trial.raw.kept),
     "bcp_raw_1_chain": lambda trial: trial.thinned(trial.raw.kept[:, :1]),
     "bcp_20_regular": lambda trial: trial.thinned(trial.scaled.kept, 20),
     "bcp_20_support": lambda trial: trial.thinned(trial.scaled.kept[:: max(1, DRAWS // 250)], 20, "support_points"),
 }
 # The unsampled starts at the feasibility of each of these.
-CONTROLLED = ("bcp", "bcp_raw")
-DEFAULT_METHODS = ("saa", "enw", "shifted", "ieo", "warm_starts", "bcp", "bcp_1_chain")
+CONTROLLED = ("bcp", "bcp_cold", "bcp_raw")
+DEFAULT_METHODS = ("saa", "enw", "shifted", "ieo", "warm_starts", "bcp", "bcp_1_chain", "bcp_cold", "bcp_cold_1_chain")
 
 
 def perform(run: Run, methods: Sequence[str], rows: int = TEST_ROWS, **shorter: int) -> list[Result]:
