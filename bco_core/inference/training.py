@@ -33,7 +33,7 @@ def no_progress(fraction: float, message: str) -> None:
 @dataclass(frozen=True)
 class TrainingOptions:
     """``patience`` None runs every epoch and keeps the last. ``averaging`` judges and keeps a moving average of the
-    parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R, 1), and coordinate, (R, d)."""
+    parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R,), and coordinate, (R, d)."""
 
     epochs: int = 300
     patience: int | None = 20
@@ -138,7 +138,7 @@ def _train_epoch(
     batch = min(options.batch_size, rows)
     rate = options.learning_rate
     if isinstance(rate, Tensor):
-        rate = rate[members]
+        rate = rate[members] if rate.ndim > 1 else rate[members, None]
     decay = 0.5 ** (1 / steps)
     total, order, position = 0.0, _shuffled(train_rows, generator), 0
     for step in range(taken + 1, taken + steps + 1):

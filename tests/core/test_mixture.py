@@ -10,7 +10,16 @@ from bco_core.data import Sample, make_folds
 from bco_core.families import FAMILIES, Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import LearningOptions, learn
-from bco_core.inference.mixture import LINEAR, NETWORK, SWEEP, linear_in_network, members_for, out_of_fold, warm_start
+from bco_core.inference.mixture import (
+    LINEAR,
+    NETWORK,
+    SWEEP,
+    WIDE,
+    linear_in_network,
+    members_for,
+    out_of_fold,
+    warm_start,
+)
 from bco_core.inference.select import pooled, select, stack
 from bco_core.inference.variational import VariationalOptions
 from bco_core.inference.warm_start import ridge, shift_to_decisions
@@ -197,7 +206,8 @@ def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
 def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
     _, diagnostics = learn(PROBLEM, wavy(120), LearningOptions(hidden=(8,), epochs=15))
     names = [(row["predictor"], row["name"]) for row in diagnostics["candidates"]]
-    assert names == [(kind, configuration.name) for kind in ("linear", "skip_mlp") for configuration in SWEEP]
+    linear, network = SWEEP + WIDE, SWEEP
+    assert names == [("linear", one.name) for one in linear] + [("skip_mlp", one.name) for one in network]
     assert sum(row["chosen"] for row in diagnostics["candidates"]) == 2
     assert diagnostics["policy"] in diagnostics["held_out_cost"]
     assert 0 <= diagnostics["network_share"] <= 1
@@ -236,3 +246,17 @@ def test_the_mode_is_that_of_the_heaviest_component() -> None:
     scale = torch.tensor([[1e-6, 1e-6], [1.0, 1.0]])
     mixture = Mixture(FAMILIES["laplace"], torch.tensor([0.4, 0.6]), loc, scale)
     assert torch.equal(mixture.mode(), loc[1])
+
+
+def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
+    sample = wavy(60)
+    stretched = Sample(sample.contexts * torch.tensor([10.0, 1.0, 0.1]), sample.outcomes)
+    predictor = build_predictor("linear", stretched)
+    units = predictor.context_units()
+    spread = predictor.contexts.scale
+    columns, bias = units[: len(spread)], units[len(spread) :]
+    torch.testing.assert_close(columns, spread / spread.square().mean().sqrt())
+    assert (bias == 1).all()
+    network = build_predictor("skip_mlp", stretched, (3,))
+    assert torch.equal(network.context_units()[: 3 * len(spread)], columns.repeat_interleave(3))
+    assert torch.equal(network.context_units()[-len(spread) - 1 : -1], columns)

@@ -34,6 +34,10 @@ class Quadratic:
     def differentiable(self) -> bool:
         return True
 
+    @property
+    def relaxation(self) -> Quadratic:
+        return self
+
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes
 
@@ -43,7 +47,9 @@ class Quadratic:
     def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
         return torch.ones(decisions.shape[:-1], dtype=torch.bool)
 
-    def prescribe(self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> Prescription:
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
         weights = weights.expand(outcomes.shape[:2])
         decisions = (outcomes * weights[:, :, None]).sum(1)
         objective = (self.cost(decisions[:, None], outcomes) * weights).sum(1)
