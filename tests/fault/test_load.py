@@ -194,6 +194,9 @@ def load(url: str, seconds: float) -> World:
     assert world.wrong == []
     assert 'status="500"' not in metrics
     done = {act: sum(n for (found, status), n in world.seen.items() if found == act and status < 300) for act in ACTS}
+    if seconds < 30:
+        # In a few seconds it may happen that no client meets a job that can still be cancelled.
+        del done["cancel"]
     assert min(done.values()) >= 1, world.seen
     assert world.repeated >= 1
     return world
