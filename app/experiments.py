@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,9 +41,7 @@ def newsvendor(
     Results are added to newsvendor.csv in the folder as they come, and those already there are not computed again, so
     the command may be stopped and repeated. newsvendor.md and newsvendor.png show all the results in the folder.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    from bco_core.experiments import harness
     from bco_core.experiments import newsvendor as experiment
     from bco_core.experiments.newsvendor_report import markdown, overall, plot, summarize
     from bco_core.experiments.table1 import CELLS
@@ -60,24 +59,18 @@ def newsvendor(
     path = out / "newsvendor.csv"
     wanted = experiment.plan(cells, lambda cell: runs or (10 if cell.n <= LARGE_ROWS else 5), seed)
     done = experiment.read(path)
-    todo = experiment.missing(wanted, methods, done)
-    console = Console(stderr=True)
-    if len(todo) < len(wanted):
-        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are in {path} already; --seed makes others.")
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("newsvendor", total=len(todo))
-        for results in experiment.perform_all(todo, path, jobs):
-            done += results
-            cell = results[0].run.cell
-            bar.update(task, advance=1, description=f"DGP-{cell.dgp}, τ={cell.tau:g}, n={cell.n}")
+    todo = harness.missing(wanted, methods, done)
+    performed = experiment.perform_all(todo, path, jobs)
+
+    def describe(run: experiment.Run) -> str:
+        return f"DGP-{run.cell.dgp}, τ={run.cell.tau:g}, n={run.cell.n}"
+
+    for results in _watched("newsvendor", path, len(wanted), len(todo), performed, describe):
+        done += results
 
     everything = summarize(done)
     (out / "newsvendor.md").write_text(markdown(everything), encoding="utf-8")
-    try:
-        plot(everything, out / "newsvendor.png")
-    except ImportError:
-        console.print("No plot: matplotlib is missing; install the bench extra.")
+    _plotted(plot, everything, out / "newsvendor.png")
     asked = set(wanted)
     summaries = summarize(result for result in done if result.run in asked and result.method in methods)
     typer.echo(markdown(summaries))
@@ -103,9 +96,6 @@ def shipment(
     Results are added to shipment.csv in the folder as they come, and those already there are not computed again.
     shipment.md and shipment.png show all the results in the folder.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from bco_core.experiments import harness
     from bco_core.experiments import shipment as experiment
     from bco_core.experiments.shipment_report import by_cell, markdown, overall, plot
@@ -118,25 +108,20 @@ def shipment(
     wanted = experiment.keys(noisy or experiment.NOISY, n or experiment.SIZES, runs, seed)
     done = harness.read(path, experiment.NAMES)
     todo = harness.missing(wanted, methods, done)
-    console = Console(stderr=True)
-    if len(todo) < len(wanted):
-        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are in {path} already; --seed makes others.")
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("shipment", total=len(todo))
-        for findings in harness.perform_all(experiment.perform, todo, experiment.NAMES, path, jobs):
-            done += findings
-            dims, size, _, _ = findings[0].key
-            bar.update(task, advance=1, description=f"n={size}, {dims} noisy dimensions")
+    keep = partial(harness.append, path, experiment.NAMES)
+    performed = harness.perform_all(experiment.perform, todo, keep, jobs)
+
+    def describe(run: harness.Key) -> str:
+        return f"n={run[1]}, {run[0]} noisy dimensions"
+
+    for findings in _watched("shipment", path, len(wanted), len(todo), performed, describe):
+        done += findings
 
     everything = by_cell(done)
     (out / "shipment.md").write_text(markdown(everything), encoding="utf-8")
-    try:
-        plot(everything, out / "shipment.png")
-    except ImportError:
-        console.print("No plot: matplotlib is missing; install the bench extra.")
+    _plotted(plot, everything, out / "shipment.png")
     asked = set(wanted)
-    cells = by_cell(finding for finding in done if finding.key in asked and finding.method in methods)
+    cells = by_cell(finding for finding in done if finding.run in asked and finding.method in methods)
     typer.echo(markdown(cells))
     if json:
         typer.echo(jsonlib.dumps(overall(cells) | {"runs": len(wanted), "runs_computed": len(todo)}))
@@ -167,9 +152,7 @@ def portfolio(
     the command may be stopped and repeated. portfolio.md and portfolio.png show all the results in the folder; what
     portfolio-remarks.md says is appended to the former.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    from bco_core.experiments import harness
     from bco_core.experiments import portfolio as experiment
     from bco_core.experiments.portfolio_report import as_json, markdown, plot, summarize
 
@@ -181,28 +164,44 @@ def portfolio(
     path = out / "portfolio.csv"
     wanted = experiment.plan(sizes, runs, seed)
     done = experiment.read(path)
-    todo = experiment.missing(wanted, methods, done)
-    console = Console(stderr=True)
-    if len(todo) < len(wanted):
-        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are in {path} already; --seed makes others.")
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("portfolio", total=len(todo))
-        for results in experiment.perform_all(todo, path, jobs, contexts):
-            done += results
-            bar.update(task, advance=1, description=f"n = {results[0].run.n}")
+    todo = harness.missing(wanted, methods, done)
+    performed = experiment.perform_all(todo, path, jobs, contexts)
+    for results in _watched("portfolio", path, len(wanted), len(todo), performed, lambda run: f"n = {run.n}"):
+        done += results
 
     remarks = out / "portfolio-remarks.md"
     everything = summarize(done)
     table = markdown(everything, remarks.read_text(encoding="utf-8") if remarks.exists() else "")
     (out / "portfolio.md").write_text(table, encoding="utf-8")
-    try:
-        plot(done, out / "portfolio.png")
-    except ImportError:
-        console.print("matplotlib is missing, so there is no plot; install the bench extra.")
+    _plotted(plot, done, out / "portfolio.png")
     typer.echo(table)
     if json:
         typer.echo(jsonlib.dumps(as_json(everything)))
+
+
+def _watched(
+    name: str, path: Path, wanted: int, todo: int, performed: Iterator[list[Any]], describe: Callable[[Any], str]
+) -> Iterator[list[Any]]:
+    """What the runs still to do find, with a bar that shows the run that ended last."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if todo < wanted:
+        console.print(f"{wanted - todo} of {wanted} runs are in {path} already; --seed makes others.")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(name, total=todo)
+        for results in performed:
+            yield results
+            bar.update(task, advance=1, description=describe(results[0].run))
+
+
+def _plotted(plot: Callable[[Any, Path], None], what: Any, path: Path) -> None:
+    try:
+        plot(what, path)
+    except ImportError:
+        typer.echo("No plot: matplotlib is missing; install the bench extra.", err=True)
 
 
 def _refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:

@@ -7,13 +7,10 @@ Rows of results are appended to a CSV file as they come, so an interrupted exper
 
 from __future__ import annotations
 
-import csv
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +22,9 @@ from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
 from bco_core.baselines.saa import best_constant
 from bco_core.baselines.two_stage import fit_two_stage
 from bco_core.data import Sample
+from bco_core.experiments import harness
 from bco_core.experiments.demand import DEMANDS, sobol_contexts
+from bco_core.experiments.harness import append_rows, read_rows
 from bco_core.experiments.table1 import Cell
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.policies import POLICIES
@@ -162,37 +161,9 @@ def plan(cells: Iterable[Cell], runs: Callable[[Cell], int], seed: int) -> list[
     return sorted(wanted, key=lambda run: (run.number, -run.cell.n))
 
 
-def missing(runs: Iterable[Run], methods: Sequence[str], done: Iterable[Result]) -> list[tuple[Run, list[str]]]:
-    """What is still to do of the runs."""
-    known = {(result.run, result.method) for result in done}
-    todo = [(run, [method for method in methods if (run, method) not in known]) for run in runs]
-    return [(run, lacking) for run, lacking in todo if lacking]
-
-
 def perform_all(todo: Sequence[tuple[Run, Sequence[str]]], path: Path, jobs: int) -> Iterator[list[Result]]:
-    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded.
-
-    A run that fails does not keep the others from ending; the first failure is raised after them.
-    """
-    if not todo:
-        return
-    spawn = multiprocessing.get_context("spawn")
-    failures: list[BaseException] = []
-    with ProcessPoolExecutor(min(jobs, len(todo)), spawn, torch.set_num_threads, (1,)) as executor:
-        futures = {executor.submit(perform, run, methods): run for run, methods in todo}
-        try:
-            for future in as_completed(futures):
-                failure = future.exception()
-                if failure:
-                    failure.add_note(f"in {futures[future]}")
-                    failures.append(failure)
-                    continue
-                append(path, future.result())
-                yield future.result()
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
-    if failures:
-        raise failures[0]
+    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded."""
+    return harness.perform_all(perform, todo, partial(append, path), jobs)
 
 
 _COLUMNS = ("dgp", "tau", "n", "seed", "run", "method", "gap", "seconds")
@@ -200,27 +171,21 @@ _COLUMNS = ("dgp", "tau", "n", "seed", "run", "method", "gap", "seconds")
 
 def append(path: Path, results: Iterable[Result]) -> None:
     """Add results to a CSV file, which is begun if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(_COLUMNS)
-        for (cell, number, seed), method, gap, seconds in results:
-            writer.writerow([*cell, seed, number, method, f"{gap:.6g}", f"{seconds:.2f}"])
+    rows = (
+        [*cell, seed, number, method, f"{gap:.6g}", f"{seconds:.2f}"]
+        for (cell, number, seed), method, gap, seconds in results
+    )
+    append_rows(path, _COLUMNS, rows)
 
 
 def read(path: Path) -> list[Result]:
     """All results in a CSV file; none when there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Result(
-                Run(Cell(int(row["dgp"]), float(row["tau"]), int(row["n"])), int(row["run"]), int(row["seed"])),
-                row["method"],
-                float(row["gap"]),
-                float(row["seconds"]),
-            )
-            for row in csv.DictReader(file)
-        ]
+    return [
+        Result(
+            Run(Cell(int(row["dgp"]), float(row["tau"]), int(row["n"])), int(row["run"]), int(row["seed"])),
+            row["method"],
+            float(row["gap"]),
+            float(row["seconds"]),
+        )
+        for row in read_rows(path)
+    ]

@@ -10,13 +10,10 @@ unsampled warm starts with their predictions shifted until they keep the return 
 
 from __future__ import annotations
 
-import csv
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +25,8 @@ from bco_core.baselines import portfolio as baselines
 from bco_core.baselines.portfolio import Hedge
 from bco_core.baselines.saa import best_constant
 from bco_core.data import Sample
+from bco_core.experiments import harness
+from bco_core.experiments.harness import append_rows, read_rows
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.chains import find_starts, thin
@@ -273,37 +272,9 @@ def plan(sizes: Iterable[int], runs: int, seed: int) -> list[Run]:
     return sorted((Run(n, number, seed) for n in sizes for number in range(runs)), key=lambda run: (run.number, -run.n))
 
 
-def missing(runs: Iterable[Run], methods: Sequence[str], done: Iterable[Result]) -> list[tuple[Run, list[str]]]:
-    """What is still to do of the runs."""
-    known = {(result.run, result.method) for result in done}
-    todo = [(run, [method for method in methods if (run, method) not in known]) for run in runs]
-    return [(run, lacking) for run, lacking in todo if lacking]
-
-
 def perform_all(todo: Sequence[tuple[Run, Sequence[str]]], path: Path, jobs: int, rows: int) -> Iterator[list[Result]]:
-    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded.
-
-    A run that fails does not keep the others from ending; the first failure is raised after them.
-    """
-    if not todo:
-        return
-    spawn = multiprocessing.get_context("spawn")
-    failures: list[BaseException] = []
-    with ProcessPoolExecutor(min(jobs, len(todo)), spawn, torch.set_num_threads, (1,)) as executor:
-        futures = {executor.submit(perform, run, methods, rows): run for run, methods in todo}
-        try:
-            for future in as_completed(futures):
-                failure = future.exception()
-                if failure:
-                    failure.add_note(f"in {futures[future]}")
-                    failures.append(failure)
-                    continue
-                append(path, future.result())
-                yield future.result()
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)
-    if failures:
-        raise failures[0]
+    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded."""
+    return harness.perform_all(partial(perform, rows=rows), todo, partial(append, path), jobs)
 
 
 _COLUMNS = ("n", "seed", "run", "method", "feasibility", "regret", "beyond_reach", "seconds")
@@ -311,27 +282,20 @@ _COLUMNS = ("n", "seed", "run", "method", "feasibility", "regret", "beyond_reach
 
 def append(path: Path, results: Iterable[Result]) -> None:
     """Add results to a CSV file, which is begun if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(_COLUMNS)
-        for run, method, feasibility, regret, beyond, seconds in results:
-            figures = (f"{feasibility:.6g}", f"{regret:.6g}", f"{beyond:.6g}", f"{seconds:.2f}")
-            writer.writerow([run.n, run.seed, run.number, method, *figures])
+    rows = (
+        [run.n, run.seed, run.number, method, *(f"{figure:.6g}" for figure in figures), f"{seconds:.2f}"]
+        for run, method, *figures, seconds in results
+    )
+    append_rows(path, _COLUMNS, rows)
 
 
 def read(path: Path) -> list[Result]:
     """All results in a CSV file; none when there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Result(
-                Run(int(row["n"]), int(row["run"]), int(row["seed"])),
-                row["method"],
-                *(float(row[name]) for name in _COLUMNS[4:]),
-            )
-            for row in csv.DictReader(file)
-        ]
+    return [
+        Result(
+            Run(int(row["n"]), int(row["run"]), int(row["seed"])),
+            row["method"],
+            *(float(row[name]) for name in _COLUMNS[4:]),
+        )
+        for row in read_rows(path)
+    ]

@@ -35,8 +35,8 @@ Cells = dict[tuple[int, int], dict[str, dict[Key, float]]]
 def by_cell(findings: Iterable[Finding]) -> Cells:
     cells: Cells = defaultdict(lambda: defaultdict(dict))
     for finding in findings:
-        noisy, size = int(finding.key[0]), int(finding.key[1])
-        cells[noisy, size][finding.method][finding.key] = finding.value
+        noisy, size = int(finding.run[0]), int(finding.run[1])
+        cells[noisy, size][finding.method][finding.run] = finding.value
     return {(noisy, size): cells[noisy, size] for noisy in NOISY for size in SIZES if (noisy, size) in cells}
 
 

@@ -15,7 +15,8 @@ from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.experiments import newsvendor, yaz, yaz_days
 from bco_core.experiments.demand import CONTEXT_DIM, DEMANDS, NORMAL, STUDENT, Noise, sobol_contexts
-from bco_core.experiments.newsvendor import Result, Run, append, missing, perform, plan, read
+from bco_core.experiments.harness import missing
+from bco_core.experiments.newsvendor import Result, Run, append, perform, plan, read
 from bco_core.experiments.newsvendor_report import markdown, overall, plot, summarize
 from bco_core.experiments.table1 import CELLS, PAPER, SIZES, TAUS, Cell, Published
 from bco_core.experiments.yaz_days import Days

@@ -10,6 +10,7 @@ import torch
 
 from bco_core.baselines import portfolio as baselines
 from bco_core.experiments import portfolio as experiment
+from bco_core.experiments.harness import missing
 from bco_core.experiments.portfolio import (
     METHODS,
     Judge,
@@ -18,7 +19,6 @@ from bco_core.experiments.portfolio import (
     Run,
     Trial,
     append,
-    missing,
     perform,
     plan,
     read,

@@ -29,7 +29,7 @@ def findings() -> list[Finding]:
 def test_every_method_decides_and_none_beats_the_floor(findings: list[Finding]) -> None:
     costs = {finding.method: finding.value for finding in findings}
     assert set(costs) == set(shipment.METHODS)
-    assert all(finding.key == KEY and finding.seconds >= 0 for finding in findings)
+    assert all(finding.run == KEY and finding.seconds >= 0 for finding in findings)
     assert min(costs.values()) == costs["floor"]
     assert costs["auto"] == pytest.approx(costs["averaged"], rel=0.3)
 
@@ -53,7 +53,7 @@ def test_results_are_kept_in_a_file_and_not_computed_twice(tmp_path: Path, findi
     harness.append(path, shipment.NAMES, findings[:2])
     harness.append(path, shipment.NAMES, findings[2:4])
     kept = harness.read(path, shipment.NAMES)
-    assert [(f.key, f.method) for f in kept] == [(f.key, f.method) for f in findings[:4]]
+    assert [(f.run, f.method) for f in kept] == [(f.run, f.method) for f in findings[:4]]
     assert [f.value for f in kept] == pytest.approx([f.value for f in findings[:4]], rel=1e-5)
     methods = [finding.method for finding in findings[:5]]
     assert harness.missing([KEY], methods, kept) == [(KEY, methods[4:])]
