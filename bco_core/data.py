@@ -40,6 +40,9 @@ class Sample:
     def rows(self, index: Tensor) -> Sample:
         return Sample(self.contexts[index], self.outcomes[index])
 
+    def followed_by(self, other: Sample) -> Sample:
+        return Sample(torch.cat([self.contexts, other.contexts]), torch.cat([self.outcomes, other.outcomes]))
+
 
 @dataclass(frozen=True)
 class Standardizer:

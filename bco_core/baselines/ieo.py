@@ -93,10 +93,7 @@ def fit_ieo(
     hidden: tuple[int, ...] = HIDDEN,
 ) -> PointEstimates:
     """IEO as in the paper: validation rows of their own stop it early and choose the penalty."""
-    pooled = Sample(
-        torch.cat([train_rows.contexts, validation_rows.contexts]),
-        torch.cat([train_rows.outcomes, validation_rows.outcomes]),
-    )
+    pooled = train_rows.followed_by(validation_rows)
     index = torch.arange(len(pooled))[None]
     folds = Folds(index[:, : len(train_rows)], index[:, len(train_rows) :])
     return fit_points(problem, build_predictor("mlp", train_rows, hidden), pooled, folds, generator)

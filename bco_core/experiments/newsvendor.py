@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +41,7 @@ class Run(NamedTuple):
     seed: int
 
     def entropy(self) -> int:
-        parts = (self.seed, self.cell.dgp, round(1000 * self.cell.tau), self.cell.n, self.number)
-        return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
+        return harness.entropy(self.seed, self.cell.dgp, round(1000 * self.cell.tau), self.cell.n, self.number)
 
 
 class Result(NamedTuple):
@@ -67,10 +65,7 @@ class Trial:
 
     @cached_property
     def pooled(self) -> Sample:
-        return Sample(
-            torch.cat([self.train.contexts, self.validation.contexts]),
-            torch.cat([self.train.outcomes, self.validation.outcomes]),
-        )
+        return self.train.followed_by(self.validation)
 
     @property
     def generator(self) -> torch.Generator:

@@ -85,7 +85,7 @@ class Run(NamedTuple):
     seed: int
 
     def entropy(self) -> int:
-        return int(np.random.SeedSequence((self.seed, self.n, self.number)).generate_state(1, np.uint64)[0]) >> 1
+        return harness.entropy(self.seed, self.n, self.number)
 
 
 class Result(NamedTuple):

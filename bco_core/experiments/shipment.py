@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from bco_core.baselines.ieo import PointEstimates, fit_points
 from bco_core.baselines.saa import best_constant
 from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import Folds, Sample, Standardizer
-from bco_core.experiments.harness import Finding, Key
+from bco_core.experiments.harness import Finding, Key, entropy
 from bco_core.experiments.shipment_data import (
     LOCATIONS,
     SIGNAL_DIM,
@@ -67,10 +66,7 @@ class Trial:
 
     @cached_property
     def pooled(self) -> Sample:
-        return Sample(
-            torch.cat([self.train.contexts, self.validation.contexts]),
-            torch.cat([self.train.outcomes, self.validation.outcomes]),
-        )
+        return self.train.followed_by(self.validation)
 
     @cached_property
     def split(self) -> Folds:
@@ -199,10 +195,10 @@ def perform(key: Key, methods: Sequence[str]) -> list[Finding]:
     noisy, rows, seed, run = (int(part) for part in key)
     problem = shipment_problem()
     # The same contexts and outcomes judge every run of a seed.
-    generator = torch.Generator().manual_seed(_entropy(seed))
+    generator = torch.Generator().manual_seed(entropy(seed))
     contexts = draw_contexts(TEST_CONTEXTS, max(NOISY), generator)[:, : SIGNAL_DIM + noisy]
     outcomes = draw_outcomes(contexts, TEST_OUTCOMES, generator)
-    generator = torch.Generator().manual_seed(_entropy(seed, noisy, rows, run + 1))
+    generator = torch.Generator().manual_seed(entropy(seed, noisy, rows, run + 1))
     train, validation = draw_sample(rows, noisy, generator), draw_sample(VALIDATION_ROWS, noisy, generator)
     trial = Trial(problem, train, validation, contexts, run)
     findings = []
@@ -213,7 +209,3 @@ def perform(key: Key, methods: Sequence[str]) -> list[Finding]:
         cost = problem.cost(decisions[:, None], outcomes).mean().item()
         findings.append(Finding(key, method, cost, seconds))
     return findings
-
-
-def _entropy(*parts: int) -> int:
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
