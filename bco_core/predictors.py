@@ -23,8 +23,10 @@ from bco_core.errors import InvalidInput
 
 KINDS = ("linear", "relu_affine", "mlp", "skip_mlp")
 NETWORKS = ("mlp", "skip_mlp")
-# Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
-_CHUNK_NUMBERS = 2_000_000
+# Draws × contexts are evaluated in chunks, so that one hidden layer of a chunk has about this many numbers and stays in
+# a processor's cache; with fewer contexts at a time than this, products of matrices would be slow.
+_CHUNK_NUMBERS = 400_000
+_CHUNK_CONTEXTS = 128
 
 
 @dataclass(frozen=True)
@@ -92,26 +94,32 @@ class Predictor:
     def forward(self, theta: Tensor, encoded: Tensor) -> Tensor:
         """Predictions (S, n, d_y) for parameters (S, d) and encoded contexts (n, d_x) or (S, n, d_x)."""
         inputs = hidden = encoded.expand(theta.shape[0], *encoded.shape[-2:])
-        start = 0
-        for layer, (fan_in, fan_out) in enumerate(self._layers()):
-            if layer:
-                hidden = torch.relu(hidden)
-            middle, stop = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
-            weight = theta[:, start:middle].view(len(theta), fan_in, fan_out)
-            hidden = torch.baddbmm(theta[:, None, middle:stop], hidden, weight)
-            start = stop
+        layers = self._layers()
+        ends = (self.widths[0], self.widths[-1])
+        maps = [*layers, ends] if self._skip_dim else layers
+        # One split, because its gradient is one concatenation; each slice would fill a whole θ with zeros.
+        parts = theta.split([size for fan_in, fan_out in maps for size in (fan_in * fan_out, fan_out)], dim=1)
+        affine = [
+            (weight.view(len(theta), fan_in, fan_out), bias[:, None])
+            for (fan_in, fan_out), weight, bias in zip(maps, parts[::2], parts[1::2], strict=True)
+        ]
+        for layer, (weight, bias) in enumerate(affine[: len(layers)]):
+            hidden = torch.baddbmm(bias, torch.relu(hidden) if layer else hidden, weight)
         if self._skip_dim:
-            slopes = theta[:, start : -self.widths[-1]].view(len(theta), self.widths[0], self.widths[-1])
-            hidden = hidden + torch.baddbmm(theta[:, None, -self.widths[-1] :], inputs, slopes)
+            slopes, bias = affine[-1]
+            hidden = hidden + torch.baddbmm(bias, inputs, slopes)
         predictions = self.outcomes.undo(hidden.double())
         return torch.relu(predictions) if self.nonnegative else predictions
 
     def predict(self, theta: Tensor, contexts: Tensor) -> Tensor:
         """Predictions (S, n, d_y) for raw contexts (n, d_x), without gradients, in bounded memory."""
         encoded = self.encode(contexts, theta.dtype)
-        rows = max(1, _CHUNK_NUMBERS // (max(self.widths) * len(theta)))
+        numbers = max(1, _CHUNK_NUMBERS // max(self.widths))
+        draws = max(1, numbers // max(1, min(len(encoded), _CHUNK_CONTEXTS)))
+        contexts = encoded.split(max(1, numbers // min(draws, len(theta))))
         with torch.no_grad():
-            return torch.cat([self.forward(theta, chunk) for chunk in encoded.split(rows)], dim=1)
+            parts = [torch.cat([self.forward(some, chunk) for chunk in contexts], dim=1) for some in theta.split(draws)]
+            return torch.cat(parts)
 
 
 def build_predictor(kind: str, sample: Sample, hidden: tuple[int, ...] = ()) -> Predictor:

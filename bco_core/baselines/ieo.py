@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bco_core.baselines.saa import best_constant
 from bco_core.data import FOLDS, Folds, Sample, make_folds
-from bco_core.inference.training import TrainingOptions, train
+from bco_core.inference.training import TrainingOptions, by_autograd, train
 from bco_core.predictors import Predictor, build_predictor
 from bco_core.problems.base import DecisionProblem
 
@@ -74,7 +74,7 @@ def fit_points(
 
     # Every penalty starts its folds from the same points, so that penalties are compared like with like.
     initial = predictor.initial(members, generator).repeat(count, 1)[None]
-    trained = train(initial, rows, loss, judge, options, generator)
+    trained = train(initial, rows, by_autograd(loss), judge, options, generator)
     costs = trained.cost.view(count, members).mean(dim=1) * reference
     best = int(costs.argmin())
     table = [

@@ -24,7 +24,7 @@ from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.diagnostics import FEW_ROWS, Quality
 from bco_core.inference.metropolis import Arrays, MetropolisOptions, MetropolisState, begin, run
-from bco_core.inference.training import Progress, TrainingOptions, no_progress, train
+from bco_core.inference.training import Progress, TrainingOptions, by_autograd, no_progress, train
 from bco_core.inference.warm_start import SquaredError, ridge_start
 from bco_core.policies import POLICIES
 from bco_core.posterior import ChainDraws, Posterior
@@ -206,16 +206,14 @@ def fitted(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Ten
         return theta
     surrogate = SquaredError(predictor.outcomes.scale)
 
-    def error(values: Tensor, rows: Tensor) -> Tensor:
-        return surrogate.cost(predictor.forward(values, encoded[rows]), sample.outcomes[rows]).mean(dim=1)
+    def error(values: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+        return surrogate.cost(predictor.forward(values[0], encoded[rows]), sample.outcomes[rows]).mean(dim=1)
 
     def judge(values: Tensor, members: Tensor) -> Tensor:
         with torch.no_grad():
-            return error(values[0], folds.validation[members])
+            return error(values, folds.validation[members], members)
 
-    return train(
-        theta[None], folds.train, lambda values, rows, members: error(values[0], rows), judge, _FIT, generator
-    ).value[0]
+    return train(theta[None], folds.train, by_autograd(error), judge, _FIT, generator).value[0]
 
 
 def _temperature(

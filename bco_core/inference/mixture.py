@@ -103,7 +103,7 @@ def warm_start(
     scale = torch.full_like(loc, recipe.initial_scale)
     if recipe.fit_rate is not None:
         surrogate = replace(target, problem=SquaredError(predictor.outcomes.scale), cost_scale=1.0)
-        options = replace(options, learning_rate=recipe.fit_rate)
+        options = replace(options, learning_rate=recipe.fit_rate, patience=recipe.patience)
         fitted = fit_variational(surrogate, folds, options, generator, progress, (loc, scale)).mixture
         loc, scale = fitted.loc, fitted.scale
     return shift_to_decisions(target, encoded, folds.train, loc), scale

@@ -10,15 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from bco_core.errors import Diverged
 
+Array = np.ndarray[Any, np.dtype[np.float32]]
 Progress = Callable[[float, str], None]
-# Loss of each member (R,) for its parameters (P, R, d) on its own rows (R, b); ``members`` (R,) says which they are.
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Loss of each member (R,) for its parameters (P, R, d) on its own rows (R, b), where members (R,) says which they are;
+# and the gradient (P, R, d) of what is to be minimised, which may be more than the loss.
+Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 # Held-out cost of each member (R,) for its parameters (P, R, d).
 Judge = Callable[[Tensor, Tensor], Tensor]
 
@@ -28,6 +33,18 @@ MINIMUM_STEPS_PER_EPOCH = 10
 
 def no_progress(fraction: float, message: str) -> None:
     """For callers that do not watch."""
+
+
+def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
+    """A loss whose gradient torch works out."""
+
+    def loss(value: Tensor, rows: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+        value = value.detach().requires_grad_()
+        each = losses(value, rows, members)
+        (gradient,) = torch.autograd.grad(each.sum(), value)
+        return each.detach(), gradient
+
+    return loss
 
 
 @dataclass(frozen=True)
@@ -101,9 +118,9 @@ def train(
         met = _train_epoch(state, train_rows[active], active, loss, options, (epoch - 1) * steps, steps, generator)
         if not math.isfinite(met):
             raise Diverged("learning produced non-finite numbers; a smaller learning_rate usually helps")
-        current = state.average if options.averaging else state.value
+        current = state.average
         if options.patience is None:
-            best, best_epoch[:] = current, epoch
+            best, best_epoch[:] = current.clone(), epoch
             cost = None
         else:
             costs = judge(current, active)
@@ -139,39 +156,52 @@ def _train_epoch(
     rate = options.learning_rate
     if isinstance(rate, Tensor):
         rate = rate[members] if rate.ndim > 1 else rate[members, None]
-    decay = 0.5 ** (1 / steps)
+    # A moving average with a half-life of one epoch.
+    share = 1 - 0.5 ** (1 / steps) if options.averaging else 1.0
     total, order, position = 0.0, _shuffled(train_rows, generator), 0
     for step in range(taken + 1, taken + steps + 1):
         if position + batch > rows:
             order, position = _shuffled(train_rows, generator), 0
         chosen = order[:, position : position + batch]
         position += batch
-        value = state.value.requires_grad_()
-        losses = loss(value, chosen, members)
-        (gradient,) = torch.autograd.grad(losses.sum(), value)
-        state.value = value.detach()
-        OPTIMIZERS[options.optimizer](state, gradient, step, rate)
-        if options.averaging:
-            state.average.lerp_(state.value, 1 - decay)
+        losses, gradient = loss(state.value, chosen, members)
+        OPTIMIZERS[options.optimizer](state, gradient, step, rate, share)
         total += losses.mean().item()
     return total / steps
 
 
-def _adam(state: _State, gradient: Tensor, step: int, rate: float | Tensor) -> None:
-    state.first.lerp_(gradient, 0.1)
-    state.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+def _adam(state: _State, gradient: Tensor, step: int, rate: float | Tensor, share: float) -> None:
+    rates = torch.as_tensor(rate, dtype=state.value.dtype)
+    rates = rates.expand(gradient.shape[1], rates.shape[1] if rates.ndim else 1).contiguous()
+    value, first, second, average = (t.numpy() for t in (state.value, state.first, state.second, state.average))
+    _adam_pass(value, first, second, average, gradient.contiguous().numpy(), rates.numpy(), step, share)
+
+
+@njit(fastmath={"contract"}, error_model="numpy", cache=True)
+def _adam_pass(
+    value: Array, first: Array, second: Array, average: Array, gradient: Array, rates: Array, step: int, share: float
+) -> None:
+    """Adam and the moving average in one pass over memory; rates are (R, 1) or (R, d)."""
     # The usual bias corrections, folded into two numbers.
     correction = math.sqrt(1 - 0.999**step)
-    spread = state.second.sqrt().add_(1e-8 * correction)
-    size = rate * (correction / (1 - 0.9**step))
-    if isinstance(size, Tensor):
-        state.value -= (state.first / spread).mul_(size)
-    else:
-        state.value.addcdiv_(state.first, spread, value=-size)
+    number = value.dtype.type
+    tiny, factor = number(1e-8 * correction), number(correction / (1 - 0.9**step))
+    slow, slower, part = number(0.1), number(0.001), number(share)
+    stride = 0 if rates.shape[1] == 1 else 1
+    for p in range(value.shape[0]):
+        for r in range(value.shape[1]):
+            for j in range(value.shape[2]):
+                g = gradient[p, r, j]
+                m = first[p, r, j] + slow * (g - first[p, r, j])
+                v = second[p, r, j] + slower * (g * g - second[p, r, j])
+                x = value[p, r, j] - factor * rates[r, stride * j] * m / (np.sqrt(v) + tiny)
+                first[p, r, j], second[p, r, j], value[p, r, j] = m, v, x
+                average[p, r, j] += part * (x - average[p, r, j])
 
 
-def _sgd(state: _State, gradient: Tensor, step: int, rate: float | Tensor) -> None:
+def _sgd(state: _State, gradient: Tensor, step: int, rate: float | Tensor, share: float) -> None:
     state.value -= rate * gradient
+    state.average.lerp_(state.value, share)
 
 
 OPTIMIZERS = {"adam": _adam, "sgd": _sgd}

@@ -84,19 +84,18 @@ def fit_variational(
     kl_weight = torch.as_tensor(options.kl_weight, dtype=loc.dtype).expand(members)
     noise = family.noise((members, options.validation_draws, loc.shape[1]), generator, loc.dtype)
     policy = POLICIES[options.policy]
-    met: list[tuple[float, float]] = []
     trace: list[TracePoint] = []
 
-    def loss(value: Tensor, rows: Tensor, active: Tensor) -> Tensor:
-        loc, rho = value.unbind()
+    def loss(value: Tensor, rows: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        loc, rho = value
         scale = softplus(rho)
         xi = family.noise((len(active), options.draws, value.shape[2]), generator, value.dtype)
-        theta = torch.addcmul(loc[:, None], scale[:, None], xi).flatten(0, 1)
+        theta = torch.addcmul(loc[:, None], scale[:, None], xi).flatten(0, 1).requires_grad_()
         each = rows.repeat_interleave(options.draws, dim=0) if options.draws > 1 else rows
         risk = target.costs(theta, encoded[each], outcomes[each]).view(len(active), -1).mean(dim=1)
-        kl = family.kl(loc, scale, target.prior_scale).sum(dim=1)
-        met.append((risk.detach().mean().item(), kl.detach().mean().item()))
-        return risk + kl_weight[active] * kl
+        (by_theta,) = torch.autograd.grad(risk.sum(), theta)
+        gradient = family.gradient(by_theta.view_as(xi), xi, loc, scale, target.prior_scale, kl_weight[active])
+        return risk.detach(), gradient
 
     def judge(value: Tensor, active: Tensor) -> Tensor:
         held_out = folds.validation[active]
@@ -106,10 +105,10 @@ def fit_variational(
         return costs.view(held_out.shape).mean(dim=1) / scale_of_cost
 
     def watch(epoch: Epoch) -> None:
-        risk, kl = (sum(column) / len(met) for column in zip(*met, strict=True))
-        met.clear()
+        scale = softplus(epoch.value[1])
+        kl = family.kl(epoch.value[0], scale, target.prior_scale).sum(dim=1).mean().item()
         cost = None if epoch.held_out_cost is None else epoch.held_out_cost * scale_of_cost
-        trace.append(TracePoint(epoch.number, risk * scale_of_cost, kl, cost, softplus(epoch.value[1]).mean().item()))
+        trace.append(TracePoint(epoch.number, epoch.loss * scale_of_cost, kl, cost, scale.mean().item()))
 
     initial = torch.stack([loc, rho])
     trained = train(initial, folds.train, loss, judge, options, generator, progress, watch)

@@ -69,6 +69,28 @@ def test_closed_form_kl_equals_its_monte_carlo_mean(name: str, loc: float, scale
     assert abs(closed - gaps.mean().item()) < 4 * standard_error
 
 
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("draws", [1, 3])
+def test_the_gradient_of_risk_plus_kl_is_what_autograd_finds(name: str, draws: int) -> None:
+    family, draw, members, dim = FAMILIES[name], generator(5), 4, 257
+    # Scales from 1e-6 to 20 beside locations from 1e-8 to 100: near and far from the prior, and where exp(−|μ|/σ) is 0.
+    loc = 10 ** torch.linspace(-8, 2, members * dim).view(members, dim)[:, torch.randperm(dim, generator=draw)]
+    loc = loc * torch.randn(loc.shape, generator=draw).sign()
+    scale = 10 ** torch.linspace(-6, 1.3, dim).expand(members, dim)
+    noise = torch.randn(members, draws, dim, generator=draw)
+    by_theta = torch.randn(members, draws, dim, generator=draw)
+    prior, kl_weight = torch.tensor(0.3), torch.tensor([1e-6, 1e-3, 0.5, 2.0])
+    found = family.gradient(by_theta, noise, loc, scale.contiguous(), prior, kl_weight)
+
+    rho = (scale.double() + torch.log(-torch.expm1(-scale.double()))).requires_grad_()
+    mean = loc.double().requires_grad_()
+    sigma = torch.nn.functional.softplus(rho, threshold=50)
+    objective = ((mean[:, None] + sigma[:, None] * noise) * by_theta).sum()
+    objective = objective + (kl_weight * family.kl(mean, sigma, prior.double()).sum(dim=1)).sum()
+    expected = torch.stack(torch.autograd.grad(objective, (mean, rho)))
+    assert torch.allclose(found.double(), expected, rtol=2e-5, atol=2e-6)
+
+
 @given(name=names, loc=locations, scale=scales, prior_scale=scales)
 def test_kl_is_positive_away_from_the_prior_and_zero_at_it(
     name: str, loc: float, scale: float, prior_scale: float
@@ -111,10 +133,10 @@ def test_noise_is_reproduced_by_its_seed(name: str) -> None:
 def test_laplace_noise_is_finite_at_the_ends_and_the_middle_of_the_unit_interval(
     dtype: torch.dtype, uniform: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def constant(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-        return torch.full(shape, uniform, dtype=dtype)
+    def constant(numbers: Tensor, low: float, high: float, generator: torch.Generator) -> Tensor:
+        return numbers.fill_(low + uniform * (high - low))
 
-    monkeypatch.setattr(torch, "rand", constant)
+    monkeypatch.setattr(torch.Tensor, "uniform_", constant)
     noise = FAMILIES["laplace"].noise((3,), generator(0), dtype)
     assert torch.isfinite(noise).all()
     assert (noise == 0).all() == (uniform == 0.5)

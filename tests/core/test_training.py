@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import Diverged
-from bco_core.inference.training import Epoch, Trained, TrainingOptions, train
+from bco_core.inference.training import Epoch, Trained, TrainingOptions, by_autograd, train
 
 CENTRES = torch.tensor([[[1.0, -2.0], [30.0, 4.0], [0.0, 0.5]]], dtype=torch.float64)
 ROWS = torch.arange(36).view(3, 12)
@@ -47,7 +47,7 @@ def run(
     watch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Trained:
     initial = torch.zeros(1, len(rows), 2, dtype=torch.float64)
-    return train(initial, rows, loss, judge, options, torch.Generator().manual_seed(0), watch=watch)
+    return train(initial, rows, by_autograd(loss), judge, options, torch.Generator().manual_seed(0), watch=watch)
 
 
 def test_plain_steps_follow_the_closed_form_with_a_rate_for_each_member() -> None:
