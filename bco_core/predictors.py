@@ -23,10 +23,8 @@ from bco_core.errors import InvalidInput
 
 KINDS = ("linear", "relu_affine", "mlp", "skip_mlp")
 NETWORKS = ("mlp", "skip_mlp")
-# Draws × contexts are evaluated in chunks, so that one hidden layer of a chunk has about this many numbers and stays in
-# a processor's cache; with fewer contexts at a time than this, products of matrices would be slow.
-_CHUNK_NUMBERS = 400_000
-_CHUNK_CONTEXTS = 128
+# Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
+_CHUNK_NUMBERS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,9 @@ class Predictor:
     def predict(self, theta: Tensor, contexts: Tensor) -> Tensor:
         """Predictions (S, n, d_y) for raw contexts (n, d_x), without gradients, in bounded memory."""
         encoded = self.encode(contexts, theta.dtype)
-        numbers = max(1, _CHUNK_NUMBERS // max(self.widths))
-        draws = max(1, numbers // max(1, min(len(encoded), _CHUNK_CONTEXTS)))
-        contexts = encoded.split(max(1, numbers // min(draws, len(theta))))
+        rows = max(1, _CHUNK_NUMBERS // (max(self.widths) * len(theta)))
         with torch.no_grad():
-            parts = [torch.cat([self.forward(some, chunk) for chunk in contexts], dim=1) for some in theta.split(draws)]
-            return torch.cat(parts)
+            return torch.cat([self.forward(theta, chunk) for chunk in encoded.split(rows)], dim=1)
 
 
 def build_predictor(kind: str, sample: Sample, hidden: tuple[int, ...] = ()) -> Predictor:

@@ -208,4 +208,5 @@ OPTIMIZERS = {"adam": _adam, "sgd": _sgd}
 
 
 def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
-    return rows.gather(1, torch.rand(rows.shape, generator=generator).argsort(dim=1))
+    """Each member's rows (R, n) in a new order, the same for all: what configurations meet differs by nothing else."""
+    return rows[:, torch.randperm(rows.shape[1], generator=generator)]
