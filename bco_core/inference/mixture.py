@@ -62,12 +62,7 @@ class Configuration:
 
 DEFAULT = Configuration("default")
 FASTER = Configuration("faster learning", rate_factor=3.0)
-SWEEP = (
-    DEFAULT,
-    Configuration("stronger prior", kl_factor=5.0),
-    Configuration("narrower start", scale_factor=0.3),
-    FASTER,
-)
+REGULARISED = (Configuration("stronger prior", kl_factor=5.0), Configuration("narrower start", scale_factor=0.3))
 # Costs with large penalties put good decisions far from good predictions: a linear model must travel there, and the
 # noise of a wide start keeps it from fitting what it meets on the way.
 WIDE = (
@@ -77,8 +72,13 @@ WIDE = (
 
 
 def sweep_for(rows: int, recipe: Recipe) -> tuple[Configuration, ...]:
-    """All configurations up to 1,500 rows; beyond, where temperature and start hardly matter, only the rate."""
-    return (SWEEP if rows <= 1500 else (DEFAULT, FASTER)) + (WIDE if recipe is LINEAR else ())
+    """What competes with the default: how far a linear model starts from it, how freely a network may move from it.
+
+    Beyond 1,500 rows a network's temperature and start hardly matter.
+    """
+    if recipe is LINEAR:
+        return DEFAULT, FASTER, *WIDE
+    return DEFAULT, FASTER, *(REGULARISED if rows <= 1500 else ())
 
 
 def members_for(rows: int) -> int:

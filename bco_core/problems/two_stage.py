@@ -329,7 +329,7 @@ class _Decide(torch.autograd.Function):
         solved = pool.solve(*problem.point_rhs.at(flat.masked_fill(missing, 0.0)), jacobian=wanted)
         back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
         if wanted:
-            ctx.save_for_backward(back @ (torch.from_numpy(solved.jacobian) @ problem.point_rhs.by_outcome))
+            ctx.save_for_backward(back, torch.from_numpy(solved.jacobian), problem.point_rhs.by_outcome)
         decisions = torch.from_numpy(pool.form.offset[:dim]) + torch.from_numpy(solved.primal) @ back.T
         # Rounding must not carry a decision past its bounds.
         decisions = decisions.clamp(torch.from_numpy(first.lower), torch.from_numpy(first.upper))
@@ -337,10 +337,10 @@ class _Decide(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (jacobian,) = ctx.saved_tensors
+        back, jacobian, by_outcome = ctx.saved_tensors
         flat = gradients[0].reshape(len(jacobian), -1)
-        by_outcome = torch.einsum("nz,nzy->ny", flat, jacobian)
-        return by_outcome.view(*gradients[0].shape[:-1], -1), None
+        by_rhs = torch.bmm((flat @ back)[:, None], jacobian)[:, 0]
+        return (by_rhs @ by_outcome).view(*gradients[0].shape[:-1], -1), None
 
 
 class _Recourse(torch.autograd.Function):

@@ -43,7 +43,7 @@ class Bases(NamedTuple):
 
     def closest(self, rhs: Tensor) -> Tensor:
         """The basis of largest dual value for each right-hand side (n, m)."""
-        return (rhs @ torch.from_numpy(self.dual).T).argmax(dim=1)
+        return (rhs @ torch.from_numpy(self.dual).T).max(dim=1).indices
 
 
 class Solved(NamedTuple):

@@ -13,11 +13,10 @@ from bco_core.inference.learn import LearningOptions, learn
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
-    SWEEP,
-    WIDE,
     linear_in_network,
     members_for,
     out_of_fold,
+    sweep_for,
     warm_start,
 )
 from bco_core.inference.select import pooled, select, stack
@@ -206,7 +205,7 @@ def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
 def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
     _, diagnostics = learn(PROBLEM, wavy(120), LearningOptions(hidden=(8,), epochs=15))
     names = [(row["predictor"], row["name"]) for row in diagnostics["candidates"]]
-    linear, network = SWEEP + WIDE, SWEEP
+    linear, network = sweep_for(120, LINEAR), sweep_for(120, NETWORK)
     assert names == [("linear", one.name) for one in linear] + [("skip_mlp", one.name) for one in network]
     assert sum(row["chosen"] for row in diagnostics["candidates"]) == 2
     assert diagnostics["policy"] in diagnostics["held_out_cost"]
