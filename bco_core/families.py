@@ -46,7 +46,7 @@ class Family:
         """
         gradient = torch.empty(2, *loc.shape, dtype=loc.dtype)
         _reparametrised(by_theta.numpy(), noise.numpy(), gradient.numpy())
-        self.add_kl_gradient(gradient.numpy(), loc.numpy(), scale.numpy(), kl_weight.numpy(), 1 / prior_scale.item())
+        self.add_kl_gradient(gradient.numpy(), loc.numpy(), scale.numpy(), kl_weight.numpy(), (1 / prior_scale).item())
         _by_softplus(gradient[1].numpy(), scale.numpy())
         return gradient
 

@@ -9,7 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -57,6 +58,16 @@ def remember(error: BaseException) -> None:
 def full_lately() -> bool:
     """Whether a request of this process has found no room to write within the last seconds."""
     return time.monotonic() - _full_at < REMEMBERED_SECONDS
+
+
+@contextmanager
+def unless_outage() -> Iterator[None]:
+    """Skip what the database is out for; the next time will do."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        if not is_outage(error):
+            raise
 
 
 def insist(act: Callable[[], Value], stop: threading.Event | None = None) -> Value:

@@ -139,6 +139,23 @@ class JobLogRow(Base):
     text: Mapped[str]
 
 
+class JobPartRow(Base):
+    """A part of a job that any worker may compute: what to do, who has taken it, how much is done, the result."""
+
+    __tablename__ = "job_parts"
+
+    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    rows: Mapped[int]
+    done: Mapped[int] = mapped_column(default=0, server_default="0")
+    attempts: Mapped[int] = mapped_column(default=0)
+    taken: Mapped[str | None]
+    result_sha256: Mapped[str | None]
+    sha256: Mapped[str]
+    data: Mapped[bytes]
+    result: Mapped[bytes | None]
+
+
 class BatchRow(Base):
     """A job that prescribes for many contexts, and the posterior it uses."""
 
@@ -148,21 +165,6 @@ class BatchRow(Base):
     posterior_id: Mapped[str] = mapped_column(sa.ForeignKey("posteriors.id"), index=True)
     rows: Mapped[int]
     shards: Mapped[int]
-
-
-class BatchShardRow(Base):
-    """Some of a batch's contexts as Parquet and, once a worker has prescribed for them, the result."""
-
-    __tablename__ = "batch_shards"
-
-    job_id: Mapped[str] = mapped_column(sa.ForeignKey("batches.job_id", ondelete="CASCADE"), primary_key=True)
-    seq: Mapped[int] = mapped_column(primary_key=True)
-    rows: Mapped[int]
-    attempts: Mapped[int] = mapped_column(default=0)
-    result_sha256: Mapped[str | None]
-    sha256: Mapped[str]
-    data: Mapped[bytes]
-    result: Mapped[bytes | None]
 
 
 class PosteriorRow(Owned, Base):
@@ -190,18 +192,6 @@ class PosteriorBlockRow(Base):
     __tablename__ = "posterior_blocks"
 
     posterior_id: Mapped[str] = mapped_column(sa.ForeignKey("posteriors.id", ondelete="CASCADE"), primary_key=True)
-    array: Mapped[str] = mapped_column(primary_key=True)
-    first_row: Mapped[int] = mapped_column(primary_key=True)
-    sha256: Mapped[str]
-    data: Mapped[bytes]
-
-
-class CheckpointBlockRow(Base):
-    """Rows ``first_row`` onwards of one array of the state that a running job may go on from, as .npy bytes."""
-
-    __tablename__ = "checkpoint_blocks"
-
-    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     array: Mapped[str] = mapped_column(primary_key=True)
     first_row: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[str]

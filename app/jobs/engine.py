@@ -2,8 +2,9 @@
 
 The API only enqueues and cancels, through a client; workers run. Everything that touches DBOS's internals is here.
 
-Three queues: learning takes the worker's CPU; a batch of prescriptions only waits for its shards, so it has a queue of
-its own, or batches waiting for shards and shards waiting for a place would wait for each other.
+Three queues: learning takes the worker's CPU; a batch of prescriptions only waits for its parts, so it has a queue of
+its own, or batches waiting for parts and parts waiting for a place would wait for each other. Parts are a batch's or a
+learning job's; the latter's own process takes those that nobody else has begun.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ log = logging.getLogger(__name__)
 
 QUEUE = "learning"
 BATCHES = "batches"
-SHARDS = "shards"
-WORKFLOWS = {QUEUE: "learn_posterior", BATCHES: "prescribe_batch", SHARDS: "prescribe_shard"}
+PARTS = "parts"
+WORKFLOWS = {QUEUE: "learn_posterior", BATCHES: "prescribe_batch", PARTS: "compute_part"}
 QUEUE_OF_KIND = {"learn": QUEUE, "prescribe": BATCHES}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
 # How often an idle worker looks into a queue: who waits for one job notices tenths of a second.
-_POLL_SECONDS = {QUEUE: 0.1, BATCHES: 0.5, SHARDS: 0.25}
+_POLL_SECONDS = {QUEUE: 0.1, BATCHES: 0.5, PARTS: 0.25}
 _WAITING_BATCHES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
 
@@ -53,10 +54,10 @@ def enqueue(session: Session, job: JobRow, priority: int = 1) -> None:
     _enqueue(session, QUEUE_OF_KIND[job.kind], job.run_id, [job.id], priority)
 
 
-def enqueue_shards(session: Session, job: JobRow, shards: Iterable[int]) -> None:
-    """Queue parts of a batch; a part that is queued already, or has run in this run of the job, is left alone."""
-    for seq in shards:
-        _enqueue(session, SHARDS, f"{job.run_id}.part{seq}", [job.id, seq])
+def enqueue_parts(session: Session, job: JobRow, parts: Iterable[int]) -> None:
+    """Queue parts of a job; a part that is queued already, or has run in this run of the job, is left alone."""
+    for seq in parts:
+        _enqueue(session, PARTS, f"{job.run_id}.part{seq}", [job.id, seq])
 
 
 def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], priority: int = 1) -> None:
@@ -79,7 +80,7 @@ def withdraw(run_id: str) -> None:
 
 
 def forget(job_id: str) -> None:
-    """Remove what the engine still knows of a job: its runs and their shards, whose ids all begin with the job's."""
+    """Remove what the engine still knows of a job: its runs and their parts, whose ids all begin with the job's."""
     known = client().list_workflows(workflow_id_prefix=job_id, load_input=False, load_output=False)
     client().delete_workflows([workflow.workflow_id for workflow in known])
 

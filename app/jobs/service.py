@@ -17,11 +17,11 @@ from app.datasets.encoding import ContextEncoding
 from app.datasets.service import MISSING as NO_DATASET
 from app.db.engine import transaction
 from app.db.rows import affected, delete_row, find, page, read
-from app.db.tables import BatchShardRow, DatasetRow, JobLogRow, JobRow, ProblemRow, Timestamp, now
+from app.db.tables import DatasetRow, JobLogRow, JobPartRow, JobRow, ProblemRow, Timestamp, now
 from app.errors import Conflict, InvalidRequest, Unavailable
 from app.idempotency import made
 from app.ids import is_id, new_id
-from app.jobs import checkpoints, engine
+from app.jobs import engine
 from app.jobs.schemas import JobFilter, NewJob
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
@@ -185,8 +185,8 @@ def retry(workspace: str, job_id: str) -> JobRow:
     with transaction() as session:
         _check_queue(session)
         # The parts of a batch that are done stay done; the others get all their attempts again.
-        open_parts = sa.update(BatchShardRow).where(BatchShardRow.job_id == row.id)
-        affected(session, open_parts.where(BatchShardRow.result_sha256.is_(None)).values(attempts=0))
+        open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
+        affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
     if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
         raise Conflict("someone else has run this job again at the same moment")
     return get(workspace, job_id)
@@ -239,6 +239,12 @@ def state(job_id: str) -> str:
     """How a job stands, for the worker that runs it."""
     with transaction() as session:
         return session.scalars(sa.select(JobRow.state).where(JobRow.id == job_id)).one()
+
+
+def kind(job_id: str) -> str | None:
+    """What a job does; None if there is no such job (any more)."""
+    with transaction() as session:
+        return session.scalars(sa.select(JobRow.kind).where(JobRow.id == job_id)).one_or_none()
 
 
 def start(job_id: str) -> int | None:
@@ -313,7 +319,9 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
     line = f"{state}: {values['error']}" if values.get("error") else state
     finished = _change(session, job_id, guards, line, state=state, finished_at=now(), **values)
     if finished:
-        checkpoints.forget(session, job_id)
+        # The result of a batch is its parts'; that of learning is a posterior, which has no use for them.
+        learns = sa.exists().where(JobRow.id == job_id, JobRow.kind == "learn")
+        session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id, learns))
     return finished
 
 

@@ -66,7 +66,7 @@ def batch(job_id: str) -> str:
     _running[job_id] = None, partial(service.hand_back, job_id, attempt)
     limit = _insist(partial(service.time_limit, job_id))
     end = time.monotonic() + limit
-    _insist(partial(batches.queue_shards, job_id))
+    _insist(partial(batches.queue_parts, job_id))
     while _insist(partial(batches.advance, job_id, attempt)) and not _stop.wait(CHECK_SECONDS):
         if time.monotonic() > end:
             _insist(partial(service.fail, job_id, attempt, _too_long(limit)))
@@ -75,21 +75,20 @@ def batch(job_id: str) -> str:
     return _state(job_id)
 
 
-def shard(job_id: str, seq: int) -> str:
-    """Prescribe for one part of a batch in a child process."""
-    from app.jobs import compute
-    from app.prescriptions import batches
+def part(job_id: str, seq: int) -> str:
+    """Compute one part of a job in a child process."""
+    from app.jobs import compute, parts
 
     name = f"{job_id}, part {seq}"
-    while _insist(partial(batches.start_shard, job_id, seq)):
-        wanted, give_back = partial(batches.is_wanted, job_id, seq), partial(batches.hand_back, job_id, seq)
+    while _insist(partial(parts.start, job_id, seq)):
+        wanted, give_back = partial(parts.is_wanted, job_id, seq), partial(parts.hand_back, job_id, seq)
         try:
-            reason = _compute(name, compute.shard_main, (job_id, seq), wanted, math.inf, give_back)
+            reason = _compute(name, compute.part_main, (job_id, seq), wanted, math.inf, give_back)
         except Killed:
             log.warning("the computation of %s was killed", name)
             continue
         if reason is not None:
-            _insist(partial(batches.fail, job_id, f"part {seq}: {reason}"))
+            _insist(partial(parts.fail, job_id, f"part {seq}: {reason}"))
         break
     return "done"
 
@@ -235,7 +234,7 @@ def _launch(executor_id: str) -> bool:
         if not (_stop.is_set() and is_outage(error)):
             raise
         return False
-    work: dict[str, Callable[..., str]] = {engine.QUEUE: learn, engine.BATCHES: batch, engine.SHARDS: shard}
+    work: dict[str, Callable[..., str]] = {engine.QUEUE: learn, engine.BATCHES: batch, engine.PARTS: part}
     engine.launch(executor_id, settings.worker_concurrency, work)
     return True
 

@@ -1,7 +1,6 @@
-"""Prescriptions for a whole table of contexts: a job in parts that any worker may take, each stored once.
+"""Prescriptions for a whole table of contexts: a job in parts that any worker may take (:mod:`app.jobs.parts`).
 
-The contexts are checked and cut into parts when the job is made, so that a mistake is answered at once. A part's
-result is written by one guarded UPDATE; whoever comes second, after a worker was believed dead, changes nothing.
+The contexts are checked and cut into parts when the job is made, so that a mistake is answered at once.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from app.datasets.encoding import ContextEncoding
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
-from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.outage import insist
-from app.db.rows import affected, find
-from app.db.tables import BatchRow, BatchShardRow, DatasetRow, JobRow, PosteriorRow
+from app.db.rows import find
+from app.db.tables import BatchRow, DatasetRow, JobRow, PosteriorRow
 from app.errors import Conflict, InvalidRequest
 from app.idempotency import made
 from app.ids import sibling_id
-from app.jobs import engine
+from app.jobs import engine, parts
 from app.jobs import service as jobs
 from app.posteriors import service as posteriors
 from app.prescriptions import service
@@ -38,8 +36,8 @@ from app.problems.schemas import outcome_names
 from app.settings import get_settings
 
 # A part is so many contexts that they meet about this many numbers: a second or two of work.
-_SHARD_NUMBERS = 2_000_000
-_MOST_SHARD_ROWS = 10_000
+_PART_NUMBERS = 2_000_000
+_MOST_PART_ROWS = 10_000
 _LOG_STEPS = 20
 
 Format = Literal["csv", "parquet"]
@@ -71,8 +69,8 @@ def create(
         raise InvalidRequest.at((raw.whole,), detail)
     table = ContextEncoding.of(posterior.columns).clean_table(raw)
     numbers = options.scenarios * len(outcome_names(posterior.problem))
-    rows = max(1, min(_MOST_SHARD_ROWS, _SHARD_NUMBERS // numbers))
-    parts = [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
+    rows = max(1, min(_MOST_PART_ROWS, _PART_NUMBERS // numbers))
+    pieces = [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
     spec = options.model_dump(exclude={"name", "dataset_id"}) | {"posterior_id": posterior.id}
     with transaction() as session:
         job = jobs.queued_row(
@@ -84,17 +82,12 @@ def create(
             name=options.name or posterior.name,
             spec=spec,
         )
-        session.add(BatchRow(job_id=job.id, posterior_id=posterior.id, rows=table.num_rows, shards=len(parts)))
+        session.add(BatchRow(job_id=job.id, posterior_id=posterior.id, rows=table.num_rows, shards=len(pieces)))
         try:
             session.flush()
         except sa.exc.IntegrityError:
             raise Conflict("the posterior was deleted while the job was being made") from None
-        for seq, part in enumerate(parts):
-            data = _parquet(part)
-            shard = BatchShardRow(job_id=job.id, seq=seq, rows=part.num_rows, sha256=checksum(data), data=data)
-            session.add(shard)
-            session.flush()
-            session.expunge(shard)
+        parts.add(session, job.id, ((piece.num_rows, _parquet(piece)) for piece in pieces))
         for warning in _warnings(posterior, table):
             jobs.note(session, job.id, f"warning: {warning}")
         engine.enqueue(session, job)
@@ -120,10 +113,9 @@ def _parquet(table: pa.Table) -> bytes:
 # the job, as its worker sees it
 
 
-def queue_shards(job_id: str) -> None:
-    """Queue the parts that have no result yet; those that are queued already stay as they are."""
+def queue_parts(job_id: str) -> None:
     with transaction() as session:
-        engine.enqueue_shards(session, session.get_one(JobRow, job_id), session.scalars(_missing(job_id)))
+        parts.queue(session, session.get_one(JobRow, job_id))
 
 
 def advance(job_id: str, attempt: int) -> bool:
@@ -132,59 +124,22 @@ def advance(job_id: str, attempt: int) -> bool:
         job, batch = session.get_one(JobRow, job_id), session.get_one(BatchRow, job_id)
         if (job.state, job.attempts) != ("running", attempt):
             return False
-        done = sa.select(sa.func.coalesce(sa.func.sum(BatchShardRow.rows), 0))
-        done = done.where(BatchShardRow.job_id == job_id, BatchShardRow.result_sha256.is_not(None))
-        rows = int(session.scalars(done).one())
-        if rows == batch.rows:
+        found = parts.amounts(session, job_id)
+        if found.finished == found.parts:
             jobs.succeed(session, job_id, attempt)
             return False
-    progress = rows / batch.rows
+    progress = found.done / batch.rows
     if progress == job.progress and job.message != "starting":
         return True
-    message = f"{rows} of {batch.rows} contexts"
+    message = f"{found.done} of {batch.rows} contexts"
     step = int(progress * _LOG_STEPS) > int(job.progress * _LOG_STEPS)
     return jobs.report(job_id, attempt, progress, message, message if step else None)
-
-
-def fail(job_id: str, reason: str) -> None:
-    """A part cannot be done, so the job cannot."""
-    with transaction() as session:
-        jobs.finish(session, job_id, "failed", error=reason, message="failed")
-
-
-def _missing(job_id: str) -> sa.Select[int]:
-    shard = BatchShardRow
-    return sa.select(shard.seq).where(shard.job_id == job_id, shard.result_sha256.is_(None)).order_by(shard.seq)
 
 
 # a part, as its worker sees it
 
 
-def start_shard(job_id: str, seq: int) -> bool:
-    """Whether there is anything (more) to do; a part that has killed its workers too often fails its job."""
-    with transaction() as session:
-        if not affected(session, _open(job_id, seq).values(attempts=BatchShardRow.attempts + 1)):
-            return False
-        query = sa.select(BatchShardRow.attempts).where(BatchShardRow.job_id == job_id, BatchShardRow.seq == seq)
-        if session.scalars(query).one() > jobs.MAX_ATTEMPTS:
-            reason = f"part {seq}: its worker died {jobs.MAX_ATTEMPTS} times; it may need more memory than there is"
-            jobs.finish(session, job_id, "failed", error=reason, message="failed")
-            return False
-    return True
-
-
-def is_wanted(job_id: str, seq: int) -> bool:
-    with transaction() as session:
-        return bool(session.scalar(sa.select(sa.exists().where(*_is_open(job_id, seq)))))
-
-
-def hand_back(job_id: str, seq: int) -> None:
-    """A worker that is told to stop leaves the part to others; this attempt does not count."""
-    with transaction() as session:
-        affected(session, _open(job_id, seq).values(attempts=BatchShardRow.attempts - 1))
-
-
-def prescribe_shard(job_id: str, seq: int) -> None:
+def prescribe_part(job_id: str, seq: int) -> None:
     """Decide for the contexts of a part and store what was decided beside them."""
     found = insist(lambda: _read(job_id, seq))
     if found is None:
@@ -194,34 +149,18 @@ def prescribe_shard(job_id: str, seq: int) -> None:
     contexts = torch.from_numpy(loaded.encoding.encode_table(table))
     answers = service.decide(posterior, loaded, contexts, options)
     data = _parquet(_beside(table, pa.Table.from_pylist(answers)))
-    insist(lambda: _store(job_id, seq, data))
+    insist(lambda: parts.store(job_id, seq, data))
 
 
 def _read(job_id: str, seq: int) -> tuple[pa.Table, PosteriorRow, PrescribeOptions] | None:
     with transaction() as session:
         job = session.get(JobRow, job_id)
-        shard = session.get(BatchShardRow, (job_id, seq))
-        if job is None or shard is None:
+        if job is None or (data := parts.read(session, job_id, seq)) is None:
             return None
         posterior = session.get_one(PosteriorRow, job.spec["posterior_id"])
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
-    table = pq.read_table(io.BytesIO(verified(shard.data, shard.sha256)))
+    table = pq.read_table(io.BytesIO(data))
     return table, posterior, PrescribeOptions(**fields)
-
-
-def _store(job_id: str, seq: int, data: bytes) -> None:
-    with transaction() as session:
-        affected(session, _open(job_id, seq).values(result=data, result_sha256=checksum(data)))
-
-
-def _open(job_id: str, seq: int) -> sa.Update:
-    return sa.update(BatchShardRow).where(*_is_open(job_id, seq))
-
-
-def _is_open(job_id: str, seq: int) -> tuple[Any, ...]:
-    """The part has no result yet and its job still wants one."""
-    wanted = sa.exists().where(JobRow.id == job_id, JobRow.state.in_(jobs.UNFINISHED))
-    return BatchShardRow.job_id == job_id, BatchShardRow.seq == seq, BatchShardRow.result_sha256.is_(None), wanted
 
 
 # the result
@@ -258,10 +197,7 @@ def _parts(job_id: str, shards: int) -> Iterator[pa.Table]:
 
 def _result_part(job_id: str, seq: int) -> pa.Table:
     with transaction() as session:
-        shard = session.get_one(BatchShardRow, (job_id, seq))
-    if shard.result is None or shard.result_sha256 is None:
-        raise RuntimeError(f"{job_id} has succeeded without its part {seq}")
-    return pq.read_table(io.BytesIO(verified(shard.result, shard.result_sha256)))
+        return pq.read_table(io.BytesIO(parts.result(session, job_id, seq)))
 
 
 def _csv_pieces(tables: Iterator[pa.Table]) -> Iterator[bytes]:

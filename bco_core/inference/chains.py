@@ -23,7 +23,7 @@ from bco_core.evaluation import estimate, paired_difference
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.diagnostics import FEW_ROWS, Quality
-from bco_core.inference.metropolis import Arrays, MetropolisOptions, MetropolisState, begin, run
+from bco_core.inference.metropolis import Arrays, MetropolisOptions, MetropolisState, begin, dealt, joined, run
 from bco_core.inference.training import Progress, TrainingOptions, by_autograd, no_progress, train
 from bco_core.inference.warm_start import SquaredError, ridge_start
 from bco_core.policies import POLICIES
@@ -35,6 +35,11 @@ from bco_core.support_points import support_points
 
 if TYPE_CHECKING:
     from bco_core.inference.learn import LearningOptions
+
+# Makes the parts, has them computed, one chain each, and returns what :func:`continue_chain` made of them, in order.
+Deal = Callable[[Callable[[], list[Arrays]], Progress], list[Arrays]]
+# What all chains know of how they were begun.
+_FACTS = ("kind", "ladder", "shift", "start_feasibility")
 
 AUTO_PREDICTORS = ("linear", "skip_mlp")
 TEMPERATURES = ("settle", "validation")
@@ -68,57 +73,81 @@ def learn_by_chains(
     sample: Sample,
     options: LearningOptions,
     progress: Progress = no_progress,
-    checkpoint: Callable[[Arrays], None] | None = None,
-    resume: Arrays | None = None,
+    deal: Deal | None = None,
 ) -> tuple[Posterior, dict[str, Any]]:
-    """The posterior by C chains, and its diagnostics; ``resume`` are arrays that ``checkpoint`` was given."""
+    """The posterior by C chains, and its diagnostics; ``deal`` may have the chains computed elsewhere."""
     kind = options.predictor
     candidates: list[dict[str, Any]] = []
     if kind == "auto":
         kind, candidates = choose_predictor(problem, sample, options)
-    predictor = build_predictor(kind, sample, options.hidden if kind in NETWORKS else ())
-    target = make_target(problem, predictor, sample, FAMILIES[options.family], options.prior_scale)
-    if not options.scale_costs:
-        target = replace(target, cost_scale=1.0)
-    required = problem.confidence if isinstance(problem, UncertainConstraints) else None
-    plan = MetropolisOptions(
-        inverse_temperature=1.0,
-        steps=options.steps,
-        burn_in=options.burn_in,
-        kept=max(1, math.ceil(max(DRAWS, options.particles) / options.chains)),
-        minimum_feasibility=required,
-        initial_scale=0.1 * options.prior_scale,
-    )
-    if resume is None:
+    target = _target(problem, sample, options, kind)
+
+    def parts() -> list[Arrays]:
+        """Every chain before its first step, and what all of them know."""
+        plan = _plan(problem, options)
         generator = torch.Generator().manual_seed(options.seed)
-        starts = find_starts(target, options.chains, required, generator)
-        if required is not None:
-            plan = replace(plan, minimum_feasibility=min(required, starts.feasibility.min().item()))
+        starts = find_starts(target, options.chains, plan.minimum_feasibility, generator)
+        if plan.minimum_feasibility is not None:
+            plan = replace(plan, minimum_feasibility=min(plan.minimum_feasibility, starts.feasibility.min().item()))
         progress(0.02, "chains have their starts; looking for a temperature")
-        ladder = _temperature(target, plan, starts, options, progress)
         facts = {
-            "ladder": ladder,
+            "kind": np.array([kind]),
+            "ladder": _temperature(target, plan, starts, options, progress),
             "shift": starts.shift.numpy(),
             "start_feasibility": starts.feasibility.numpy(),
         }
-        plan = _planned(plan, facts)
-        state = begin(target, plan, starts.theta, options.seed)
-    else:
-        facts = {name: resume[name] for name in ("ladder", "shift", "start_feasibility")}
-        plan = _planned(plan, facts)
-        state = MetropolisState.from_arrays(resume)
+        state = begin(target, _planned(plan, facts), starts.theta, options.seed)
+        return [one.to_arrays() | facts for one in dealt(state)]
+
+    def sampling(fraction: float, message: str) -> None:
+        progress(0.1 + 0.88 * fraction, message)
+
+    done = parts() if deal is None else deal(parts, sampling)
+    facts = {name: done[0][name] for name in _FACTS}
+    plan, state = _planned(_plan(problem, options), facts), joined([MetropolisState.from_arrays(one) for one in done])
+    # Nothing is left to do here for chains that were dealt out.
+    state = run(target, plan, state, sampling)
+    progress(0.98, "judging the chains")
+    posterior = _posterior(target, plan, state, options)
+    return posterior, diagnose_chains(target, plan, state, posterior, facts, options) | {"candidates": candidates}
+
+
+def continue_chain(
+    problem: DecisionProblem,
+    sample: Sample,
+    options: LearningOptions,
+    part: Arrays,
+    progress: Progress = no_progress,
+    checkpoint: Callable[[Arrays], None] | None = None,
+) -> Arrays:
+    """Bring a dealt chain to its end, from wherever it is; ``checkpoint`` now and then sees a part to go on from."""
+    facts = {name: part[name] for name in _FACTS}
+    target = _target(problem, sample, options, str(part["kind"][0]))
 
     def save(current: MetropolisState) -> None:
         if checkpoint is not None:
             checkpoint(current.to_arrays() | facts)
 
-    def sampling(fraction: float, message: str) -> None:
-        progress(0.1 + 0.88 * fraction, message)
+    plan = _planned(_plan(problem, options), facts)
+    return run(target, plan, MetropolisState.from_arrays(part), progress, save).to_arrays() | facts
 
-    state = run(target, plan, state, sampling, save)
-    progress(0.98, "judging the chains")
-    posterior = _posterior(target, plan, state, options)
-    return posterior, diagnose_chains(target, plan, state, posterior, facts, options) | {"candidates": candidates}
+
+def _target(problem: DecisionProblem, sample: Sample, options: LearningOptions, kind: str) -> GibbsTarget:
+    predictor = build_predictor(kind, sample, options.hidden if kind in NETWORKS else ())
+    target = make_target(problem, predictor, sample, FAMILIES[options.family], options.prior_scale)
+    return target if options.scale_costs else replace(target, cost_scale=1.0)
+
+
+def _plan(problem: DecisionProblem, options: LearningOptions) -> MetropolisOptions:
+    """What does not depend on the data; the temperature is yet to be found."""
+    return MetropolisOptions(
+        inverse_temperature=1.0,
+        steps=options.steps,
+        burn_in=options.burn_in,
+        kept=max(1, math.ceil(max(DRAWS, options.particles) / options.chains)),
+        minimum_feasibility=problem.confidence if isinstance(problem, UncertainConstraints) else None,
+        initial_scale=0.1 * options.prior_scale,
+    )
 
 
 def choose_predictor(

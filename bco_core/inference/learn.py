@@ -8,7 +8,7 @@ is the paper's Algorithm 1. ``mh`` is Algorithm 2, and Algorithm 3 where constra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,9 +20,8 @@ from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES, Mixture
 from bco_core.gibbs import GibbsTarget, make_target, resolve_kl_weight
-from bco_core.inference.chains import TEMPERATURES, THINNING, learn_by_chains
+from bco_core.inference.chains import TEMPERATURES, THINNING, Deal, learn_by_chains
 from bco_core.inference.diagnostics import diagnose, held_out_costs
-from bco_core.inference.metropolis import Arrays
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
@@ -139,19 +138,17 @@ def learn(
     sample: Sample,
     options: LearningOptions,
     progress: Progress = no_progress,
-    checkpoint: Callable[[Arrays], None] | None = None,
-    resume: Arrays | None = None,
+    deal: Deal | None = None,
 ) -> tuple[Posterior, dict[str, Any]]:
     """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior.
 
-    Where chains are run, ``checkpoint`` is handed plain arrays now and then; given back as ``resume``, the chains go on
-    from there and end as if they had never stopped.
+    Where chains are run, ``deal`` may have each of them computed elsewhere (:mod:`bco_core.inference.chains`).
     """
     check(problem, sample)
     problem = problem.relaxation
     inference, reason = _inference(problem, options)
     if inference == "mh":
-        posterior, diagnostics = learn_by_chains(problem, sample, options, progress, checkpoint, resume)
+        posterior, diagnostics = learn_by_chains(problem, sample, options, progress, deal)
         certificate = {"bound": None, "reason": "a certificate needs variational inference"}
         diagnostics |= {"method": options.method, "certificate": certificate}
         return posterior, diagnostics | {"inference": inference, "inference_reason": reason}

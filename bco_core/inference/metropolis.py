@@ -181,7 +181,7 @@ def run(
             while state.step < options.steps:
                 until = min(state.step + BLOCK, options.steps)
                 parts = [_of_chains(state, group) for group in groups]
-                state = _joined(list(pool.map(partial(advance, target, options, until), parts)), groups)
+                state = joined(list(pool.map(partial(advance, target, options, until), parts)), groups)
                 for name, pieces in grown.items():
                     pieces.append(getattr(state, name))
                 progress(state.step / options.steps, _message(state, options, torch.cat(grown["accepted"][-10:])))
@@ -206,8 +206,14 @@ def _of_chains(state: MetropolisState, chosen: list[int]) -> MetropolisState:
     )
 
 
-def _joined(parts: list[MetropolisState], groups: list[list[int]]) -> MetropolisState:
-    """All chains again, in their order."""
+def dealt(state: MetropolisState) -> list[MetropolisState]:
+    """One state a chain, before the first step."""
+    return [_of_chains(state, [chain]) for chain in range(len(state.theta))]
+
+
+def joined(parts: list[MetropolisState], groups: list[list[int]] | None = None) -> MetropolisState:
+    """All chains again, in their order; without groups, each part is one chain."""
+    groups = groups or [[chain] for chain in range(len(parts))]
     back = torch.tensor([chain for group in groups for chain in group]).argsort()
     fields = {}
     for name in MetropolisState._fields[1:]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import sqlalchemy as sa
-from httpx import Response
+from httpx import Client, Response
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
@@ -19,6 +20,13 @@ ROWS = bakery_rows(60)
 OUTCOMES = ["croissants", "loaves"]
 CONTEXTS = [{name: value for name, value in row.items() if name not in OUTCOMES} for row in ROWS]
 QUICK: Json = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
+ASSETS = ["shares", "bonds", "gold"]
+FUND: Json = {
+    "kind": "return_constrained_portfolio",
+    "assets": [{"name": name} for name in ASSETS],
+    "covariance": [[0.0004, 0.0001, 0.0], [0.0001, 0.0003, 0.0], [0.0, 0.0, 0.0005]],
+    "target_return": 0.05,
+}
 
 
 def answered(response: Response, status: int = 200) -> Json:
@@ -91,3 +99,23 @@ def counts() -> dict[str, int]:
         count = {table.name: sa.select(sa.func.count()).select_from(table).scalar_subquery() for table in tables}
         found = session.execute(sa.select(*(query.label(name) for name, query in count.items()))).one()
         return dict(found._mapping)
+
+
+def months(count: int = 60) -> list[Json]:
+    """Returns of three assets that depend on the mood."""
+    drawn = random.Random(1)
+    rows = []
+    for _ in range(count):
+        mood = drawn.gauss(0, 1)
+        row: Json = {"mood": mood, "rates": drawn.gauss(0, 1)}
+        for index, name in enumerate(ASSETS):
+            row[name] = 0.1 + 0.02 * mood * (index - 1) + drawn.gauss(0, 0.01)
+        rows.append(row)
+    return rows
+
+
+def prepare_fund(client: Client) -> Json:
+    """A portfolio problem and its history: what a job by Metropolis–Hastings needs."""
+    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
+    body = {"name": "months", "outcomes": ASSETS, "rows": months()}
+    return {"problem_id": problem["id"], "dataset_id": answered(client.post("/v1/datasets", json=body), 201)["id"]}

@@ -29,9 +29,9 @@ from journey import (
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
-from app.db.tables import DEFAULT_WORKSPACE, BatchShardRow, JobRow
+from app.db.tables import DEFAULT_WORKSPACE, JobPartRow, JobRow
 from app.demo import as_csv
-from app.jobs import compute, engine, service
+from app.jobs import compute, engine, parts, service
 from app.prescriptions import batches
 from app.prescriptions import service as service_of_prescriptions
 
@@ -43,7 +43,7 @@ def posterior(client: TestClient) -> Json:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_MOST_SHARD_ROWS", 7)
+    monkeypatch.setattr(batches, "_MOST_PART_ROWS", 7)
 
 
 def upload(client: TestClient, posterior: Json, content: bytes, **form: str) -> Response:
@@ -56,30 +56,30 @@ def submitted(client: TestClient, posterior: Json, rows: list[Json] | None = Non
     return job_id
 
 
-def shards_of(job_id: str) -> list[int]:
+def parts_of(job_id: str) -> list[int]:
     with transaction() as session:
-        query = sa.select(BatchShardRow.seq).where(BatchShardRow.job_id == job_id).order_by(BatchShardRow.seq)
+        query = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job_id).order_by(JobPartRow.seq)
         return list(session.scalars(query))
 
 
-def run_shard(job_id: str, seq: int) -> None:
-    if batches.start_shard(job_id, seq):
-        compute.run_shard(job_id, seq)
+def run_part(job_id: str, seq: int) -> None:
+    if parts.start(job_id, seq):
+        compute.run_part(job_id, seq)
 
 
 def started(job_id: str) -> int:
     attempt = service.start(job_id)
     assert attempt is not None
-    batches.queue_shards(job_id)
+    batches.queue_parts(job_id)
     return attempt
 
 
 def run(client: TestClient, job_id: str) -> Json:
     """What workers do with a batch, here."""
     attempt = started(job_id)
-    for seq in shards_of(job_id):
+    for seq in parts_of(job_id):
         assert batches.advance(job_id, attempt)
-        run_shard(job_id, seq)
+        run_part(job_id, seq)
     assert not batches.advance(job_id, attempt)
     return answered(client.get(f"/v1/jobs/{job_id}"))
 
@@ -264,10 +264,10 @@ def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
 
 def test_a_batch_is_cut_into_parts_that_are_queued_apart_from_jobs(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
-    assert shards_of(job_id) == list(range(9))
+    assert parts_of(job_id) == list(range(9))
     started(job_id)
-    batches.queue_shards(job_id)
-    queued = engine.client().list_queued_workflows(queue_name=engine.SHARDS, workflow_id_prefix=job_id)
+    batches.queue_parts(job_id)
+    queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=job_id)
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.part{seq}" for seq in range(9))
     (parent,) = engine.client().list_queued_workflows(queue_name=engine.BATCHES, workflow_ids=[job_id])
     assert parent.workflow_id == job_id
@@ -276,19 +276,19 @@ def test_a_batch_is_cut_into_parts_that_are_queued_apart_from_jobs(client: TestC
 def test_the_parts_grow_smaller_as_more_scenarios_meet(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "_SHARD_NUMBERS", 400)
-    assert len(shards_of(submitted(client, posterior, scenarios="100"))) == 30
+    monkeypatch.setattr(batches, "_PART_NUMBERS", 400)
+    assert len(parts_of(submitted(client, posterior, scenarios="100"))) == 30
 
 
 def test_progress_grows_with_the_parts_and_is_told_in_contexts(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
     attempt = started(job_id)
     seen = []
-    for seq in reversed(shards_of(job_id)):
+    for seq in reversed(parts_of(job_id)):
         batches.advance(job_id, attempt)
         job = service.get(DEFAULT_WORKSPACE, job_id)
         seen.append((job.progress, job.message))
-        run_shard(job_id, seq)
+        run_part(job_id, seq)
     assert seen[0] == (0.0, "0 of 60 contexts")
     assert seen[1] == (pytest.approx(4 / 60), "4 of 60 contexts")
     assert seen[-1][1] == "53 of 60 contexts"
@@ -298,13 +298,13 @@ def test_progress_grows_with_the_parts_and_is_told_in_contexts(client: TestClien
 def test_a_part_is_stored_once_and_a_second_result_changes_nothing(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
     started(job_id)
-    run_shard(job_id, 0)
+    run_part(job_id, 0)
     with transaction() as session:
-        before = session.get_one(BatchShardRow, (job_id, 0))
-    batches._store(job_id, 0, b"another result")
-    assert not batches.start_shard(job_id, 0)
+        before = session.get_one(JobPartRow, (job_id, 0))
+    parts.store(job_id, 0, b"another result")
+    assert not parts.start(job_id, 0)
     with transaction() as session:
-        after = session.get_one(BatchShardRow, (job_id, 0))
+        after = session.get_one(JobPartRow, (job_id, 0))
     assert (after.result, after.result_sha256, after.attempts) == (before.result, before.result_sha256, 1)
 
 
@@ -312,11 +312,11 @@ def test_a_worker_that_takes_a_batch_over_goes_on_with_the_missing_parts(client:
     job_id = submitted(client, posterior)
     first = started(job_id)
     for seq in (0, 1, 2):
-        run_shard(job_id, seq)
+        run_part(job_id, seq)
     second = started(job_id)
     assert not batches.advance(job_id, first)
     for seq in range(3, 9):
-        run_shard(job_id, seq)
+        run_part(job_id, seq)
     assert not batches.advance(job_id, second)
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert (job["state"], job["attempts"]) == ("succeeded", 2)
@@ -328,20 +328,20 @@ def test_a_part_that_keeps_killing_its_worker_fails_the_batch_with_that_reason(
 ) -> None:
     job_id = submitted(client, posterior)
     started(job_id)
-    assert [batches.start_shard(job_id, 4) for _ in range(4)] == [True, True, True, False]
+    assert [parts.start(job_id, 4) for _ in range(4)] == [True, True, True, False]
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
     assert "part 4: its worker died 3 times" in job["error"]
-    assert not batches.is_wanted(job_id, 5)
-    assert not batches.start_shard(job_id, 5)
+    assert not parts.is_wanted(job_id, 5)
+    assert not parts.start(job_id, 5)
 
 
 def test_the_deaths_of_workers_that_wait_for_a_batch_are_not_its_fault(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
     for attempt in range(1, 8):
         assert started(job_id) == attempt
-    for seq in shards_of(job_id):
-        run_shard(job_id, seq)
+    for seq in parts_of(job_id):
+        run_part(job_id, seq)
     assert not batches.advance(job_id, 7)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
 
@@ -350,8 +350,8 @@ def test_an_attempt_at_a_part_that_is_handed_back_does_not_count(client: TestCli
     job_id = submitted(client, posterior)
     started(job_id)
     for _ in range(5):
-        assert batches.start_shard(job_id, 0)
-        batches.hand_back(job_id, 0)
+        assert parts.start(job_id, 0)
+        parts.hand_back(job_id, 0)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "running"
 
 
@@ -359,15 +359,15 @@ def test_a_failed_batch_that_is_run_again_keeps_what_was_done(client: TestClient
     job_id = submitted(client, posterior)
     started(job_id)
     for seq in (0, 1):
-        run_shard(job_id, seq)
+        run_part(job_id, seq)
     for _ in range(4):
-        batches.start_shard(job_id, 2)
+        parts.start(job_id, 2)
     service.retry(DEFAULT_WORKSPACE, job_id)
     attempt = started(job_id)
-    queued = engine.client().list_queued_workflows(queue_name=engine.SHARDS, workflow_id_prefix=f"{job_id}.2.")
+    queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=f"{job_id}.2.")
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.2.part{seq}" for seq in range(2, 9))
     for seq in range(2, 9):
-        run_shard(job_id, seq)
+        run_part(job_id, seq)
     assert not batches.advance(job_id, attempt)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
 
@@ -375,13 +375,13 @@ def test_a_failed_batch_that_is_run_again_keeps_what_was_done(client: TestClient
 def test_a_cancelled_batch_stops_and_keeps_no_late_result(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
     attempt = started(job_id)
-    assert batches.start_shard(job_id, 0)
+    assert parts.start(job_id, 0)
     service.cancel(DEFAULT_WORKSPACE, job_id)
-    compute.run_shard(job_id, 0)
+    compute.run_part(job_id, 0)
     assert not batches.advance(job_id, attempt)
-    assert not batches.is_wanted(job_id, 0)
+    assert not parts.is_wanted(job_id, 0)
     with transaction() as session:
-        assert session.get_one(BatchShardRow, (job_id, 0)).result is None
+        assert session.get_one(JobPartRow, (job_id, 0)).result is None
         assert session.get_one(JobRow, job_id).state == "cancelled"
 
 
@@ -390,7 +390,7 @@ def test_a_context_that_no_model_can_predict_for_fails_the_batch_with_a_sentence
 ) -> None:
     job_id = submitted(client, posterior, [CONTEXTS[0] | {"temperature": 1e50}])
     started(job_id)
-    run_shard(job_id, 0)
+    run_part(job_id, 0)
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
     assert "part 0: a context lies so far from the history" in job["error"]
@@ -422,7 +422,7 @@ def test_a_posterior_that_a_batch_uses_stays_until_the_batch_is_deleted(client: 
     before = counts()
     assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
     after = counts()
-    assert (before["batches"] - after["batches"], before["batch_shards"] - after["batch_shards"]) == (1, 9)
+    assert (before["batches"] - after["batches"], before["job_parts"] - after["job_parts"]) == (1, 9)
     assert client.delete(f"/v1/posteriors/{made['id']}").status_code == 204
 
 

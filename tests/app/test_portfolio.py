@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from journey import Json, answered, create_job, learn
+from journey import ASSETS, FUND, Json, answered, create_job, learn, prepare_fund
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
-from app.db.tables import CheckpointBlockRow
-from app.jobs import checkpoints, compute, service
+from app.db.tables import JobPartRow
+from app.jobs import compute, engine, parts, service
 
-ASSETS = ["shares", "bonds", "gold"]
-SPEC: Json = {
-    "kind": "return_constrained_portfolio",
-    "assets": [{"name": name} for name in ASSETS],
-    "covariance": [[0.0004, 0.0001, 0.0], [0.0001, 0.0003, 0.0], [0.0, 0.0, 0.0005]],
-    "target_return": 0.05,
-}
 QUICK: Json = {"chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
-
-
-def months(count: int = 60) -> list[Json]:
-    drawn = random.Random(1)
-    rows = []
-    for _ in range(count):
-        mood = drawn.gauss(0, 1)
-        row: Json = {"mood": mood, "rates": drawn.gauss(0, 1)}
-        for index, name in enumerate(ASSETS):
-            row[name] = 0.1 + 0.02 * mood * (index - 1) + drawn.gauss(0, 0.01)
-        rows.append(row)
-    return rows
 
 
 @pytest.fixture(scope="module")
 def ids(client: TestClient) -> Json:
-    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": SPEC}), 201)
-    body = {"name": "months", "outcomes": ASSETS, "rows": months()}
-    return {"problem_id": problem["id"], "dataset_id": answered(client.post("/v1/datasets", json=body), 201)["id"]}
+    return prepare_fund(client)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +59,7 @@ def test_a_portfolio_is_prescribed_with_its_chance_of_reaching_the_target(client
 
 @pytest.mark.parametrize("choice", ["best_effort", "error"])
 def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClient, ids: Json, choice: str) -> None:
-    spec = SPEC | {"target_return": 0.3, "infeasible": choice}
+    spec = FUND | {"target_return": 0.3, "infeasible": choice}
     problem = answered(client.post("/v1/problems", json={"name": "dream", "spec": spec}), 201)
     job = learn(client, create_job(client, **ids | {"problem_id": problem["id"]}, posterior=QUICK)["id"])
     assert job["state"] == "succeeded", job["error"]
@@ -100,65 +79,132 @@ def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClien
             assert sum(one["decision"].values()) == pytest.approx(1)
 
 
-def stored_blocks(job_id: str) -> int:
+def parts_of(job_id: str) -> list[JobPartRow]:
     with transaction() as session:
-        query = sa.select(sa.func.count()).where(CheckpointBlockRow.job_id == job_id)
-        return session.scalars(query).one()
+        return list(session.scalars(sa.select(JobPartRow).where(JobPartRow.job_id == job_id).order_by(JobPartRow.seq)))
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[str]]:
+    """Has the first attempt of a job die at a message, so that its chains lie about unfinished."""
+    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
+    monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
+    report, seen = service.report, []
+
+    def die_at(words: str) -> Callable[..., bool]:
+        def die(job_id: str, attempt: int, progress: float, message: str, *more: Any) -> bool:
+            seen.append(message)
+            if words in message and attempt == 1:
+                raise MemoryError
+            return report(job_id, attempt, progress, message, *more)
+
+        return die
+
+    def run(job_id: str, words: str) -> list[str]:
+        monkeypatch.setattr(service, "report", die_at(words))
+        first = service.start(job_id)
+        assert first is not None
+        with pytest.raises(MemoryError):
+            compute.run(job_id, first)
+        seen.clear()
+        return seen
+
+    return run
+
+
+Dying = Callable[[str, str], list[str]]
 
 
 def test_a_job_whose_process_died_goes_on_from_its_checkpoint_and_ends_the_same(
-    client: TestClient, ids: Json, posterior: Json, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, ids: Json, posterior: Json, dying: Dying
 ) -> None:
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    report, seen = service.report, []
-
-    def die(job_id: str, attempt: int, progress: float, message: str, *more: Any) -> bool:
-        seen.append(message)
-        if "step 100 of 120" in message and attempt == 1:
-            raise MemoryError
-        return report(job_id, attempt, progress, message, *more)
-
-    monkeypatch.setattr(service, "report", die)
-    first = service.start(job_id)
-    assert first is not None
-    with pytest.raises(MemoryError):
-        compute.run(job_id, first)
-    assert stored_blocks(job_id) > 10
-    seen.clear()
+    seen = dying(job_id, "chain 2 of 2: sampling, step 100 of 120")
+    assert [(part.taken, part.done, part.result is None) for part in parts_of(job_id)] == [
+        ("job", 120, False),
+        ("job", 100, True),
+    ]
     job = learn(client, job_id)
     assert (job["state"], job["attempts"]) == ("succeeded", 2)
-    assert not any("step 50 of" in message for message in seen)
-    assert any("step 100 of" in message for message in seen)
-    assert stored_blocks(job_id) == 0
+    assert not any("chain 1" in message or "step 50 of" in message for message in seen)
+    assert any("chain 2 of 2: sampling, step 120 of 120" in message for message in seen)
+    assert parts_of(job_id) == []
     again = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert again["digest"] == posterior["digest"]
 
 
-def test_a_checkpoint_is_replaced_refused_to_the_unwanted_and_ignored_when_damaged(
-    client: TestClient, ids: Json
+def test_chains_computed_by_other_workers_give_the_same_posterior(
+    client: TestClient, ids: Json, posterior: Json, dying: Dying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import numpy as np
-
     job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    attempt = service.start(job_id)
-    assert attempt is not None
-    assert checkpoints.load(job_id) is None
-    checkpoints.save(job_id, attempt, {"a": np.arange(1_500_000.0), "b": np.ones(3)})
-    assert stored_blocks(job_id) == 4
-    checkpoints.save(job_id, attempt, {"a": np.arange(5.0)})
-    loaded = checkpoints.load(job_id)
-    assert loaded is not None
-    assert set(loaded) == {"a"}
-    assert loaded["a"].tolist() == [0, 1, 2, 3, 4]
-    checkpoints.save(job_id, attempt + 1, {"a": np.zeros(2)})
-    assert stored_blocks(job_id) == 1
+    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=job_id)
+    assert len(queued) == 2
+    # The first chain is held by the job's own process, as far as anyone knows; the second is free for all.
+    assert not parts.start(job_id, 0)
+    assert parts.start(job_id, 1)
+    compute.run_part(job_id, 1)
+    assert [part.done for part in parts_of(job_id)] == [50, 120]
+    taken: list[int | None] = []
+    take = parts.take
+    monkeypatch.setattr(parts, "take", lambda job_id: taken.append(take(job_id)) or taken[-1])
+    job = learn(client, job_id)
+    assert taken == [0]
+    assert job["state"] == "succeeded", job["error"]
+    again = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+    assert again["digest"] == posterior["digest"]
+
+
+def test_a_job_waits_for_the_chains_that_others_have_begun(
+    client: TestClient, ids: Json, posterior: Json, dying: Dying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = create_job(client, **ids, posterior=QUICK)["id"]
+    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    assert parts.start(job_id, 1)
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            compute.run_part(job_id, 1)
+
+    monkeypatch.setattr(compute.time, "sleep", sleep)
+    job = learn(client, job_id)
+    assert len(waited) == 3
+    assert job["state"] == "succeeded", job["error"]
+    assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
+
+
+def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, ids: Json, dying: Dying) -> None:
+    job_id = create_job(client, **ids, posterior=QUICK)["id"]
+    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    assert [parts.start(job_id, 1) for _ in range(4)] == [True, True, True, False]
+    job = answered(client.get(f"/v1/jobs/{job_id}"))
+    assert job["state"] == "failed"
+    assert job["error"] == "part 1: its worker died 3 times; it may need more memory than there is"
+    assert parts_of(job_id) == []
+    # Run again, it begins anew.
+    answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
+    assert learn(client, job_id)["state"] == "succeeded"
+
+
+def test_a_damaged_part_fails_its_job_and_a_cancelled_one_is_left(client: TestClient, ids: Json, dying: Dying) -> None:
+    first, second = (create_job(client, **ids, posterior=QUICK)["id"] for _ in range(2))
+    for job_id in (first, second):
+        dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+        assert parts.start(job_id, 1)
     with transaction() as session:
-        session.execute(sa.update(CheckpointBlockRow).values(sha256="0"))
-    assert checkpoints.load(job_id) is None
-    answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
-    assert stored_blocks(job_id) == 0
+        session.execute(sa.update(JobPartRow).where(JobPartRow.job_id == first).values(sha256="0"))
+    compute.run_part(first, 1)
+    job = answered(client.get(f"/v1/jobs/{first}"))
+    assert job["state"] == "failed"
+    assert "does not match its checksum" in job["error"]
+    answered(client.post(f"/v1/jobs/{second}/cancel"), 202)
+    assert not parts.is_wanted(second, 1)
+    compute.run_part(second, 1)
+    compute.run_part("job_00000000000000000000000000", 0)
+    assert answered(client.get(f"/v1/jobs/{second}"))["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +221,7 @@ def test_a_checkpoint_is_replaced_refused_to_the_unwanted_and_ignored_when_damag
 def test_a_bad_portfolio_is_refused_where_it_is_wrong(
     client: TestClient, changes: Json, pointer: str, words: str
 ) -> None:
-    refusal = answered(client.post("/v1/problems", json={"name": "fund", "spec": SPEC | changes}), 422)
+    refusal = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND | changes}), 422)
     assert refusal["errors"][0]["pointer"] == pointer
     assert words in refusal["errors"][0]["detail"]
 

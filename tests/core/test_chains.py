@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from bco_core.data import Sample
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
-from bco_core.inference.chains import LADDER, choose_predictor, find_starts, judge_chains, thin
+from bco_core.inference.chains import LADDER, choose_predictor, continue_chain, find_starts, judge_chains, thin
 from bco_core.inference.learn import LearningOptions, learn
-from bco_core.inference.metropolis import MetropolisOptions
+from bco_core.inference.metropolis import Arrays, MetropolisOptions
+from bco_core.inference.training import Progress
 from bco_core.policies import POLICIES
 from bco_core.posterior import ChainDraws, Posterior, digest
 from bco_core.predictors import build_predictor
@@ -85,16 +87,25 @@ def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
     assert diagnostics["prior"] == {"family": "laplace", "scale": 1.0}
 
 
-def test_resuming_from_any_checkpoint_gives_the_same_posterior_and_diagnostics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
-    stored: list[dict[str, Any]] = []
+def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(QUICK, inverse_temperature=None)
-    whole, diagnostics = learn(PROBLEM, make_sample(), options, checkpoint=stored.append)
-    resumed, again = learn(PROBLEM, make_sample(), options, resume=stored[1])
-    assert digest(*resumed.to_arrays()) == digest(*whole.to_arrays())
-    assert again == diagnostics
+    whole, diagnostics = learn(PROBLEM, make_sample(), options)
+    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+
+    def deal(parts: Callable[[], list[Arrays]], progress: Progress) -> list[Arrays]:
+        """Every chain is interrupted, the last ones come first, and each goes on from what it had left behind."""
+        dealt = parts()
+        assert len(dealt) == options.chains
+        done = {}
+        for seq in reversed(range(len(dealt))):
+            left: list[Arrays] = []
+            continue_chain(PROBLEM, make_sample(), options, dealt[seq], checkpoint=left.append)
+            done[seq] = continue_chain(PROBLEM, make_sample(), options, left[seq % 2])
+        return [done[seq] for seq in range(len(dealt))]
+
+    again, found = learn(PROBLEM, make_sample(), options, deal=deal)
+    assert digest(*again.to_arrays()) == digest(*whole.to_arrays())
+    assert found == diagnostics
 
 
 def test_the_mode_is_the_densest_of_the_kept_draws() -> None:

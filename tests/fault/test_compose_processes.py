@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from fleet import Fleet, Postgres
-from journey import Json, answered
+from journey import Json, answered, prepare_fund
 from processes import (
     alive,
     descendants,
     finished,
+    in_database,
     is_computing,
     is_ready,
     posteriors_of,
@@ -249,6 +250,31 @@ def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_t
     assert "Traceback" not in fleet.messages(), fleet.messages()
 
 
+def test_the_chains_of_one_job_run_on_several_workers_and_survive_the_death_of_one(fleet: Fleet) -> None:
+    posterior = {"chains": 4, "steps": 6000, "burn_in": 3000, "particles": 100, "inverse_temperature": 100}
+    body = prepare_fund(fleet.http) | {"predictor": {"kind": "linear"}, "posterior": posterior}
+    undisturbed = finished(fleet.http, answered(fleet.http.post("/v1/jobs", json=body), 202)["id"], 120)
+    job_id = answered(fleet.http.post("/v1/jobs", json=body), 202)["id"]
+
+    def begun() -> set[tuple[int, str]]:
+        query = "SELECT seq, taken FROM job_parts WHERE job_id = :job_id AND done > 0"
+        return {(seq, taken) for seq, taken in in_database(fleet.url, query, job_id)}
+
+    wait_until("others compute beside the job's own process", lambda: len({how for _, how in begun()}) == 2, 60)
+    owner = next(n for n, worker in enumerate(fleet.workers) if f"job {job_id} starts" in worker.messages())
+    before = read(fleet.http, job_id)["progress"]
+    fleet.kill_worker(owner)
+    wait_until("someone else goes on with it", lambda: read(fleet.http, job_id)["attempts"] == 2, 30)
+    wait_until("it comes further", lambda: read(fleet.http, job_id)["progress"] > before, 30)
+    job = finished(fleet.http, job_id, 120)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    digests = {
+        answered(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (job, undisturbed)
+    }
+    assert len(digests) == 1
+    assert in_database(fleet.url, "SELECT seq FROM job_parts WHERE job_id = :job_id", job_id) == []
+
+
 def test_told_to_stop_the_api_ends_its_stories_and_workers_hand_their_jobs_back(fleet: Fleet, ids: Json) -> None:
     job_id = submit(fleet.http, ids, epochs=100_000)
     wait_until("it computes", lambda: is_computing(fleet.http, job_id), 30)
@@ -265,4 +291,6 @@ def test_told_to_stop_the_api_ends_its_stories_and_workers_hand_their_jobs_back(
         children = descendants(worker.process.pid)
         assert worker.stop(30) == 0
         assert not alive(children)
-    assert sum("handed back" in worker.messages() for worker in fleet.workers) == 1
+    # The worker that was told second may have taken up what the first handed back.
+    assert sum("handed back" in worker.messages() for worker in fleet.workers) >= 1
+    assert in_database(fleet.url, "SELECT state FROM jobs WHERE id = :job_id", job_id) == [("queued",)]

@@ -1,0 +1,143 @@
+"""The parts of a job, which any worker may compute: contexts of a batch, chains of a sampler.
+
+A part's ``data`` is what there is to do; while it is computed it may be replaced by how far that has come, so that who
+comes next goes on from there. Its result is written by one guarded UPDATE; whoever comes second, after a worker was
+believed dead, changes nothing. All of a job's parts are queued for other workers. The job's own process may take those
+that nobody has begun (``taken`` is then "job", otherwise "part"), so it never only waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.db.blobs import checksum, verified
+from app.db.engine import transaction
+from app.db.rows import affected
+from app.db.tables import JobPartRow, JobRow
+from app.jobs import engine, service
+
+
+def add(session: Session, job_id: str, parts: Iterable[tuple[int, bytes]]) -> None:
+    """Store the parts of a job, each with its amount of work, in any unit."""
+    for seq, (rows, data) in enumerate(parts):
+        part = JobPartRow(job_id=job_id, seq=seq, rows=rows, sha256=checksum(data), data=data)
+        session.add(part)
+        session.flush()
+        session.expunge(part)
+
+
+def queue(session: Session, job: JobRow) -> None:
+    """Queue the parts that have no result yet; those that are queued already stay as they are."""
+    missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
+    engine.enqueue_parts(session, job, session.scalars(missing.order_by(JobPartRow.seq)))
+
+
+class Amounts(NamedTuple):
+    """How many parts there are and how many are finished; how much work they are and how much of it is done."""
+
+    parts: int
+    finished: int
+    rows: int
+    done: int
+
+
+def amounts(session: Session, job_id: str) -> Amounts:
+    part, sum_of = JobPartRow, sa.func.sum
+    query = sa.select(sa.func.count(), sa.func.count(part.result_sha256), sum_of(part.rows), sum_of(part.done))
+    return Amounts(*(int(value or 0) for value in session.execute(query.where(part.job_id == job_id)).one()))
+
+
+def start(job_id: str, seq: int) -> bool:
+    """Whether there is anything to do for a worker; a part that has killed its workers too often fails its job."""
+    with transaction() as session:
+        free = sa.or_(JobPartRow.taken.is_(None), JobPartRow.taken == "part")
+        taken = _open(job_id, seq).where(free).values(taken="part", attempts=JobPartRow.attempts + 1)
+        if not affected(session, taken):
+            return False
+        query = sa.select(JobPartRow.attempts).where(JobPartRow.job_id == job_id, JobPartRow.seq == seq)
+        if session.scalars(query).one() > service.MAX_ATTEMPTS:
+            reason = f"part {seq}: its worker died {service.MAX_ATTEMPTS} times; it may need more memory than there is"
+            service.finish(session, job_id, "failed", error=reason, message="failed")
+            return False
+    return True
+
+
+def take(job_id: str) -> int | None:
+    """A part that nobody has begun, for the job's own process; None if there is none."""
+    with transaction() as session:
+        free = sa.select(JobPartRow.seq).where(
+            JobPartRow.job_id == job_id, JobPartRow.result_sha256.is_(None), JobPartRow.taken.is_(None)
+        )
+        for seq in session.scalars(free.order_by(JobPartRow.seq)).all():
+            if affected(session, _open(job_id, seq).where(JobPartRow.taken.is_(None)).values(taken="job")):
+                return int(seq)
+    return None
+
+
+def release(job_id: str) -> None:
+    """Free what an earlier process of the job had taken: there is only one at a time."""
+    with transaction() as session:
+        held = sa.update(JobPartRow).where(JobPartRow.job_id == job_id, JobPartRow.taken == "job")
+        affected(session, held.values(taken=None))
+
+
+def is_wanted(job_id: str, seq: int) -> bool:
+    with transaction() as session:
+        return bool(session.scalar(sa.select(sa.exists().where(*_is_open(job_id, seq)))))
+
+
+def hand_back(job_id: str, seq: int) -> None:
+    """A worker that is told to stop leaves the part to others; this attempt does not count."""
+    with transaction() as session:
+        affected(session, _open(job_id, seq).values(attempts=JobPartRow.attempts - 1))
+
+
+def read(session: Session, job_id: str, seq: int) -> bytes | None:
+    """What there is to do; None if the job has no such part (any more)."""
+    part = session.get(JobPartRow, (job_id, seq))
+    return None if part is None else verified(part.data, part.sha256)
+
+
+def report(job_id: str, seq: int, share: float) -> None:
+    """Note how much of a part is done."""
+    with transaction() as session:
+        affected(session, _open(job_id, seq).values(done=sa.cast(share * JobPartRow.rows, sa.Integer)))
+
+
+def save(job_id: str, seq: int, data: bytes) -> None:
+    """Replace what there is to do by what is left to do."""
+    with transaction() as session:
+        affected(session, _open(job_id, seq).values(data=data, sha256=checksum(data)))
+
+
+def store(job_id: str, seq: int, result: bytes) -> None:
+    with transaction() as session:
+        values = {"result": result, "result_sha256": checksum(result), "done": JobPartRow.rows}
+        affected(session, _open(job_id, seq).values(values))
+
+
+def result(session: Session, job_id: str, seq: int) -> bytes:
+    part = session.get_one(JobPartRow, (job_id, seq))
+    if part.result is None or part.result_sha256 is None:
+        raise RuntimeError(f"{job_id} has no result of its part {seq}")
+    return verified(part.result, part.result_sha256)
+
+
+def fail(job_id: str, reason: str) -> None:
+    """A part cannot be done, so the job cannot."""
+    with transaction() as session:
+        service.finish(session, job_id, "failed", error=reason, message="failed")
+
+
+def _open(job_id: str, seq: int) -> sa.Update:
+    return sa.update(JobPartRow).where(*_is_open(job_id, seq))
+
+
+def _is_open(job_id: str, seq: int) -> tuple[Any, ...]:
+    """The part has no result yet and its job still wants one."""
+    wanted = sa.exists().where(JobRow.id == job_id, JobRow.state.in_(service.UNFINISHED))
+    return JobPartRow.job_id == job_id, JobPartRow.seq == seq, JobPartRow.result_sha256.is_(None), wanted
