@@ -12,8 +12,10 @@ An outcome is taken to lie within its stated bounds: beyond them it counts as th
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,6 +32,8 @@ from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import TOLERANCE, BasisPool
 from bco_core.solvers.linear_form import Array, LinearProgram, linear_form
 from bco_core.solvers.recourse_check import check_recourse
+
+Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 CUTS, HIGHS = "cutting planes", "HiGHS"
 # Scenarios × (rows of the recourse)² beyond which cutting planes would keep too many bases in memory.
@@ -136,7 +140,8 @@ class TwoStageLinear:
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
-        each = [self._prescribe_one(*one, risk, until) for one in zip(atoms, shares, begin, strict=True)]
+        with _alarm(time_limit) as rung:
+            each = [self._prescribe_one(*one, risk, until, rung) for one in zip(atoms, shares, begin, strict=True)]
         return Prescription(
             torch.from_numpy(np.stack([one.decision for one in each])),
             torch.tensor([one.objective for one in each], dtype=torch.float64),
@@ -145,25 +150,19 @@ class TwoStageLinear:
             tuple(one.solver for one in each),
         )
 
-    def _prescribe_one(self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None) -> _Solution:
+    def _prescribe_one(
+        self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None, rung: Flag
+    ) -> _Solution:
         rows = len(self.recourse.form.matrix)
         atoms, weights = atoms[weights > 0], weights[weights > 0]
         if not self.data.integer.any() and len(atoms) * rows**2 <= _LARGEST_CUTS and np.isfinite(begin).all():
-            if until is not None and time.monotonic() > until:
-                return _Solution(
-                    begin,
-                    np.nan,
-                    Status.TIME_LIMIT,
-                    "there was no time to hedge: this is the decision for the mean outcome",
-                    CUTS,
-                )
-            found = self._cut(atoms, weights, begin, risk)
+            found = self._cut(atoms, weights, begin, risk, rung)
             if found is not None:
                 return found
         return extensive(self.data, atoms, weights, risk, until)
 
-    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk) -> _Solution | None:
-        """The cutting planes' answer, if they closed the gap."""
+    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: Flag) -> _Solution | None:
+        """The cutting planes' answer, if they closed the gap or had to stop."""
         form, bases, data = self.recourse.form, self.recourse.bases, self.data
         right = self.recourse_rhs
         (base, size), slope = right.at(torch.from_numpy(atoms)), right.by_decision
@@ -188,12 +187,17 @@ class TwoStageLinear:
             begin,
             cuts.GAP,
             TOLERANCE,
+            rung,
         )
-        if ended != cuts.CONVERGED:
-            return None
         # Rounding must not carry a decision past its bounds.
         z = np.clip(z, data.first.lower, data.first.upper)
-        return _Solution(z, objective + form.base_cost, Status.OPTIMAL, "", CUTS)
+        if ended == cuts.CONVERGED:
+            return _Solution(z, objective + form.base_cost, Status.OPTIMAL, "", CUTS)
+        if ended != cuts.STOPPED:
+            return None
+        if np.isfinite(objective):
+            return _Solution(z, objective + form.base_cost, Status.TIME_LIMIT, _REASONS[Status.TIME_LIMIT], CUTS)
+        return _Solution(begin, np.nan, Status.TIME_LIMIT, _NO_TIME, CUTS)
 
     @cached_property
     def inequalities(self) -> tuple[Array, Array]:
@@ -315,6 +319,22 @@ _REASONS = {
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
+
+
+_NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[Flag]:
+    """A flag that is raised after so many seconds, for a kernel to look at."""
+    rung: Flag = np.array([seconds is not None and seconds <= 0])
+    timer = threading.Timer(seconds or 0.0, rung.fill, (True,))
+    if seconds is not None and seconds > 0:
+        timer.start()
+    try:
+        yield rung
+    finally:
+        timer.cancel()
 
 
 class _Decide(torch.autograd.Function):

@@ -19,7 +19,7 @@ from bco_core.solvers.basis_pool import FAST, continue_dual_simplex
 
 GAP = 1e-7
 MAXIMUM_CUTS = 600
-CONVERGED, NO_DECISION, OPEN = 0, 1, 2
+CONVERGED, NO_DECISION, OPEN, STOPPED = 0, 1, 2, 3
 # After so many pivots a scenario's B⁻¹ is sharpened.
 _REFRESH = 60
 
@@ -158,6 +158,7 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
     begin,  # (d,): a point of Z
     gap,
     tolerance,
+    stop,  # (1,): not zero once there is no more time
 ):
     """The best z found, its objective, a lower bound, how it ended, and the number of points looked at."""
     scenarios, size = base.shape
@@ -229,6 +230,8 @@ def minimize(  # type: ignore[no-untyped-def]  # pragma: no cover
     points = 0
     refreshes = 0
     while used < capacity:
+        if stop[0]:
+            return best, best_value, lower, 3, points
         points += 1
         for i in range(size):
             taken[i] = 0.0

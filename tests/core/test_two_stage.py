@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -191,6 +192,23 @@ def test_what_a_time_limit_cuts_off_says_so() -> None:
     assert all("mean outcome" in reason for reason in found.reasons)
     torch.testing.assert_close(found.decisions, problem.decide(outcomes.mean(dim=1)))
     assert problem.prescribe(outcomes, equal(10), time_limit=600.0).status == [Status.OPTIMAL] * 3
+
+
+def test_a_time_limit_stops_the_cuts_and_the_best_decision_so_far_is_the_answer() -> None:
+    problem, outcomes = shipment_problem(), demands(1, 20_000, 12, level=20)
+    weights = equal(20_000)
+    began = time.monotonic()
+    whole = problem.prescribe(outcomes, weights)
+    seconds = time.monotonic() - began
+    began = time.monotonic()
+    found = problem.prescribe(outcomes, weights, time_limit=0.3 * seconds)
+    assert time.monotonic() - began < 0.8 * seconds
+    assert (whole.status, found.status, found.solvers) == ([Status.OPTIMAL], [Status.TIME_LIMIT], whole.solvers)
+    assert "time limit" in found.reasons[0]
+    cost = problem.cost(found.decisions[:, None], outcomes).mean().item()
+    assert found.objective.item() == pytest.approx(cost, rel=1e-9)
+    simple = problem.cost(problem.decide(outcomes.mean(dim=1))[:, None], outcomes).mean().item()
+    assert whole.objective.item() < cost <= simple
 
 
 def test_a_time_limit_on_whole_numbers_gives_an_admissible_decision_or_none() -> None:
