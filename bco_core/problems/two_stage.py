@@ -337,6 +337,14 @@ def _alarm(seconds: float | None) -> Iterator[Flag]:
         timer.cancel()
 
 
+def _known(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows (n, d) with zeros for those that are not all numbers, and which these are, if any."""
+    if rows.isfinite().all():
+        return rows, None
+    missing = ~rows.isfinite().all(dim=1)
+    return rows.masked_fill(missing[:, None], 0.0), missing
+
+
 class _Decide(torch.autograd.Function):
     """Outcomes (..., d_y) → decisions (..., d_z), with ∂z/∂y = (B⁻¹H)_z."""
 
@@ -344,16 +352,18 @@ class _Decide(torch.autograd.Function):
     def forward(ctx: Any, outcomes: Tensor, problem: TwoStageLinear) -> Tensor:
         first, pool, dim = problem.data.first, problem.point, problem.decision_dim
         flat = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        missing = ~flat.isfinite().all(dim=1, keepdim=True)
+        known, missing = _known(flat)
         wanted = bool(ctx.needs_input_grad[0])
-        solved = pool.solve(*problem.point_rhs.at(flat.masked_fill(missing, 0.0)), jacobian=wanted)
+        solved = pool.solve(*problem.point_rhs.at(known), jacobian=wanted)
         back = torch.from_numpy(pool.form.by_column[:dim][:, pool.watched])
         if wanted:
             ctx.save_for_backward(back, torch.from_numpy(solved.jacobian), problem.point_rhs.by_outcome)
         decisions = torch.from_numpy(pool.form.offset[:dim]) + torch.from_numpy(solved.primal) @ back.T
         # Rounding must not carry a decision past its bounds.
         decisions = decisions.clamp(torch.from_numpy(first.lower), torch.from_numpy(first.upper))
-        return decisions.masked_fill(missing, torch.nan).view(*outcomes.shape[:-1], -1)
+        if missing is not None:
+            decisions[missing] = torch.nan
+        return decisions.view(*outcomes.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -371,12 +381,15 @@ class _Recourse(torch.autograd.Function):
         pool, right = problem.recourse, problem.recourse_rhs
         z = decisions.detach().reshape(-1, decisions.shape[-1])
         y = outcomes.detach().reshape(-1, outcomes.shape[-1])
-        missing = ~(z.isfinite().all(dim=1, keepdim=True) & y.isfinite().all(dim=1, keepdim=True))
-        solved = pool.solve(*right.at(y.masked_fill(missing, 0.0), z.masked_fill(missing, 0.0)))
+        (z, no_decision), (y, no_outcome) = _known(z), _known(y)
+        solved = pool.solve(*right.at(y, z))
         if any(ctx.needs_input_grad):
             dual = torch.from_numpy(solved.dual)
             ctx.save_for_backward(-dual @ right.by_decision, dual @ right.by_outcome)
-        value = (torch.from_numpy(solved.value) + pool.form.base_cost).masked_fill(missing[:, 0], torch.nan)
+        value = torch.from_numpy(solved.value) + pool.form.base_cost
+        for missing in (no_decision, no_outcome):
+            if missing is not None:
+                value[missing] = torch.nan
         return value.view(decisions.shape[:-1])
 
     @staticmethod

@@ -90,8 +90,11 @@ class BasisPool:
         place = np.full(sum(form.matrix.shape), -1)
         place[self.watched] = np.arange(len(self.watched))
         count = len(self.watched)
-        found = _solve_all(rhs, sizes.numpy(), start, *bases, form.matrix, form.cost, place, count, jacobian, TOLERANCE)
+        program = form.matrix, form.transposed, form.cost
+        found = _solve_all(rhs, sizes.numpy(), start, *bases, *program, place, count, jacobian, TOLERANCE)
         value, dual, primal, by_rhs, status, columns, pivots = found
+        if not (pivots.any() or status.any()):
+            return Solved(value, dual, primal, by_rhs, status)
         failed = np.flatnonzero(status == FAILED)
         for row in failed:
             value[row], dual[row], primal[row], by_rhs[row], status[row] = highs.solve_form(
@@ -223,7 +226,9 @@ def continue_dual_simplex(columns, inverse, reduced, basic, size, matrix, tolera
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def _solve_all(rhs, size, start, columns, inverse, dual, reduced, matrix, cost, place, watched, jacobian, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
+def _solve_all(  # type: ignore[no-untyped-def]  # pragma: no cover
+    rhs, size, start, columns, inverse, dual, reduced, matrix, transposed, cost, place, watched, jacobian, tolerance
+):
     total, rows = rhs.shape
     count = matrix.shape[1]
     value = np.empty(total)
@@ -295,7 +300,7 @@ def _solve_all(rhs, size, start, columns, inverse, dual, reduced, matrix, cost, 
             j = final[n, i]
             if j < count:
                 for k in range(rows):
-                    part = basic[i] * matrix[k, j]
+                    part = basic[i] * transposed[j, k]
                     column_entries[k] += part
                     scale[k] += abs(part)
             else:

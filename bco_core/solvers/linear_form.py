@@ -8,6 +8,7 @@ powers of two to entries near one, which changes no digit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,11 @@ class LinearForm:
     by_limit: Array
     offset: Array
     by_column: Array
+
+    @cached_property
+    def transposed(self) -> Array:
+        """The matrix with its columns in a row of memory each."""
+        return np.ascontiguousarray(self.matrix.T)
 
     def rhs(self, limits: Array) -> tuple[Array, Array]:
         """Right-hand sides (n, m) for limits (n, rows), and the size of their terms."""
