@@ -54,20 +54,21 @@ LOG_LINES = 50
 
 def main(job_id: str, attempt: int) -> None:
     """Entry point of the child process."""
-    _end_with_parent()
-    logs.configure(get_settings())
-    logs.job_id.set(job_id)
-    torch.set_num_threads(get_settings().threads)
+    _settle_in(job_id)
     run(job_id, attempt)
 
 
 def part_main(job_id: str, seq: int) -> None:
     """Entry point of the child process that computes a part of a job."""
+    _settle_in(job_id)
+    run_part(job_id, seq)
+
+
+def _settle_in(job_id: str) -> None:
     _end_with_parent()
     logs.configure(get_settings())
     logs.job_id.set(job_id)
     torch.set_num_threads(get_settings().threads)
-    run_part(job_id, seq)
 
 
 def run_part(job_id: str, seq: int) -> None:
@@ -130,12 +131,12 @@ def _learn(job_id: str, attempt: int) -> None:
     given = _Learning.read(job_id)
     progress = _reporter(job_id, attempt)
     progress(0.0, f"learning from {len(given.sample)} rows")
-    deal = partial(_deal, given, attempt)
-    posterior, diagnostics = learn(build_problem(given.problem.spec), given.sample, given.options, progress, deal)
+    problem = build_problem(given.problem.spec)
+    posterior, diagnostics = learn(problem, given.sample, given.options, progress, partial(_deal, given))
     insist(lambda: posteriors.store(given.job, attempt, given.problem, given.dataset, posterior, diagnostics))
 
 
-def _deal(given: _Learning, attempt: int, make: Callable[[], list[Arrays]], progress: Progress) -> list[Arrays]:
+def _deal(given: _Learning, make: Callable[[], list[Arrays]], progress: Progress) -> list[Arrays]:
     """Offer a job's chains to all workers, compute here those that nobody has begun, and wait for the others."""
     job_id = given.job.id
     insist(partial(parts.release, job_id))
@@ -143,12 +144,19 @@ def _deal(given: _Learning, attempt: int, make: Callable[[], list[Arrays]], prog
         made = [(given.options.steps, _to_bytes(part)) for part in make()]
         insist(partial(_offer, job_id, made))
 
+    def standing() -> parts.Amounts:
+        found = insist(partial(_amounts, job_id))
+        if not found.parts:
+            # A job that has ended has no parts.
+            raise Cancelled
+        return found
+
     def note(seq: int, fraction: float, message: str) -> None:
         _note(job_id, seq, fraction, message)
-        found = insist(partial(_amounts, job_id))
+        found = standing()
         progress(found.done / found.rows, f"chain {seq + 1} of {found.parts}: {message}")
 
-    while (found := insist(partial(_amounts, job_id))).finished < found.parts:
+    while (found := standing()).finished < found.parts:
         seq = insist(partial(parts.take, job_id))
         if seq is not None:
             _continue_chain(given, seq, _now_and_then(partial(note, seq)))

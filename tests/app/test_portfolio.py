@@ -176,6 +176,16 @@ def test_a_job_waits_for_the_chains_that_others_have_begun(
     assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
 
 
+def test_a_job_cancelled_while_it_waits_for_its_chains_ends(
+    client: TestClient, ids: Json, dying: Dying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = create_job(client, **ids, posterior=QUICK)["id"]
+    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    assert parts.start(job_id, 1)
+    monkeypatch.setattr(compute.time, "sleep", lambda _: answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202))
+    assert learn(client, job_id)["state"] == "cancelled"
+
+
 def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, ids: Json, dying: Dying) -> None:
     job_id = create_job(client, **ids, posterior=QUICK)["id"]
     dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
