@@ -119,6 +119,7 @@ def markdown(summaries: Sequence[Summary]) -> str:
             "The gap is to the oracle quantile, by exact expected cost over 2^15 scrambled Sobol contexts. All but the",
             "paper's columns are ours, on the same rows of fresh data: BCP is Algorithm 1 as printed, auto what the",
             "service does unless told otherwise; auto is bold where its mean is below the paper's BCP.",
+            "`bco experiment newsvendor` made the table from `newsvendor.csv` and goes on with it.",
             "",
             *lines,
             "",
