@@ -15,7 +15,7 @@ visited in the order of the current θ's slack, the most endangered first, until
 of their costs, which only grows where costs are not negative, is past the limit.
 
 Chains never interact and each has its own random numbers, and what is computed for a chain does not depend on its
-company, so a seed gives the same chains however they are dealt to threads. :class:`MetropolisState` is all that there
+company, so a seed gives the same chains however they are dealt to processes. :class:`MetropolisState` is all that there
 is to know at a step: a run that goes on from a stored state is the run that never stopped.
 
     state = begin(target, options, theta, seed)
@@ -27,9 +27,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,32 +160,25 @@ def run(
     state: MetropolisState,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
-    threads: int | None = None,
 ) -> MetropolisState:
     """Go on to the end of the chains. ``progress`` may raise to stop them; ``checkpoint`` sees the state now and then.
 
-    ``threads`` are as many as torch may use, unless given; each advances its own chains.
+    To use several processors, have each process run some of the ``dealt`` chains, and join them.
     """
-    chains = len(state.theta)
-    allowed = torch.get_num_threads()
-    workers = max(1, min(chains, threads or allowed))
-    groups = [list(range(chains))[k::workers] for k in range(workers)]
     grown = {name: [getattr(state, name)] for name in _GROWING}
     last_checkpoint = time.monotonic()
+    allowed = torch.get_num_threads()
     # Arithmetic must not depend on the number of threads.
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(workers) as pool:
-            while state.step < options.steps:
-                until = min(state.step + BLOCK, options.steps)
-                parts = [_of_chains(state, group) for group in groups]
-                state = joined(list(pool.map(partial(advance, target, options, until), parts)), groups)
-                for name, pieces in grown.items():
-                    pieces.append(getattr(state, name))
-                progress(state.step / options.steps, _message(state, options, torch.cat(grown["accepted"][-10:])))
-                if checkpoint is not None and time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
-                    checkpoint(_whole(state, grown))
-                    last_checkpoint = time.monotonic()
+        while state.step < options.steps:
+            state = advance(target, options, min(state.step + BLOCK, options.steps), state)
+            for name, pieces in grown.items():
+                pieces.append(getattr(state, name))
+            progress(state.step / options.steps, _message(state, options, torch.cat(grown["accepted"][-10:])))
+            if checkpoint is not None and time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
+                checkpoint(_whole(state, grown))
+                last_checkpoint = time.monotonic()
     finally:
         torch.set_num_threads(allowed)
     return _whole(state, grown)
@@ -198,28 +189,23 @@ def _message(state: MetropolisState, options: MetropolisOptions, recent: Tensor)
     return f"{phase}, step {state.step} of {options.steps}, {recent.double().mean():.0%} of proposals accepted"
 
 
-def _of_chains(state: MetropolisState, chosen: list[int]) -> MetropolisState:
-    """The state of some of the chains, without what has grown."""
-    fields = {name: value for name, value in state._asdict().items() if name != "step"}
-    return MetropolisState(
-        step=state.step, **{n: v[:0, chosen] if n in _GROWING else v[chosen] for n, v in fields.items()}
-    )
-
-
 def dealt(state: MetropolisState) -> list[MetropolisState]:
     """One state a chain, before the first step."""
-    return [_of_chains(state, [chain]) for chain in range(len(state.theta))]
+    fields = state._asdict()
+    step = fields.pop("step")
+    return [
+        MetropolisState(step, **{n: v[:, chain, None] if n in _GROWING else v[chain, None] for n, v in fields.items()})
+        for chain in range(len(state.theta))
+    ]
 
 
-def joined(parts: list[MetropolisState], groups: list[list[int]] | None = None) -> MetropolisState:
-    """All chains again, in their order; without groups, each part is one chain."""
-    groups = groups or [[chain] for chain in range(len(parts))]
-    back = torch.tensor([chain for group in groups for chain in group]).argsort()
-    fields = {}
-    for name in MetropolisState._fields[1:]:
-        values = [getattr(part, name) for part in parts]
-        fields[name] = torch.cat(values, dim=1)[:, back] if name in _GROWING else torch.cat(values)[back]
-    return MetropolisState(step=parts[0].step, **fields)
+def joined(parts: list[MetropolisState]) -> MetropolisState:
+    """All chains again, in their order."""
+    fields = {
+        name: torch.cat([getattr(part, name) for part in parts], dim=1 if name in _GROWING else 0)
+        for name in MetropolisState._fields[1:]
+    }
+    return MetropolisState(parts[0].step, **fields)
 
 
 def _whole(state: MetropolisState, grown: dict[str, list[Tensor]]) -> MetropolisState:

@@ -1,9 +1,12 @@
-"""Metropolis–Hastings: known moments, detailed balance, early rejection bit by bit, threads, checkpoints."""
+"""Metropolis–Hastings: known moments, detailed balance, early rejection bit by bit, processes, checkpoints."""
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from bco_core.data import Sample
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin, run
+from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin, dealt, joined, run
 from bco_core.predictors import Predictor, Standardizer, build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
@@ -181,9 +184,12 @@ def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarge
     assert kept.double().mean(dim=1).min() >= 0.9
 
 
-@pytest.mark.parametrize("threads", [2, 3, 4])
-def test_the_number_of_threads_changes_nothing(portfolio: tuple[GibbsTarget, Tensor], threads: int) -> None:
-    assert_same(chains(portfolio, threads=1), chains(portfolio, threads=threads))
+def test_chains_run_by_several_processes_are_the_same(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    target, theta = portfolio
+    parts = dealt(begin(target, QUICK, theta, 7))
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        done = list(pool.map(partial(run, target, QUICK), parts))
+    assert_same(chains(portfolio), joined(done))
 
 
 def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Tensor]) -> None:
