@@ -137,7 +137,7 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
     real = learning.learn
 
     def learn_and_be_cancelled(
-        problem: Any, sample: Any, options: Any, progress: Callable[..., None], **rest: Any
+        problem: Any, sample: Any, options: Any, progress: Callable[..., None], *rest: Any
     ) -> Any:
         def watched(fraction: float, message: str) -> None:
             seen.append(fraction)
@@ -145,7 +145,7 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
                 service.cancel(DEFAULT_WORKSPACE, queued)
             progress(fraction, message)
 
-        return real(problem, sample, options, watched, **rest)
+        return real(problem, sample, options, watched, *rest)
 
     monkeypatch.setattr(compute, "learn", learn_and_be_cancelled)
     compute.run(queued, attempt)
