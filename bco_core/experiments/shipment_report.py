@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -146,7 +147,10 @@ def _spread(costs: dict[Key, float]) -> str:
 
 
 def _difference(found: Estimate | None) -> str:
-    return "" if found is None else f"{found.mean:+.0f} ± {found.standard_error:.0f}"
+    if found is None:
+        return ""
+    # One run has no standard error.
+    return f"{found.mean:+.0f}" + (f" ± {found.standard_error:.0f}" if math.isfinite(found.standard_error) else "")
 
 
 def _line(entries: Sequence[str]) -> str:
