@@ -84,61 +84,64 @@ def parts_of(job_id: str) -> list[JobPartRow]:
         return list(session.scalars(sa.select(JobPartRow).where(JobPartRow.job_id == job_id).order_by(JobPartRow.seq)))
 
 
+Interrupted = Callable[..., tuple[str, list[str]]]
+
+
 @pytest.fixture
-def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[str]]:
-    """Has the first attempt of a job die at a message, so that its chains lie about unfinished."""
+def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
+    """A job whose first attempt died at a message, its chains unfinished, and the messages that come after."""
     monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
-    report, seen = service.report, []
+    report = service.report
 
-    def die_at(words: str) -> Callable[..., bool]:
+    def interrupt(at: str = "chain 1 of 2: burn-in, step 50 of 120") -> tuple[str, list[str]]:
+        seen: list[str] = []
+
         def die(job_id: str, attempt: int, progress: float, message: str, *more: Any) -> bool:
             seen.append(message)
-            if words in message and attempt == 1:
+            if at in message and attempt == 1:
                 raise MemoryError
             return report(job_id, attempt, progress, message, *more)
 
-        return die
-
-    def run(job_id: str, words: str) -> list[str]:
-        monkeypatch.setattr(service, "report", die_at(words))
+        monkeypatch.setattr(service, "report", die)
+        job_id = create_job(client, **ids, posterior=QUICK)["id"]
         first = service.start(job_id)
         assert first is not None
         with pytest.raises(MemoryError):
             compute.run(job_id, first)
         seen.clear()
-        return seen
+        return job_id, seen
 
-    return run
+    return interrupt
 
 
-Dying = Callable[[str, str], list[str]]
+def learns_the_same(client: TestClient, job_id: str, posterior: Json) -> Json:
+    """Bring a job to its end, and see that it is the undisturbed one's."""
+    job = learn(client, job_id)
+    assert job["state"] == "succeeded", job["error"]
+    assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
+    return job
 
 
 def test_a_job_whose_process_died_goes_on_from_its_checkpoint_and_ends_the_same(
-    client: TestClient, ids: Json, posterior: Json, dying: Dying
+    client: TestClient, posterior: Json, interrupted: Interrupted
 ) -> None:
-    job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    seen = dying(job_id, "chain 2 of 2: sampling, step 100 of 120")
+    job_id, seen = interrupted("chain 2 of 2: sampling, step 100 of 120")
     assert [(part.taken, part.done, part.result is None) for part in parts_of(job_id)] == [
         ("job", 120, False),
         ("job", 100, True),
     ]
-    job = learn(client, job_id)
-    assert (job["state"], job["attempts"]) == ("succeeded", 2)
+    assert learns_the_same(client, job_id, posterior)["attempts"] == 2
     assert not any("chain 1" in message or "step 50 of" in message for message in seen)
     assert any("chain 2 of 2: sampling, step 120 of 120" in message for message in seen)
     assert parts_of(job_id) == []
-    again = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
-    assert again["digest"] == posterior["digest"]
 
 
 def test_chains_computed_by_other_workers_give_the_same_posterior(
-    client: TestClient, ids: Json, posterior: Json, dying: Dying, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, posterior: Json, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    job_id, _ = interrupted()
     queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=job_id)
     assert len(queued) == 2
     # The first chain is held by the job's own process, as far as anyone knows; the second is free for all.
@@ -149,18 +152,14 @@ def test_chains_computed_by_other_workers_give_the_same_posterior(
     taken: list[int | None] = []
     take = parts.take
     monkeypatch.setattr(parts, "take", lambda job_id: taken.append(take(job_id)) or taken[-1])
-    job = learn(client, job_id)
+    learns_the_same(client, job_id, posterior)
     assert taken == [0]
-    assert job["state"] == "succeeded", job["error"]
-    again = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
-    assert again["digest"] == posterior["digest"]
 
 
 def test_a_job_waits_for_the_chains_that_others_have_begun(
-    client: TestClient, ids: Json, posterior: Json, dying: Dying, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, posterior: Json, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    job_id, _ = interrupted()
     assert parts.start(job_id, 1)
     waited = []
 
@@ -170,25 +169,21 @@ def test_a_job_waits_for_the_chains_that_others_have_begun(
             compute.run_part(job_id, 1)
 
     monkeypatch.setattr(compute.time, "sleep", sleep)
-    job = learn(client, job_id)
+    learns_the_same(client, job_id, posterior)
     assert len(waited) == 3
-    assert job["state"] == "succeeded", job["error"]
-    assert answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"] == posterior["digest"]
 
 
 def test_a_job_cancelled_while_it_waits_for_its_chains_ends(
-    client: TestClient, ids: Json, dying: Dying, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+    job_id, _ = interrupted()
     assert parts.start(job_id, 1)
     monkeypatch.setattr(compute.time, "sleep", lambda _: answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202))
     assert learn(client, job_id)["state"] == "cancelled"
 
 
-def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, ids: Json, dying: Dying) -> None:
-    job_id = create_job(client, **ids, posterior=QUICK)["id"]
-    dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
+def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, interrupted: Interrupted) -> None:
+    job_id, _ = interrupted()
     assert [parts.start(job_id, 1) for _ in range(4)] == [True, True, True, False]
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
@@ -199,11 +194,10 @@ def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, ids: J
     assert learn(client, job_id)["state"] == "succeeded"
 
 
-def test_a_damaged_part_fails_its_job_and_a_cancelled_one_is_left(client: TestClient, ids: Json, dying: Dying) -> None:
-    first, second = (create_job(client, **ids, posterior=QUICK)["id"] for _ in range(2))
-    for job_id in (first, second):
-        dying(job_id, "chain 1 of 2: burn-in, step 50 of 120")
-        assert parts.start(job_id, 1)
+def test_a_damaged_part_fails_its_job_and_a_cancelled_one_is_left(client: TestClient, interrupted: Interrupted) -> None:
+    (first, _), (second, _) = interrupted(), interrupted()
+    assert parts.start(first, 1)
+    assert parts.start(second, 1)
     with transaction() as session:
         session.execute(sa.update(JobPartRow).where(JobPartRow.job_id == first).values(sha256="0"))
     compute.run_part(first, 1)
