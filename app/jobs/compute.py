@@ -37,10 +37,9 @@ from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core.data import Sample
 from bco_core.errors import BcoError, Cancelled
-from bco_core.inference.chains import continue_chain
-from bco_core.inference.learn import LearningOptions, learn
-from bco_core.inference.metropolis import Arrays
+from bco_core.inference.learn import LearningOptions, continue_part, learn
 from bco_core.inference.training import Progress
+from bco_core.posterior import Arrays
 from bco_core.problems.registry import build_problem
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ def run_part(job_id: str, seq: int) -> None:
         if kind == "prescribe":
             batches.prescribe_part(job_id, seq)
         elif kind == "learn":
-            _continue_chain(_Learning.read(job_id), seq, _now_and_then(partial(_note, job_id, seq)))
+            _compute_part(_Learning.read(job_id), seq, _now_and_then(partial(_note, job_id, seq)))
     except Cancelled:
         log.info("part %d of %s is no longer wanted", seq, job_id)
     except (BcoError, ApiError, CorruptBlob) as error:
@@ -136,12 +135,12 @@ def _learn(job_id: str, attempt: int) -> None:
     insist(lambda: posteriors.store(given.job, attempt, given.problem, given.dataset, posterior, diagnostics))
 
 
-def _deal(given: _Learning, make: Callable[[], list[Arrays]], progress: Progress) -> list[Arrays]:
-    """Offer a job's chains to all workers, compute here those that nobody has begun, and wait for the others."""
+def _deal(given: _Learning, make: Callable[[], list[tuple[int, Arrays]]], progress: Progress) -> list[Arrays]:
+    """Offer a job's parts to all workers, compute here those that nobody has begun, and wait for the others."""
     job_id = given.job.id
     insist(partial(parts.release, job_id))
     if not insist(partial(_amounts, job_id)).parts:
-        made = [(given.options.steps, _to_bytes(part)) for part in make()]
+        made = [(amount, _to_bytes(part)) for amount, part in make()]
         insist(partial(_offer, job_id, made))
 
     def standing() -> parts.Amounts:
@@ -154,19 +153,19 @@ def _deal(given: _Learning, make: Callable[[], list[Arrays]], progress: Progress
     def note(seq: int, fraction: float, message: str) -> None:
         _note(job_id, seq, fraction, message)
         found = standing()
-        progress(found.done / found.rows, f"chain {seq + 1} of {found.parts}: {message}")
+        progress(found.done / found.rows, f"part {seq + 1} of {found.parts}: {message}")
 
     while (found := standing()).finished < found.parts:
         seq = insist(partial(parts.take, job_id))
         if seq is not None:
-            _continue_chain(given, seq, _now_and_then(partial(note, seq)))
+            _compute_part(given, seq, _now_and_then(partial(note, seq)))
         else:
             time.sleep(WAIT_SECONDS)
-            progress(found.done / found.rows, f"{found.finished} of {found.parts} chains at their end")
+            progress(found.done / found.rows, f"{found.finished} of {found.parts} parts finished")
     return insist(partial(_results, job_id, found.parts))
 
 
-def _continue_chain(given: _Learning, seq: int, progress: Progress) -> None:
+def _compute_part(given: _Learning, seq: int, progress: Progress) -> None:
     """Compute a part of a learning job, from wherever it is, and store its result."""
     job_id = given.job.id
     data = insist(partial(_data, job_id, seq))
@@ -178,7 +177,7 @@ def _continue_chain(given: _Learning, seq: int, progress: Progress) -> None:
             parts.save(job_id, seq, _to_bytes(part))
 
     problem = build_problem(given.problem.spec)
-    done = _to_bytes(continue_chain(problem, given.sample, given.options, _to_arrays(data), progress, checkpoint))
+    done = _to_bytes(continue_part(problem, given.sample, given.options, _to_arrays(data), progress, checkpoint))
     insist(partial(parts.store, job_id, seq, done))
 
 

@@ -1,4 +1,4 @@
-"""The parts of a job, which any worker may compute: contexts of a batch, chains of a sampler.
+"""The parts of a job, which any worker may compute: contexts of a batch, chains of a sampler, members of a mixture.
 
 A part's ``data`` is what there is to do; while it is computed it may be replaced by how far that has come, so that who
 comes next goes on from there. Its result is written by one guarded UPDATE; whoever comes second, after a worker was

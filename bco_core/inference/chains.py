@@ -23,11 +23,11 @@ from bco_core.evaluation import estimate, paired_difference
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.diagnostics import FEW_ROWS, Quality
-from bco_core.inference.metropolis import Arrays, MetropolisOptions, MetropolisState, begin, dealt, joined, run
+from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin, dealt, joined, run
 from bco_core.inference.training import Progress, TrainingOptions, by_autograd, no_progress, train
 from bco_core.inference.warm_start import SquaredError, ridge_start
 from bco_core.policies import POLICIES
-from bco_core.posterior import ChainDraws, Posterior
+from bco_core.posterior import Arrays, ChainDraws, Posterior
 from bco_core.predictors import NETWORKS, Predictor, build_predictor
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
 from bco_core.scenarios import History, Scenarios
@@ -36,8 +36,8 @@ from bco_core.support_points import support_points
 if TYPE_CHECKING:
     from bco_core.inference.learn import LearningOptions
 
-# Makes the parts, has them computed, one chain each, and returns what :func:`continue_chain` made of them, in order.
-Deal = Callable[[Callable[[], list[Arrays]], Progress], list[Arrays]]
+# Makes the parts, each with its amount of work, has them computed and returns what became of them, in order.
+Deal = Callable[[Callable[[], list[tuple[int, Arrays]]], Progress], list[Arrays]]
 # What all chains know of how they were begun.
 _FACTS = ("kind", "ladder", "shift", "start_feasibility")
 
@@ -82,7 +82,7 @@ def learn_by_chains(
         kind, candidates = choose_predictor(problem, sample, options)
     target = _target(problem, sample, options, kind)
 
-    def parts() -> list[Arrays]:
+    def parts() -> list[tuple[int, Arrays]]:
         """Every chain before its first step, and what all of them know."""
         plan = _plan(problem, options)
         generator = torch.Generator().manual_seed(options.seed)
@@ -97,12 +97,12 @@ def learn_by_chains(
             "start_feasibility": starts.feasibility.numpy(),
         }
         state = begin(target, _planned(plan, facts), starts.theta, options.seed)
-        return [one.to_arrays() | facts for one in dealt(state)]
+        return [(plan.steps, one.to_arrays() | facts) for one in dealt(state)]
 
     def sampling(fraction: float, message: str) -> None:
         progress(0.1 + 0.88 * fraction, message)
 
-    done = parts() if deal is None else deal(parts, sampling)
+    done = [part for _, part in parts()] if deal is None else deal(parts, sampling)
     facts = {name: done[0][name] for name in _FACTS}
     plan, state = _planned(_plan(problem, options), facts), joined([MetropolisState.from_arrays(one) for one in done])
     # Nothing is left to do here for chains that were dealt out.

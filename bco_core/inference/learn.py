@@ -8,10 +8,11 @@ is the paper's Algorithm 1. ``mh`` is Algorithm 2, and Algorithm 3 where constra
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,31 +21,36 @@ from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES, Mixture
 from bco_core.gibbs import GibbsTarget, make_target, resolve_kl_weight
-from bco_core.inference.chains import TEMPERATURES, THINNING, Deal, learn_by_chains
+from bco_core.inference.chains import TEMPERATURES, THINNING, Deal, continue_chain, learn_by_chains
 from bco_core.inference.diagnostics import diagnose, held_out_costs
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
     Configuration,
     OutOfFold,
+    Recipe,
     fit_configurations,
     joined,
     linear_in_network,
     members_for,
     out_of_fold,
+    packed,
     sweep_for,
+    unpacked,
     warm_start,
 )
 from bco_core.inference.select import pooled, select, stack
 from bco_core.inference.training import OPTIMIZERS, Progress, no_progress
 from bco_core.inference.variational import VariationalFit, VariationalOptions, fit_variational
 from bco_core.policies import POLICIES, averaged
-from bco_core.posterior import Posterior
+from bco_core.posterior import Arrays, Posterior
 from bco_core.predictors import KINDS, NETWORKS, build_predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import History
 
 MINIMUM_ROWS = 10
+# Fewer rows are learned from sooner as one batch of all members than by workers that share them out.
+DEALT_ROWS = 8000
 HISTORY_ROWS = 1000
 CONFIDENCE = 0.95
 METHODS = ("auto", "vi", "mh")
@@ -120,6 +126,12 @@ class LearningOptions:
             raise InvalidInput("burn_in must be shorter than the chain", ("posterior", "burn_in"))
 
 
+# The kinds of predictor to learn, with the configurations that compete for each: none where the caller chose.
+Sweeps = dict[str, tuple[Configuration, ...]]
+# For each kind of predictor, one fit a configuration.
+Fits = dict[str, list[VariationalFit]]
+
+
 @dataclass(frozen=True)
 class _Learned:
     """What a method hands over: the mixture in its predictor's space, its out-of-fold view and the tables it left."""
@@ -142,7 +154,8 @@ def learn(
 ) -> tuple[Posterior, dict[str, Any]]:
     """Learn the Gibbs posterior of ``problem`` from ``sample``. The same seed gives the same posterior.
 
-    Where chains are run, ``deal`` may have each of them computed elsewhere (:mod:`bco_core.inference.chains`).
+    ``deal`` may have parts of the work computed elsewhere, by :func:`continue_part`: chains, and members learned from
+    ``DEALT_ROWS`` rows or more.
     """
     check(problem, sample)
     problem = problem.relaxation
@@ -152,10 +165,10 @@ def learn(
         certificate = {"bound": None, "reason": "a certificate needs variational inference"}
         diagnostics |= {"method": options.method, "certificate": certificate}
         return posterior, diagnostics | {"inference": inference, "inference_reason": reason}
-    generator = torch.Generator().manual_seed(options.seed)
-    scaling, judged = _set_aside(len(sample), generator) if options.certify else (torch.arange(len(sample)), None)
-    method = _learn_auto if options.method == "auto" else _learn_vi
-    learned = method(problem, sample, sample.rows(scaling), options, generator, progress)
+    plan = _plan(problem, sample, options)
+    generator = plan.generator
+    fits = _dealt_fits(plan, progress, deal) if plan.dealt else None
+    learned = _learn_auto(plan, progress, fits) if options.method == "auto" else _learn_vi(plan, progress, fits)
 
     costs = held_out_costs(learned.target, learned.seen, generator)
     choice = select([costs[name] for name in RECOMMENDABLE], [{"policy": name} for name in RECOMMENDABLE])
@@ -175,7 +188,7 @@ def learn(
         "inference": inference,
         "inference_reason": reason,
     }
-    diagnostics["certificate"] = certify(learned.classes, judged, CONFIDENCE, generator)
+    diagnostics["certificate"] = certify(learned.classes, plan.judged, CONFIDENCE, generator)
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
     history = _history(learned, generator)
     return Posterior(learned.target.predictor, learned.mixture, particles, options.seed, history), diagnostics
@@ -223,22 +236,54 @@ def _history(learned: _Learned, generator: torch.Generator) -> History:
     return History.of(predictions[kept], outcomes[kept], learned.target.predictor.outcomes.scale)
 
 
-def _learn_vi(
-    problem: DecisionProblem,
-    sample: Sample,
-    scaling: Sample,
-    options: LearningOptions,
-    generator: torch.Generator,
-    progress: Progress,
-) -> _Learned:
-    members = options.members or 1
-    kind = "mlp" if options.predictor == "auto" else options.predictor
-    predictor = build_predictor(kind, scaling, options.hidden if kind in NETWORKS else ())
-    target = make_target(problem, predictor, sample, FAMILIES[options.family], options.prior_scale)
-    folds = make_folds(len(sample), members, generator)
-    kl_weight = resolve_kl_weight(len(sample), options.kl_weight, options.inverse_temperature, VI_KL_WEIGHT)
+@dataclass(frozen=True)
+class _Plan:
+    """What everyone who learns a part of a posterior agrees on, worked out from the data, the options and the seed.
+
+    ``generator`` goes on from there; ``scaling`` are the rows that predictors are scaled with, ``judged`` those that a
+    certificate may be judged by.
+    """
+
+    problem: DecisionProblem
+    sample: Sample
+    options: LearningOptions
+    generator: torch.Generator
+    scaling: Sample
+    judged: Tensor | None
+    folds: Folds
+    variational: VariationalOptions
+    sweeps: Sweeps
+
+    @property
+    def dealt(self) -> bool:
+        """Whether every member learns by itself, so that workers may share them."""
+        return len(self.sample) >= DEALT_ROWS and len(self.folds.train) > 1
+
+    @property
+    def kl_weight(self) -> float:
+        return float(self.variational.kl_weight)
+
+    def target(self, kind: str) -> GibbsTarget:
+        predictor = build_predictor(kind, self.scaling, self.options.hidden if kind in NETWORKS else ())
+        prior_scale = _recipe(kind).prior_scale if self.options.method == "auto" else self.options.prior_scale
+        return make_target(self.problem, predictor, self.sample, FAMILIES[self.options.family], prior_scale)
+
+
+def _recipe(kind: str) -> Recipe:
+    return NETWORK if kind in NETWORKS else LINEAR
+
+
+def _plan(problem: DecisionProblem, sample: Sample, options: LearningOptions) -> _Plan:
+    rows, generator, auto = len(sample), torch.Generator().manual_seed(options.seed), options.method == "auto"
+    scaling, judged = _set_aside(rows, generator) if options.certify else (torch.arange(rows), None)
+    folds = make_folds(rows, options.members or (members_for(rows) if auto else 1), generator)
+    variational, sweeps = (_auto_settings if auto else _vi_settings)(options, rows, folds)
+    return _Plan(problem, sample, options, generator, sample.rows(scaling), judged, folds, variational, sweeps)
+
+
+def _vi_settings(options: LearningOptions, rows: int, folds: Folds) -> tuple[VariationalOptions, Sweeps]:
     variational = VariationalOptions(
-        kl_weight=kl_weight,
+        kl_weight=resolve_kl_weight(rows, options.kl_weight, options.inverse_temperature, VI_KL_WEIGHT),
         policy=options.policy or "bcp",
         epochs=options.epochs,
         patience=options.patience,
@@ -247,90 +292,125 @@ def _learn_vi(
         learning_rate=options.learning_rate,
         initial_scale=options.initial_scale,
         draws=options.draws,
-        averaging=members > 1,
+        averaging=len(folds.train) > 1,
     )
-    fit = fit_variational(target, folds, variational, generator, progress)
-    seen = out_of_fold(target, folds, fit.mixture, generator)
-    return _Learned(target, fit.mixture, [ModelClass(target, fit.mixture, 1.0)], seen, [fit], kl_weight, {})
+    return variational, {"mlp" if options.predictor == "auto" else options.predictor: ()}
 
 
-def _learn_auto(
-    problem: DecisionProblem,
-    sample: Sample,
-    scaling: Sample,
-    options: LearningOptions,
-    generator: torch.Generator,
-    progress: Progress,
-) -> _Learned:
-    rows = len(sample)
-    folds = make_folds(rows, options.members or members_for(rows), generator)
+def _auto_settings(options: LearningOptions, rows: int, folds: Folds) -> tuple[VariationalOptions, Sweeps]:
     learning_rows = folds.train.shape[1]
-    kl_weight = resolve_kl_weight(learning_rows, options.kl_weight, options.inverse_temperature, AUTO_KL_WEIGHT)
-    explicit = options.kl_weight is not None or options.inverse_temperature is not None
-    kinds = ("linear", "skip_mlp") if options.predictor == "auto" else (options.predictor,)
     variational = VariationalOptions(
-        kl_weight=kl_weight,
+        kl_weight=resolve_kl_weight(learning_rows, options.kl_weight, options.inverse_temperature, AUTO_KL_WEIGHT),
         policy="averaged",
         epochs=options.epochs,
         batch_size=128 if rows <= 1500 else 256,
         draws=options.draws,
         validation_draws=4,
     )
+    explicit = options.kl_weight is not None or options.inverse_temperature is not None
+    kinds = ("linear", "skip_mlp") if options.predictor == "auto" else (options.predictor,)
+    sweeps = {
+        kind: tuple(c for c in sweep_for(rows, _recipe(kind)) if c.kl_factor == 1 or not explicit) for kind in kinds
+    }
+    return variational, sweeps
 
-    learned = []
-    for index, kind in enumerate(kinds):
-        part = _part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == len(kinds) - 1 else 0.1)
-        sweep = sweep_for(rows, NETWORK if kind in NETWORKS else LINEAR)
-        sweep = tuple(c for c in sweep if c.kl_factor == 1 or not explicit)
-        learned.append(_learn_kind(problem, sample, scaling, kind, options, folds, sweep, variational, generator, part))
+
+def _learn_vi(plan: _Plan, progress: Progress, fits: Fits | None) -> _Learned:
+    (kind,) = plan.sweeps
+    target = plan.target(kind)
+    if fits is None:
+        fit = fit_variational(target, plan.folds, plan.variational, plan.generator, progress)
+    else:
+        (fit,) = fits[kind]
+    seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
+    return _Learned(target, fit.mixture, [ModelClass(target, fit.mixture, 1.0)], seen, [fit], plan.kl_weight, {})
+
+
+def _learn_auto(plan: _Plan, progress: Progress, fits: Fits | None) -> _Learned:
+    learned, last = [], len(plan.sweeps) - 1
+    for index, kind in enumerate(plan.sweeps):
+        part = _part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == last else 0.1)
+        learned.append(_learn_kind(plan, kind, part, None if fits is None else fits[kind]))
     final = learned[-1] if len(learned) == 1 else _stacked(*learned)
     candidates = [row for one in learned for row in one.tables["candidates"]]
     return replace(final, tables=final.tables | {"candidates": candidates})
 
 
-def _learn_kind(
-    problem: DecisionProblem,
-    sample: Sample,
-    scaling: Sample,
-    kind: str,
-    options: LearningOptions,
-    folds: Folds,
-    sweep: Sequence[Configuration],
-    variational: VariationalOptions,
-    generator: torch.Generator,
-    progress: Progress,
-) -> _Learned:
+def _learn_kind(plan: _Plan, kind: str, progress: Progress, fits: list[VariationalFit] | None) -> _Learned:
     """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all.
 
-    Linear members are cheap, and compete on all partitions.
+    Linear members are cheap, and compete on all partitions; so do those that have been learned already.
     """
-    recipe = NETWORK if kind in NETWORKS else LINEAR
-    predictor = build_predictor(kind, scaling, options.hidden if kind in NETWORKS else ())
-    target = make_target(problem, predictor, sample, FAMILIES[options.family], recipe.prior_scale)
-    loc, scale = warm_start(target, folds, recipe, variational, generator, _part_of(progress, 0.0, 0.4))
-
-    competing_members = len(folds.train) if recipe is LINEAR else FOLDS
-    first, later = slice(None, competing_members), slice(competing_members, None)
-    start = loc[first], scale[first]
-    competing = _part_of(progress, 0.4, 0.9)
-    fits = fit_configurations(target, folds[first], recipe, sweep, variational, start, generator, competing)
+    recipe, sweep, folds, generator = _recipe(kind), plan.sweeps[kind], plan.folds, plan.generator
+    target = plan.target(kind)
+    competing = FOLDS if fits is None and recipe is NETWORK else len(folds.train)
+    first, later = slice(None, competing), slice(competing, None)
+    if fits is None:
+        loc, scale = warm_start(target, folds, recipe, plan.variational, generator, _part_of(progress, 0.0, 0.4))
+        start, part = (loc[first], scale[first]), _part_of(progress, 0.4, 0.9)
+        fits = fit_configurations(target, folds[first], recipe, sweep, plan.variational, start, generator, part)
     seen = [out_of_fold(target, folds[first], fit.mixture, generator) for fit in fits]
     labels = [{"predictor": kind} | asdict(configuration) for configuration in sweep]
     choice = select([_averaged_costs(target, view) for view in seen], labels)
     fit, configuration = fits[choice.chosen], sweep[choice.chosen]
-    if len(folds.train) > competing_members:
-        start = loc[later], scale[later]
-        rest = _part_of(progress, 0.9, 1.0)
-        fit = joined(
-            [
-                fit,
-                *fit_configurations(target, folds[later], recipe, [configuration], variational, start, generator, rest),
-            ]
-        )
+    if len(folds.train) > competing:
+        start, part = (loc[later], scale[later]), _part_of(progress, 0.9, 1.0)
+        chosen = [configuration]
+        rest = fit_configurations(target, folds[later], recipe, chosen, plan.variational, start, generator, part)
+        fit = joined([fit, *rest])
     view = out_of_fold(target, folds, fit.mixture, generator)
-    kl_weight = float(variational.kl_weight) * configuration.kl_factor
+    kl_weight = plan.kl_weight * configuration.kl_factor
     classes = [ModelClass(target, fit.mixture, 1.0)]
     return _Learned(target, fit.mixture, classes, view, [fit], kl_weight, {"candidates": choice.table})
+
+
+def _dealt_fits(plan: _Plan, progress: Progress, deal: Deal | None) -> Fits:
+    """Have every member of every kind learned as a part of its own."""
+    members = range(len(plan.folds.train))
+    parts = [
+        (1000 if kind in NETWORKS else 100, {"kind": np.array([kind]), "member": np.array([member])})
+        for kind in plan.sweeps
+        for member in members
+    ]
+    if deal is not None:
+        done = deal(lambda: parts, progress)
+    else:
+        done = []
+        for number, (_, part) in enumerate(parts):
+            within = _part_of(progress, number / len(parts), (number + 1) / len(parts))
+            done.append(_learn_member(plan, part, within))
+    each = iter(unpacked(one, FAMILIES[plan.options.family]) for one in done)
+    return {kind: [joined(fits) for fits in zip(*(next(each) for _ in members), strict=True)] for kind in plan.sweeps}
+
+
+def _learn_member(plan: _Plan, part: Arrays, progress: Progress) -> Arrays:
+    """One member of a kind of predictor under each of its configurations, with random numbers of its own."""
+    kind, member = str(part["kind"][0]), int(part["member"][0])
+    target, folds = plan.target(kind), plan.folds[member : member + 1]
+    entropy = np.random.SeedSequence([plan.options.seed, list(plan.sweeps).index(kind), member])
+    generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    sweep, recipe = plan.sweeps[kind], _recipe(kind)
+    if sweep:
+        start = warm_start(target, folds, recipe, plan.variational, generator, _part_of(progress, 0.0, 0.4))
+        rest = _part_of(progress, 0.4, 1.0)
+        fits = fit_configurations(target, folds, recipe, sweep, plan.variational, start, generator, rest)
+    else:
+        fits = [fit_variational(target, folds, plan.variational, generator, progress)]
+    return packed(fits)
+
+
+def continue_part(
+    problem: DecisionProblem,
+    sample: Sample,
+    options: LearningOptions,
+    part: Arrays,
+    progress: Progress = no_progress,
+    checkpoint: Callable[[Arrays], None] | None = None,
+) -> Arrays:
+    """Compute a part that :func:`learn` dealt out; a chain goes on from its last checkpoint."""
+    if "member" in part:
+        return _learn_member(_plan(problem.relaxation, sample, options), part, progress)
+    return continue_chain(problem.relaxation, sample, options, part, progress, checkpoint)
 
 
 def _stacked(linear: _Learned, network: _Learned) -> _Learned:

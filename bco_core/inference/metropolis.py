@@ -28,7 +28,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from torch import Tensor
 from bco_core.errors import Diverged, InvalidInput
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.training import Progress, no_progress
+from bco_core.posterior import Arrays
 from bco_core.problems.base import UncertainConstraints, cost_floor
 
 ACCEPTANCE = 0.234
@@ -46,7 +47,6 @@ BLOCK = 50
 # Rows are visited in these shares, the most endangered first.
 _SHARES = (0.2, 1.0)
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 Checkpoint = Callable[["MetropolisState"], None]
 CHECKPOINT_SECONDS = 10.0
 

@@ -7,18 +7,27 @@ that did not learn from it, are what selection and diagnostics judge by.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bco_core.data import FOLDS, Folds
-from bco_core.families import Mixture, equal_mixture
+from bco_core.families import Family, Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.training import Progress, no_progress
-from bco_core.inference.variational import VariationalFit, VariationalOptions, fit_variational, member_scenarios
+from bco_core.inference.variational import (
+    TracePoint,
+    VariationalFit,
+    VariationalOptions,
+    fit_variational,
+    member_scenarios,
+)
 from bco_core.inference.warm_start import SquaredError, ridge_start, shift_to_decisions
+from bco_core.posterior import Arrays
 from bco_core.scenarios import Scenarios
 
 OUT_OF_FOLD_DRAWS = 16
@@ -154,6 +163,28 @@ def joined(fits: Sequence[VariationalFit]) -> VariationalFit:
     )
     epochs = [epoch for fit in fits for epoch in fit.best_epochs]
     return VariationalFit(mixture, epochs, [stop for fit in fits for stop in fit.stopped_early], fits[0].trace)
+
+
+def packed(fits: Sequence[VariationalFit]) -> Arrays:
+    """Fits of one member each, which learned together, as plain arrays."""
+    return {
+        "loc": torch.cat([fit.mixture.loc for fit in fits]).numpy(),
+        "scale": torch.cat([fit.mixture.scale for fit in fits]).numpy(),
+        "best_epochs": np.array([fit.best_epochs[0] for fit in fits]),
+        "stopped_early": np.array([fit.stopped_early[0] for fit in fits]),
+        "trace": np.array([astuple(point) for point in fits[0].trace], dtype=float),
+    }
+
+
+def unpacked(arrays: Arrays, family: Family) -> list[VariationalFit]:
+    """The fits again."""
+    trace = [
+        TracePoint(int(epoch), risk, kl, None if math.isnan(cost) else cost, scale)
+        for epoch, risk, kl, cost, scale in arrays["trace"].tolist()
+    ]
+    mixture = equal_mixture(family, torch.from_numpy(arrays["loc"]), torch.from_numpy(arrays["scale"]))
+    together = VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
+    return [_of_members(together, slice(index, index + 1)) for index in range(len(mixture.loc))]
 
 
 @dataclass(frozen=True)

@@ -71,13 +71,13 @@ def kill(processes: set[psutil.Process]) -> None:
 # the journey's steps over HTTP
 
 
-def prepare(client: httpx.Client) -> Json:
+def prepare(client: httpx.Client, days: int = 300) -> Json:
     """The bakery's problem and its history, uploaded as CSV: what a job needs."""
     problem = answered(client.post("/v1/problems", json=example_problem()), 201)
     form = {"name": "bakery", "outcomes": "croissants,loaves"}
-    file = {"file": ("bakery.csv", as_csv(bakery_rows(300)).encode())}
+    file = {"file": ("bakery.csv", as_csv(bakery_rows(days)).encode())}
     dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
-    assert dataset["rows"] == 300
+    assert dataset["rows"] == days
     return {"problem_id": problem["id"], "dataset_id": dataset["id"]}
 
 

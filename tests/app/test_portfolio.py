@@ -95,7 +95,7 @@ def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
     report = service.report
 
-    def interrupt(at: str = "chain 1 of 2: burn-in, step 50 of 120") -> tuple[str, list[str]]:
+    def interrupt(at: str = "part 1 of 2: burn-in, step 50 of 120") -> tuple[str, list[str]]:
         seen: list[str] = []
 
         def die(job_id: str, attempt: int, progress: float, message: str, *more: Any) -> bool:
@@ -127,14 +127,14 @@ def learns_the_same(client: TestClient, job_id: str, posterior: Json) -> Json:
 def test_a_job_whose_process_died_goes_on_from_its_checkpoint_and_ends_the_same(
     client: TestClient, posterior: Json, interrupted: Interrupted
 ) -> None:
-    job_id, seen = interrupted("chain 2 of 2: sampling, step 100 of 120")
+    job_id, seen = interrupted("part 2 of 2: sampling, step 100 of 120")
     assert [(part.taken, part.done, part.result is None) for part in parts_of(job_id)] == [
         ("job", 120, False),
         ("job", 100, True),
     ]
     assert learns_the_same(client, job_id, posterior)["attempts"] == 2
-    assert not any("chain 1" in message or "step 50 of" in message for message in seen)
-    assert any("chain 2 of 2: sampling, step 120 of 120" in message for message in seen)
+    assert not any("part 1" in message or "step 50 of" in message for message in seen)
+    assert any("part 2 of 2: sampling, step 120 of 120" in message for message in seen)
     assert parts_of(job_id) == []
 
 

@@ -17,10 +17,10 @@ from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.chains import LADDER, choose_predictor, continue_chain, find_starts, judge_chains, thin
 from bco_core.inference.learn import LearningOptions, learn
-from bco_core.inference.metropolis import Arrays, MetropolisOptions
+from bco_core.inference.metropolis import MetropolisOptions
 from bco_core.inference.training import Progress
 from bco_core.policies import POLICIES
-from bco_core.posterior import ChainDraws, Posterior, digest
+from bco_core.posterior import Arrays, ChainDraws, Posterior, digest
 from bco_core.predictors import build_predictor
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
 from bco_core.support_points import energy_distance, support_points
@@ -92,9 +92,9 @@ def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(mo
     whole, diagnostics = learn(PROBLEM, make_sample(), options)
     monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
 
-    def deal(parts: Callable[[], list[Arrays]], progress: Progress) -> list[Arrays]:
+    def deal(parts: Callable[[], list[tuple[int, Arrays]]], progress: Progress) -> list[Arrays]:
         """Every chain is interrupted, the last ones come first, and each goes on from what it had left behind."""
-        dealt = parts()
+        dealt = [part for _, part in parts()]
         assert len(dealt) == options.chains
         done = {}
         for seq in reversed(range(len(dealt))):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,20 +10,24 @@ from torch import Tensor
 from bco_core.data import Sample, make_folds
 from bco_core.families import FAMILIES, Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.learn import LearningOptions, continue_part, learn
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
     linear_in_network,
     members_for,
     out_of_fold,
+    packed,
     sweep_for,
+    unpacked,
     warm_start,
 )
 from bco_core.inference.select import pooled, select, stack
-from bco_core.inference.variational import VariationalOptions
+from bco_core.inference.training import Progress
+from bco_core.inference.variational import VariationalOptions, fit_variational
 from bco_core.inference.warm_start import ridge, shift_to_decisions
 from bco_core.policies import averaged, bcp, blended
+from bco_core.posterior import Arrays, digest
 from bco_core.predictors import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.scenarios import Scenarios
@@ -259,3 +264,51 @@ def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
     network = build_predictor("skip_mlp", stretched, (3,))
     assert torch.equal(network.context_units()[: 3 * len(spread)], columns.repeat_interleave(3))
     assert torch.equal(network.context_units()[-len(spread) - 1 : -1], columns)
+
+
+@pytest.mark.parametrize("method", ["auto", "vi"])
+def test_members_dealt_out_give_the_same_posterior_whoever_learns_them(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bco_core.inference.learn.DEALT_ROWS", 150)
+    sample = wavy(150)
+    options = LearningOptions(method=method, hidden=(8,), epochs=6, members=6, certify=True, seed=4)
+    here, diagnostics = learn(PROBLEM, sample, options)
+    dealt: list[Arrays] = []
+
+    def deal(parts: Callable[[], list[tuple[int, Arrays]]], progress: Progress) -> list[Arrays]:
+        dealt.extend(part for _, part in parts())
+        done = [continue_part(PROBLEM, sample, options, part) for part in reversed(dealt)]
+        return done[::-1]
+
+    elsewhere, found = learn(PROBLEM, sample, options, deal=deal)
+    assert digest(*elsewhere.to_arrays()) == digest(*here.to_arrays())
+    assert found == diagnostics
+    kinds = ["linear"] * 6 + ["skip_mlp"] * 6 if method == "auto" else ["mlp"] * 6
+    assert [str(part["kind"][0]) for part in dealt] == kinds
+    assert [int(part["member"][0]) for part in dealt] == list(range(6)) * (len(kinds) // 6)
+    assert len({fit.tobytes() for fit in here.mixture.loc.numpy()}) == len(here.mixture.loc), "members differ"
+    assert [len(epochs) for epochs in diagnostics["best_epochs"]] == [6] * len(set(kinds))
+
+
+def test_dealt_members_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, fresh = wavy(300), wavy(2000, seed=9)
+    options = LearningOptions(hidden=(24,), epochs=80, seed=3)
+    costs = []
+    for rows in (10_000, 300):
+        monkeypatch.setattr("bco_core.inference.learn.DEALT_ROWS", rows)
+        posterior, _ = learn(PROBLEM, sample, options)
+        scenarios = posterior.scenarios(fresh.contexts, posterior.draws())
+        costs.append(PROBLEM.cost(averaged(PROBLEM, scenarios, generator()).decisions, fresh.outcomes).mean().item())
+    assert costs[1] == pytest.approx(costs[0], rel=0.1)
+
+
+def test_the_trace_of_a_member_survives_being_packed() -> None:
+    target = target_of("linear", wavy(60))
+    fit = fit_variational(
+        target, make_folds(60, 1, generator()), VariationalOptions(epochs=3, patience=None), generator()
+    )
+    (again,) = unpacked(packed([fit]), target.family)
+    assert again.trace == fit.trace
+    assert again.trace[0].validation_cost is None
+    assert torch.equal(again.mixture.loc, fit.mixture.loc)

@@ -43,6 +43,7 @@ from app.demo import MORNINGS, as_csv, bakery_rows
 from app.local import DRAIN_SECONDS
 from app.main import create_app
 from app.settings import Settings
+from bco_core.inference.learn import DEALT_ROWS
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: Json = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -250,9 +251,24 @@ def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_t
     assert "Traceback" not in fleet.messages(), fleet.messages()
 
 
-def test_the_chains_of_one_job_run_on_several_workers_and_survive_the_death_of_one(fleet: Fleet) -> None:
+def four_chains(fleet: Fleet) -> Json:
     posterior = {"chains": 4, "steps": 6000, "burn_in": 3000, "particles": 100, "inverse_temperature": 100}
-    body = prepare_fund(fleet.http) | {"predictor": {"kind": "linear"}, "posterior": posterior}
+    return prepare_fund(fleet.http) | {"predictor": {"kind": "linear"}, "posterior": posterior}
+
+
+def ten_members(fleet: Fleet) -> Json:
+    """Five linear ones and five networks, each under all the configurations that compete."""
+    return prepare(fleet.http, DEALT_ROWS) | {
+        "predictor": {"hidden": [8]},
+        "posterior": {"method": "auto", "epochs": 25, "particles": 50},
+    }
+
+
+@pytest.mark.parametrize("job", [four_chains, ten_members])
+def test_the_parts_of_one_job_run_on_several_workers_and_survive_the_death_of_one(
+    fleet: Fleet, job: Callable[[Fleet], Json]
+) -> None:
+    body = job(fleet)
     undisturbed = finished(fleet.http, answered(fleet.http.post("/v1/jobs", json=body), 202)["id"], 120)
     job_id = answered(fleet.http.post("/v1/jobs", json=body), 202)["id"]
 
@@ -266,10 +282,10 @@ def test_the_chains_of_one_job_run_on_several_workers_and_survive_the_death_of_o
     fleet.kill_worker(owner)
     wait_until("someone else goes on with it", lambda: read(fleet.http, job_id)["attempts"] == 2, 30)
     wait_until("it comes further", lambda: read(fleet.http, job_id)["progress"] > before, 30)
-    job = finished(fleet.http, job_id, 120)
-    assert (job["state"], job["error"]) == ("succeeded", None)
+    ended = finished(fleet.http, job_id, 120)
+    assert (ended["state"], ended["error"]) == ("succeeded", None)
     digests = {
-        answered(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (job, undisturbed)
+        answered(fleet.http.get(f"/v1/posteriors/{one['posterior_id']}"))["digest"] for one in (ended, undisturbed)
     }
     assert len(digests) == 1
     assert in_database(fleet.url, "SELECT seq FROM job_parts WHERE job_id = :job_id", job_id) == []
