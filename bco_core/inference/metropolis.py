@@ -44,8 +44,8 @@ ACCEPTANCE = 0.234
 _DECAY = 0.6
 # Steps between two looks at the clock, the caller and the checkpoint.
 BLOCK = 50
-# Rows are visited in these shares, the most endangered first.
-_SHARES = (0.2, 1.0)
+# The share of the rows that is visited first, the most endangered ones.
+_FIRST = 0.2
 
 Checkpoint = Callable[["MetropolisState"], None]
 CHECKPOINT_SECONDS = 10.0
@@ -243,17 +243,20 @@ class _Rows:
     allowed: int
     floor: float
     early: bool
+    first: int
 
     @staticmethod
     def of(target: GibbsTarget, options: MetropolisOptions) -> _Rows:
         count = allowed = len(target.sample)
-        constrained = None
+        constrained, first = None, math.ceil(_FIRST * count)
         if options.minimum_feasibility is not None and isinstance(target.problem, UncertainConstraints):
             constrained = target.problem
             allowed = count - math.ceil(options.minimum_feasibility * count - 1e-9)
+            # Just enough for one failure too many to be found among them.
+            first = min(max(2 * allowed, count // 10, 1), count)
         encoded = target.predictor.encode(target.sample.contexts, target.prior_scale.dtype)
         floor = cost_floor(target.problem) / target.cost_scale
-        return _Rows(target, constrained, encoded, count, allowed, floor, options.early_rejection)
+        return _Rows(target, constrained, encoded, count, allowed, floor, options.early_rejection, first)
 
     def visit(self, order: Tensor) -> _Visit:
         return _Visit(order, self.encoded[order], self.target.sample.outcomes[order])
@@ -263,8 +266,7 @@ class _Rows:
         problem, constrained = self.target.problem, self.constrained
         total, failures, first, rejected, danger = 0.0, 0, 0, False, []
         with torch.no_grad():
-            for share in _SHARES:
-                last = math.ceil(share * self.count)
+            for last in sorted({self.first, self.count}):
                 predictions = self.target.predictor.forward(theta[None], visit.encoded[None, first:last])[0]
                 decisions, truth = problem.decide(predictions), visit.outcomes[first:last]
                 costs = problem.cost(decisions, truth) / self.target.cost_scale
