@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -58,6 +59,7 @@ def create_app() -> FastAPI:
         responses=dict.fromkeys(("400", "401", "403", "404", "409", "413", "422", "429", "500", "503"), problem),
     )
     app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
+    app.state.turns = asyncio.Semaphore(1)
     app.state.stopping = lambda: False
     errors.install(app)
     # The last one added is the first to see a request.

@@ -8,10 +8,10 @@ from contextvars import copy_context
 from functools import partial
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from app.prescriptions import service
-from app.prescriptions.places import Places
+from app.prescriptions.places import Places, turn
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
 from app.security import Reader
 from app.settings import get_settings
@@ -23,7 +23,7 @@ places = Places()
 
 
 @router.post("/{posterior_id}/prescribe", response_model=PrescribeAnswer)
-async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader) -> Response:
+async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader, http: Request) -> Response:
     """Decide for one or many contexts: the decision, what it may cost, and what hedging buys against the MAP decision.
 
     The same request gives the same answer, bit for bit, as long as the posterior's digest is the same; for two-stage
@@ -32,7 +32,8 @@ async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader
     with places.one(get_settings().max_prescriptions):
         # With the context of the request, so that log lines name it.
         work = partial(copy_context().run, _answer, caller.workspace, posterior_id, request)
-        body = await asyncio.get_running_loop().run_in_executor(_threads, work)
+        async with turn(http.app.state.turns):
+            body = await asyncio.get_running_loop().run_in_executor(_threads, work)
     return Response(body, media_type="application/json")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +18,7 @@ from journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
 from starlette.testclient import TestClient
 
 from app.datasets import parsing
-from app.prescriptions import router, service
+from app.prescriptions import places, router, service
 from app.problems import service as problems
 
 
@@ -148,6 +149,28 @@ def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
         assert [one.result(60).status_code for one in served] == [200, 200]
     assert router.places._taken == 0
     assert prescribe(client, posterior["id"])["prescriptions"]
+
+
+def test_short_prescriptions_are_made_one_after_the_other(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "TURN_SECONDS", 30.0)
+    path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
+    answer, busy, most = service.prescribe, 0, 0
+
+    def watched(*arguments: Any) -> Json:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        time.sleep(0.02)
+        busy -= 1
+        return answer(*arguments)
+
+    monkeypatch.setattr(service, "prescribe", watched)
+    with ThreadPoolExecutor(6) as pool:
+        served = [pool.submit(client.post, path, json=body) for _ in range(6)]
+        assert [one.result(60).status_code for one in served] == [200] * 6
+    assert most == 1
 
 
 def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClient, posterior: Json) -> None:
