@@ -137,7 +137,7 @@ def portfolio(
         list[str] | None,
         typer.Option(
             help="method to run (repeat for several); default saa, enw, shifted, ieo, warm_starts, bcp, bcp_cold and "
-            "both with _1_chain; also bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
+            "both with _1_chain; also bcp_strict, bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
         ),
     ] = None,
     contexts: Annotated[int, typer.Option(help="test rows; the paper has 10,000", min=100)] = 2000,

@@ -26,6 +26,8 @@ TITLES = {
     "bcp_cold": "BCP, scaled λn = 100,000",
     "bcp_cold_1_chain": "BCP, scaled λn = 100,000, 1 chain",
     "control_bcp_cold": "warm starts at its feasibility",
+    "bcp_strict": "BCP, scaled λn = 100,000, strict",
+    "control_bcp_strict": "warm starts at that feasibility",
     "bcp_raw": "BCP, raw λn = 1000",
     "bcp_raw_1_chain": "BCP raw, 1 chain",
     "control_bcp_raw": "warm starts at raw BCP's feasibility",

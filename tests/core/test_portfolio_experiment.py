@@ -85,7 +85,7 @@ def test_every_method_decides_and_the_control_meets_the_feasibility_beside_it(mo
     monkeypatch.setattr(experiment, "_CONTROL_SHIFTS", (-0.2, 0.0, 0.2))
     results = perform(Run(100, 1, 3), list(METHODS), 100, **SHORT)
     by_method = {result.method: result for result in results}
-    assert set(by_method) == set(METHODS) | {"control_bcp", "control_bcp_cold", "control_bcp_raw"}
+    assert set(by_method) == set(METHODS) | {"control_bcp", "control_bcp_cold", "control_bcp_strict", "control_bcp_raw"}
     for result in results:
         assert 0 <= result.feasibility <= 1
         assert 0 <= result.beyond_reach <= 1
