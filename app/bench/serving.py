@@ -53,9 +53,9 @@ def _measure(client: httpx.Client, service: LocalService, console: Console) -> d
         starts, posteriors = [], []
         request = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": {"epochs": 2}}
         # The first job waits until the worker is up; starts are measured on a running service.
-        _train(client, request)
+        train(client, request)
         for seed in range(POSTERIORS):
-            start, posterior = _train(client, request | {"seed": seed})
+            start, posterior = train(client, request | {"seed": seed})
             starts.append(start)
             posteriors.append(posterior)
             bar.advance(task)
@@ -85,7 +85,7 @@ def _measure(client: httpx.Client, service: LocalService, console: Console) -> d
     }
 
 
-def _train(client: httpx.Client, request: dict[str, Any]) -> tuple[float, str]:
+def train(client: httpx.Client, request: dict[str, Any]) -> tuple[float, str]:
     """Seconds from POST until the job runs, and the posterior's id once it has succeeded."""
     began = time.perf_counter()
     job = client.post("/v1/jobs", json=request).json()

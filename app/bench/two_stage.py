@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import torch
 from rich.console import Console
@@ -16,8 +19,17 @@ from rich.progress import track
 from scipy import sparse
 from torch import Tensor
 
+from app.bench.serving import train
+from app.local import LocalService
+from app.problems import schemas as problems
 from bco_core.experiments.shipment import BATCH, PATIENCE, VALIDATION_ROWS
-from bco_core.experiments.shipment_data import draw_contexts, draw_outcomes, draw_sample, shipment_problem
+from bco_core.experiments.shipment_data import (
+    draw_contexts,
+    draw_outcomes,
+    draw_sample,
+    shipment_problem,
+    shipment_spec,
+)
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.problems.base import EXPECTATION
 from bco_core.problems.two_stage import TwoStageLinear, extensive, together
@@ -75,6 +87,7 @@ def run(as_json: bool) -> dict[str, float]:
         "saa1000_vs_highs": each["saa1000_highs"] / each["saa1000"],
         "worst_relative_error": _worst_error(problem, several[100]),
         "vi_n400_s": _vi_seconds(problem),
+        "http_k100_p50_ms": _http_milliseconds(),
     }
     if as_json:
         Console().print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}), soft_wrap=True)
@@ -117,6 +130,41 @@ def _vi_seconds(problem: TwoStageLinear) -> float:
     began = time.perf_counter()
     learn(problem, sample, options)
     return time.perf_counter() - began
+
+
+def _http_milliseconds() -> float:
+    """The median of warm prescribe calls over HTTP, each for one context hedged over 100 scenarios."""
+    spec = shipment_spec()
+    sample = draw_sample(400, 0, torch.Generator().manual_seed(1))
+    contexts = [{f"x{j + 1}": value for j, value in enumerate(row)} for row in sample.contexts.tolist()]
+    places = problems.outcome_names(spec)
+    rows = [
+        context | dict(zip(places, demands, strict=True))
+        for context, demands in zip(contexts, sample.outcomes.tolist(), strict=True)
+    ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}") as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        problem = client.post("/v1/problems", json={"name": "shipment", "spec": spec}).raise_for_status().json()
+        dataset = client.post("/v1/datasets", json={"name": "bench", "outcomes": places, "rows": rows})
+        posterior = train(
+            client,
+            {
+                "problem_id": problem["id"],
+                "dataset_id": dataset.raise_for_status().json()["id"],
+                "predictor": {"kind": "relu_affine"},
+                "posterior": {"method": "vi", "policy": "bcp", "epochs": 20},
+            },
+        )[1]
+        address, taken = f"/v1/posteriors/{posterior}/prescribe", []
+        for context in contexts[:300]:
+            began = time.perf_counter()
+            client.post(address, json={"contexts": [context], "scenarios": 100}).raise_for_status()
+            taken.append(time.perf_counter() - began)
+    # The first hundred warm the caches and the bases.
+    return statistics.median(taken[100:]) * 1e3
 
 
 def _warm_highs(program: LinearProgram, limits: Array) -> Callable[[], None]:
