@@ -6,6 +6,7 @@ A real ``bco serve`` on a fresh SQLite file; the clients are in this process, so
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import statistics
@@ -52,17 +53,17 @@ def _measure(client: httpx.Client, url: str, seconds: float, console: Console) -
     posterior = _learned(client, request | {"posterior": {"epochs": 2}})
     address = f"{url}/v1/posteriors/{posterior}/prescribe"
 
-    figures = {}
+    figures, bodies = {}, [{"contexts": [morning]} for morning in MORNINGS]
     for clients in CLIENTS:
         console.print(f"{clients} client(s)")
-        figures[f"idle_{clients}"] = asyncio.run(_load(address, clients, seconds))
+        figures[f"idle_{clients}"] = asyncio.run(load(address, bodies, clients, seconds))
     learning = request | {"posterior": {"method": "vi", "members": 8, "epochs": 100_000, "patience": 100_000}}
     job = client.post("/v1/jobs", json=learning).json()
     while client.get(f"/v1/jobs/{job['id']}").json()["progress"] == 0:
         time.sleep(0.1)
     for clients in CLIENTS:
         console.print(f"{clients} client(s) while a job learns")
-        figures[f"learning_{clients}"] = asyncio.run(_load(address, clients, seconds))
+        figures[f"learning_{clients}"] = asyncio.run(load(address, bodies, clients, seconds))
     if client.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
         raise RuntimeError("the job ended before the load did")
     client.post(f"/v1/jobs/{job['id']}/cancel")
@@ -80,8 +81,8 @@ def _learned(client: httpx.Client, request: dict[str, Any]) -> str:
     return posterior
 
 
-async def _load(address: str, clients: int, seconds: float) -> dict[str, float]:
-    """So many clients, each on a connection of its own with one context at a time, one request after the other.
+async def load(address: str, bodies: list[dict[str, Any]], clients: int, seconds: float) -> dict[str, float]:
+    """So many clients, each on a connection of its own, post one body after the other.
 
     They speak HTTP by themselves: a client library would take as much of the machine as the service.
     """
@@ -91,14 +92,17 @@ async def _load(address: str, clients: int, seconds: float) -> dict[str, float]:
 
     async def one(number: int) -> None:
         nonlocal refused
-        body = json.dumps({"contexts": [MORNINGS[number % len(MORNINGS)]]}).encode()
         head = f"POST {url.path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Type: application/json\r\n"
-        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        contents = [json.dumps(body).encode() for body in bodies]
+        requests = itertools.cycle(
+            f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+            for content in contents[number % len(contents) :] + contents[: number % len(contents)]
+        )
         reader, writer = await asyncio.open_connection(url.host, url.port)
-        await _answer(reader, writer, request)
+        await _answer(reader, writer, next(requests))
         end = time.perf_counter() + seconds
         while (began := time.perf_counter()) < end:
-            status = await _answer(reader, writer, request)
+            status = await _answer(reader, writer, next(requests))
             if status == 503:
                 refused += 1
                 await asyncio.sleep(0.05)

@@ -88,7 +88,7 @@ def _measure(client: httpx.Client, service: LocalService, console: Console) -> d
 def train(client: httpx.Client, request: dict[str, Any]) -> tuple[float, str]:
     """Seconds from POST until the job runs, and the posterior's id once it has succeeded."""
     began = time.perf_counter()
-    job = client.post("/v1/jobs", json=request).json()
+    job = client.post("/v1/jobs", json=request).raise_for_status().json()
     start = None
     while job["state"] in ("queued", "running"):
         time.sleep(0.02)
