@@ -10,16 +10,14 @@ import itertools
 import json
 import re
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 from rich.console import Console
 
+from app.bench.serving import fresh_service, train
 from app.demo import MORNINGS, bakery_rows, example_problem
-from app.local import LocalService
 
 CLIENTS = (1, 8, 32)
 SECONDS = 10.0
@@ -27,14 +25,8 @@ SECONDS = 10.0
 
 def run(as_json: bool, seconds: float = SECONDS) -> dict[str, Any]:
     """Measure and print requests a second and latency in milliseconds for each number of clients."""
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder:
-        database = f"sqlite:///{Path(folder) / 'bench.db'}"
-        with (
-            LocalService(BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256") as service,
-            httpx.Client(base_url=service.url, timeout=120) as client,
-        ):
-            figures = _measure(client, service.url, seconds, console)
+    with fresh_service(BCO_MAX_PRESCRIPTIONS="256") as (service, client):
+        figures = _measure(client, service.url, seconds, Console(stderr=True))
     if as_json:
         Console().print(json.dumps(figures), soft_wrap=True, highlight=False)
     else:
@@ -50,7 +42,7 @@ def _measure(client: httpx.Client, url: str, seconds: float, console: Console) -
     dataset = client.post("/v1/datasets", json=rows).json()
     request = {"problem_id": problem["id"], "dataset_id": dataset["id"]}
     console.print("learning the posterior that will prescribe")
-    posterior = _learned(client, request | {"posterior": {"epochs": 2}})
+    _, posterior = train(client, request | {"posterior": {"epochs": 2}})
     address = f"{url}/v1/posteriors/{posterior}/prescribe"
 
     figures, bodies = {}, [{"contexts": [morning]} for morning in MORNINGS]
@@ -68,17 +60,6 @@ def _measure(client: httpx.Client, url: str, seconds: float, console: Console) -
         raise RuntimeError("the job ended before the load did")
     client.post(f"/v1/jobs/{job['id']}/cancel")
     return figures
-
-
-def _learned(client: httpx.Client, request: dict[str, Any]) -> str:
-    job = client.post("/v1/jobs", json=request).json()
-    while job["state"] in ("queued", "running"):
-        time.sleep(0.1)
-        job = client.get(f"/v1/jobs/{job['id']}").json()
-    if job["state"] != "succeeded":
-        raise RuntimeError(f"the job {job['state']}: {job['error']}")
-    posterior: str = job["posterior_id"]
-    return posterior
 
 
 async def load(address: str, bodies: list[dict[str, Any]], clients: int, seconds: float) -> dict[str, float]:

@@ -6,6 +6,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +26,25 @@ POSTERIORS = 10
 
 def run(as_json: bool) -> dict[str, float]:
     """Measure and print; the figures are medians unless their name says otherwise."""
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder:
-        database = f"sqlite:///{Path(folder) / 'bench.db'}"
-        with (
-            LocalService(BCO_DATABASE_URL=database) as service,
-            httpx.Client(base_url=service.url, timeout=120) as client,
-        ):
-            figures = _measure(client, service, console)
+    with fresh_service() as (service, client):
+        figures = _measure(client, service, Console(stderr=True))
     if as_json:
         Console().print(json.dumps(figures), soft_wrap=True, highlight=False)
     else:
         for name, value in figures.items():
             Console().print(f"{name:24}{value:12.2f}")
     return figures
+
+
+@contextmanager
+def fresh_service(**settings: Any) -> Iterator[tuple[LocalService, httpx.Client]]:
+    """A service on an empty database, and a client of it."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}", **settings) as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        yield service, client
 
 
 def _measure(client: httpx.Client, service: LocalService, console: Console) -> dict[str, float]:

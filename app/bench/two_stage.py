@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
 from rich.console import Console
@@ -21,8 +18,7 @@ from scipy import sparse
 from torch import Tensor
 
 from app.bench.load import load
-from app.bench.serving import train
-from app.local import LocalService
+from app.bench.serving import fresh_service, train
 from app.problems import schemas as problems
 from bco_core.experiments.shipment import BATCH, PATIENCE, VALIDATION_ROWS
 from bco_core.experiments.shipment_data import (
@@ -144,14 +140,10 @@ def _http_milliseconds() -> float:
         context | dict(zip(places, demands, strict=True))
         for context, demands in zip(contexts, sample.outcomes.tolist(), strict=True)
     ]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}") as service,
-        httpx.Client(base_url=service.url, timeout=120) as client,
-    ):
+    with fresh_service() as (service, client):
         problem = client.post("/v1/problems", json={"name": "shipment", "spec": spec}).raise_for_status().json()
         dataset = client.post("/v1/datasets", json={"name": "bench", "outcomes": places, "rows": rows})
-        posterior = train(
+        _, posterior = train(
             client,
             {
                 "problem_id": problem["id"],
@@ -160,7 +152,7 @@ def _http_milliseconds() -> float:
                 "posterior": {"method": "vi", "epochs": 20},
                 "policy": "bcp",
             },
-        )[1]
+        )
         address = f"{service.url}/v1/posteriors/{posterior}/prescribe"
         bodies = [{"contexts": [context], "scenarios": 100} for context in contexts]
         # The first ones warm the caches and the bases.

@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 # What tells runs apart, such as (noisy, n, seed, run): names in the file's header, values in its rows.
@@ -35,11 +34,6 @@ class Finding(NamedTuple):
     method: str
     value: float
     seconds: float
-
-
-def entropy(*parts: int) -> int:
-    """A seed for torch that any change of a part makes independent."""
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
 
 
 def missing(runs: Iterable[Run], methods: Sequence[str], done: Iterable[Done]) -> list[tuple[Run, list[str]]]:

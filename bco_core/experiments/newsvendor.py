@@ -28,6 +28,7 @@ from bco_core.experiments.table1 import Cell
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.policies import POLICIES
 from bco_core.problems.newsvendor import Newsvendor
+from bco_core.seeds import entropy
 
 # As many scenarios as the paper's shipment experiment; its newsvendor experiment does not print its own number.
 DRAWS = 100
@@ -41,7 +42,7 @@ class Run(NamedTuple):
     seed: int
 
     def entropy(self) -> int:
-        return harness.entropy(self.seed, self.cell.dgp, round(1000 * self.cell.tau), self.cell.n, self.number)
+        return entropy(self.seed, self.cell.dgp, round(1000 * self.cell.tau), self.cell.n, self.number)
 
 
 class Result(NamedTuple):

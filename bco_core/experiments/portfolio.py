@@ -36,6 +36,7 @@ from bco_core.inference.metropolis import run as run_chains
 from bco_core.predictors import build_predictor
 from bco_core.problems.base import Status
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.seeds import entropy
 
 SIZES = (100, 200, 400)
 ASSETS, FEATURES, FACTORS = 50, 5, 4
@@ -86,7 +87,7 @@ class Run(NamedTuple):
     seed: int
 
     def entropy(self) -> int:
-        return harness.entropy(self.seed, self.n, self.number)
+        return entropy(self.seed, self.n, self.number)
 
 
 class Result(NamedTuple):
@@ -162,17 +163,17 @@ class Trial:
 
     @cached_property
     def scaled(self) -> MetropolisState:
-        return self._chains(TEMPERATURE)
+        return self._chains(TEMPERATURE, self.starts)
 
     @cached_property
     def cold(self) -> MetropolisState:
         # Against 11,250 weights of unit prior a loss needs this much to be heard.
-        return self._chains(100 * TEMPERATURE)
+        return self._chains(100 * TEMPERATURE, self.starts)
 
     @cached_property
     def raw(self) -> MetropolisState:
         # λn = 1000 for costs as they are.
-        return self._chains(TEMPERATURE * self.target.cost_scale)
+        return self._chains(TEMPERATURE * self.target.cost_scale, self.starts)
 
     @cached_property
     def strict(self) -> MetropolisState:
@@ -182,13 +183,10 @@ class Trial:
         starts = find_starts(self.target, CHAINS, required, self.generator)
         return self._chains(100 * TEMPERATURE, starts.theta, min(required, starts.feasibility.min().item()))
 
-    def _chains(
-        self, inverse_temperature: float, starts: Tensor | None = None, required: float = CONFIDENCE
-    ) -> MetropolisState:
+    def _chains(self, inverse_temperature: float, starts: Tensor, required: float = CONFIDENCE) -> MetropolisState:
         options = MetropolisOptions(
             inverse_temperature, self.steps, self.burn_in, kept=DRAWS, minimum_feasibility=required
         )
-        starts = self.starts if starts is None else starts
         return run_chains(self.target, options, begin(self.target, options, starts, self.run.number))
 
     def hedge(self, theta: Tensor) -> Hedge:

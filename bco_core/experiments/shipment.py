@@ -20,7 +20,7 @@ from bco_core.baselines.ieo import PointEstimates, fit_points
 from bco_core.baselines.saa import best_constant
 from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import Folds, Sample, Standardizer
-from bco_core.experiments.harness import Finding, Key, entropy
+from bco_core.experiments.harness import Finding, Key
 from bco_core.experiments.shipment_data import (
     LOCATIONS,
     SIGNAL_DIM,
@@ -39,6 +39,7 @@ from bco_core.posterior import Posterior
 from bco_core.predictors import Predictor
 from bco_core.problems.two_stage import TwoStageLinear
 from bco_core.scenarios import Scenarios, predictive_scenarios
+from bco_core.seeds import entropy
 
 NAMES = ("noisy", "n", "seed", "run")
 SIZES, NOISY = (50, 100, 200, 400), (0, 3, 6, 9)

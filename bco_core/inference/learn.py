@@ -47,6 +47,7 @@ from bco_core.posterior import Arrays, Posterior
 from bco_core.predictors import KINDS, NETWORKS, build_predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import History
+from bco_core.seeds import entropy
 
 MINIMUM_ROWS = 10
 # Fewer rows are learned from sooner as one batch of all members than by workers that share them out.
@@ -387,8 +388,7 @@ def _learn_member(plan: _Plan, part: Arrays, progress: Progress) -> Arrays:
     """One member of a kind of predictor under each of its configurations, with random numbers of its own."""
     kind, member = str(part["kind"][0]), int(part["member"][0])
     target, folds = plan.target(kind), plan.folds[member : member + 1]
-    entropy = np.random.SeedSequence([plan.options.seed, list(plan.sweeps).index(kind), member])
-    generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    generator = torch.Generator().manual_seed(entropy(plan.options.seed, list(plan.sweeps).index(kind), member))
     sweep, recipe = plan.sweeps[kind], _recipe(kind)
     if sweep:
         start = warm_start(target, folds, recipe, plan.variational, generator, _part_of(progress, 0.0, 0.4))
