@@ -12,21 +12,22 @@ import torch
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
-from app import errors, metrics
+from app import metrics
 from app.datasets.router import router as datasets
 from app.db import outage
 from app.db.engine import get_engine
 from app.db.migrate import is_current
+from app.http import errors
+from app.http.middleware import BodyLimit, RequestRecord
+from app.http.security import Admin, Guard
 from app.jobs import events
 from app.jobs.router import router as jobs
-from app.middleware import BodyLimit, RequestRecord
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions.batch_router import router as batches
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
-from app.security import Admin, Guard
 from app.settings import get_settings
 from app.tracing import telemetry
 

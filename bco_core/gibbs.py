@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core.baselines.saa import best_constant
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.families import Family
 from bco_core.predictors import Predictor
 from bco_core.problems.base import DecisionProblem
+from bco_core.problems.constant import best_constant
 
 REFERENCE_ROWS = 256
 

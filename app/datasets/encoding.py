@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.datasets.parsing import RawTable, as_numbers, category_text, is_number, to_float
-from app.errors import InvalidRequest
+from app.http.errors import InvalidRequest
 from bco_core.data import LARGEST
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]

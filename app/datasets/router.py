@@ -11,9 +11,9 @@ from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.profile import Roles
 from app.datasets.schemas import DatasetAnswer, Missing, NewDataset
 from app.db.tables import DatasetRow
-from app.idempotency import Repeatable
-from app.schemas import Limit, Name, Page
-from app.security import Admin, Reader, Trainer
+from app.http.idempotency import Repeatable
+from app.http.schemas import Limit, Name, Page
+from app.http.security import Admin, Reader, Trainer
 from app.settings import get_settings
 
 router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=Repeatable)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.schemas import Name, Request, Resource
+from app.http.schemas import Name, Request, Resource
 
 Missing = Literal["reject", "drop"]
 

@@ -13,9 +13,9 @@ from app.datasets.parsing import RawTable
 from app.datasets.profile import Roles, profile
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
-from app.db.rows import delete_row, page, read
 from app.db.tables import DatasetChunkRow, DatasetRow
-from app.idempotency import made
+from app.http.idempotency import made
+from app.http.rows import delete_row, page, read
 from app.ids import new_id
 from app.settings import get_settings
 

@@ -60,3 +60,8 @@ def database_clock(session: Session) -> Any:
     if session.get_bind().dialect.name == "sqlite":
         return (sa.func.julianday("now") - 2440587.5) * 86400.0
     return sa.func.extract("epoch", sa.func.clock_timestamp())
+
+
+def affected(session: Session, statement: sa.Update | sa.Delete) -> int:
+    """Run a statement and tell how many rows it changed."""
+    return session.connection().execute(statement).rowcount

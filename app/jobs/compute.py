@@ -28,7 +28,7 @@ from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.outage import insist, unless_outage
 from app.db.tables import DatasetRow, JobRow, ProblemRow
-from app.errors import ApiError
+from app.http.errors import ApiError
 from app.jobs import parts, service
 from app.jobs.schemas import NewJob
 from app.posteriors import service as posteriors
@@ -192,7 +192,7 @@ def _offer(job_id: str, made: list[tuple[int, bytes]]) -> None:
         if job is None or job.state != "running":
             raise Cancelled
         parts.add(session, job_id, made)
-        parts.queue(session, job)
+        parts.offer(session, job)
 
 
 def _data(job_id: str, seq: int) -> bytes | None:

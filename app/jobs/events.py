@@ -19,8 +19,8 @@ import sqlalchemy as sa
 
 from app.db.engine import transaction
 from app.db.outage import is_outage
-from app.db.rows import find
 from app.db.tables import JobLogRow, JobRow
+from app.http.rows import find
 from app.jobs import service
 
 LOOK_SECONDS = 0.5

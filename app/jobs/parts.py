@@ -15,10 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.db.blobs import checksum, verified
-from app.db.engine import transaction
-from app.db.rows import affected
+from app.db.engine import affected, transaction
 from app.db.tables import JobPartRow, JobRow
-from app.jobs import engine, service
+from app.jobs import queue, service
 
 
 def add(session: Session, job_id: str, parts: Iterable[tuple[int, bytes]]) -> None:
@@ -30,10 +29,10 @@ def add(session: Session, job_id: str, parts: Iterable[tuple[int, bytes]]) -> No
         session.expunge(part)
 
 
-def queue(session: Session, job: JobRow) -> None:
+def offer(session: Session, job: JobRow) -> None:
     """Queue the parts that have no result yet; those that are queued already stay as they are."""
     missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
-    engine.enqueue_parts(session, job, session.scalars(missing.order_by(JobPartRow.seq)))
+    queue.enqueue_parts(session, job, session.scalars(missing.order_by(JobPartRow.seq)))
 
 
 class Amounts(NamedTuple):

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.db.tables import JobRow
-from app.errors import NotFound
-from app.idempotency import Repeatable
+from app.http.errors import NotFound
+from app.http.idempotency import Repeatable
+from app.http.schemas import Limit, Moment, Page
+from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
 from app.jobs import events, service
 from app.jobs.schemas import JobAnswer, JobFilter, JobLog, Kind, LogLine, NewJob, State
-from app.schemas import Limit, Moment, Page
-from app.security import Admin, Reader, Trainer
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
 

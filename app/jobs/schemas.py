@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.schemas import Name, Request, Resource
+from app.http.schemas import Name, Request, Resource
 from bco_core.inference.learn import LearningOptions
 from bco_core.predictors import NETWORKS
 

@@ -15,13 +15,13 @@ from sqlalchemy.orm import Session
 
 from app.datasets.encoding import ContextEncoding
 from app.datasets.service import MISSING as NO_DATASET
-from app.db.engine import transaction
-from app.db.rows import affected, delete_row, find, page, read
+from app.db.engine import affected, transaction
 from app.db.tables import DatasetRow, JobLogRow, JobPartRow, JobRow, ProblemRow, Timestamp, now
-from app.errors import Conflict, InvalidRequest, Unavailable
-from app.idempotency import made
+from app.http.errors import Conflict, InvalidRequest, Unavailable
+from app.http.idempotency import made
+from app.http.rows import delete_row, find, page, read
 from app.ids import is_id, new_id
-from app.jobs import engine
+from app.jobs import queue
 from app.jobs.schemas import JobFilter, NewJob
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
@@ -59,7 +59,7 @@ def create(workspace: str, request: NewJob) -> JobRow:
             spec=request.model_dump(exclude={"name", "problem_id", "dataset_id"}),
         )
         work = dataset.rows * len(dataset.columns) * request.posterior.epochs
-        engine.enqueue(session, row, priority=1 if work < SMALL_WORK else 2)
+        queue.enqueue(session, row, priority=1 if work < SMALL_WORK else 2)
         made(session, f"/v1/jobs/{row.id}")
     return row
 
@@ -170,7 +170,7 @@ def cancel(workspace: str, job_id: str) -> JobRow:
     row = get(workspace, job_id)
     if waiting and row.state == "cancelled":
         # A running one is stopped by its worker, which sees that it is no longer wanted.
-        engine.withdraw(row.run_id)
+        queue.withdraw(row.run_id)
     if row.state != "cancelled":
         raise Conflict(f"the job has {row.state} already, so there is nothing to cancel")
     return row
@@ -195,7 +195,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
 def requeue_lost() -> None:
     """Queue again what is unfinished but that the engine holds for finished: whatever went wrong, no job is lost."""
     with transaction() as session:
-        lost = engine.without_workflow(session, UNFINISHED)
+        lost = queue.without_workflow(session, UNFINISHED)
     for job_id, run_id in lost:
         _requeue(job_id, run_id, UNFINISHED, "lost by its worker; queued again", JobRow.attempts_allowed)
 
@@ -221,7 +221,7 @@ def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allow
         )
         if changed:
             session.refresh(row)
-            engine.enqueue(session, row)
+            queue.enqueue(session, row)
     return changed
 
 
@@ -232,7 +232,7 @@ def delete(workspace: str, job_id: str) -> None:
         if row is not None and row.state in UNFINISHED:
             raise Conflict(f"the job is {row.state}; cancel it first")
         delete_row(session, JobRow, workspace, job_id, MISSING, "the job's posterior still exists; delete that first")
-    engine.forget(job_id)
+    queue.forget(job_id)
 
 
 def state(job_id: str) -> str:

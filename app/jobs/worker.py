@@ -223,7 +223,7 @@ def main() -> None:
 def _launch(executor_id: str) -> bool:
     """Join the others as soon as the database can be used; False if the worker is told to stop before."""
     from app.db.outage import insist, is_outage
-    from app.jobs import engine
+    from app.jobs import queue
     from app.settings import get_settings
 
     settings = get_settings()
@@ -234,24 +234,24 @@ def _launch(executor_id: str) -> bool:
         if not (_stop.is_set() and is_outage(error)):
             raise
         return False
-    work: dict[str, Callable[..., str]] = {engine.QUEUE: learn, engine.BATCHES: batch, engine.PARTS: part}
-    engine.launch(executor_id, settings.worker_concurrency, work)
+    work: dict[str, Callable[..., str]] = {queue.QUEUE: learn, queue.BATCHES: batch, queue.PARTS: part}
+    queue.launch(executor_id, settings.worker_concurrency, work)
     return True
 
 
 def _watch_over(executor_id: str, deadline: float) -> None:
     """Say again and again that this worker lives, and see to it that nobody's jobs are lost."""
     from app.db.outage import in_words, is_outage
-    from app.jobs import engine, service
+    from app.jobs import queue, service
 
     since, dropped, silent = time.monotonic(), set[str](), False
     while not _stop.wait(deadline / 4):
         try:
             alive = beat(executor_id, deadline, judge=time.monotonic() - since > deadline)
-            engine.take_over(engine.running_executors() - alive)
+            queue.take_over(queue.running_executors() - alive)
             # What was just taken from the queue is not running yet; what is not running the next time is dropped.
-            before, dropped = dropped, engine.dropped(executor_id)
-            engine.put_back(executor_id, before & dropped)
+            before, dropped = dropped, queue.dropped(executor_id)
+            queue.put_back(executor_id, before & dropped)
             service.requeue_lost()
             if silent:
                 log.warning("the database can be used again")

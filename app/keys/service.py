@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from app.db.engine import transaction
 from app.db.tables import KeyRow, now
+from app.http.schemas import is_storable
 from app.ids import is_id, new_id, sibling_id
-from app.schemas import is_storable
 from bco_core.errors import InvalidInput
 
 SCOPES = ("read", "train", "admin")

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from app.db.engine import transaction
 from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobRow, PosteriorRow, ProblemRow
-from app.security import key_required
+from app.http.security import key_required
 
 log = logging.getLogger(__name__)
 router = APIRouter(include_in_schema=False)

@@ -21,11 +21,11 @@ from sqlalchemy.orm import Session
 from app.datasets.schemas import Column
 from app.db.engine import transaction
 from app.db.tables import PosteriorBlockRow, PosteriorRow, ProblemRow
+from app.http.schemas import Name
 from app.ids import is_id, new_id
 from app.posteriors import service
 from app.posteriors.schemas import Diagnostics
 from app.problems.schemas import NewProblem
-from app.schemas import Name
 from app.settings import get_settings
 from bco_core.errors import InvalidInput
 from bco_core.posterior import Arrays, Posterior, digest

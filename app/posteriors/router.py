@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.db.tables import PosteriorRow
+from app.http.schemas import Limit, Page
+from app.http.security import Admin, Reader
 from app.posteriors import service
 from app.posteriors.schemas import Diagnostics, PosteriorAnswer
-from app.schemas import Limit, Page
-from app.security import Admin, Reader
 
 router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
 

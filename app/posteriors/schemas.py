@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from app.datasets.schemas import Column
-from app.schemas import Resource
+from app.http.schemas import Resource
 
 Quality = Literal["ok", "warn", "bad"]
 

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
 from app.db.engine import transaction
-from app.db.rows import delete_row, find, page
 from app.db.tables import DatasetRow, JobRow, PosteriorBlockRow, PosteriorRow, ProblemRow
-from app.errors import Conflict, NotFound
+from app.http.errors import Conflict, NotFound
+from app.http.rows import delete_row, find, page
 from app.ids import sibling_id
 from app.jobs import service as jobs
 from bco_core.posterior import Arrays, Posterior, digest

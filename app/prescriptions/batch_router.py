@@ -8,14 +8,14 @@ from fastapi import APIRouter, File, Form, Query, Response, UploadFile
 from fastapi.responses import StreamingResponse
 
 from app.datasets.parsing import parse_file
-from app.idempotency import Repeatable
+from app.http.idempotency import Repeatable
+from app.http.schemas import Name
+from app.http.security import Reader, Trainer
 from app.jobs.router import job_answer
 from app.jobs.schemas import JobAnswer, PolicyName, Seed, TimeLimit
 from app.posteriors.schemas import Quality
 from app.prescriptions import batches
 from app.prescriptions.schemas import BatchOptions, CostsOver, NewBatch, RiskMeasure
-from app.schemas import Name
-from app.security import Reader, Trainer
 from app.settings import get_settings
 
 router = APIRouter(prefix="/v1", tags=["prescriptions"], route_class=Repeatable)

@@ -21,12 +21,12 @@ from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.outage import insist
-from app.db.rows import find
 from app.db.tables import BatchRow, DatasetRow, JobRow, PosteriorRow
-from app.errors import Conflict, InvalidRequest
-from app.idempotency import made
+from app.http.errors import Conflict, InvalidRequest
+from app.http.idempotency import made
+from app.http.rows import find
 from app.ids import sibling_id
-from app.jobs import engine, parts
+from app.jobs import parts, queue
 from app.jobs import service as jobs
 from app.posteriors import service as posteriors
 from app.prescriptions import service
@@ -90,7 +90,7 @@ def create(
         parts.add(session, job.id, ((piece.num_rows, _parquet(piece)) for piece in pieces))
         for warning in _warnings(posterior, table):
             jobs.note(session, job.id, f"warning: {warning}")
-        engine.enqueue(session, job)
+        queue.enqueue(session, job)
         made(session, f"/v1/jobs/{job.id}")
     return job
 
@@ -115,7 +115,7 @@ def _parquet(table: pa.Table) -> bytes:
 
 def queue_parts(job_id: str) -> None:
     with transaction() as session:
-        parts.queue(session, session.get_one(JobRow, job_id))
+        parts.offer(session, session.get_one(JobRow, job_id))
 
 
 def advance(job_id: str, attempt: int) -> bool:

@@ -10,10 +10,10 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from app.http.security import Reader
 from app.prescriptions import service
-from app.prescriptions.places import Places, turn
+from app.prescriptions.admission import Places, turn
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
-from app.security import Reader
 from app.settings import get_settings
 
 router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"])

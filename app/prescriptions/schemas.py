@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from app.http.schemas import Name, Request
 from app.jobs.schemas import PolicyName, Seed, TimeLimit
 from app.posteriors.schemas import Quality
-from app.schemas import Name, Request
 from bco_core.problems.base import Status
 
 CostsOver = Literal["predictive", "posterior"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from app import metrics
 from app.datasets.encoding import Matrix
 from app.db.tables import PosteriorRow
-from app.errors import Conflict, InvalidRequest, Unavailable
+from app.http.errors import Conflict, InvalidRequest, Unavailable
 from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest

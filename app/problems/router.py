@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.idempotency import Repeatable
+from app.http.idempotency import Repeatable
+from app.http.schemas import Limit, Page
+from app.http.security import Admin, Reader, Trainer
 from app.problems import service
 from app.problems.schemas import NewProblem, ProblemAnswer
-from app.schemas import Limit, Page
-from app.security import Admin, Reader, Trainer
 
 router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from app.schemas import Name, Request, Resource
+from app.http.schemas import Name, Request, Resource
 
 Cost = Annotated[float, Field(gt=0, le=1e12)]
 

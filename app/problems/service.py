@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from app.db.engine import transaction
-from app.db.rows import delete_row, page, read
 from app.db.tables import ProblemRow
-from app.errors import InvalidRequest
-from app.idempotency import made
+from app.http.errors import InvalidRequest
+from app.http.idempotency import made
+from app.http.rows import delete_row, page, read
 from app.ids import new_id
 from app.problems.schemas import NewProblem
 from bco_core.errors import InvalidInput

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core.baselines.saa import best_constant
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions, by_autograd, train
 from bco_core.predictors import Predictor, build_predictor
 from bco_core.problems.base import DecisionProblem
+from bco_core.problems.constant import best_constant
 
 # The paper's sweep, and no penalty at all; ensembles spend their members where the choice falls.
 PENALTIES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core.baselines.saa import best_constant
 from bco_core.data import FOLDS
 from bco_core.evaluation import Estimate, estimate, paired_difference
 from bco_core.families import Mixture
@@ -16,6 +15,7 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.mixture import OutOfFold
 from bco_core.policies import POLICIES
 from bco_core.problems.base import DecisionProblem
+from bco_core.problems.constant import best_constant
 
 FEW_ROWS = 50
 _AGREEMENT_CONTEXTS = 200

@@ -7,9 +7,9 @@ from typing import Any
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio import MeanVariancePortfolio, ReturnConstrainedPortfolio
-from bco_core.problems.two_stage import TwoStageLinear
 
 PROBLEMS: dict[str, Callable[[dict[str, Any]], DecisionProblem]] = {
     "newsvendor": Newsvendor.from_spec,

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from in_process import service_on
 from processes import DEADLINE, Part, alive, descendants, is_ready, wait_until
 
+from app.commands.serve import free_port
 from app.db.tables import DEFAULT_WORKSPACE
 from app.keys import service as keys
-from app.local import free_port
 
 
 class Postgres:

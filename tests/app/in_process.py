@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from app.db.engine import get_engine
-from app.jobs.engine import client as job_client
+from app.jobs.queue import client as job_client
 from app.prescriptions import cache
 from app.settings import Settings, get_settings
 

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from httpx import Client, Response
 from starlette.testclient import TestClient
 
+from app.commands.demo import bakery_rows, example_problem
 from app.db.engine import transaction
 from app.db.tables import Base
-from app.demo import bakery_rows, example_problem
 from app.jobs import compute, service
 
 Json = dict[str, Any]

@@ -16,8 +16,8 @@ import psutil
 import sqlalchemy as sa
 from journey import Json, answered
 
+from app.commands.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.db.engine import create_engine
-from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.settings import Settings
 
 BCO = str(Path(sys.executable).with_name("bco"))

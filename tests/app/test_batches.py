@@ -28,10 +28,10 @@ from journey import (
 )
 from starlette.testclient import TestClient
 
+from app.commands.demo import as_csv
 from app.db.engine import transaction
 from app.db.tables import DEFAULT_WORKSPACE, JobPartRow, JobRow
-from app.demo import as_csv
-from app.jobs import compute, engine, parts, service
+from app.jobs import compute, parts, queue, service
 from app.prescriptions import batches
 from app.prescriptions import service as service_of_prescriptions
 
@@ -267,9 +267,9 @@ def test_a_batch_is_cut_into_parts_that_are_queued_apart_from_jobs(client: TestC
     assert parts_of(job_id) == list(range(9))
     started(job_id)
     batches.queue_parts(job_id)
-    queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=job_id)
+    queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=job_id)
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.part{seq}" for seq in range(9))
-    (parent,) = engine.client().list_queued_workflows(queue_name=engine.BATCHES, workflow_ids=[job_id])
+    (parent,) = queue.client().list_queued_workflows(queue_name=queue.BATCHES, workflow_ids=[job_id])
     assert parent.workflow_id == job_id
 
 
@@ -364,7 +364,7 @@ def test_a_failed_batch_that_is_run_again_keeps_what_was_done(client: TestClient
         parts.start(job_id, 2)
     service.retry(DEFAULT_WORKSPACE, job_id)
     attempt = started(job_id)
-    queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=f"{job_id}.2.")
+    queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=f"{job_id}.2.")
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.2.part{seq}" for seq in range(2, 9))
     for seq in range(2, 9):
         run_part(job_id, seq)

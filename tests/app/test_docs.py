@@ -12,7 +12,7 @@ from in_process import service_on
 from journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learn, learned
 from starlette.testclient import TestClient
 
-from app.demo import as_csv, bakery_rows
+from app.commands.demo import as_csv, bakery_rows
 from app.main import create_app
 from app.pages.router import DEMO_NAME
 

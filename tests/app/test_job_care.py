@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import DEFAULT_WORKSPACE, JobRow
-from app.jobs import compute, engine, service, worker
+from app.jobs import compute, queue, service, worker
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_a_failed_job_can_be_run_again_and_succeed(client: TestClient, ids: Json
     job = answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
     assert (job["state"], job["error"], job["progress"], job["finished_at"]) == ("queued", None, 0.0, None)
     assert job["attempts"] == 1
-    assert engine.client().list_queued_workflows(workflow_ids=[f"{job_id}.2"])
+    assert queue.client().list_queued_workflows(workflow_ids=[f"{job_id}.2"])
     job = learn(client, job_id)
     assert (job["state"], job["attempts"]) == ("succeeded", 2)
     assert "asked to run again" in log_of(client, job_id)
@@ -161,7 +161,7 @@ def test_a_cancelled_job_can_be_run_again(client: TestClient, ids: Json) -> None
     for run in (2, 3):
         service.cancel(DEFAULT_WORKSPACE, job_id)
         assert service.retry(DEFAULT_WORKSPACE, job_id).state == "queued"
-        (queued,) = engine.client().list_queued_workflows(workflow_id_prefix=job_id)
+        (queued,) = queue.client().list_queued_workflows(workflow_id_prefix=job_id)
         assert queued.workflow_id == f"{job_id}.{run}"
     assert learn(client, job_id)["state"] == "succeeded"
 
@@ -208,19 +208,19 @@ def test_a_late_result_of_an_earlier_run_is_not_taken_for_the_new_ones(client: T
 def test_a_job_that_the_engine_holds_for_finished_is_queued_again_once(client: TestClient, ids: Json) -> None:
     job_id, untouched = create_job(client, **ids)["id"], create_job(client, **ids)["id"]
     service.start(job_id)
-    engine.client().cancel_workflow(job_id)
+    queue.client().cancel_workflow(job_id)
     service.requeue_lost()
     service.requeue_lost()
     with transaction() as session:
         row = session.get_one(JobRow, job_id)
         assert (row.state, row.run_id, row.attempts, row.attempts_allowed) == ("queued", f"{job_id}.2", 1, 3)
         assert session.get_one(JobRow, untouched).run_id == untouched
-    assert len(engine.client().list_queued_workflows(workflow_id_prefix=job_id)) == 1
+    assert len(queue.client().list_queued_workflows(workflow_id_prefix=job_id)) == 1
 
 
 def test_finished_jobs_are_not_queued_again(client: TestClient, ids: Json) -> None:
     job_id = failed(client, ids)
-    engine.client().cancel_workflow(job_id)
+    queue.client().cancel_workflow(job_id)
     before = service.get(DEFAULT_WORKSPACE, job_id).revision
     service.requeue_lost()
     assert (service.get(DEFAULT_WORKSPACE, job_id).state, service.get(DEFAULT_WORKSPACE, job_id).revision) == (
@@ -260,7 +260,7 @@ def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
 def test_small_jobs_are_taken_before_large_ones_of_the_same_queue(client: TestClient, ids: Json) -> None:
     large = create_job(client, **ids, posterior=QUICK | {"epochs": 100_000})["id"]
     small = create_job(client, **ids)["id"]
-    found = {w.workflow_id: w.priority for w in engine.client().list_queued_workflows(workflow_ids=[large, small])}
+    found = {w.workflow_id: w.priority for w in queue.client().list_queued_workflows(workflow_ids=[large, small])}
     assert found[small] < found[large]
 
 

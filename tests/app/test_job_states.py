@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobRow, PosteriorRow, ProblemRow
-from app.errors import Conflict, NotFound
+from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import compute, service
 from app.posteriors import service as posteriors

@@ -25,7 +25,7 @@ from journey import (
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
-from app.jobs import engine
+from app.jobs import queue
 from bco_core.inference.learn import LearningOptions
 
 
@@ -60,7 +60,7 @@ def test_a_job_can_have_a_name_of_its_own_and_the_posterior_carries_it(client: T
 
 def test_an_accepted_job_is_in_the_queue_under_its_own_id_as_plain_json(client: TestClient) -> None:
     job = create_job(client)
-    (queued,) = engine.client().list_queued_workflows(queue_name=engine.QUEUE, workflow_ids=[job["id"]])
+    (queued,) = queue.client().list_queued_workflows(queue_name=queue.QUEUE, workflow_ids=[job["id"]])
     assert (queued.workflow_id, queued.status) == (job["id"], "ENQUEUED")
     with transaction() as session:
         schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
@@ -76,7 +76,7 @@ def test_a_job_that_cannot_be_queued_is_not_kept(client: TestClient, monkeypatch
     def broken(*_: Any) -> None:
         raise RuntimeError("the queue is full of bees")
 
-    monkeypatch.setattr(engine, "enqueue", broken)
+    monkeypatch.setattr(queue, "enqueue", broken)
     response = client.post("/v1/jobs", json=ids)
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
@@ -231,7 +231,7 @@ def test_a_cancelled_job_says_so_and_stays_so(client: TestClient) -> None:
 def test_a_cancelled_job_leaves_the_queue(client: TestClient) -> None:
     job = create_job(client)
     client.post(f"/v1/jobs/{job['id']}/cancel")
-    assert engine.client().list_queued_workflows(workflow_ids=[job["id"]]) == []
+    assert queue.client().list_queued_workflows(workflow_ids=[job["id"]]) == []
 
 
 def test_a_finished_job_can_be_deleted_once_its_posterior_is(client: TestClient) -> None:

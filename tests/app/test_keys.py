@@ -16,10 +16,11 @@ from journey import CONTEXTS, QUICK, ROWS, Json, answered, create_dataset, creat
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from app import cli, security
+from app.commands import cli
+from app.commands.demo import as_csv
 from app.db.engine import transaction
 from app.db.tables import KeyRow, PosteriorRow
-from app.demo import as_csv
+from app.http import security
 from app.keys import service as keys
 from app.main import create_app
 

@@ -18,7 +18,7 @@ from journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
 from starlette.testclient import TestClient
 
 from app.datasets import parsing
-from app.prescriptions import places, router, service
+from app.prescriptions import admission, router, service
 from app.problems import service as problems
 
 
@@ -154,7 +154,7 @@ def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
 def test_short_prescriptions_are_made_one_after_the_other(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "TURN_SECONDS", 30.0)
+    monkeypatch.setattr(admission, "TURN_SECONDS", 30.0)
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
     answer, busy, most = service.prescribe, 0, 0
 

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from app import logs
-from app.demo import as_csv, bakery_rows, example_problem
-from app.local import free_port
+from app.commands.demo import as_csv, bakery_rows, example_problem
+from app.commands.serve import free_port
 from app.logs import JsonLines, PlainLines, blotted
 from app.main import create_app
 from app.problems import service as problems
@@ -326,7 +326,7 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
         "BCO_LOG_FORMAT": "json",
     }
     with log.open("w") as stderr:
-        service = subprocess.Popen((sys.executable, "-m", "app.cli", "serve"), env=environment, stderr=stderr)
+        service = subprocess.Popen((sys.executable, "-m", "app.commands.cli", "serve"), env=environment, stderr=stderr)
         try:
             job = small_journey(f"http://127.0.0.1:{port}")
             # The worker writes its last line on the job just after the job has ended.

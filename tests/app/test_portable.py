@@ -19,7 +19,7 @@ from journey import Json, answered, counts, learned, prescribe
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from app import cli
+from app.commands import cli
 from app.db.migrate import migrate
 from app.db.tables import DEFAULT_WORKSPACE
 from app.main import create_app

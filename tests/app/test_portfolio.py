@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import JobPartRow
-from app.jobs import compute, engine, parts, service
+from app.jobs import compute, parts, queue, service
 
 QUICK: Json = {"chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
 
@@ -142,7 +142,7 @@ def test_chains_computed_by_other_workers_give_the_same_posterior(
     client: TestClient, posterior: Json, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, _ = interrupted()
-    queued = engine.client().list_queued_workflows(queue_name=engine.PARTS, workflow_id_prefix=job_id)
+    queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=job_id)
     assert len(queued) == 2
     # The first chain is held by the job's own process, as far as anyone knows; the second is free for all.
     assert not parts.start(job_id, 0)

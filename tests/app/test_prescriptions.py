@@ -9,9 +9,9 @@ import torch
 from journey import CONTEXTS, OUTCOMES, QUICK, Json, answered, learned, prescribe
 from starlette.testclient import TestClient
 
+from app.commands.demo import example_problem
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
-from app.demo import example_problem
 from app.posteriors.service import load
 from app.prescriptions import cache
 from app.prescriptions.schemas import PrescribeAnswer

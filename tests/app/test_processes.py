@@ -34,8 +34,8 @@ from processes import (
     worker_processes,
 )
 
-from app.demo import MORNINGS
-from app.local import LocalService, free_port
+from app.commands.demo import MORNINGS
+from app.commands.serve import LocalService, free_port
 
 # one machine: bco serve on SQLite
 
@@ -152,7 +152,7 @@ def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
     service: LocalService, client: httpx.Client, ids: Json
 ) -> None:
     accepted = submit(client, ids, epochs=3)
-    (api,) = [process for process in alive(family(service)) if "app.cli" in process.cmdline()]
+    (api,) = [process for process in alive(family(service)) if "app.commands.cli" in process.cmdline()]
     api.send_signal(signal.SIGKILL)
     wait_until("another API is ready", lambda: is_ready(client), 60)
     assert finished(client, accepted)["state"] == "succeeded"

@@ -9,7 +9,7 @@ import pytest
 from in_process import forget_caches
 from typer.testing import CliRunner
 
-from app import cli
+from app.commands import cli
 from app.settings import Settings, get_settings
 
 FIELDS = Settings.model_fields

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app import tracing
-from app.local import free_port
+from app.commands.serve import free_port
 
 
 class Collector(ThreadingHTTPServer):
@@ -46,7 +46,7 @@ def test_a_request_is_traced_to_the_collector(tmp_path: Path) -> None:
         "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
-    api = subprocess.Popen((sys.executable, "-m", "app.cli", "api"), env=environment)
+    api = subprocess.Popen((sys.executable, "-m", "app.commands.cli", "api"), env=environment)
     try:
         until = time.monotonic() + 90
         while not any(path == "/v1/traces" and b"/livez" in body for path, body in collector.received):

@@ -20,9 +20,9 @@ from in_process import service_on
 from journey import learned
 from starlette.testclient import TestClient
 
+from app.commands.serve import free_port
 from app.db.migrate import migrate
 from app.keys import service as keys
-from app.local import free_port
 from app.main import create_app
 from app.settings import get_settings
 
@@ -59,7 +59,9 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
     environment = {"BCO_DATABASE_URL": url, "BCO_PORT": port, "BCO_REQUESTS_PER_SECOND": "0"}
     log = folder / "api.log"
     with log.open("w") as output:
-        api = subprocess.Popen((sys.executable, "-m", "app.cli", "api"), env=os.environ | environment, stderr=output)
+        api = subprocess.Popen(
+            (sys.executable, "-m", "app.commands.cli", "api"), env=os.environ | environment, stderr=output
+        )
     try:
         until = time.monotonic() + 60
         while not is_ready(address):

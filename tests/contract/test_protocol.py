@@ -25,8 +25,8 @@ from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors import KINDS, Predictor, build_predictor, predictor_from_arrays, predictor_to_arrays
 from bco_core.problems.base import DecisionProblem, Prescription, Status, UncertainConstraints
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.problems.registry import PROBLEMS, build_problem
-from bco_core.problems.two_stage import TwoStageLinear
 from bco_core.scenarios import Scenarios, expected_cost
 
 Spec = dict[str, Any]

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
-from bco_core.experiments import newsvendor, yaz, yaz_days
-from bco_core.experiments.demand import CONTEXT_DIM, DEMANDS, NORMAL, STUDENT, Noise, sobol_contexts
-from bco_core.experiments.harness import missing
-from bco_core.experiments.newsvendor import Result, Run, append, perform, plan, read
-from bco_core.experiments.newsvendor_report import markdown, overall, plot, summarize
-from bco_core.experiments.table1 import CELLS, PAPER, SIZES, TAUS, Cell, Published
-from bco_core.experiments.yaz_days import Days
+from benchmarks.experiments.harness import missing
+from benchmarks.experiments.newsvendor import run as newsvendor
+from benchmarks.experiments.newsvendor.data import CONTEXT_DIM, DEMANDS, NORMAL, STUDENT, Noise, sobol_contexts
+from benchmarks.experiments.newsvendor.report import markdown, overall, plot, summarize
+from benchmarks.experiments.newsvendor.run import Result, Run, append, perform, plan, read
+from benchmarks.experiments.newsvendor.table1 import CELLS, PAPER, SIZES, TAUS, Cell, Published
+from benchmarks.experiments.yaz import data as yaz_days
+from benchmarks.experiments.yaz import run as yaz
+from benchmarks.experiments.yaz.data import Days
 
 LEVELS = (0.5, 0.75, 0.95)
 DRAWS = 400_000

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.baselines.saa import best_constant
 from bco_core.data import Sample, make_folds
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.evaluation import Estimate
@@ -21,6 +20,7 @@ from bco_core.inference.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors import build_predictor
+from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from bco_core.baselines import portfolio as baselines
-from bco_core.experiments import portfolio as experiment
-from bco_core.experiments.harness import missing
-from bco_core.experiments.portfolio import (
+from benchmarks.experiments.harness import missing
+from benchmarks.experiments.portfolio import run as experiment
+from benchmarks.experiments.portfolio.report import as_json, markdown, plot, summarize
+from benchmarks.experiments.portfolio.run import (
     METHODS,
     Judge,
     Market,
@@ -23,7 +24,6 @@ from bco_core.experiments.portfolio import (
     plan,
     read,
 )
-from bco_core.experiments.portfolio_report import as_json, markdown, plot, summarize
 
 MARKET = Market.make()
 SHORT = {"steps": 60, "burn_in": 30, "hidden": 8}

@@ -12,10 +12,10 @@ from programs import random_program, random_two_stage
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
-from bco_core.problems.two_stage import TwoStageLinear
-from bco_core.problems.two_stage_spec import Description, describe
+from bco_core.problems.linear.check import _serves_everything, check_recourse
+from bco_core.problems.linear.description import Description, describe
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.solvers import highs
-from bco_core.solvers.recourse_check import _serves_everything, check_recourse
 
 SEEDS = st.integers(0, 10**9)
 

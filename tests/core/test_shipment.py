@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bco_core.experiments import harness, shipment
-from bco_core.experiments.harness import Finding
-from bco_core.experiments.shipment_report import by_cell, difference, markdown, overall, plot
 from bco_core.inference.learn import LearningOptions
+from benchmarks.experiments import harness
+from benchmarks.experiments.harness import Finding
+from benchmarks.experiments.shipment import run as shipment
+from benchmarks.experiments.shipment.report import by_cell, difference, markdown, overall, plot
 
 KEY = (3, 50, 7, 0)
 CHEAP = ("saa", "ieo", "tps", "map", "bcp")

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
-from bco_core.experiments.shipment_data import draw_contexts, draw_sample, shipment_problem
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.policies import POLICIES
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.two_stage import HIGHS, TwoStageLinear
+from bco_core.problems.linear.problem import HIGHS, TwoStageLinear
 from bco_core.scenarios import Scenarios
+from benchmarks.experiments.shipment.data import draw_contexts, draw_sample, shipment_problem
 
 SEEDS = st.integers(0, 10**9)
 SHIPMENT = {

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines import weights
-from bco_core.baselines.saa import best_constant
 from bco_core.baselines.weights import (
     fit_enw,
     fit_forest,
@@ -15,6 +14,7 @@ from bco_core.baselines.weights import (
     neighbour_weights,
 )
 from bco_core.data import Sample
+from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})

@@ -38,9 +38,9 @@ from processes import (
 from starlette.routing import Route
 from typer.main import get_command
 
-from app import cli
-from app.demo import MORNINGS, as_csv, bakery_rows
-from app.local import DRAIN_SECONDS
+from app.commands import cli
+from app.commands.demo import MORNINGS, as_csv, bakery_rows
+from app.commands.serve import DRAIN_SECONDS
 from app.main import create_app
 from app.settings import Settings
 from bco_core.inference.learn import DEALT_ROWS

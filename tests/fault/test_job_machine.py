@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.migrate import migrate
 from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobLogRow, JobRow, PosteriorRow, ProblemRow
-from app.errors import Conflict, NotFound
+from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
-from app.jobs import engine, service
+from app.jobs import queue, service
 from app.main import create_app
 from app.posteriors import service as posteriors
 from app.settings import get_settings
@@ -129,7 +129,7 @@ class Walk(RuleBasedStateMachine):
     def the_engine_loses_it(self) -> None:
         """An outage, a bug: the workflow is over although the job is not; a worker notices."""
         with transaction() as session:
-            engine.client().cancel_workflow(session.get_one(JobRow, self.job_id).run_id)
+            queue.client().cancel_workflow(session.get_one(JobRow, self.job_id).run_id)
         service.requeue_lost()
         if self.state in service.UNFINISHED:
             self.state, self.runs, self.lines = "queued", self.runs + 1, self.lines + 1
@@ -196,7 +196,7 @@ class Walk(RuleBasedStateMachine):
             row = session.get(JobRow, self.job_id)
             result = session.get(PosteriorRow, sibling_id(self.job_id, "post"))
             lines = session.query(JobLogRow).filter_by(job_id=self.job_id).order_by(JobLogRow.seq).all()
-            workflows = engine.client().list_workflows(workflow_id_prefix=self.job_id, load_input=False)
+            workflows = queue.client().list_workflows(workflow_id_prefix=self.job_id, load_input=False)
         if self.deleted:
             assert (row, result, lines, workflows) == (None, None, [], [])
             return

@@ -19,8 +19,8 @@ import httpx
 import pytest
 from journey import CONTEXTS, OUTCOMES, QUICK, Json
 
-from app.demo import as_csv, bakery_rows, example_problem
-from app.local import LocalService
+from app.commands.demo import as_csv, bakery_rows, example_problem
+from app.commands.serve import LocalService
 
 CLIENTS = 100
 CSV = as_csv(bakery_rows(40)).encode()

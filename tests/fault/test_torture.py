@@ -19,7 +19,7 @@ from fleet import Fleet, Postgres
 from journey import Json, answered
 from processes import finished, in_database, is_ready, prepare, submit, wait_until
 
-from app.demo import MORNINGS, as_csv, bakery_rows
+from app.commands.demo import MORNINGS, as_csv, bakery_rows
 
 pytestmark = pytest.mark.torture
 

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.db import outage
 from app.db.tables import DEFAULT_WORKSPACE
-from app.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
+from app.http.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
 from app.keys import service as keys
 from app.settings import get_settings
 

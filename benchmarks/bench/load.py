@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from app.bench.serving import fresh_service, train
-from app.demo import MORNINGS, bakery_rows, example_problem
+from app.commands.demo import MORNINGS, bakery_rows, example_problem
+from benchmarks.bench.serving import fresh_service, train
 
 CLIENTS = (1, 8, 32)
 SECONDS = 10.0

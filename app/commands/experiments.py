@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,14 +11,27 @@ from typing import Annotated, Any
 
 import typer
 
-experiment = typer.Typer(
-    no_args_is_help=True, help="Reproduce experiments; with --json the last line is one JSON object."
-)
+experiment = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
 Jobs = Annotated[int, typer.Option(help="processes, each with one thread", min=1)]
 
 LARGE_ROWS = 1024
+
+
+@experiment.callback()
+def checkout() -> None:
+    """Reproduce experiments; with --json the last line is one JSON object."""
+    find_benchmarks()
+
+
+def find_benchmarks() -> None:
+    """Make the folder ``benchmarks`` of this checkout importable; it is not part of the installed product."""
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "experiments").is_dir():
+        raise typer.BadParameter("experiments and benches run from a checkout of the repository, not from the package")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
 
 
 @experiment.command()
@@ -41,10 +55,10 @@ def newsvendor(
     Results are added to newsvendor.csv in the folder as they come, and those already there are not computed again, so
     the command may be stopped and repeated. newsvendor.md and newsvendor.png show all the results in the folder.
     """
-    from bco_core.experiments import harness
-    from bco_core.experiments import newsvendor as experiment
-    from bco_core.experiments.newsvendor_report import markdown, overall, plot, summarize
-    from bco_core.experiments.table1 import CELLS
+    from benchmarks.experiments import harness
+    from benchmarks.experiments.newsvendor import run as experiment
+    from benchmarks.experiments.newsvendor.report import markdown, overall, plot, summarize
+    from benchmarks.experiments.newsvendor.table1 import CELLS
 
     cells = [
         cell
@@ -96,9 +110,9 @@ def shipment(
     Results are added to shipment.csv in the folder as they come, and those already there are not computed again.
     shipment.md and shipment.png show all the results in the folder.
     """
-    from bco_core.experiments import harness
-    from bco_core.experiments import shipment as experiment
-    from bco_core.experiments.shipment_report import by_cell, markdown, overall, plot
+    from benchmarks.experiments import harness
+    from benchmarks.experiments.shipment import run as experiment
+    from benchmarks.experiments.shipment.report import by_cell, markdown, overall, plot
 
     methods = method or list(experiment.DEFAULT_METHODS)
     _refuse_unknown(methods, list(experiment.METHODS), "method")
@@ -152,9 +166,9 @@ def portfolio(
     the command may be stopped and repeated. portfolio.md and portfolio.png show all the results in the folder; what
     portfolio-remarks.md says is appended to the former.
     """
-    from bco_core.experiments import harness
-    from bco_core.experiments import portfolio as experiment
-    from bco_core.experiments.portfolio_report import as_json, markdown, plot, summarize
+    from benchmarks.experiments import harness
+    from benchmarks.experiments.portfolio import run as experiment
+    from benchmarks.experiments.portfolio.report import as_json, markdown, plot, summarize
 
     sizes = n or list(experiment.SIZES)
     methods = method or list(experiment.DEFAULT_METHODS)
@@ -222,8 +236,8 @@ def yaz(
     from rich.console import Console
 
     from bco_core.errors import InvalidInput
-    from bco_core.experiments.yaz import METHODS, compare, mean_ratio
-    from bco_core.experiments.yaz_days import read_days
+    from benchmarks.experiments.yaz.data import read_days
+    from benchmarks.experiments.yaz.run import METHODS, compare, mean_ratio
 
     console = Console(stderr=True)
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
-from app.errors import TooLarge, unexpected
+from app.http.errors import TooLarge, unexpected
 from app.logs import request_id
 
 log = logging.getLogger("app.requests")

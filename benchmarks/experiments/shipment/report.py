@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from bco_core.evaluation import Estimate, paired_difference
-from bco_core.experiments.harness import Finding, Key
-from bco_core.experiments.shipment import METHODS, NOISY, SIZES
+from benchmarks.experiments.harness import Finding, Key
+from benchmarks.experiments.shipment.run import METHODS, NOISY, SIZES
 
 TITLES = {
     "floor": "floor",

@@ -19,10 +19,13 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
-from bco_core.baselines.saa import best_constant
 from bco_core.baselines.two_stage import fit_two_stage
 from bco_core.data import FOLDS, Sample
-from bco_core.experiments.yaz_days import (
+from bco_core.inference.learn import LearningOptions, learn
+from bco_core.policies import POLICIES
+from bco_core.problems.constant import best_constant
+from bco_core.problems.newsvendor import Newsvendor
+from benchmarks.experiments.yaz.data import (
     WARM_UP_DAYS,
     Days,
     compact_contexts,
@@ -30,9 +33,6 @@ from bco_core.experiments.yaz_days import (
     relative_rows,
     wide_contexts,
 )
-from bco_core.inference.learn import LearningOptions, learn
-from bco_core.policies import POLICIES
-from bco_core.problems.newsvendor import Newsvendor
 
 UNDERAGE, OVERAGE = 0.75, 0.25
 TRAINING_SHARE = 0.75

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bco_core.evaluation import Estimate, paired_difference
-from bco_core.experiments.newsvendor import Result
-from bco_core.experiments.table1 import DGPS, PAPER, TAUS, Cell
+from benchmarks.experiments.newsvendor.run import Result
+from benchmarks.experiments.newsvendor.table1 import DGPS, PAPER, TAUS, Cell
 
 TITLES = {
     "saa": "SAA",

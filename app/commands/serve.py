@@ -21,7 +21,7 @@ from app.settings import Settings
 log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-m", "app.jobs.worker")
-API_COMMAND = (sys.executable, "-m", "app.cli", "api")
+API_COMMAND = (sys.executable, "-m", "app.commands.cli", "api")
 # An API that ends sooner than this has not started at all.
 START_SECONDS = 10.0
 # How long the API finishes what it has begun when it is told to stop, and how long its supervisor waits for that.
@@ -105,7 +105,7 @@ class LocalService:
     def __enter__(self) -> Self:
         if self._quiet:
             self._environment["BCO_LOG_LEVEL"] = "WARNING"
-        self.process = subprocess.Popen((sys.executable, "-m", "app.cli", "serve"), env=self._environment)
+        self.process = subprocess.Popen((sys.executable, "-m", "app.commands.cli", "serve"), env=self._environment)
         deadline = time.monotonic() + 60
         while True:
             try:

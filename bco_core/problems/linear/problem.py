@@ -27,11 +27,11 @@ from torch import Tensor
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
-from bco_core.problems.two_stage_spec import Description, describe, describe_shipment
+from bco_core.problems.linear.check import check_recourse
+from bco_core.problems.linear.description import Description, describe, describe_shipment
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import TOLERANCE, BasisPool
 from bco_core.solvers.linear_form import Array, LinearProgram, linear_form
-from bco_core.solvers.recourse_check import check_recourse
 
 Flag = np.ndarray[Any, np.dtype[np.bool_]]
 

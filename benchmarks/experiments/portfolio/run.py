@@ -24,10 +24,7 @@ from torch import Tensor
 
 from bco_core.baselines import portfolio as baselines
 from bco_core.baselines.portfolio import Hedge
-from bco_core.baselines.saa import best_constant
 from bco_core.data import Sample
-from bco_core.experiments import harness
-from bco_core.experiments.harness import append_rows, read_rows
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.chains import find_starts, thin
@@ -35,8 +32,11 @@ from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, be
 from bco_core.inference.metropolis import run as run_chains
 from bco_core.predictors import build_predictor
 from bco_core.problems.base import Status
+from bco_core.problems.constant import best_constant
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
 from bco_core.seeds import entropy
+from benchmarks.experiments import harness
+from benchmarks.experiments.harness import append_rows, read_rows
 
 SIZES = (100, 200, 400)
 ASSETS, FEATURES, FACTORS = 50, 5, 4

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
-from bco_core.baselines.saa import best_constant
 from bco_core.baselines.two_stage import fit_two_stage
 from bco_core.data import Sample
-from bco_core.experiments import harness
-from bco_core.experiments.demand import DEMANDS, sobol_contexts
-from bco_core.experiments.harness import append_rows, read_rows
-from bco_core.experiments.table1 import Cell
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.policies import POLICIES
+from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.seeds import entropy
+from benchmarks.experiments import harness
+from benchmarks.experiments.harness import append_rows, read_rows
+from benchmarks.experiments.newsvendor.data import DEMANDS, sobol_contexts
+from benchmarks.experiments.newsvendor.table1 import Cell
 
 # As many scenarios as the paper's shipment experiment; its newsvendor experiment does not print its own number.
 DRAWS = 100

@@ -31,10 +31,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from app.db.engine import transaction
-from app.db.rows import affected
+from app.db.engine import affected, transaction
 from app.db.tables import AnswerRow, now
-from app.errors import Conflict, InvalidRequest
+from app.http.errors import Conflict, InvalidRequest
 
 log = logging.getLogger(__name__)
 

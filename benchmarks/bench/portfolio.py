@@ -23,7 +23,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bco_core.experiments.portfolio import (
+from bco_core.inference.metropolis import MetropolisOptions, begin, dealt, joined
+from bco_core.inference.metropolis import run as run_chains
+from bco_core.solvers.cvar_cuts import cvar_portfolio
+from bco_core.solvers.dual_newton import Array, least_variance
+from benchmarks.experiments.portfolio.run import (
     BURN_IN,
     CHAINS,
     CONFIDENCE,
@@ -35,10 +39,6 @@ from bco_core.experiments.portfolio import (
     Run,
     Trial,
 )
-from bco_core.inference.metropolis import MetropolisOptions, begin, dealt, joined
-from bco_core.inference.metropolis import run as run_chains
-from bco_core.solvers.cvar_cuts import cvar_portfolio
-from bco_core.solvers.dual_newton import Array, least_variance
 
 ROWS, DAQP_ROWS, CVXPY_ROWS, SCENARIOS = 400, 100, 10, 400
 ROUNDS = 9

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
-from bco_core.problems.two_stage_spec import Description
+from bco_core.problems.linear.description import Description
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearForm, LinearProgram, linear_form
 

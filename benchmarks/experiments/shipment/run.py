@@ -17,18 +17,8 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import PointEstimates, fit_points
-from bco_core.baselines.saa import best_constant
 from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import Folds, Sample, Standardizer
-from bco_core.experiments.harness import Finding, Key
-from bco_core.experiments.shipment_data import (
-    LOCATIONS,
-    SIGNAL_DIM,
-    draw_contexts,
-    draw_outcomes,
-    draw_sample,
-    shipment_problem,
-)
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.learn import LearningOptions, learn
@@ -37,9 +27,19 @@ from bco_core.inference.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictors import Predictor
-from bco_core.problems.two_stage import TwoStageLinear
+from bco_core.problems.constant import best_constant
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.scenarios import Scenarios, predictive_scenarios
 from bco_core.seeds import entropy
+from benchmarks.experiments.harness import Finding, Key
+from benchmarks.experiments.shipment.data import (
+    LOCATIONS,
+    SIGNAL_DIM,
+    draw_contexts,
+    draw_outcomes,
+    draw_sample,
+    shipment_problem,
+)
 
 NAMES = ("noisy", "n", "seed", "run")
 SIZES, NOISY = (50, 100, 200, 400), (0, 3, 6, 9)

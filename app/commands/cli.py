@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 
 from app import logs
-from app.experiments import Json, experiment
-from app.keys.commands import keys, plain_errors
+from app.commands.experiments import Json, experiment, find_benchmarks
+from app.commands.keys import keys, plain_errors
 from app.settings import Settings, get_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True, help="Measure this machine; with --json the last line is one JSON object.")
+bench = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(experiment, name="experiment")
 app.add_typer(keys, name="keys")
@@ -45,7 +45,7 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="worker processes (BCO_WORKERS)", min=1)] = None,
 ) -> None:
     """Run the API and its worker(s) on this machine, migrating the database first."""
-    from app import local
+    from app.commands import serve as local
 
     chosen = {"host": host, "port": port, "workers": workers}
     settings = get_settings().model_copy(update={name: value for name, value in chosen.items() if value is not None})
@@ -60,7 +60,7 @@ def api() -> None:
     """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
     import uvicorn
 
-    from app.local import DRAIN_SECONDS
+    from app.commands.serve import DRAIN_SECONDS
     from app.main import create_app
 
     settings = get_settings()
@@ -88,7 +88,7 @@ def api() -> None:
 @app.command()
 def worker() -> None:
     """Run one worker: it takes jobs from the queue and learns posteriors."""
-    from app.local import WORKER_COMMAND
+    from app.commands.serve import WORKER_COMMAND
 
     # A fresh, light main module: the processes that compute jobs import it again.
     os.execv(WORKER_COMMAND[0], WORKER_COMMAND)  # noqa: S606
@@ -134,7 +134,7 @@ def import_(
 @app.command()
 def sample(path: Annotated[Path, typer.Argument(help="CSV file to write")]) -> None:
     """Write the demo's bakery history as a CSV file to try things with."""
-    from app.demo import as_csv, bakery_rows
+    from app.commands.demo import as_csv, bakery_rows
 
     path.write_text(as_csv(bakery_rows()))
     typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. Every other column is context.")
@@ -147,8 +147,8 @@ def demo(
     """Learn from a bakery's history, prescribe for three mornings, and leave the service running."""
     import httpx
 
-    from app.demo import run_demo
-    from app.local import LocalService, free_port, port_is_free
+    from app.commands.demo import run_demo
+    from app.commands.serve import LocalService, free_port, port_is_free
 
     settings = get_settings()
     console = Console()
@@ -170,10 +170,16 @@ def demo(
             console.print("Stopping.")
 
 
+@bench.callback()
+def measure() -> None:
+    """Measure this machine; with --json the last line is one JSON object."""
+    find_benchmarks()
+
+
 @bench.command("serving")
 def bench_serving(json: Json = False) -> None:
     """Latency and throughput of prescribe over HTTP, job start, and memory of the API process."""
-    from app.bench.serving import run
+    from benchmarks.bench.serving import run
 
     run(json)
 
@@ -184,7 +190,7 @@ def bench_load(
     seconds: Annotated[float, typer.Option(help="how long each number of clients asks", min=1)] = 10.0,
 ) -> None:
     """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
-    from app.bench.load import run
+    from benchmarks.bench.load import run
 
     run(json, seconds)
 
@@ -192,7 +198,7 @@ def bench_load(
 @bench.command("inference")
 def bench_inference(json: Json = False) -> None:
     """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""
-    from app.bench.inference import run
+    from benchmarks.bench.inference import run
 
     run(json)
 
@@ -200,7 +206,7 @@ def bench_inference(json: Json = False) -> None:
 @bench.command("two-stage")
 def bench_two_stage(json: Json = False) -> None:
     """Two-stage kernels beside HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
-    from app.bench.two_stage import run
+    from benchmarks.bench.two_stage import run
 
     run(json)
 
@@ -211,7 +217,7 @@ def bench_portfolio(
     steps: Annotated[int, typer.Option(help="of each chain; the time is then scaled to 15,000", min=100)] = 15_000,
 ) -> None:
     """The portfolio kernels beside daqp and cvxpy, and the time of four chains of Metropolis–Hastings at n = 400."""
-    from app.bench.portfolio import run
+    from benchmarks.bench.portfolio import run
 
     run(json, steps)
 

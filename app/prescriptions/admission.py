@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from app.errors import Unavailable
+from app.http.errors import Unavailable
 from app.metrics import IN_FLIGHT
 
 TURN_SECONDS = 0.05

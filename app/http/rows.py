@@ -7,9 +7,9 @@ from typing import TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from app.db.engine import transaction
+from app.db.engine import affected, transaction
 from app.db.tables import Owned
-from app.errors import Conflict, InvalidRequest, NotFound
+from app.http.errors import Conflict, InvalidRequest, NotFound
 from app.ids import is_id
 
 Row = TypeVar("Row", bound=Owned)
@@ -49,11 +49,6 @@ def page(
         query = query.where(table.id < cursor)
     rows = list(session.scalars(query.order_by(table.id.desc()).limit(limit + 1)))
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
-
-
-def affected(session: Session, statement: sa.Update | sa.Delete) -> int:
-    """Run a statement and tell how many rows it changed."""
-    return session.connection().execute(statement).rowcount
 
 
 def delete_row(session: Session, table: type[Row], workspace: str, identifier: str, missing: str, in_use: str) -> None:

@@ -17,22 +17,22 @@ from rich.progress import track
 from scipy import sparse
 from torch import Tensor
 
-from app.bench.load import load
-from app.bench.serving import fresh_service, train
 from app.problems import schemas as problems
-from bco_core.experiments.shipment import BATCH, PATIENCE, VALIDATION_ROWS
-from bco_core.experiments.shipment_data import (
+from bco_core.inference.learn import LearningOptions, learn
+from bco_core.problems.base import EXPECTATION
+from bco_core.problems.linear.problem import TwoStageLinear, extensive, together
+from bco_core.solvers import highs
+from bco_core.solvers.linear_form import Array, LinearProgram
+from benchmarks.bench.load import load
+from benchmarks.bench.serving import fresh_service, train
+from benchmarks.experiments.shipment.data import (
     draw_contexts,
     draw_outcomes,
     draw_sample,
     shipment_problem,
     shipment_spec,
 )
-from bco_core.inference.learn import LearningOptions, learn
-from bco_core.problems.base import EXPECTATION
-from bco_core.problems.two_stage import TwoStageLinear, extensive, together
-from bco_core.solvers import highs
-from bco_core.solvers.linear_form import Array, LinearProgram
+from benchmarks.experiments.shipment.run import BATCH, PATIENCE, VALIDATION_ROWS
 
 QUERIES, ROUNDS = 2000, 5
 # The slow ones are asked fewer questions and the fast ones the same again, so that everyone is at it for milliseconds.

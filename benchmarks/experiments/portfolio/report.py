@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bco_core.evaluation import Estimate, estimate, paired_difference
-from bco_core.experiments.portfolio import CONTROLLED, Result, Run
+from benchmarks.experiments.portfolio.run import CONTROLLED, Result, Run
 
 TITLES = {
     "saa": "SAA",

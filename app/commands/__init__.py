@@ -1,0 +1,1 @@
+"""The ``bco`` command and what it runs."""

@@ -1,0 +1,1 @@
+"""HTTP plumbing: errors, middleware, security, repeatable requests, and what all resources share."""

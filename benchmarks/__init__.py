@@ -1,0 +1,1 @@
+"""Experiments and benches: run from a checkout, not part of the product."""

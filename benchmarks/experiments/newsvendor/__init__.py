@@ -1,0 +1,1 @@
+"""The newsvendor experiment: its data, its runs and its report."""

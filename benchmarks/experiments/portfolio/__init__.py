@@ -1,0 +1,1 @@
+"""The portfolio experiment: its data, its runs and its report."""

@@ -1,0 +1,1 @@
+"""The shipment experiment: its data, its runs and its report."""

@@ -1,0 +1,1 @@
+"""The yaz experiment: its data, its runs and its report."""
