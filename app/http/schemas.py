@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -60,3 +60,6 @@ def _written_out(text: object) -> object:
 
 Moment = Annotated[datetime, BeforeValidator(_written_out)]
 Limit = Annotated[int, Field(ge=1, le=200)]
+PolicyName = Literal["averaged", "blended", "bcp", "map", "thompson"]
+Seed = Annotated[int, Field(ge=0, lt=2**53)]
+TimeLimit = Annotated[float, Field(gt=0, le=1e9)]

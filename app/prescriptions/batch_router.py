@@ -9,10 +9,10 @@ from fastapi.responses import StreamingResponse
 
 from app.datasets.parsing import parse_file
 from app.http.idempotency import Repeatable
-from app.http.schemas import Name
+from app.http.schemas import Name, PolicyName, Seed, TimeLimit
 from app.http.security import Reader, Trainer
 from app.jobs.router import job_answer
-from app.jobs.schemas import JobAnswer, PolicyName, Seed, TimeLimit
+from app.jobs.schemas import JobAnswer
 from app.posteriors.schemas import Quality
 from app.prescriptions import batches
 from app.prescriptions.schemas import BatchOptions, CostsOver, NewBatch, RiskMeasure

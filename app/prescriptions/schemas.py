@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.http.schemas import Name, Request
-from app.jobs.schemas import PolicyName, Seed, TimeLimit
+from app.http.schemas import Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors.schemas import Quality
 from bco_core.problems.base import Status
 

@@ -16,7 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from app.jobs.schemas import PolicyName, PosteriorSpec, PredictorSpec
+from app.http.schemas import PolicyName
+from app.posteriors.options import PosteriorSpec, PredictorSpec
 from app.problems.schemas import NewProblem, decision_names, outcome_names
 from bco_core.data import Sample
 from bco_core.families import FAMILIES, Mixture
