@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.http.schemas import Name, PolicyName, Request, Resource, Seed, TimeLimit
-from app.posteriors.options import PosteriorSpec, PredictorSpec
-from bco_core.inference.learn import LearningOptions
+from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
+from bco_core.inference.options import LearningOptions
 
 Kind = Literal["learn", "prescribe"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -26,7 +26,7 @@ class NewJob(Request):
     problem_id: str
     dataset_id: str
     predictor: PredictorSpec = PredictorSpec()
-    posterior: PosteriorSpec = PosteriorSpec()
+    posterior: PosteriorSpec = AutoPosterior()
     policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
     seed: Seed = 0
     time_limit_seconds: TimeLimit | None = Field(
@@ -34,13 +34,7 @@ class NewJob(Request):
     )
 
     def learning_options(self) -> LearningOptions:
-        return LearningOptions(
-            predictor=self.predictor.kind,
-            hidden=self.predictor.layers,
-            policy=self.policy,
-            seed=self.seed,
-            **self.posterior.model_dump(),
-        )
+        return learning_options(self.predictor, self.posterior, self.policy, self.seed)
 
 
 class JobFilter(BaseModel):

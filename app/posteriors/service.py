@@ -16,7 +16,8 @@ from app.http.errors import Conflict, NotFound
 from app.http.rows import delete_row, find, page
 from app.ids import sibling_id
 from app.jobs import service as jobs
-from bco_core.posterior import Arrays, Posterior, digest
+from bco_core.data import Arrays
+from bco_core.posterior import Posterior, digest
 
 MISSING = "no posterior has this id; GET /v1/posteriors lists them"
 

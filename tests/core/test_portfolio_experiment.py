@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bco_core.baselines import portfolio as baselines
+from benchmarks.experiments.portfolio import baselines
 from benchmarks.experiments.harness import missing
 from benchmarks.experiments.portfolio import run as experiment
 from benchmarks.experiments.portfolio.report import as_json, markdown, plot, summarize
