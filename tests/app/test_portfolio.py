@@ -90,7 +90,7 @@ Interrupted = Callable[..., tuple[str, list[str]]]
 @pytest.fixture
 def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
     """A job whose first attempt died at a message, its chains unfinished, and the messages that come after."""
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
     report = service.report
