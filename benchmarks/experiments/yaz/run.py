@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bco_core.baselines.boosted import boosted_quantiles
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
 from bco_core.baselines.residuals import fit_two_stage
 from bco_core.data import FOLDS, Sample
@@ -180,25 +181,8 @@ def _tuned(split: Split, candidates: Candidates, options: Sequence[dict[str, Any
 
 def _boosted(split: Split, design: str, leaves: int) -> list[Tensor]:
     """LightGBM at the critical fractile, after each of ``_ROUNDS`` rounds."""
-    import lightgbm
-
     sample, contexts = split.rows(design)
-    parameters = {
-        "objective": "quantile",
-        "alpha": UNDERAGE / (UNDERAGE + OVERAGE),
-        "num_leaves": leaves,
-        "learning_rate": 0.05,
-        "min_data_in_leaf": 40,
-        "feature_fraction": 0.7,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "num_threads": 1,
-        "seed": SEED,
-        "verbosity": -1,
-    }
-    table = lightgbm.Dataset(sample.contexts.numpy(), sample.outcomes[:, 0].numpy())
-    model = lightgbm.train(parameters, table, max(_ROUNDS))
-    return [torch.from_numpy(model.predict(contexts.numpy(), num_iteration=rounds)) for rounds in _ROUNDS]
+    return boosted_quantiles(sample, contexts, UNDERAGE / (UNDERAGE + OVERAGE), leaves, _ROUNDS, SEED)
 
 
 def _linear(split: Split, design: str) -> list[Tensor]:
