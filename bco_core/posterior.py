@@ -14,9 +14,10 @@ from torch import Tensor
 from bco_core.data import Arrays
 from bco_core.distributions import Distribution, distribution_from_arrays
 from bco_core.errors import InvalidInput
+from bco_core.predictive import History, predictive_scenarios
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.registry import predictor_from_arrays, predictor_to_arrays
-from bco_core.scenarios import History, Scenarios
+from bco_core.scenarios import Scenarios
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,21 @@ class Posterior:
         mode = self.predictor.predict(self.distribution.mode()[None], contexts)[0]
         return Scenarios.equal(outcomes, mode)
 
+    def predictive(self, contexts: Tensor, predictions: Tensor, count: int) -> Scenarios | None:
+        """What may really happen in contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
+        if self.history is None:
+            return None
+        return predictive_scenarios(self.history, predictions, count, self.predictor.encode(contexts, torch.float64))
+
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
         """A JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""
         predictor, statistics = predictor_to_arrays(self.predictor)
         distribution, arrays = self.distribution.to_arrays()
         arrays = statistics | arrays | {"particles": self.particles}
-        if self.history is not None:
-            arrays |= {"history_predictions": self.history.predictions, "history_outcomes": self.history.outcomes}
         description = {"predictor": predictor, "seed": self.seed} | distribution
+        if self.history is not None:
+            description["history"], kept = self.history.to_arrays()
+            arrays |= kept
         return description, {name: values.numpy() for name, values in arrays.items()}
 
     @staticmethod
@@ -70,9 +78,8 @@ class Posterior:
         predictor = predictor_from_arrays(description["predictor"], tensors)
         distribution = distribution_from_arrays(description, tensors)
         history = None
-        if "history_outcomes" in tensors:
-            spread = predictor.outcomes.scale
-            history = History.of(tensors["history_predictions"], tensors["history_outcomes"], spread)
+        if "history" in description:
+            history = History.from_arrays(description["history"], tensors, predictor.outcomes.scale)
         return Posterior(predictor, distribution, tensors["particles"], description["seed"], history)
 
 

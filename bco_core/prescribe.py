@@ -19,7 +19,7 @@ from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES, Terms, check_risk, decide, decide_for
 from bco_core.posterior import Posterior
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
-from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost, predictive_scenarios
+from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CVAR_LEVEL = 0.95
@@ -120,7 +120,7 @@ def decisions(
     """
     options = options or PrescribeOptions()
     scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
-    atoms = cost_scenarios(posterior, scenarios, options) if options.risk else scenarios
+    atoms = cost_scenarios(posterior, contexts, scenarios, options) if options.risk else scenarios
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, None, options.alpha)
     return decide(problem, atoms, options.chosen_policy, terms).decisions
@@ -137,7 +137,7 @@ def _prescribe(
     scenarios = posterior.scenarios(contexts, theta)
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
-    atoms = cost_scenarios(posterior, scenarios, options)
+    atoms = cost_scenarios(posterior, contexts, scenarios, options)
     found = decide(problem, atoms if options.risk else scenarios, options.chosen_policy, terms)
     decisions = shown_decisions(found)
     costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)
@@ -155,11 +155,13 @@ def _prescribe(
     )
 
 
-def cost_scenarios(posterior: Posterior, scenarios: Scenarios, options: PrescribeOptions) -> Scenarios:
+def cost_scenarios(
+    posterior: Posterior, contexts: Tensor, scenarios: Scenarios, options: PrescribeOptions
+) -> Scenarios:
     """The scenarios that costs are computed over, as many as the decision hedges over."""
-    if options.costs_over == POSTERIOR or posterior.history is None:
+    if options.costs_over == POSTERIOR:
         return scenarios
-    return predictive_scenarios(posterior.history, scenarios.mean(), options.scenarios)
+    return posterior.predictive(contexts, scenarios.mean(), options.scenarios) or scenarios
 
 
 def shown_decisions(found: Prescription) -> Tensor:

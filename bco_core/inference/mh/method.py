@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
+from bco_core.calibration import choose_history
 from bco_core.certificates import Certificate
 from bco_core.data import Arrays, fold_numbers
 from bco_core.distributions import ChainDraws
@@ -41,7 +42,6 @@ from bco_core.posterior import Posterior
 from bco_core.predictors.registry import AUTO, build_predictor
 from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Progress
-from bco_core.scenarios import History
 
 DRAWS = 1000
 HISTORY_ROWS = 1000
@@ -156,7 +156,8 @@ def _posterior(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, opt
     rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
     seen = target.rows(rows)
     predictions = target.predictor.predict_encoded(chosen, seen.encoded(chosen.dtype)).mean(dim=0)
-    history = History.of(predictions, seen.sample.outcomes, target.predictor.outcomes.scale)
+    spread = target.predictor.outcomes.scale
+    history = choose_history(predictions, seen.sample.outcomes, spread, seen.features, torch.ones_like(spread)).history
     return Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, history)
 
 

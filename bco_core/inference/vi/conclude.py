@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bco_core.calibration import Choice, choose_history
 from bco_core.certificates import ModelClass, certify
+from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.diagnostics import Table
@@ -19,10 +21,11 @@ from bco_core.inference.vi.plan import Plan
 from bco_core.inference.vi.variational import VariationalFit
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide
 from bco_core.posterior import Posterior
-from bco_core.scenarios import History
 
 CONFIDENCE = 0.95
 HISTORY_ROWS = 1000
+# Errors are not believed to shrink to less than half, whatever members say.
+_LEAST_GAIN = 0.25
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def conclude(plan: Plan, learned: Candidate, recommend: bool) -> Learned:
         certificate=certify(learned.classes, plan.judged, CONFIDENCE, generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
-    history = _history(learned, generator)
+    history = _history(plan, learned, generator).history
     posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, history)
     return Learned(posterior, diagnostics)
 
@@ -81,8 +84,32 @@ def held_out_costs(target: GibbsTarget, seen: OutOfFold, generator: torch.Genera
     }
 
 
-def _history(learned: Candidate, generator: torch.Generator) -> History:
-    """Out-of-fold predictions and outcomes of up to 1,000 rows."""
-    outcomes, predictions = learned.target.sample.outcomes[learned.seen.rows], learned.seen.scenarios.mean()
-    kept = torch.randperm(len(outcomes), generator=generator)[:HISTORY_ROWS]
-    return History.of(predictions[kept], outcomes[kept], learned.target.predictor.outcomes.scale)
+def _history(plan: Plan, learned: Candidate, generator: torch.Generator) -> Choice:
+    """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
+    target, rows = learned.target, learned.seen.rows
+    predictions, outcomes = learned.seen.scenarios.mean(), target.sample.outcomes[rows]
+    kept = torch.randperm(len(rows), generator=generator)[:HISTORY_ROWS]
+    residuals = outcomes[kept] - predictions[kept]
+    shrink = _averaging_gain(plan, learned, rows[kept], residuals)
+    return choose_history(
+        predictions[kept], outcomes[kept], target.predictor.outcomes.scale, target.features[rows[kept]], shrink
+    )
+
+
+def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
+    """How much smaller errors (H, d_y) are, as a factor (d_y,), when all members predict instead of those few that
+    held a row out: by the variance that averaging takes away.
+
+    Members of a class of models differ by V, which averaging m of them divides by m.
+    """
+    partitions = max(1, len(plan.folds.train) // FOLDS)
+    removed = torch.zeros(residuals.shape[1], dtype=torch.float64)
+    for part in learned.classes:
+        members = len(part.mixture.loc)
+        if part.weight == 0 or members <= partitions:
+            continue
+        encoded = part.target.encoded(part.mixture.loc.dtype)[rows]
+        between = part.target.predictor.predict_encoded(part.mixture.loc, encoded).var(dim=0).mean(dim=0)
+        removed += part.weight**2 * between * (1 / partitions - 1 / members)
+    whole = residuals.square().mean(dim=0).clamp_min(1e-300)
+    return (1 - removed / whole).clamp(_LEAST_GAIN, 1.0).sqrt()

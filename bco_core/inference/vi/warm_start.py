@@ -15,8 +15,8 @@ from torch import Tensor
 from bco_core.gibbs import GibbsTarget
 from bco_core.predictors.base import Predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
+from bco_core.regression import ridge
 
-_PENALTIES = 10.0 ** torch.linspace(-3, 1, 17, dtype=torch.float64)
 _SHIFT_STEPS = 120
 
 
@@ -74,24 +74,6 @@ def ridge_start(predictor: Predictor, encoded: Tensor, standardized: Tensor, row
     loc = loc.clone()
     loc[:, -predictor.linear_dim :] = torch.stack(paths).to(loc)
     return loc
-
-
-def ridge(contexts: Tensor, outcomes: Tensor) -> Tensor:
-    """Slopes and then intercept, (d_x + 1, d_y), the penalty of each outcome chosen by exact leave-one-out error."""
-    count = len(contexts)
-    context_mean, outcome_mean = contexts.mean(0), outcomes.mean(0)
-    centred = outcomes - outcome_mean
-    u, singular, vt = torch.linalg.svd(contexts - context_mean, full_matrices=False)
-    shrink = singular**2 / (singular**2 + count * _PENALTIES[:, None])
-    projected = u.T @ centred
-    fitted = torch.einsum("nk,pk,ky->pny", u, shrink, projected)
-    leverage = shrink @ (u**2).T + 1 / count
-    error = ((centred - fitted) / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]).square().mean(dim=1)
-    best = shrink[error.argmin(dim=0)].T
-    positive = singular > 1e-10 * singular[:1]
-    inverse = torch.where(positive, 1 / singular.clamp_min(1e-300), torch.zeros_like(singular))
-    slopes = vt.T @ (best * inverse[:, None] * projected)
-    return torch.cat([slopes, (outcome_mean - context_mean @ slopes)[None]])
 
 
 def shift_to_decisions(target: GibbsTarget, encoded: Tensor, rows: Tensor, loc: Tensor) -> Tensor:

@@ -1,0 +1,181 @@
+"""Choosing predictive scenarios by a proper score, and telling how well they are calibrated.
+
+For one outcome the score is the continuous ranked probability score, for several the energy score,
+
+    E‖Y_k − y‖ − ½ E‖Y_k − Y_l‖,
+
+in units of the outcomes' spread, always on rows that the scenarios leave out: row j is judged by the rows other than j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bco_core.evaluation import estimate
+from bco_core.predictive import Carrier, History, carried, predictive_scenarios, spread_at, weights
+from bco_core.regression import ridge
+
+# Bandwidths that compete, as factors on the median distance between predictions.
+BANDWIDTHS = (0.5, 0.2, 0.1, 0.05)
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+BINS = 10
+JUDGED_ROWS = 300
+_ATOMS = 64
+_SAFE = 0.05
+_PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The history with the carrier of least score, and every candidate's mean score."""
+
+    history: History
+    table: list[dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How predictive scenarios did on held-out rows.
+
+    ``pit`` counts, in ten bins, where the outcomes lay in their predicted distributions, as shares: 0.1 each is
+    perfect. ``coverage`` is the share of outcomes within the central interval of each level. ``score`` is the mean
+    score, ``constant_score`` that of the history's outcomes without any context.
+    """
+
+    rows: int
+    carry: str
+    bandwidth: float | None
+    pit: list[float]
+    coverage: dict[str, float]
+    score: float
+    constant_score: float
+
+
+def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, features: Tensor, shrink: Tensor) -> Choice:
+    """The way of carrying that scores best, for out-of-fold predictions and outcomes (H, d_y) of rows with features
+    (H, width)."""
+    order = _by_residual(predictions, outcomes, spread)
+    predictions, outcomes, features = predictions[order], outcomes[order], features[order]
+    residuals = outcomes - predictions
+    slopes = _log_spread(features, residuals)
+    full = torch.ones_like(shrink)
+    plain = History(predictions, outcomes, spread, Carrier("shift", None, full))
+    judged = torch.linspace(0, len(outcomes) - 1, min(JUDGED_ROWS, len(outcomes))).round().long().unique()
+    candidates = list(_candidates(plain, features, slopes))
+    if len(outcomes) < 3:
+        candidates = candidates[:1]
+    scores = [score(one, judged, features) for one in candidates]
+    best = min(range(len(scores)), key=lambda index: scores[index].mean().item())
+    table: list[dict[str, object]] = [
+        {
+            "carry": one.carrier.carry,
+            "bandwidth": one.carrier.bandwidth,
+            "score": estimate(values).mean,
+            "chosen": index == best,
+        }
+        for index, (one, values) in enumerate(zip(candidates, scores, strict=True))
+    ]
+    chosen = candidates[best]
+    return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), table)
+
+
+def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[History]:
+    full = plain.carrier.shrink
+    distances = torch.pdist(plain.predictions[:1000] / plain.spread)
+    median = distances.median().item() if len(distances) else 0.0
+    kernels = [max(factor * median, 1e-6) for factor in BANDWIDTHS] if median > 0 else []
+    # Stretching divides by predictions: nearly all of them must be safely positive.
+    level = plain.outcomes.mean(dim=0)
+    positive = bool((level > 0).all()) and (plain.predictions > _SAFE * level).all(dim=1).double().mean() >= 0.99
+    found = [replace(plain, carrier=Carrier("shift", width, full)) for width in (None, *kernels)]
+    if positive:
+        found += [replace(plain, carrier=Carrier("stretch", width, full)) for width in (None, *kernels)]
+    found += [replace(plain, carrier=Carrier("keep", width, full)) for width in kernels]
+    if len(plain) >= 30:
+        scales = spread_at(slopes, features)
+        found.append(replace(plain, carrier=Carrier("scaled", None, full, slopes), scales=scales))
+    return found
+
+
+def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
+    """Score (m,) of the scenarios at rows (m,) of the history, each without its own row."""
+    predictions, outcomes = history.predictions[rows], history.outcomes[rows]
+    if outcomes.shape[1] == 1:
+        atoms, shares = _atoms(history, rows, features)
+        return crps(atoms[..., 0], shares, outcomes[:, 0]) / history.spread[0]
+    found = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows).outcomes / history.spread
+    return energy_score(found, outcomes / history.spread)
+
+
+def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """All the history's atoms (m, H, d_y) and their shares (m, H) at rows (m,) of it, each without its own row."""
+    predictions = history.predictions[rows]
+    everything = torch.arange(len(history)).expand(len(rows), -1)
+    atoms = carried(history, everything, predictions, history.scales_at(features[rows]))
+    share = weights(history, predictions, rows)
+    return atoms, share / share.sum(dim=1, keepdim=True)
+
+
+def crps(atoms: Tensor, shares: Tensor, truth: Tensor) -> Tensor:
+    """Of weighted atoms (m, K) against the truth (m,): → (m,)."""
+    ordered, order = atoms.sort(dim=1)
+    share = shares.gather(1, order)
+    before = share.cumsum(dim=1) - share
+    half_spread = (ordered * share * (2 * before + share - 1)).sum(dim=1)
+    return ((atoms - truth[:, None]).abs() * shares).sum(dim=1) - half_spread
+
+
+def energy_score(atoms: Tensor, truth: Tensor) -> Tensor:
+    """Of equally weighted atoms (m, K, d) against the truth (m, d): → (m,)."""
+    near = (atoms - truth[:, None]).norm(dim=2).mean(dim=1)
+    count = atoms.shape[1]
+    between = torch.cdist(atoms, atoms).sum(dim=(1, 2)) / (count * max(count - 1, 1))
+    return near - 0.5 * between
+
+
+def calibrate(history: History, features: Tensor) -> Calibration:
+    """How the history's own rows, each left out, look under its scenarios."""
+    rows = torch.linspace(0, len(history) - 1, min(JUDGED_ROWS, len(history))).round().long().unique()
+    atoms, shares = _atoms(history, rows, features)
+    truth = history.outcomes[rows]
+    below = (shares[..., None] * (atoms < truth[:, None])).sum(dim=1)
+    ties = (shares[..., None] * (atoms == truth[:, None])).sum(dim=1)
+    pit = (below + 0.5 * ties).flatten()
+    counts = torch.histc(pit.clamp(0, 1), BINS, 0, 1)
+    constant = History(
+        torch.zeros_like(history.outcomes),
+        history.outcomes,
+        history.spread,
+        Carrier("keep", None, history.carrier.shrink),
+    )
+    return Calibration(
+        rows=len(rows),
+        carry=history.carrier.carry,
+        bandwidth=history.carrier.bandwidth,
+        pit=(counts / counts.sum()).tolist(),
+        coverage={str(level): ((pit - 0.5).abs() <= level / 2).double().mean().item() for level in LEVELS},
+        score=score(history, rows, features).mean().item(),
+        constant_score=score(constant, rows, features).mean().item(),
+    )
+
+
+def _by_residual(predictions: Tensor, outcomes: Tensor, spread: Tensor) -> Tensor:
+    """Rows ordered along the direction in which residuals differ most."""
+    residuals = (outcomes - predictions) / spread
+    if residuals.shape[1] == 1 or len(residuals) < 3:
+        return residuals.sum(dim=1).argsort(stable=True)
+    centred = residuals - residuals.mean(dim=0)
+    direction = torch.linalg.eigh(centred.T @ centred)[1][:, -1]
+    direction = direction * (1 if direction.sum() >= 0 else -1)
+    return (centred @ direction).argsort(stable=True)
+
+
+def _log_spread(features: Tensor, residuals: Tensor) -> Tensor:
+    """Slopes and constant (width + 1, d_y) of ln|residual| by features: ridge with leave-one-out penalties."""
+    size = residuals.abs()
+    floor = 1e-3 * size.mean(dim=0).clamp_min(1e-300)
+    return ridge(features.double(), size.clamp_min(floor).log(), _PENALTIES)

@@ -1,0 +1,145 @@
+"""Predictive scenarios: what may really happen, noise included, made of what happened in the history.
+
+Posterior draws say how unsure the predictor is; they leave out the noise that no predictor removes. Here every row i of
+a kept history, with its out-of-fold prediction f̄_i and its outcome y_i, says what may happen at a new prediction f̄. An
+outcome is *carried* there in one of these ways, always whole, so that dependence between outcomes survives:
+
+    shift     f̄ + g (y_i − f̄_i)
+    scaled    f̄ + g s(x) (y_i − f̄_i) / s_i,   s the spread that residuals have in a context, log-linear in its features
+    stretch   f̄ (1 + g (y_i / f̄_i − 1))       for outcomes whose noise grows with their level
+    keep      y_i                              as it was, under a kernel alone
+
+and rows count alike, or by how similar their predictions are: weights ∝ exp(−‖f̄ − f̄_i‖ / h). The factor g ≤ 1 shrinks
+residuals by what averaging all members gains over the few that predicted each row out of fold. Which way, and which h,
+is chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bco_core.scenarios import Scenarios
+
+CARRIES = ("shift", "scaled", "stretch", "keep")
+_CHUNK_NUMBERS = 2_000_000
+# A ratio beyond this says more about a prediction near zero than about what may happen.
+_LARGEST_RATIO = 10.0
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """How outcomes are carried: ``bandwidth`` h in units of the outcomes' spread, None where all rows count alike;
+    ``shrink`` g (d_y,); ``slopes`` (width + 1, d_y) of ln s by features and a constant, None unless scaled."""
+
+    carry: str
+    bandwidth: float | None
+    shrink: Tensor
+    slopes: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class History:
+    """Rows kept with a posterior: out-of-fold predictions and outcomes, both (H, d_y), the outcomes' ``spread`` (d_y,),
+    how they are carried and, where that is scaled, each row's own ``scales`` (H, d_y).
+
+    Rows are in the order of their residuals, so that a systematic sample of them is a stratified one.
+    """
+
+    predictions: Tensor
+    outcomes: Tensor
+    spread: Tensor
+    carrier: Carrier
+    scales: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    def scales_at(self, features: Tensor) -> Tensor | None:
+        """s(x) (B, d_y) for features (B, width), no further out than in the history; None unless scaled."""
+        if self.carrier.slopes is None or self.scales is None:
+            return None
+        return spread_at(self.carrier.slopes, features).clamp(self.scales.amin(dim=0), self.scales.amax(dim=0))
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A plain description and arrays; :meth:`from_arrays` is the inverse."""
+        arrays = {
+            "history_predictions": self.predictions,
+            "history_outcomes": self.outcomes,
+            "history_shrink": self.carrier.shrink,
+        }
+        if self.carrier.slopes is not None and self.scales is not None:
+            arrays |= {"history_slopes": self.carrier.slopes, "history_scales": self.scales}
+        return {"carry": self.carrier.carry, "bandwidth": self.carrier.bandwidth}, arrays
+
+    @staticmethod
+    def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor], spread: Tensor) -> History:
+        slopes, scales = arrays.get("history_slopes"), arrays.get("history_scales")
+        carrier = Carrier(description["carry"], description["bandwidth"], arrays["history_shrink"], slopes)
+        return History(arrays["history_predictions"], arrays["history_outcomes"], spread, carrier, scales)
+
+
+def spread_at(slopes: Tensor, features: Tensor) -> Tensor:
+    """exp of an affine function of features (B, width): (B, d_y)."""
+    return (features.double() @ slopes[:-1] + slopes[-1]).exp()
+
+
+def predictive_scenarios(
+    history: History, predictions: Tensor, count: int, features: Tensor | None = None, own: Tensor | None = None
+) -> Scenarios:
+    """``count`` equally weighted atoms for predictions f̄(x) (B, d_y), by systematic sampling of the history.
+
+    ``features`` (B, width) are needed where the carrier is scaled. ``own`` (B,) names a row of the history that each
+    context must not see, its own; −1 for none.
+    """
+    scales = None if features is None else history.scales_at(features)
+    size = max(1, _CHUNK_NUMBERS // max(len(history), count))
+    parts = []
+    for first in range(0, len(predictions), size):
+        chunk = slice(first, first + size)
+        chosen = _sampled(history, predictions[chunk], count, None if own is None else own[chunk])
+        parts.append(carried(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
+    return Scenarios.equal(torch.cat(parts), predictions)
+
+
+def weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
+    """How much each row of the history counts at predictions (B, d_y): (B, H), the largest near one."""
+    if history.carrier.bandwidth is None:
+        found = torch.ones(len(predictions), len(history), dtype=torch.float64)
+    else:
+        distance = torch.cdist(predictions / history.spread, history.predictions / history.spread)
+        # The nearest row always counts, however far it is.
+        found = ((distance.amin(dim=1, keepdim=True) - distance) / history.carrier.bandwidth).exp()
+    if own is not None:
+        known = own >= 0
+        found[known.nonzero().flatten(), own[known]] = 0.0
+    return found
+
+
+def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tensor | None) -> Tensor:
+    """The outcomes of chosen rows (B, K) at predictions (B, d_y): (B, K, d_y)."""
+    carrier, outcomes = history.carrier, history.outcomes[chosen]
+    if carrier.carry == "keep":
+        return outcomes
+    here, there = predictions[:, None], history.predictions[chosen]
+    if carrier.carry == "stretch":
+        ratio = (outcomes / there).clamp(-_LARGEST_RATIO, _LARGEST_RATIO)
+        return here * (1 + carrier.shrink * (ratio - 1))
+    residuals = carrier.shrink * (outcomes - there)
+    if carrier.carry == "scaled":
+        if scales is None or history.scales is None:
+            raise RuntimeError("scaled scenarios need features")
+        residuals = residuals / history.scales[chosen] * scales[:, None]
+    return here + residuals
+
+
+def _sampled(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
+    """Rows (B, count) of the history by systematic sampling, in its order."""
+    places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    if history.carrier.bandwidth is None and own is None:
+        return (places * len(history)).long().expand(len(predictions), -1)
+    share = weights(history, predictions, own).cumsum(dim=1)
+    return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)
