@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bco_core.evaluation import estimate
 from bco_core.predictive import Carrier, History, carried, predictive_scenarios, spread_at, weights
 from bco_core.regression import ridge
+from bco_core.select import Table, select
 
 # Bandwidths that compete, as factors on the median distance between predictions.
 BANDWIDTHS = (0.5, 0.2, 0.1, 0.05)
@@ -34,7 +34,7 @@ class Choice:
     """The history with the carrier of least score, and every candidate's mean score."""
 
     history: History
-    table: list[dict[str, object]]
+    table: Table
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,10 @@ def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, featur
     if len(outcomes) < 3:
         candidates = candidates[:1]
     scores = [score(one, judged, features) for one in candidates]
-    best = min(range(len(scores)), key=lambda index: scores[index].mean().item())
-    table: list[dict[str, object]] = [
-        {
-            "carry": one.carrier.carry,
-            "bandwidth": one.carrier.bandwidth,
-            "score": estimate(values).mean,
-            "chosen": index == best,
-        }
-        for index, (one, values) in enumerate(zip(candidates, scores, strict=True))
-    ]
-    chosen = candidates[best]
-    return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), table)
+    labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
+    choice = select(scores, labels)
+    chosen = candidates[choice.chosen]
+    return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), choice.table)
 
 
 def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[History]:
@@ -134,7 +126,8 @@ def energy_score(atoms: Tensor, truth: Tensor) -> Tensor:
     near = (atoms - truth[:, None]).norm(dim=2).mean(dim=1)
     count = atoms.shape[1]
     between = torch.cdist(atoms, atoms).sum(dim=(1, 2)) / (count * max(count - 1, 1))
-    return near - 0.5 * between
+    difference: Tensor = near - 0.5 * between
+    return difference
 
 
 def calibrate(history: History, features: Tensor) -> Calibration:
@@ -171,7 +164,8 @@ def _by_residual(predictions: Tensor, outcomes: Tensor, spread: Tensor) -> Tenso
     centred = residuals - residuals.mean(dim=0)
     direction = torch.linalg.eigh(centred.T @ centred)[1][:, -1]
     direction = direction * (1 if direction.sum() >= 0 else -1)
-    return (centred @ direction).argsort(stable=True)
+    along: Tensor = centred @ direction
+    return along.argsort(stable=True)
 
 
 def _log_spread(features: Tensor, residuals: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ from bco_core.certificates import Certificate
 from bco_core.data import FOLDS
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
+from bco_core.select import Table
 
 FEW_ROWS = 50
-# Rows for people to read, such as the candidates of a selection with their costs.
-Table = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)

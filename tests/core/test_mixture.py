@@ -23,7 +23,7 @@ from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import continue_part, learn
-from bco_core.inference.select import pooled, select, stack
+from bco_core.select import pooled, select, stack
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.inference.vi.warm_start import ridge, shift_to_decisions
 from bco_core.policies import averaged, bcp, blended

@@ -11,13 +11,14 @@ import torch
 
 from bco_core.evaluation import Estimate, estimate
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.diagnostics import FEW_ROWS, Diagnostics, Quality, Table
+from bco_core.inference.diagnostics import FEW_ROWS, Diagnostics, Quality
 from bco_core.inference.mh.chains import Chains
 from bco_core.inference.mh.metropolis import MetropolisOptions
 from bco_core.inference.mh.thinning import probed
 from bco_core.policies import decide
 from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
+from bco_core.select import Table
 
 R_HAT = 1.1
 FEW_DRAWS = 100

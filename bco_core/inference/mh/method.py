@@ -21,7 +21,6 @@ from bco_core.evaluation import Estimate
 from bco_core.families import FAMILIES
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.diagnostics import Table
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
@@ -42,6 +41,7 @@ from bco_core.posterior import Posterior
 from bco_core.predictors.registry import AUTO, build_predictor
 from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Progress
+from bco_core.select import Table
 
 DRAWS = 1000
 HISTORY_ROWS = 1000

@@ -18,7 +18,6 @@ from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
-from bco_core.inference.select import select, stack
 from bco_core.inference.vi import members
 from bco_core.inference.vi.conclude import Candidate, conclude
 from bco_core.inference.vi.mixture import fit_configurations, joined, linear_in_network, warm_start
@@ -29,6 +28,7 @@ from bco_core.inference.vi.variational import VariationalFit, VariationalOptions
 from bco_core.policies import decide
 from bco_core.predictors.registry import PREDICTORS
 from bco_core.progress import Progress, part_of
+from bco_core.select import select, stack
 
 # κ at 256 rows; it goes with priors scaled to the predictor.
 KL_WEIGHT = 2e-4

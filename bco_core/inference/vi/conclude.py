@@ -12,15 +12,14 @@ from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.diagnostics import Table
 from bco_core.inference.method import Learned
-from bco_core.inference.select import select
 from bco_core.inference.vi.diagnostics import diagnose
 from bco_core.inference.vi.out_of_fold import OutOfFold
 from bco_core.inference.vi.plan import Plan
 from bco_core.inference.vi.variational import VariationalFit
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide
 from bco_core.posterior import Posterior
+from bco_core.select import Table, select
 
 CONFIDENCE = 0.95
 HISTORY_ROWS = 1000

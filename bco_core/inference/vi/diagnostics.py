@@ -11,9 +11,10 @@ from torch import Tensor
 from bco_core.distributions import Mixture
 from bco_core.evaluation import Estimate, estimate, paired_difference
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.diagnostics import FEW_ROWS, Diagnostics, Quality, Table, constant_costs
+from bco_core.inference.diagnostics import FEW_ROWS, Diagnostics, Quality, constant_costs
 from bco_core.inference.vi.out_of_fold import OutOfFold
 from bco_core.inference.vi.variational import TracePoint, VariationalFit
+from bco_core.select import Table
 
 _AGREEMENT_CONTEXTS = 200
 _AGREEMENT_DRAWS = 16

@@ -7,14 +7,17 @@ standard error, and the largest such gain wins. The plain minimum of a cross-val
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bco_core.evaluation import estimate, paired_difference
-from bco_core.inference.diagnostics import Table
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
+
+# Rows for people to read, such as the candidates of a selection with their costs.
+Table = list[dict[str, Any]]
 
 _STACK_WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 
