@@ -6,7 +6,6 @@ The API answers 503 and lets the caller come back; workers and computations wait
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +23,6 @@ RETRY_AFTER_SECONDS = 1
 REMEMBERED_SECONDS = 5.0
 NO_ROOM = "the database has no room left"
 _LONGEST_WAIT = 2.0
-
-_full_at = -math.inf
 
 
 def is_outage(error: BaseException) -> bool:
@@ -46,18 +43,6 @@ def in_words(error: BaseException) -> str:
     if "locked" in text or isinstance(error, sa.exc.TimeoutError):
         return "the database is busy"
     return "the database does not answer"
-
-
-def remember(error: BaseException) -> None:
-    """Note a write that found no room; other outages show by themselves."""
-    global _full_at
-    if in_words(error) == NO_ROOM:
-        _full_at = time.monotonic()
-
-
-def full_lately() -> bool:
-    """Whether a request of this process has found no room to write within the last seconds."""
-    return time.monotonic() - _full_at < REMEMBERED_SECONDS
 
 
 @contextmanager

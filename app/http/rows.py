@@ -33,6 +33,18 @@ def read(table: type[Row], workspace: str, identifier: str, missing: str) -> Row
     return row
 
 
+def matching(table: type[Row], **wanted: str | None) -> list[sa.ColumnElement[bool]]:
+    """Conditions for ``page``: columns that must equal the values that are not None.
+
+    Text that cannot be an id is nobody's id; databases differ in what text they take.
+    """
+    return [
+        getattr(table, name) == value if is_id(value) or not name.endswith("_id") else sa.false()
+        for name, value in wanted.items()
+        if value is not None
+    ]
+
+
 def page(
     session: Session,
     table: type[Row],
