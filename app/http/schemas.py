@@ -7,16 +7,9 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from app.db.text import is_storable
+
 Item = TypeVar("Item")
-
-
-def is_storable(text: str) -> bool:
-    """Whether every database takes this text: no NUL, and no half characters, which JSON can spell."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\x00" not in text
 
 
 def storable(text: str) -> str:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.db.engine import transaction
 from app.db.tables import KeyRow, now
-from app.http.schemas import is_storable
+from app.db.text import is_storable
 from app.ids import is_id, new_id, sibling_id
 from bco_core.errors import InvalidInput
 
