@@ -107,15 +107,15 @@ def _prepare_state(app: FastAPI) -> None:
     """Everything that this application remembers from one request to the next."""
     state, settings = app.state, get_settings()
     buckets: dict[str, TokenBucket] = {}
-    # who may call, and how often
+    # keys looked up lately, and the rate of each
     state.remembered, state.buckets = Remembered(), buckets
-    # loaded posteriors, places for prescribe calls, their threads, and whose turn it is
+    # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
     state.places = anyio.CapacityLimiter(settings.max_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
     state.turns = asyncio.Semaphore(1)
-    # looks at jobs that clients follow, and whether the server is about to stop
+    # looks at jobs that clients follow; whether the server is about to stop
     state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     state.stopping = lambda: False
-    # when old repeatable answers were last swept away, and when the database last had no room
+    # when old repeatable answers were last swept away; when the database last had no room
     state.swept_at, state.full_at = -math.inf, -math.inf

@@ -137,7 +137,7 @@ def export(
 @app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="a file that bco export has written", exists=True, dir_okay=False)],
-    workspace: Annotated[str, typer.Option(help="whose it will be")] = "default",
+    workspace: Annotated[str, typer.Option(help="workspace to put it in")] = "default",
 ) -> None:
     """Read a posterior from a file into the database; everything in the file is checked first."""
     from app.posteriors import portable

@@ -22,8 +22,8 @@ keys = typer.Typer(
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="who or what it is for, such as 'planning system'")],
-    workspace: Annotated[str, typer.Option(help="whose objects it sees and makes")] = "default",
+    name: Annotated[str, typer.Argument(help="what it is for, such as 'planning system'")],
+    workspace: Annotated[str, typer.Option(help="the workspace that it sees and makes objects in")] = "default",
     scopes: Annotated[
         str, typer.Option(help="read: look and prescribe; train: create and cancel; admin: delete, and /metrics")
     ] = "read,train,admin",

@@ -88,7 +88,7 @@ def free_port() -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether nobody listens there yet; OSError if nobody can, because of the name or of missing rights."""
+    """Whether the port can be listened on; OSError if the reason is not that it is taken."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

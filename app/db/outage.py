@@ -36,7 +36,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """What is wrong, for a planner who can only wait and an operator who can help."""
+    """What is wrong, in words for planners and operators."""
     text = str(getattr(error, "orig", None) or error).lower()
     if "disk" in text or "no space" in text or "full" in text:
         return NO_ROOM

@@ -193,7 +193,7 @@ def _methods_at(app: FastAPI, path: str) -> list[str]:
 
 
 def unexpected() -> JSONResponse:
-    """The answer to what nobody foresaw; the log has the rest."""
+    """The answer to an unforeseen error; the log has the rest."""
     return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
 
 

@@ -60,7 +60,7 @@ _PARAMETER = {
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to serve one request: which it is, the hash of its body, and a token nobody else has."""
+    """The right to serve one request: which it is, the hash of its body, and a token of its own."""
 
     workspace: str
     path: str
@@ -195,7 +195,7 @@ def _replayed(status: int, answer: bytes, location: str | None) -> Response:
 
 
 def _hash(body: bytes, content_type: str) -> str:
-    """Of the body; the boundary between the parts of a form is another each time it is sent, and does not count."""
+    """The sha256 of a body without the boundary between the parts of a form, which differs each time it is sent."""
     boundary = _BOUNDARY.search(content_type)
     if boundary and content_type.lower().startswith("multipart/"):
         body = body.replace(boundary[1].encode("latin-1"), b"")
