@@ -54,9 +54,9 @@ class KeyRow(Base):
 
 
 class AnswerRow(Base):
-    """The answer to a creating POST with an Idempotency-Key, kept for whoever sends the same again.
+    """The answer to a creating POST with an Idempotency-Key, kept for the same request sent again.
 
-    While ``answer`` is empty the request is being served, by whoever holds ``claim``; ``location`` is set in the same
+    While ``answer`` is empty the request that holds ``claim`` is being served; ``location`` is set in the same
     transaction that makes the object.
     """
 

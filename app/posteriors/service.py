@@ -13,7 +13,7 @@ from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorBlockRow, PosteriorRow, ProblemRow
 from app.http.errors import Conflict, NotFound
-from app.http.rows import delete_row, find, page
+from app.http.rows import delete_row, find, matching, page
 from app.ids import sibling_id
 from app.jobs import service as jobs
 from bco_core.data import Arrays
@@ -107,9 +107,15 @@ def particles_file(workspace: str, posterior_id: str, first: int, count: int | N
     return buffer.getvalue()
 
 
-def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[PosteriorRow], str | None]:
+def listing(
+    workspace: str, limit: int, cursor: str | None, quality: str | None = None, **wanted: str | None
+) -> tuple[list[PosteriorRow], str | None]:
+    """Posteriors of a quality and with the wanted values of columns, all of them by default, a page at a time."""
+    conditions = matching(PosteriorRow, **wanted)
+    if quality is not None:
+        conditions.append(PosteriorRow.diagnostics["quality"].as_string() == quality)
     with transaction() as session:
-        return page(session, PosteriorRow, workspace, limit, cursor)
+        return page(session, PosteriorRow, workspace, limit, cursor, *conditions)
 
 
 def get(workspace: str, posterior_id: str) -> PosteriorRow:

@@ -1,4 +1,4 @@
-"""A hundred clients at once who upload, learn, prescribe, cancel and delete, also each other's objects.
+"""A hundred clients that at once upload, learn, prescribe, cancel and delete, also each other's objects.
 
 Whatever they do to each other, each of them gets an answer that makes sense, and never an error of ours; only a busy
 service may ask them to come again (503 with Retry-After).
@@ -17,12 +17,15 @@ from typing import Any
 
 import httpx
 import pytest
-from journey import CONTEXTS, OUTCOMES, QUICK, Json
+from journey import CONTEXTS, OUTCOMES, QUICK, Json, pages
+from patience import wait_until
+from processes import finished
 
 from app.commands.demo import as_csv, bakery_rows, example_problem
 from app.commands.serve import LocalService
 
 CLIENTS = 100
+UNFINISHED = ("queued", "running")
 CSV = as_csv(bakery_rows(40)).encode()
 JOB: Json = {"predictor": {"kind": "linear"}, "posterior": QUICK}
 # What each act may be answered with, besides 503 with Retry-After. Objects may vanish at any moment: somebody deletes.
@@ -145,11 +148,7 @@ def shared_posterior(http: httpx.Client) -> str:
     body = {"name": "days", "outcomes": OUTCOMES, "rows": bakery_rows(60)}
     made["dataset_id"] = http.post("/v1/datasets", json=body).json()["id"]
     found = http.post("/v1/jobs", json=JOB | made).json()
-    until = time.monotonic() + 120
-    while found["state"] in ("queued", "running"):
-        assert time.monotonic() < until, "the first job did not end"
-        time.sleep(0.1)
-        found = http.get(f"/v1/jobs/{found['id']}").json()
+    found = finished(http, found["id"])
     assert found["state"] == "succeeded", found
     return str(found["posterior_id"])
 
@@ -163,22 +162,14 @@ async def rush(url: str, world: World, seconds: float) -> None:
 
 def everything_ends(http: httpx.Client) -> None:
     """Whatever was left in the queue can be cancelled, and then nothing waits or runs any more."""
-    until = time.monotonic() + 120
-    while True:
-        cursor, unfinished = None, 0
-        while True:
-            query: Json = {"limit": 200} | ({"cursor": cursor} if cursor else {})
-            page = http.get("/v1/jobs", params=query).json()
-            for found in page["items"]:
-                if found["state"] in ("queued", "running"):
-                    unfinished += 1
-                    assert http.post(f"/v1/jobs/{found['id']}/cancel").status_code in (202, 409)
-            cursor = page["next_cursor"]
-            if cursor is None:
-                break
-        if not unfinished:
-            return
-        assert time.monotonic() < until, f"{unfinished} jobs do not end"
+
+    def has_ended() -> bool:
+        unfinished = [job for page in pages(http, "/v1/jobs", 200) for job in page if job["state"] in UNFINISHED]
+        for job in unfinished:
+            assert http.post(f"/v1/jobs/{job['id']}/cancel").status_code in (202, 409)
+        return not unfinished
+
+    wait_until("nothing waits or runs", has_ended)
 
 
 def load(url: str, seconds: float) -> World:
