@@ -60,7 +60,7 @@ def test_a_job_can_have_a_name_of_its_own_and_the_posterior_carries_it(client: T
 
 def test_an_accepted_job_is_in_the_queue_under_its_own_id_as_plain_json(client: TestClient) -> None:
     job = create_job(client)
-    (queued,) = queue.client().list_queued_workflows(queue_name=queue.QUEUE, workflow_ids=[job["id"]])
+    (queued,) = queue.client().list_queued_workflows(queue_name=queue.COMPUTING, workflow_ids=[job["id"]])
     assert (queued.workflow_id, queued.status) == (job["id"], "ENQUEUED")
     with transaction() as session:
         schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
