@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["prescriptions"], route_class=Repeatable)
 def create_batch(posterior_id: str, request: NewBatch, caller: Trainer, response: Response) -> JobAnswer:
     """Decide for every row of a data set, as a job that all workers share. Its result is a file."""
     posteriors.get(caller.workspace, posterior_id)
-    asked = NewPrescribeJob(kind="prescribe", posterior_id=posterior_id, **request.model_dump())
+    asked = NewPrescribeJob(kind="prescribe", posterior_id=posterior_id, **request.model_dump(exclude_unset=True))
     job = service.create(caller.workspace, PRESCRIBE, check(caller.workspace, asked))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)
