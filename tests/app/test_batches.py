@@ -148,6 +148,37 @@ def test_a_data_set_can_be_prescribed_for_and_its_outcomes_are_carried_along(
     assert table.num_rows == 60
 
 
+def test_a_batch_asked_for_as_a_job_is_the_same_as_at_its_posteriors_address(
+    client: TestClient, posterior: Json
+) -> None:
+    dataset = create_dataset(client)
+    body = {"dataset_id": dataset["id"], "scenarios": 20, "name": "all days", "time_limit_seconds": 600}
+    there = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
+    asked = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
+    response = client.post("/v1/jobs", json=asked)
+    here = answered(response, 202)
+    assert response.headers["Location"] == f"/v1/jobs/{here['id']}"
+    assert {name for name in here if here[name] != there[name]} == {"id", "created_at"}
+    assert here["posterior_id"] == here["spec"]["posterior_id"] == posterior["id"]
+    files = [downloaded(client, run(client, job["id"])["id"], "parquet") for job in (there, here)]
+    assert files[0].equals(files[1])
+
+
+def test_a_job_that_prescribes_from_what_is_not_there_is_refused_with_its_place(
+    client: TestClient, posterior: Json
+) -> None:
+    ids = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": create_dataset(client)["id"]}
+    before = counts()
+    for name, missing in (("posterior_id", "post_nowhere"), ("dataset_id", "data_nowhere")):
+        refusal = answered(client.post("/v1/jobs", json=ids | {name: missing}), 422)
+        assert refusal["errors"][0]["pointer"] == f"#/{name}"
+        assert f"GET /v1/{name.removesuffix('_id')}s" in refusal["detail"]
+    assert counts() == before
+    waiting = create_job(client)
+    refusal = answered(client.post("/v1/jobs", json=ids | {"posterior_id": waiting["posterior_id"]}), 409)
+    assert f"job {waiting['id']} is queued" in refusal["detail"]
+
+
 def test_parquet_and_csv_contexts_are_decided_alike(client: TestClient, posterior: Json) -> None:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(CONTEXTS), buffer)

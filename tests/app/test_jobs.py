@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -81,6 +82,21 @@ def test_a_job_that_cannot_be_queued_is_not_kept(client: TestClient, monkeypatch
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
     assert "bees" not in response.text
+    assert counts() == before
+
+
+def test_the_size_of_a_posterior_counts_the_draws_of_chains_also_where_decisions_have_a_gradient(
+    client: TestClient, settings: Callable[..., None]
+) -> None:
+    """Chains leave a thousand draws, mixtures two vectors a member: 1.1 GB against 47 MB here."""
+    settings(max_posterior_mb=100)
+    ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
+    body = ids | {"predictor": {"kind": "mlp", "hidden": [512, 512]}}
+    answered(client.post("/v1/jobs", json=body | {"posterior": QUICK}), 202)
+    before = counts()
+    refusal = answered(client.post("/v1/jobs", json=body | {"posterior": {"method": "mh", "particles": 40}}), 422)
+    assert refusal["errors"][0]["pointer"] == "#/posterior/particles"
+    assert "BCO_MAX_POSTERIOR_MB" in refusal["detail"]
     assert counts() == before
 
 
