@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bco_core.families import Mixture
+from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
 
 _DRAWS = 500
@@ -37,23 +37,51 @@ class ModelClass:
     weight: float
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """The bound with its terms, in the user's units; where an assumption fails there is a reason instead."""
+
+    bound: float | None
+    reason: str = ""
+    vacuous: bool = False
+    confidence: float = 0.0
+    policies: tuple[str, ...] = ()
+    rows: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
+    theorem_2: dict[str, Any] = field(default_factory=dict)
+    assumes: str = ""
+
+    @staticmethod
+    def absent(reason: str) -> Certificate:
+        return Certificate(None, reason)
+
+    def to_json(self) -> dict[str, Any]:
+        if self.bound is None:
+            return {"bound": None, "reason": self.reason}
+        told = asdict(self)
+        del told["reason"]
+        return told | {"policies": list(self.policies)}
+
+
 def certify(
     classes: Sequence[ModelClass], rows: Tensor | None, confidence: float, generator: torch.Generator
-) -> dict[str, Any]:
-    """The bound with its terms, in the user's units; or ``{"bound": None, "reason": …}`` where an assumption fails.
+) -> Certificate:
+    """The bound for these classes of models, or why there is none.
 
     ``rows`` are those that the prior does not depend on; None if it depends on all of them.
     """
     bound = classes[0].target.problem.cost_bound
     if bound is None:
-        return _absent("no bound on the cost is known: give every item a maximum_order and a maximum_demand")
+        return Certificate.absent("no bound on the cost is known: give every item a maximum_order and a maximum_demand")
     if rows is None:
-        return _absent("the prior is scaled with all rows; learn with certify, which sets rows aside to scale it with")
+        return Certificate.absent(
+            "the prior is scaled with all rows; learn with certify, which sets rows aside to scale it with"
+        )
     count, failure = len(rows), 1 - confidence
     used = [part for part in classes if part.weight > 0]
     costs = [_drawn_costs(part, rows, generator) for part in used]
     if max(worst for _, worst in costs) > bound:
-        return _absent("the history holds outcomes beyond the stated bounds, such as demand above maximum_demand")
+        return Certificate.absent("the history holds outcomes beyond the bounds that the problem states")
     risk = sum(part.weight * risks.mean().item() for part, (risks, _) in zip(used, costs, strict=True)) / bound
     share = failure / (2 * len(used))
     margin = sum(p.weight * _bernstein_margin(risks / bound, share) for p, (risks, _) in zip(used, costs, strict=True))
@@ -62,13 +90,13 @@ def certify(
     total = complexity + _GRID / 8
     best = int(total.argmin())
     value = risk + margin + total[best].item()
-    return {
-        "bound": bound * min(value, 1.0),
-        "vacuous": value >= 1.0,
-        "confidence": confidence,
-        "policies": ["thompson", "averaged"],
-        "rows": count,
-        "terms": {
+    return Certificate(
+        bound=bound * min(value, 1.0),
+        vacuous=value >= 1.0,
+        confidence=confidence,
+        policies=("thompson", "averaged"),
+        rows=count,
+        terms={
             "empirical_risk": bound * risk,
             "monte_carlo_margin": bound * margin,
             "complexity": bound * complexity[best].item(),
@@ -77,17 +105,13 @@ def certify(
             "lambda": _GRID[best].item(),
             "cost_bound": bound,
         },
-        "theorem_2": {
+        theorem_2={
             "deviation": bound * math.sqrt(math.log(1 / failure) / (2 * count)),
             "lambda_over_8": bound * _GRID[best].item() / 8,
             "not_computable": ["misspecification E(rho_n)", "aggregation gap Gamma*", "KL of the oracle posterior"],
         },
-        "assumes": "rows are independent draws from the distribution that new contexts come from",
-    }
-
-
-def _absent(reason: str) -> dict[str, Any]:
-    return {"bound": None, "reason": reason}
+        assumes="rows are independent draws from the distribution that new contexts come from",
+    )
 
 
 def _drawn_costs(part: ModelClass, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, float]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
+
+# What is stored or sent elsewhere: plain arrays by name.
+Arrays = dict[str, np.ndarray[Any, Any]]
 
 FOLDS = 5
 # Beyond this, squares and sums overflow; no planning quantity is near it.
@@ -96,3 +101,9 @@ def make_folds(count: int, members: int, generator: torch.Generator) -> Folds:
         validation.append(shuffled[held_out])
         train.append(torch.cat([shuffled[: held_out.start], shuffled[held_out.stop :]]))
     return Folds(torch.stack(train), torch.stack(validation))
+
+
+def fold_numbers(count: int, seed: int) -> Tensor:
+    """A random fold from 0 to 4 for every row, (n,), of sizes that differ by at most one."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return torch.empty(count, dtype=torch.long).index_copy_(0, order, torch.arange(count) % FOLDS)

@@ -30,5 +30,9 @@ class Diverged(BcoError):
     """Learning produced non-finite numbers."""
 
 
+class OutOfTime(BcoError):
+    """The allowed time passed before there was an answer."""
+
+
 class Cancelled(BcoError):
     """The caller asked the computation to stop."""

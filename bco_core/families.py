@@ -1,4 +1,4 @@
-"""Mean-field families for prior and posterior, and mixtures of them.
+"""Mean-field families for prior and posterior.
 
 A member is a product of independent coordinates with location μ and scale σ (for Laplace, σ is the usual b). The prior
 is centred at zero with scale s. Closed forms, per coordinate:
@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
-
-from bco_core.errors import InvalidInput
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -153,46 +151,3 @@ FAMILIES = {
     "gaussian": Family("gaussian", _gaussian_noise, _gaussian_log_prob, _gaussian_kl, _add_gaussian_kl_gradient),
     "laplace": Family("laplace", _laplace_noise, _laplace_log_prob, _laplace_kl, _add_laplace_kl_gradient),
 }
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Σ_r weights_r Π_j q(θ_j; loc_rj, scale_rj): weights (R,), loc and scale (R, d). R = 1 is the paper's."""
-
-    family: Family
-    weights: Tensor
-    loc: Tensor
-    scale: Tensor
-
-    def __post_init__(self) -> None:
-        if self.loc.shape != self.scale.shape or self.weights.shape != self.loc.shape[:1]:
-            raise InvalidInput("a mixture needs weights (R,), locations (R, d) and scales (R, d)")
-
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """``count`` draws (count, d), stratified: member r contributes count·weights_r draws up to rounding."""
-        edges = self.weights.double().cumsum(0)
-        offsets = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        member = torch.searchsorted(edges / edges[-1], offsets).clamp_max(len(edges) - 1)
-        member = member[torch.randperm(count, generator=generator)]
-        noise = self.family.noise((count, self.loc.shape[1]), generator, self.loc.dtype)
-        return self.loc[member] + self.scale[member] * noise
-
-    def log_prob(self, theta: Tensor) -> Tensor:
-        """log density (S,) of parameter vectors (S, d)."""
-        parts = self.family.log_prob(theta[:, None], self.loc, self.scale).sum(-1)
-        return torch.logsumexp(parts + (self.weights / self.weights.sum()).log(), dim=1)
-
-    def mode(self) -> Tensor:
-        """The location (d,) of the heaviest component and, among equals, of the one with the highest density.
-
-        Components hardly overlap, so each has a mode at its own location. Densities of components that live in spaces
-        of different dimension cannot be compared, so weight decides first.
-        """
-        heaviest = self.weights >= self.weights.max() * (1 - 1e-6)
-        height = torch.where(heaviest, -self.scale.log().sum(dim=1), -torch.inf)
-        return self.loc[height.argmax()]
-
-
-def equal_mixture(family: Family, loc: Tensor, scale: Tensor) -> Mixture:
-    """The mixture of members (R, d) of equal weight."""
-    return Mixture(family, torch.full((len(loc),), 1 / len(loc), dtype=loc.dtype), loc, scale)

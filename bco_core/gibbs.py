@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.families import Family
-from bco_core.predictors import Predictor
+from bco_core.predictors.base import Predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 
@@ -22,26 +22,35 @@ REFERENCE_ROWS = 256
 class GibbsTarget:
     """What inference needs to know: the rows, the problem, the predictor and the prior.
 
-    Costs are divided by ``cost_scale``, the best constant decision's mean cost, so that a temperature means the same on
-    every problem; users only ever see costs in their own units.
+    ``features`` (n, width) are the rows as the predictor sees them. Costs are divided by ``cost_scale``, the best
+    constant decision's mean cost, so that a temperature means the same on every problem; users only ever see costs in
+    their own units.
     """
 
     problem: DecisionProblem
     predictor: Predictor
     sample: Sample
+    features: Tensor
     family: Family
     prior_scale: Tensor
     cost_scale: float
 
+    def rows(self, index: Tensor) -> GibbsTarget:
+        """The target of some of the rows, with the costs' scale of all."""
+        return replace(self, sample=self.sample.rows(index), features=self.features[index])
+
+    def encoded(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The features (n, width) in the precision that θ has, by default the prior's."""
+        return self.features.to(dtype or self.prior_scale.dtype)
+
     def costs(self, theta: Tensor, encoded: Tensor, outcomes: Tensor) -> Tensor:
-        """Scaled cost (S, n) of π_θ for encoded contexts and outcomes, each (n, ·) or (S, n, ·)."""
+        """Scaled cost (S, n) of π_θ for features and outcomes, each (n, ·) or (S, n, ·)."""
         decisions = self.problem.decide(self.predictor.forward(theta, encoded))
         return self.problem.cost(decisions, outcomes) / self.cost_scale
 
     def empirical_risk(self, theta: Tensor) -> Tensor:
         """R_n(θ), scaled: (S, d) → (S,)."""
-        encoded = self.predictor.encode(self.sample.contexts, theta.dtype)
-        return self.costs(theta, encoded, self.sample.outcomes).mean(dim=1)
+        return self.costs(theta, self.encoded(theta.dtype), self.sample.outcomes).mean(dim=1)
 
     def log_density(self, theta: Tensor, inverse_temperature: float) -> Tensor:
         """log ρ_n(θ) up to a constant: (S, d) → (S,)."""
@@ -56,13 +65,14 @@ def make_target(
     reference = best_constant(problem, sample.outcomes).objective.item()
     # A history that a constant decision serves perfectly has no natural scale: keep the user's. Gains scale like costs.
     scale = abs(reference) or 1.0
-    return GibbsTarget(problem, predictor, sample, family, torch.tensor(prior_scale), scale)
+    features = predictor.features.of_history(sample)
+    return GibbsTarget(problem, predictor, sample, features, family, torch.tensor(prior_scale), scale)
 
 
 def resolve_kl_weight(rows: int, kl_weight: float | None, inverse_temperature: float | None, default: float) -> float:
     """κ = 1/(λn) from whichever the caller gave; otherwise the default for 256 rows times (rows/256)^-½ (Theorem 2)."""
     if kl_weight is not None and inverse_temperature is not None:
-        raise InvalidInput("give kl_weight or inverse_temperature, not both", ("posterior", "kl_weight"))
+        raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
     if inverse_temperature is not None:
         return 1 / inverse_temperature
     if kl_weight is not None:

@@ -1,12 +1,12 @@
 """Policies: from scenarios to one decision for each context (Definitions 2 and 3 of the paper, and the averaged one).
 
-``bcp``       π_ρ: minimises expected cost, or another risk, over the posterior predictive distribution.
 ``averaged``  Σ_k w_k π_θk(x): the mean of the draws' own decisions. For a convex cost and feasible set it costs, by
               Jensen, no more than the average draw.
 ``blended``   between the two: BCP over y_k(α) = f̄ + α (f_θk − f̄), with f̄ the mean prediction. α = 0 optimises at the
               mean prediction, α = 1 is BCP.
+``bcp``       π_ρ: minimises expected cost, or another risk, over the posterior predictive distribution.
 ``map``       the decision of the posterior's mode.
-``thompson``  the decision of one posterior draw, chosen afresh for each context from ``generator``.
+``thompson``  the decision of one posterior draw, chosen afresh for each context.
 
 Where decisions must be whole numbers a mean of decisions need not be one, and ``averaged`` decides for f̄ instead.
 """
@@ -14,29 +14,59 @@ Where decisions must be whole numbers a mean of decisions need not be one, and `
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status
 from bco_core.scenarios import Scenarios, expected_cost
 
-Policy = Callable[..., Prescription]
-# The policies that minimise a risk over scenarios, rather than average or pick decisions for single outcomes.
-HEDGING = ("bcp", "blended")
+
+@dataclass(frozen=True)
+class Terms:
+    """What a policy may be told besides scenarios: the random numbers it draws from, the risk that hedging minimises,
+    how many seconds solvers may take, and ``alpha`` for ``blended``."""
+
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    risk: Risk = EXPECTATION
+    time_limit: float | None = None
+    alpha: float = 0.5
 
 
-def bcp(
-    problem: DecisionProblem,
-    scenarios: Scenarios,
-    generator: torch.Generator,
-    risk: Risk = EXPECTATION,
-    time_limit: float | None = None,
-) -> Prescription:
-    return problem.prescribe(scenarios.outcomes, scenarios.weights, risk, time_limit)
+@dataclass(frozen=True)
+class Policy:
+    """One policy. ``hedges``: it minimises a risk over scenarios, rather than averaging or picking decisions.
+
+    ``recommendable``: it uses the whole posterior. Held-out rows are seen by few members, so they would flatter a
+    policy that needs only one. ``parameters`` names the terms that are its own.
+    """
+
+    name: str
+    decide: Callable[[DecisionProblem, Scenarios, Terms], Prescription]
+    hedges: bool = False
+    recommendable: bool = False
+    parameters: tuple[str, ...] = ()
 
 
-def averaged(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+def decide(problem: DecisionProblem, scenarios: Scenarios, policy: str, terms: Terms | None = None) -> Prescription:
+    """One decision for each of B contexts by a policy's name."""
+    return POLICIES[policy].decide(problem, scenarios, terms or Terms())
+
+
+def decide_for(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
+    """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain."""
+    return problem.decide(outcomes) if problem.relaxation is problem else _for_certain(problem, outcomes).decisions
+
+
+def check_risk(policy: str, risk: Risk | None) -> None:
+    """Refuse a risk for a policy that does not minimise one."""
+    if risk is not None and not POLICIES[policy].hedges:
+        raise InvalidInput(f"a risk needs a policy that minimises it: {' or '.join(HEDGING)}", ("policy",))
+
+
+def _averaged(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     if problem.relaxation is not problem:
         return _for_outcomes(problem, scenarios.mean(), scenarios)
     each = problem.decide(scenarios.outcomes)
@@ -45,32 +75,24 @@ def averaged(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Ge
     return _evaluated(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
 
 
-def blended(
-    problem: DecisionProblem,
-    scenarios: Scenarios,
-    generator: torch.Generator,
-    alpha: float = 0.5,
-    risk: Risk = EXPECTATION,
-    time_limit: float | None = None,
-) -> Prescription:
-    drawn_in = torch.lerp(scenarios.mean()[:, None], scenarios.outcomes, alpha)
-    return _judged(problem, problem.prescribe(drawn_in, scenarios.weights, risk, time_limit), scenarios)
+def _blended(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
+    drawn_in = torch.lerp(scenarios.mean()[:, None], scenarios.outcomes, terms.alpha)
+    return _judged(problem, problem.prescribe(drawn_in, scenarios.weights, terms.risk, terms.time_limit), scenarios)
 
 
-def map_policy(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+def _bcp(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
+    return problem.prescribe(scenarios.outcomes, scenarios.weights, terms.risk, terms.time_limit)
+
+
+def _map(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     return _for_outcomes(problem, scenarios.mode, scenarios)
 
 
-def thompson(problem: DecisionProblem, scenarios: Scenarios, generator: torch.Generator) -> Prescription:
+def _thompson(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     contexts = len(scenarios.outcomes)
-    uniform = torch.rand(contexts, generator=generator, dtype=scenarios.weights.dtype)
+    uniform = torch.rand(contexts, generator=terms.generator, dtype=scenarios.weights.dtype)
     draw = torch.searchsorted(scenarios.weights.cumsum(0), uniform).clamp_max(len(scenarios.weights) - 1)
     return _for_outcomes(problem, scenarios.outcomes[torch.arange(contexts), draw], scenarios)
-
-
-def decide_for(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
-    """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain."""
-    return problem.decide(outcomes) if problem.relaxation is problem else _for_certain(problem, outcomes).decisions
 
 
 def _for_certain(problem: DecisionProblem, outcomes: Tensor) -> Prescription:
@@ -98,10 +120,16 @@ def _evaluated(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios
     return Prescription(decisions, expected_cost(problem, decisions, scenarios), status, reasons)
 
 
+# Every policy by name: a new one is one function and one line here. The first recommendable one is the default.
 POLICIES: dict[str, Policy] = {
-    "bcp": bcp,
-    "averaged": averaged,
-    "blended": blended,
-    "map": map_policy,
-    "thompson": thompson,
+    policy.name: policy
+    for policy in (
+        Policy("averaged", _averaged, recommendable=True),
+        Policy("blended", _blended, hedges=True, recommendable=True, parameters=("alpha",)),
+        Policy("bcp", _bcp, hedges=True, recommendable=True),
+        Policy("map", _map),
+        Policy("thompson", _thompson),
+    )
 }
+HEDGING = tuple(name for name, policy in POLICIES.items() if policy.hedges)
+RECOMMENDABLE = tuple(name for name, policy in POLICIES.items() if policy.recommendable)

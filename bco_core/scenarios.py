@@ -32,6 +32,12 @@ class Scenarios:
     weights: Tensor
     mode: Tensor
 
+    @staticmethod
+    def equal(outcomes: Tensor, mode: Tensor) -> Scenarios:
+        """Atoms (B, K, d_y) of equal weight."""
+        count = outcomes.shape[1]
+        return Scenarios(outcomes, torch.full((count,), 1 / count, dtype=torch.float64), mode)
+
     def mean(self) -> Tensor:
         """f̄(x), the mean prediction, (B, d_y)."""
         return torch.einsum("bky,k->by", self.outcomes, self.weights)
@@ -75,8 +81,7 @@ def predictive_scenarios(history: History, predictions: Tensor, count: int) -> S
         _resampled(history, chunk, count)
         for chunk in predictions.split(max(1, _CHUNK_NUMBERS // len(history.outcomes)))
     ]
-    weights = torch.full((count,), 1 / count, dtype=torch.float64)
-    return Scenarios(torch.cat(parts), weights, predictions)
+    return Scenarios.equal(torch.cat(parts), predictions)
 
 
 def _resampled(history: History, predictions: Tensor, count: int) -> Tensor:

@@ -6,6 +6,7 @@ trace and never echo the input.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from starlette.routing import compile_path
 
 from app.db import outage
 from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
+from bco_core.inference.options import OPTIONS
 from bco_core.problems.registry import PROBLEMS
 
 log = logging.getLogger(__name__)
@@ -119,6 +121,23 @@ class Unavailable(ApiError):
         super().__init__(detail, headers={"Retry-After": str(retry_after)} | (headers or {}))
 
 
+# Where the core's arguments stand in our requests; what is not named here has the same name there.
+_PLACES = {"sample": ("dataset_id",)} | {
+    option: ("posterior", option)
+    for options in OPTIONS.values()
+    for option in ("method", *(field.name for field in dataclasses.fields(options)))
+    if option not in ("predictor", "policy", "seed")
+}
+
+
+def of_core(error: InvalidInput, *under: str) -> InvalidRequest:
+    """The core's refusal of an argument as ours of a place in the request, ``under`` some part of it."""
+    where = error.where
+    if where and not under:
+        where = (*_PLACES.get(str(where[0]), where[:1]), *where[1:])
+    return InvalidRequest.at((*under, *where), str(error))
+
+
 def pointer(where: Sequence[str | int]) -> str:
     """A path such as ("contexts", 0, "weekday") as the JSON pointer ``#/contexts/0/weekday``."""
     return "#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in where)
@@ -159,7 +178,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        fields = [_field_problem(entry, request) for entry in error.errors()]
+        fields = [_field_problem(entry, request, error.body) for entry in error.errors()]
         detail = f"{fields[0].pointer}: {fields[0].detail}"
         if len(fields) > 1:
             detail += f" (and {len(fields) - 1} more)"
@@ -167,12 +186,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(BcoError)
     async def on_core_error(request: Request, error: BcoError) -> JSONResponse:
-        fields = []
         if isinstance(error, InvalidInput) and error.where:
-            fields = [FieldProblem(pointer=pointer(error.where), detail=str(error))]
+            return of_core(error).answer()
         kinds = {InvalidInput: "invalid-input", Infeasible: "infeasible", SolverFailure: "solver-failure"}
         status = InvalidRequest.status
-        return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error), fields)
+        return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error))
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:
@@ -195,17 +213,33 @@ def unexpected() -> JSONResponse:
     return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
 
 
-def _field_problem(entry: dict[str, Any], request: Request) -> FieldProblem:
-    where = entry["loc"][1:] if entry["loc"][0] == "body" else entry["loc"]
+def _field_problem(entry: dict[str, Any], request: Request, body: Any) -> FieldProblem:
+    where = entry["loc"]
+    if where[0] == "body":
+        where = _in_body(where[1:], body, entry["type"] == "missing")
     if entry["type"] == "json_invalid":
         return FieldProblem(pointer="#", detail="the body is not valid JSON")
     if entry["type"] in ("union_tag_invalid", "union_tag_not_found"):
         detail = f"the problem kind must be one of {', '.join(PROBLEMS)}"
         return FieldProblem(pointer=pointer([*where, "kind"]), detail=detail)
-    if where[:1] == ("spec",) and where[1:2] and where[1] in PROBLEMS:
-        # The kind told the specifications apart; it is no part of the path.
-        where = where[:1] + where[2:]
     kind = request.headers.get("content-type", "")
     if not where and not kind.startswith(("application/json", "multipart/form-data")):
         return FieldProblem(pointer="#", detail="send the body as JSON, with Content-Type: application/json")
     return FieldProblem(pointer=pointer(where), detail=entry["msg"].removeprefix("Value error, "))
+
+
+def _in_body(where: tuple[str | int, ...], body: Any, missing: bool) -> tuple[str | int, ...]:
+    """The path in the body as it was sent: without the tags that tell the members of a union apart.
+
+    A part that the body does not have is such a tag, unless it is the last one and just what is missing.
+    """
+    if not isinstance(body, dict | list):
+        return where
+    path: list[str | int] = []
+    for number, part in enumerate(where, start=1):
+        there = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if there:
+            body = body[part]
+        if there or (missing and number == len(where)):
+            path.append(part)
+    return tuple(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
 
@@ -60,6 +62,9 @@ def _written_out(text: object) -> object:
 
 Moment = Annotated[datetime, BeforeValidator(_written_out)]
 Limit = Annotated[int, Field(ge=1, le=200)]
-PolicyName = Literal["averaged", "blended", "bcp", "map", "thompson"]
+if TYPE_CHECKING:
+    PolicyName = str
+else:
+    PolicyName = Literal[tuple(POLICIES)]
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
 TimeLimit = Annotated[float, Field(gt=0, le=1e9)]

@@ -30,7 +30,7 @@ from app.jobs.kinds import KINDS
 from app.jobs.kinds.base import JobKind, Part
 from app.settings import get_settings
 from bco_core.errors import BcoError, Cancelled
-from bco_core.inference.training import Progress
+from bco_core.progress import Progress, part_of
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +110,18 @@ def _drive(job_id: str, attempt: int, pause: Callable[[], None] | None) -> None:
     insist(partial(parts.release, job_id))
     made: list[Part] = []
     if kind.split is not None and not insist(partial(parts.amounts, job_id)).parts:
-        made = kind.split(given, _within(report, 0.0, first))
+        made = kind.split(given, part_of(report, 0.0, first))
     if not insist(partial(parts.offer, job_id, attempt, made)):
         raise Cancelled
 
     results = insist(partial(parts.Results, job_id))
     if results:
-        progress = _within(report, first, last)
+        progress = part_of(report, first, last)
         _await_parts(kind, job_id, progress, pause or partial(_compute_free_part, kind, given, job_id, progress))
     store = None
     if kind.join is not None:
         # Without parts, joining is all the work there is.
-        store = kind.join(given, results, _within(report, last if results else 0.0, STORED))
+        store = kind.join(given, results, part_of(report, last if results else 0.0, STORED))
     insist(partial(service.succeed, job_id, attempt, store))
 
 
@@ -173,11 +173,6 @@ def _compute_part(kind: JobKind, given: Any, job_id: str, seq: int, progress: Pr
 def _note(job_id: str, seq: int, fraction: float, message: str) -> None:
     with unless_outage():
         parts.report(job_id, seq, fraction)
-
-
-def _within(progress: Progress, first: float, last: float) -> Progress:
-    """Progress of what takes the whole from ``first`` to ``last``."""
-    return lambda fraction, message: progress(first + fraction * (last - first), message)
 
 
 def _now_and_then(act: Progress) -> Progress:

@@ -1,25 +1,65 @@
-"""How a posterior is asked to be learned: the predictor, the method and its options."""
+"""How a posterior is asked to be learned: the predictor, and the method with its own options.
+
+The methods are told apart by ``method``. Each takes the options it uses; an option of another method is refused with a
+sentence, and so is one that ``auto`` would not use for the problem at hand, when the job is made.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from app.http.schemas import Request
-from bco_core.inference.learn import LearningOptions
-from bco_core.predictors import NETWORKS
+from app.http.schemas import PolicyName, Request
+from bco_core.families import FAMILIES
+from bco_core.inference.options import (
+    OPTIONS,
+    TEMPERATURES,
+    THINNING,
+    LearningOptions,
+    MhOptions,
+    ViOptions,
+    make_options,
+)
+from bco_core.inference.training import OPTIMIZERS
+from bco_core.predictors.registry import PREDICTORS, PredictorOptions
+
+if TYPE_CHECKING:
+    Family = Optimizer = Temperature = Thinning = PredictorKind = str
+else:
+    Family, Optimizer = Literal[tuple(FAMILIES)], Literal[tuple(OPTIMIZERS)]
+    Temperature, Thinning = Literal[TEMPERATURES], Literal[THINNING]
+    PredictorKind = Literal[("auto", *PREDICTORS)]
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Width = Annotated[int, Field(ge=1, le=4096)]
+Members = Annotated[int, Field(ge=1)]
+Epochs = Annotated[int, Field(ge=1, le=100_000)]
+Draws = Annotated[int, Field(ge=1, le=64)]
+ChainCount = Annotated[int, Field(ge=1, le=64)]
+Steps = Annotated[int, Field(ge=2, le=1_000_000)]
+BurnIn = Annotated[int, Field(ge=0, le=1_000_000)]
 
-DEFAULTS = LearningOptions()
+_VI, _MH = ViOptions(), MhOptions()
+_CHAINS = "chains from different starts"
+_STEPS = "length of each chain"
+_BURN_IN = "steps that adapt the proposals and are then discarded"
+_TEMPERATURE = (
+    "how an inverse temperature that is not given is found: raised until the traces of the decision loss settle, or "
+    "chosen by cost and feasibility on rows set aside"
+)
+_SCALE_COSTS = "the temperature is for costs in units of the best constant decision's, not raw ones"
+_THINNING = "how particles are chosen from the draws"
+_CERTIFY = "set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate may hold"
+_DRAWS = "Monte-Carlo draws at each step"
 
 
 class PredictorSpec(Request):
     """The model that turns a context into a prediction of the outcomes."""
 
-    kind: Literal["auto", "linear", "relu_affine", "mlp", "skip_mlp"] = Field(
+    kind: PredictorKind = Field(
         "auto",
         description="auto mixes a linear model and a network with a linear skip path (skip_mlp); "
         "relu_affine is linear, clipped at zero",
@@ -28,72 +68,33 @@ class PredictorSpec(Request):
 
     @model_validator(mode="after")
     def hidden_layers_fit(self) -> Self:
-        if not self.is_network and self.hidden:
+        if self.hidden and not PredictorOptions(self.kind).is_network:
             raise ValueError("hidden layers belong to the auto, mlp and skip_mlp predictors")
         if self.hidden == []:
             raise ValueError("a network needs at least one hidden layer, such as [128, 128]")
         return self
 
-    @property
-    def is_network(self) -> bool:
-        return self.kind in ("auto", *NETWORKS)
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return DEFAULTS.hidden if self.hidden is None else tuple(self.hidden)
-
-
-class PosteriorSpec(Request):
-    """How the posterior is learned. ``auto`` needs no tuning; ``vi`` with one member is the paper's Algorithm 1, and
-    ``mh`` its Algorithms 2 and 3."""
-
-    method: Literal["auto", "vi", "mh"] = Field(
-        "auto",
-        description="auto learns a fold mixture and selects temperature, scale, rate and policy by held-out cost; "
-        "where decisions have no gradient it samples by Metropolis–Hastings (mh), and the diagnostics say so",
-    )
-    family: Literal["laplace", "gaussian"] = "laplace"
-    members: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="mean-field components; auto chooses by the number of rows, vi takes 1"
-    )
+class _Posterior(Request):
+    family: Family = "laplace"
     kl_weight: Positive | None = Field(None, description="weight of the prior against the (scaled) mean cost")
     inverse_temperature: Positive | None = Field(None, description="its reciprocal; give at most one of the two")
-    prior_scale: Positive = Field(DEFAULTS.prior_scale, description="vi: scale of the prior of each parameter")
-    initial_scale: Positive = Field(
-        DEFAULTS.initial_scale, description="posterior scale of each parameter at the start"
-    )
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = DEFAULTS.epochs
-    patience: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        DEFAULTS.patience, description="vi: epochs without a better validation cost after which a member stops"
-    )
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(DEFAULTS.batch_size, description="vi: rows a step")
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
-        DEFAULTS.learning_rate, description="vi: of the optimizer"
-    )
-    optimizer: Literal["adam", "sgd"] = Field("adam", description="vi: Adam, or plain stochastic gradient descent")
-    draws: Annotated[int, Field(ge=1, le=64)] = Field(DEFAULTS.draws, description="Monte-Carlo draws at each step")
-    particles: Annotated[int, Field(ge=1)] = Field(DEFAULTS.particles, description="draws stored for prescribing")
+    particles: Annotated[int, Field(ge=1)] = Field(_VI.particles, description="draws stored for prescribing")
 
-    certify: bool = Field(
-        False, description="set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate may hold"
-    )
+    def limits(self) -> dict[str, int]:
+        """What an operator may limit, as far as it is asked for."""
+        asked = {name: getattr(self, name, None) for name in ("members", "particles")}
+        return {name: value for name, value in asked.items() if value is not None}
 
-    chains: Annotated[int, Field(ge=1, le=64)] = Field(DEFAULTS.chains, description="mh: chains from different starts")
-    steps: Annotated[int, Field(ge=2, le=1_000_000)] = Field(DEFAULTS.steps, description="mh: length of each chain")
-    burn_in: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        DEFAULTS.burn_in, description="mh: steps that adapt the proposals and are then discarded"
-    )
-    temperature: Literal["settle", "validation"] = Field(
-        "settle",
-        description="mh, unless a temperature is given: lowered until the traces of the decision loss settle, or "
-        "chosen by cost and feasibility on rows set aside",
-    )
-    scale_costs: bool = Field(
-        True, description="mh: the temperature is for costs in units of the best constant decision's, not raw ones"
-    )
-    thinning: Literal["support_points", "regular"] = Field(
-        "support_points", description="mh: how particles are chosen from the draws"
-    )
+    @model_validator(mode="before")
+    @classmethod
+    def options_of_other_methods(cls, data: Any) -> Any:
+        """Say of an option that another method has what it would need, instead of only that it is unknown."""
+        if isinstance(data, dict):
+            found = list(_foreign(cls, data))
+            if found:
+                raise ValidationError.from_exception_data(cls.__name__, found)
+        return data
 
     @model_validator(mode="after")
     def at_most_one_temperature(self) -> Self:
@@ -103,6 +104,93 @@ class PosteriorSpec(Request):
 
     @model_validator(mode="after")
     def burn_in_ends(self) -> Self:
-        if self.burn_in >= self.steps:
+        burn_in = getattr(self, "burn_in", None)
+        steps = getattr(self, "steps", None)
+        if (_MH.burn_in if burn_in is None else burn_in) >= (_MH.steps if steps is None else steps):
             raise ValueError("burn_in must be shorter than the chain of steps")
         return self
+
+
+class AutoPosterior(_Posterior):
+    """Needs no tuning: a fold mixture that selects temperature, scale, rate and policy by held-out cost. Where
+    decisions have no gradient it samples by Metropolis–Hastings, and the diagnostics say so."""
+
+    method: Literal["auto"] = "auto"
+    members: Members | None = Field(None, description="mixture: mean-field components; chosen by the number of rows")
+    epochs: Epochs | None = Field(None, description="mixture: at most so many passes over the rows; 300 by default")
+    draws: Draws | None = Field(None, description=f"mixture: {_DRAWS}; 1 by default")
+    certify: bool | None = Field(None, description=f"mixture: {_CERTIFY}")
+    chains: ChainCount | None = Field(None, description=f"chains: {_CHAINS}; 4 by default")
+    steps: Steps | None = Field(None, description=f"chains: {_STEPS}; 15,000 by default")
+    burn_in: BurnIn | None = Field(None, description=f"chains: {_BURN_IN}; 5,000 by default")
+    temperature: Temperature | None = Field(None, description=f"chains: {_TEMPERATURE}; settle by default")
+    scale_costs: bool | None = Field(None, description=f"chains: {_SCALE_COSTS}; true by default")
+    thinning: Thinning | None = Field(None, description=f"chains: {_THINNING}; support_points by default")
+
+
+class ViPosterior(_Posterior):
+    """Variational inference with settings of your own; one member is the paper's Algorithm 1."""
+
+    method: Literal["vi"]
+    members: Members = Field(_VI.members, description="mean-field components")
+    prior_scale: Positive = Field(_VI.prior_scale, description="scale of the prior of each parameter")
+    initial_scale: Positive = Field(_VI.initial_scale, description="posterior scale of each parameter at the start")
+    epochs: Epochs = _VI.epochs
+    patience: Epochs = Field(
+        _VI.patience, description="epochs without a better validation cost after which a member stops"
+    )
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(_VI.batch_size, description="rows a step")
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(_VI.learning_rate, description="of the optimizer")
+    optimizer: Optimizer = Field("adam", description="Adam, or plain stochastic gradient descent")
+    draws: Draws = Field(_VI.draws, description=_DRAWS)
+    certify: bool = Field(False, description=_CERTIFY)
+
+
+class MhPosterior(_Posterior):
+    """Metropolis–Hastings, the paper's Algorithms 2 and 3."""
+
+    method: Literal["mh"]
+    prior_scale: Positive = Field(_MH.prior_scale, description="scale of the prior of each parameter")
+    chains: ChainCount = Field(_MH.chains, description=_CHAINS)
+    steps: Steps = Field(_MH.steps, description=_STEPS)
+    burn_in: BurnIn = Field(_MH.burn_in, description=_BURN_IN)
+    temperature: Temperature = Field("settle", description=_TEMPERATURE)
+    scale_costs: bool = Field(True, description=_SCALE_COSTS)
+    thinning: Thinning = Field("support_points", description=_THINNING)
+
+
+METHODS: dict[str, type[_Posterior]] = {"auto": AutoPosterior, "vi": ViPosterior, "mh": MhPosterior}
+
+
+def _foreign(model: type[_Posterior], data: dict[str, Any]) -> Iterator[InitErrorDetails]:
+    own = next(name for name, known in METHODS.items() if known is model)
+    for option in data:
+        others = [name for name, known in METHODS.items() if option in known.model_fields]
+        if others and own not in others:
+            sentence = f"method {own} has no {option}; it is an option of {' and '.join(others)}"
+            error = PydanticCustomError("option_of_another_method", sentence)  # type: ignore[arg-type]
+            yield {"type": error, "loc": (option,), "input": None}
+
+
+def _method(data: Any) -> str:
+    found = data.get("method", "auto") if isinstance(data, dict) else getattr(data, "method", "auto")
+    return found if isinstance(found, str) else ""
+
+
+PosteriorSpec = Annotated[
+    Annotated[AutoPosterior, Tag("auto")] | Annotated[ViPosterior, Tag("vi")] | Annotated[MhPosterior, Tag("mh")],
+    Discriminator(
+        _method,
+        custom_error_type="unknown_method",
+        custom_error_message=f"the method must be one of {', '.join(OPTIONS)}",
+    ),
+]
+
+
+def learning_options(
+    predictor: PredictorSpec, posterior: PosteriorSpec, policy: PolicyName | None, seed: int
+) -> LearningOptions:
+    """The core's options for a request."""
+    return make_options(
+        predictor=predictor.kind, hidden=predictor.hidden, policy=policy, seed=seed, **posterior.model_dump()
+    )

@@ -27,8 +27,9 @@ from app.posteriors import service
 from app.posteriors.schemas import Diagnostics
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
+from bco_core.data import Arrays
 from bco_core.errors import InvalidInput
-from bco_core.posterior import Arrays, Posterior, digest
+from bco_core.posterior import Posterior, digest
 from bco_core.problems.registry import build_problem
 
 MANIFEST = "manifest.json"

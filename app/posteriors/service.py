@@ -14,7 +14,8 @@ from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.http.rows import delete_row, find, page
 from app.ids import sibling_id
-from bco_core.posterior import Arrays, Posterior
+from bco_core.data import Arrays
+from bco_core.posterior import Posterior
 
 MISSING = "no posterior has this id; GET /v1/posteriors lists them"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
-from app.http.errors import InvalidRequest
+from app.http.errors import of_core
 from app.http.idempotency import made
 from app.http.rows import delete_row, page, read
 from app.ids import new_id
@@ -20,7 +20,7 @@ def create(workspace: str, request: NewProblem) -> ProblemRow:
     try:
         build_problem(spec)
     except InvalidInput as error:
-        raise InvalidRequest.at(("spec", *error.where), str(error)) from None
+        raise of_core(error, "spec") from None
     with transaction() as session:
         row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=spec)
         session.add(row)

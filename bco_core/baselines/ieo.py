@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions, by_autograd, train
-from bco_core.predictors import Predictor, build_predictor
+from bco_core.predictors.base import Predictor
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 

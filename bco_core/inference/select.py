@@ -7,13 +7,12 @@ standard error, and the largest such gain wins. The plain minimum of a cross-val
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bco_core.evaluation import estimate, paired_difference
-from bco_core.inference.mixture import OutOfFold
+from bco_core.inference.diagnostics import Table
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
 
@@ -25,10 +24,10 @@ class Selection:
     """The chosen candidate and the table it was chosen from, for people to read."""
 
     chosen: int
-    table: list[dict[str, Any]]
+    table: Table
 
 
-def select(costs: list[Tensor], labels: list[dict[str, Any]]) -> Selection:
+def select(costs: list[Tensor], labels: Table) -> Selection:
     """Choose among candidates with per-row costs (m,); the first is the default, and ``labels`` describe them."""
     gains = [paired_difference(values, costs[0]) for values in costs]
     clear = [index for index, gain in enumerate(gains) if gain.mean < -gain.standard_error]
@@ -40,20 +39,10 @@ def select(costs: list[Tensor], labels: list[dict[str, Any]]) -> Selection:
     return Selection(chosen, table)
 
 
-def stack(problem: DecisionProblem, first: Scenarios, second: Scenarios, outcomes: Tensor) -> tuple[float, list[Any]]:
+def stack(problem: DecisionProblem, first: Scenarios, second: Scenarios, outcomes: Tensor) -> tuple[float, Table]:
     """The share of ``second`` in the averaged decision of two candidates that costs least on outcomes (m, d_y)."""
     each = [torch.einsum("bkz,k->bz", problem.decide(s.outcomes), s.weights) for s in (first, second)]
     costs = [problem.cost(torch.lerp(each[0], each[1], share), outcomes).mean().item() for share in _STACK_WEIGHTS]
     best = int(torch.tensor(costs).argmin())
     table = [{"share": share, "cost": cost} for share, cost in zip(_STACK_WEIGHTS.tolist(), costs, strict=True)]
     return _STACK_WEIGHTS[best].item(), table
-
-
-def pooled(first: OutOfFold, second: OutOfFold, share: float) -> OutOfFold:
-    """Out-of-fold scenarios of the mixture that gives ``share`` of its weight to ``second``."""
-    parts = (first.scenarios, 1 - share), (second.scenarios, share)
-    outcomes = torch.cat([scenarios.outcomes for scenarios, _ in parts], dim=1)
-    weights = torch.cat([scenarios.weights * part for scenarios, part in parts])
-    # As the mixture's own mode: the heavier class, and of equals the one of fewer dimensions, which is denser.
-    mode = (second if share > 0.5 else first).scenarios.mode
-    return OutOfFold(first.rows, Scenarios(outcomes, weights, mode))

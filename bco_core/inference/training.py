@@ -18,9 +18,9 @@ from numba import njit
 from torch import Tensor
 
 from bco_core.errors import Diverged
+from bco_core.progress import Progress, no_progress
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
-Progress = Callable[[float, str], None]
 # Loss of each member (R,) for its parameters (P, R, d) on its own rows (R, b), where members (R,) says which they are;
 # and the gradient (P, R, d) of what is to be minimised, which may be more than the loss.
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -29,10 +29,6 @@ Judge = Callable[[Tensor, Tensor], Tensor]
 
 # Small data sets would otherwise be judged after every step or two, when nothing has been learned yet.
 MINIMUM_STEPS_PER_EPOCH = 10
-
-
-def no_progress(fraction: float, message: str) -> None:
-    """For callers that do not watch."""
 
 
 def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:

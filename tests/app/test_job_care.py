@@ -257,8 +257,11 @@ def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
     create_job(client, **ids)
 
 
+LARGE: Json = {"predictor": {"kind": "mlp"}, "posterior": QUICK | {"members": 20, "epochs": 100_000}}
+
+
 def test_small_jobs_are_taken_before_large_ones_of_the_same_queue(client: TestClient, ids: Json) -> None:
-    large = create_job(client, **ids, posterior=QUICK | {"epochs": 100_000})["id"]
+    large = create_job(client, **ids, **LARGE)["id"]
     small = create_job(client, **ids)["id"]
     found = {w.workflow_id: w.priority for w in queue.client().list_queued_workflows(workflow_ids=[large, small])}
     assert found[small] < found[large]
@@ -271,8 +274,9 @@ def priority(run_id: str) -> int:
 
 
 def test_chains_are_ranked_by_their_steps_and_not_by_epochs_which_they_have_not(client: TestClient, ids: Json) -> None:
-    long = create_job(client, **ids, posterior={"method": "mh"})["id"]
-    short = create_job(client, **ids, posterior={"method": "mh", "chains": 2, "steps": 120, "burn_in": 60})["id"]
+    chains, network = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60}, {"kind": "mlp", "hidden": [128]}
+    long = create_job(client, **ids, predictor=network, posterior=chains | {"chains": 64, "steps": 1_000_000})["id"]
+    short = create_job(client, **ids, predictor=network, posterior=chains)["id"]
     assert priority(short) < priority(long)
 
 
@@ -280,7 +284,7 @@ def test_chains_are_ranked_by_their_steps_and_not_by_epochs_which_they_have_not(
 def test_a_large_job_that_is_queued_again_does_not_go_before_small_ones(
     client: TestClient, ids: Json, again: str
 ) -> None:
-    large = create_job(client, **ids, posterior=QUICK | {"epochs": 100_000})["id"]
+    large = create_job(client, **ids, **LARGE)["id"]
     small = create_job(client, **ids)["id"]
     if again == "retry":
         service.cancel(DEFAULT_WORKSPACE, large)

@@ -27,7 +27,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.jobs import queue
-from bco_core.inference.learn import LearningOptions
+from bco_core.inference.options import AutoOptions
 
 
 def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> None:
@@ -45,10 +45,10 @@ def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> Non
 
 def test_a_job_shows_the_defaults_it_will_run_with(client: TestClient) -> None:
     job = create_job(client, predictor={}, posterior={})
-    defaults = LearningOptions()
-    assert job["spec"]["predictor"] == {"kind": defaults.predictor, "hidden": None}
+    defaults = AutoOptions()
+    assert job["spec"]["predictor"] == {"kind": defaults.predictor.kind, "hidden": None}
     posterior = job["spec"]["posterior"]
-    assert set(posterior) == {field.name for field in fields(defaults)} - {"predictor", "hidden", "policy", "seed"}
+    assert set(posterior) == {"method", *(field.name for field in fields(defaults))} - {"predictor", "policy", "seed"}
     assert posterior == {name: getattr(defaults, name) for name in posterior}
     assert (job["spec"]["policy"], job["spec"]["seed"]) == (defaults.policy, defaults.seed)
 

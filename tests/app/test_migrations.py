@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +14,7 @@ from alembic.script import ScriptDirectory
 from app.db.engine import create_engine
 from app.db.migrate import _config, is_current, migrate
 from app.db.tables import Base
+from app.jobs.kinds.learn import NewJob
 from app.settings import Settings
 
 OURS = set(Base.metadata.tables)
@@ -256,3 +259,83 @@ def test_a_batch_becomes_a_job_that_names_its_posterior_and_can_become_a_batch_a
         assert found("SELECT seq, rows, result FROM job_parts ORDER BY seq") == [(0, 7, b"done"), (1, 5, None)]
         assert found("SELECT id FROM posteriors") == [("post_1",)]
         assert found("SELECT text FROM job_log") == [("accepted",)]
+
+
+# What jobs were stored with before methods had options of their own.
+OLD_OPTIONS: dict[str, object] = {
+    "method": "auto",
+    "family": "laplace",
+    "members": None,
+    "kl_weight": None,
+    "inverse_temperature": None,
+    "prior_scale": 1.0,
+    "initial_scale": 0.05,
+    "epochs": 300,
+    "patience": 20,
+    "batch_size": 128,
+    "learning_rate": 0.003,
+    "optimizer": "adam",
+    "draws": 1,
+    "particles": 200,
+    "certify": False,
+    "chains": 4,
+    "steps": 15000,
+    "burn_in": 5000,
+    "temperature": "settle",
+    "scale_costs": True,
+    "thinning": "support_points",
+}
+SPEC: dict[str, object] = {"predictor": {"kind": "auto", "hidden": None}, "policy": None, "seed": 7}
+
+
+@pytest.mark.parametrize("state", ["queued", "failed"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"method": "auto"},
+        {"method": "auto", "epochs": 50, "members": 5, "certify": True},
+        {"method": "auto", "chains": 8, "steps": 2000, "burn_in": 100, "thinning": "regular"},
+        {"method": "vi", "epochs": 50, "optimizer": "sgd", "kl_weight": 0.5},
+        {"method": "vi", "members": 3, "certify": True},
+        {"method": "mh", "chains": 2, "temperature": "validation", "prior_scale": 2.0},
+    ],
+    ids=json.dumps,
+)
+def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
+    engine: sa.Engine, chosen: dict[str, object], state: str
+) -> None:
+    alembic(engine, command.upgrade, "0005")
+    spec = SPEC | {"posterior": OLD_OPTIONS | chosen}
+    before = {name: ROWS[name] for name in ("problems", "datasets", "jobs")}
+    before["jobs"] = before["jobs"] | {"run_id": "job_1", "state": state, "spec": json.dumps(spec)}
+    insert(engine, before)
+    part = {"job_id": "job_1", "seq": 0, "rows": 1, "attempts": 1, "sha256": "x", "data": b"half a chain"}
+    insert(engine, {"job_parts": part})
+
+    def stored() -> dict[str, Any]:
+        jobs = sa.table("jobs", sa.column("spec", sa.JSON))
+        with engine.connect() as connection:
+            assert connection.scalar(sa.text("SELECT count(*) FROM job_parts")) == 0
+            found: dict[str, Any] = connection.scalars(sa.select(jobs.c.spec)).one()
+        return found
+
+    alembic(engine, command.upgrade, "0006")
+    request = NewJob(problem_id="prob_1", dataset_id="data_1", **stored())
+    options = request.learning_options()
+    assert {name: getattr(options, name) for name in chosen} == chosen
+    assert (request.seed, options.particles) == (7, 200)
+    alembic(engine, command.downgrade, "0005")
+    assert OLD_OPTIONS | {"members": stored()["posterior"].get("members")} | stored()["posterior"] == (
+        OLD_OPTIONS | {"members": 1 if chosen["method"] == "vi" else None} | chosen
+    )
+
+
+def test_a_job_that_has_succeeded_shows_what_it_ran_with(engine: sa.Engine) -> None:
+    alembic(engine, command.upgrade, "0005")
+    spec = json.dumps(SPEC | {"posterior": OLD_OPTIONS})
+    rows = {name: ROWS[name] for name in ("problems", "datasets", "jobs")}
+    insert(engine, rows | {"jobs": rows["jobs"] | {"run_id": "job_1", "spec": spec}})
+    alembic(engine, command.upgrade, "0006")
+    with engine.connect() as connection:
+        (found,) = connection.scalars(sa.text("SELECT spec FROM jobs"))
+    assert (json.loads(found) if isinstance(found, str) else found) == json.loads(spec)

@@ -90,7 +90,7 @@ Interrupted = Callable[..., tuple[str, list[str]]]
 @pytest.fixture
 def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) -> Interrupted:
     """A job whose first attempt died at a message, its chains unfinished, and the messages that come after."""
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
     report = service.report
@@ -228,6 +228,21 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
     refusal = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND | changes}), 422)
     assert refusal["errors"][0]["pointer"] == pointer
     assert words in refusal["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("posterior", "pointer", "words"),
+    [
+        ({"method": "vi"}, "#/posterior/method", "use mh or auto"),
+        ({"members": 3}, "#/posterior/members", "auto samples chains, and members would make no difference"),
+    ],
+)
+def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(
+    client: TestClient, ids: Json, posterior: Json, pointer: str, words: str
+) -> None:
+    refusal = answered(client.post("/v1/jobs", json=ids | {"posterior": posterior}), 422)
+    assert refusal["errors"][0]["pointer"] == pointer
+    assert words in refusal["detail"]
 
 
 def test_chains_that_are_all_burn_in_are_refused(client: TestClient, ids: Json) -> None:

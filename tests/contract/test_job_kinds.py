@@ -191,7 +191,7 @@ def test_a_part_goes_on_from_what_it_left_at_a_checkpoint_and_ends_the_same(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     kind, job = KINDS[name], submitted(client, body_of(client))
     given = kind.read(job)
     for part in parts_of(job.id) if kind.split is None else kind.split(given, silent):

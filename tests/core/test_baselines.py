@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bco_core.baselines.ieo import PENALTIES, PointEstimates, fit_ieo, fit_ieo_ensemble, fit_points
-from bco_core.baselines.two_stage import MAXIMUM_RESIDUALS, TwoStage, fit_two_stage
+from bco_core.baselines.residuals import MAXIMUM_RESIDUALS, TwoStage, fit_two_stage
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions
 from bco_core.predictors import build_predictor

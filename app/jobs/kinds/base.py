@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app.db.tables import JobRow
 from app.http.schemas import Request
 from app.jobs import queue
-from bco_core.inference.training import Progress
+from bco_core.progress import Progress
 
 Checkpoint = Callable[[bytes], None]
 Store = Callable[[Session], None]

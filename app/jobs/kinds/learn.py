@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -18,24 +17,24 @@ from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
-from app.http.errors import InvalidRequest
+from app.http.errors import InvalidRequest, of_core
 from app.http.rows import find
 from app.http.schemas import Name, PolicyName, Request, Seed, TimeLimit
 from app.ids import sibling_id
 from app.jobs import queue
-from app.jobs.kinds._bridge import Learning, effort, stored_vectors
 from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
 from app.posteriors import service as posteriors
-from app.posteriors.options import PosteriorSpec, PredictorSpec
+from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
-from bco_core.data import Sample
-from bco_core.inference.learn import MINIMUM_ROWS, LearningOptions
-from bco_core.inference.mixture import members_for
-from bco_core.inference.training import Progress
-from bco_core.posterior import Arrays, Posterior, digest
+from bco_core.data import Arrays, Sample
+from bco_core.errors import InvalidInput
+from bco_core.inference.learn import MINIMUM_ROWS, Learning, effort, stored_vectors
+from bco_core.inference.options import LearningOptions
+from bco_core.posterior import Posterior, digest
 from bco_core.problems.registry import build_problem
+from bco_core.progress import Progress
 
 
 class NewJob(Request):
@@ -50,7 +49,7 @@ class NewJob(Request):
     problem_id: str
     dataset_id: str
     predictor: PredictorSpec = PredictorSpec()
-    posterior: PosteriorSpec = PosteriorSpec()
+    posterior: PosteriorSpec = AutoPosterior()
     policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
     seed: Seed = 0
     time_limit_seconds: TimeLimit | None = Field(
@@ -58,13 +57,7 @@ class NewJob(Request):
     )
 
     def learning_options(self) -> LearningOptions:
-        return LearningOptions(
-            predictor=self.predictor.kind,
-            hidden=self.predictor.layers,
-            policy=self.policy,
-            seed=self.seed,
-            **self.posterior.model_dump(),
-        )
+        return learning_options(self.predictor, self.posterior, self.policy, self.seed)
 
 
 def check(workspace: str, request: NewJob) -> Draft:
@@ -77,8 +70,10 @@ def check(workspace: str, request: NewJob) -> Draft:
         if dataset is None:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
     _check_rows(problem, dataset)
-    _check_size(request, problem, dataset)
-    work = effort(build_problem(problem.spec), request.learning_options(), dataset.rows, len(dataset.columns))
+    try:
+        work = _check_size(request, problem, dataset)
+    except InvalidInput as error:
+        raise of_core(error) from None
     return Draft(
         name=request.name or problem.name,
         problem_id=problem.id,
@@ -102,25 +97,23 @@ def _check_rows(problem: ProblemRow, dataset: DatasetRow) -> None:
         raise InvalidRequest.at(("dataset_id",), detail)
 
 
-def _check_size(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
-    """Bound the posterior's parameters, members, particles and bytes."""
+def _check_size(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> float:
+    """Bound the posterior's parameters, members, particles and bytes; the effort of learning it."""
     settings = get_settings()
-    contexts, outcomes = ContextEncoding.of(dataset.columns).width, len(outcome_names(problem.spec))
-    parameters = (contexts + 1) * outcomes
-    if request.predictor.is_network:
-        parameters += sum((a + 1) * b for a, b in pairwise([contexts, *request.predictor.layers, outcomes]))
-    members = request.posterior.members or members_for(dataset.rows)
-    particles = request.posterior.particles
-    vectors = particles + stored_vectors(build_problem(problem.spec), request.learning_options(), dataset.rows)
+    options, learned_for = request.learning_options(), build_problem(problem.spec)
+    columns, asked = ContextEncoding.of(dataset.columns).width, request.posterior.limits()
+    parameters = options.predictor.size(columns, learned_for.outcome_dim)
+    vectors = options.particles + stored_vectors(learned_for, options, dataset.rows)
     for field, what, value, limit in (
         (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
-        (("posterior", "members"), "members", members, settings.max_members),
-        (("posterior", "particles"), "particles", particles, settings.max_particles),
+        (("posterior", "members"), "members", asked.get("members", 0), settings.max_members),
+        (("posterior", "particles"), "particles", asked.get("particles", 0), settings.max_particles),
         (("posterior", "particles"), "posterior_mb", 4e-6 * parameters * vectors, settings.max_posterior_mb),
     ):
         if value > limit:
             words = what.replace("posterior_mb", "MB a posterior")
             raise InvalidRequest.at(field, f"at most {limit} {words} (BCO_MAX_{what.upper()})")
+    return effort(learned_for, options, dataset.rows, columns)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from app.prescriptions.cache import Ready, ready
 from app.prescriptions.schemas import BatchOptions, NewBatch, PrescribeOptions
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core.inference.training import Progress
+from bco_core.progress import Progress
 
 # A part is so many contexts that they meet about this many numbers: a second or two of work.
 _PART_NUMBERS = 2_000_000

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
-from bco_core.baselines.two_stage import fit_two_stage
+from bco_core.baselines.residuals import fit_two_stage
 from bco_core.data import Sample
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.policies import POLICIES

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.baselines import portfolio as baselines
-from bco_core.baselines.portfolio import Hedge
+from benchmarks.experiments.portfolio import baselines
+from benchmarks.experiments.portfolio.baselines import Hedge
 from bco_core.data import Sample
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target

@@ -8,13 +8,12 @@ from the constant shift of their predictions that makes their decisions cheapest
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from bco_core.gibbs import GibbsTarget
-from bco_core.predictors import Predictor
+from bco_core.predictors.base import Predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 
 _PENALTIES = 10.0 ** torch.linspace(-3, 1, 17, dtype=torch.float64)
@@ -98,16 +97,14 @@ def ridge(contexts: Tensor, outcomes: Tensor) -> Tensor:
 def shift_to_decisions(target: GibbsTarget, encoded: Tensor, rows: Tensor, loc: Tensor) -> Tensor:
     """``loc`` (R, d) with each output bias moved by the constant of least decision cost on the rows (R, m)."""
     predictor = target.predictor
-    # A predictor clipped at zero is shifted before it is clipped.
-    free = replace(predictor, kind="linear") if predictor.nonnegative else predictor
     with torch.no_grad():
-        predictions = free.forward(loc, encoded[rows])
+        predictions = predictor.unclipped(loc, encoded[rows])
     outcomes = target.sample.outcomes[rows]
     spread = predictor.outcomes.scale
 
     def cost(shift: Tensor) -> Tensor:
         shifted = predictions + (shift * spread)[:, None]
-        decisions = target.problem.decide(torch.relu(shifted) if predictor.nonnegative else shifted)
+        decisions = target.problem.decide(predictor.clip(shifted))
         return target.problem.cost(decisions, outcomes).mean(dim=1) / target.cost_scale
 
     shift = torch.zeros(len(loc), len(spread), dtype=torch.float64)

@@ -1,99 +1,30 @@
 """Fold mixtures: many decision-focused members, each stopped early on its own fold, so that no row is wasted.
 
 A candidate is one way to learn (a predictor, a temperature, an initial scale, a learning rate) carried out by all
-members; members × configurations train as one batch. Out-of-fold scenarios, in which a row is seen only through members
-that did not learn from it, are what selection and diagnostics judge by.
+members; members × configurations train as one batch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.data import FOLDS, Folds
-from bco_core.families import Family, Mixture, equal_mixture
+from bco_core.data import Arrays, Folds
+from bco_core.distributions import Mixture, equal_mixture
+from bco_core.families import Family
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.training import Progress, no_progress
-from bco_core.inference.variational import (
-    TracePoint,
-    VariationalFit,
-    VariationalOptions,
-    fit_variational,
-    member_scenarios,
-)
-from bco_core.inference.warm_start import SquaredError, ridge_start, shift_to_decisions
-from bco_core.posterior import Arrays
-from bco_core.scenarios import Scenarios
-
-OUT_OF_FOLD_DRAWS = 16
+from bco_core.inference.vi.recipes import Configuration, Recipe
+from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational
+from bco_core.inference.vi.warm_start import SquaredError, ridge_start, shift_to_decisions
+from bco_core.progress import Progress, no_progress
 
 # Locations and scales (R, d) to learn from.
 Start = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a kind of predictor is learned. ``fit_rate`` None means that ridge regression is fit enough.
-
-    From a warm start a network soon finds what there is to gain; a linear model may have a longer way.
-    """
-
-    initial_scale: float
-    prior_scale: float
-    fit_rate: float | None
-    decision_rate: float
-    patience: int
-
-
-NETWORK = Recipe(initial_scale=0.03, prior_scale=0.1, fit_rate=0.01, decision_rate=0.001, patience=10)
-LINEAR = Recipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """A departure from the recipe, as factors on its temperature, initial scale and learning rate.
-
-    ``own_units`` starts and learns as if contexts had not been standardised, so that columns of large spread count for
-    more: a bet on the units that people chose, which pays where signals are large and noise is small.
-    """
-
-    name: str
-    kl_factor: float = 1.0
-    scale_factor: float = 1.0
-    rate_factor: float = 1.0
-    own_units: bool = False
-
-
-DEFAULT = Configuration("default")
-FASTER = Configuration("faster learning", rate_factor=3.0)
-REGULARISED = (Configuration("stronger prior", kl_factor=5.0), Configuration("narrower start", scale_factor=0.3))
-# Costs with large penalties put good decisions far from good predictions: a linear model must travel there, and the
-# noise of a wide start keeps it from fitting what it meets on the way.
-WIDE = (
-    Configuration("wide start", scale_factor=100.0, rate_factor=10.0),
-    Configuration("wide start, own units", scale_factor=100.0, rate_factor=10.0, own_units=True),
-)
-
-
-def sweep_for(rows: int, recipe: Recipe) -> tuple[Configuration, ...]:
-    """What competes, the one to be left only for a clear gain first.
-
-    A linear model may start near its recipe or far from it. Up to 200 rows no gain is clear, and the first had better
-    be the one that fits noise least. A network may move more or less freely; beyond 1,500 rows it hardly matters.
-    """
-    if recipe is LINEAR:
-        return (*reversed(WIDE), DEFAULT, FASTER) if rows <= 200 else (DEFAULT, FASTER, *WIDE)
-    return DEFAULT, FASTER, *(REGULARISED if rows <= 1500 else ())
-
-
-def members_for(rows: int) -> int:
-    """Two five-fold partitions up to 3,000 rows and one beyond: more rows need fewer members to say the same."""
-    return 2 * FOLDS if rows <= 3000 else FOLDS
 
 
 def warm_start(
@@ -106,7 +37,7 @@ def warm_start(
 ) -> Start:
     """Where each member begins: a good predictor of the outcomes, moved to where its decisions cost least."""
     predictor = target.predictor
-    encoded = predictor.encode(target.sample.contexts, target.prior_scale.dtype)
+    encoded = target.encoded()
     standardized = predictor.outcomes.apply(target.sample.outcomes)
     loc = predictor.initial(len(folds.train), generator).to(encoded)
     loc = ridge_start(predictor, encoded, standardized, folds.train, loc)
@@ -135,7 +66,7 @@ def fit_configurations(
     factors = torch.tensor([[c.kl_factor, c.scale_factor, c.rate_factor] for c in configurations], dtype=loc.dtype)
     kl, scales, rates = factors.repeat_interleave(members, dim=0).T
     own = torch.tensor([[c.own_units] for c in configurations]).repeat_interleave(members, dim=0)
-    units = torch.where(own, target.predictor.context_units().to(loc), torch.ones_like(loc[:1])) if own.any() else 1.0
+    units = torch.where(own, target.predictor.units().to(loc), torch.ones_like(loc[:1])) if own.any() else 1.0
     everyone = Folds(folds.train.repeat(count, 1), folds.validation.repeat(count, 1))
     options = replace(
         options,
@@ -185,36 +116,6 @@ def unpacked(arrays: Arrays, family: Family) -> list[VariationalFit]:
     mixture = equal_mixture(family, torch.from_numpy(arrays["loc"]), torch.from_numpy(arrays["scale"]))
     together = VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
     return [_of_members(together, slice(index, index + 1)) for index in range(len(mixture.loc))]
-
-
-@dataclass(frozen=True)
-class OutOfFold:
-    """Scenarios for ``rows`` (m,) of the sample from the members that held them out, with equal weights."""
-
-    rows: Tensor
-    scenarios: Scenarios
-
-
-def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: torch.Generator) -> OutOfFold:
-    """Judge every row that each full partition of the folds holds out, by draws of the members that did not see it."""
-    members, size = folds.validation.shape
-    partitions = max(1, members // FOLDS)
-    used = min(members, partitions * FOLDS)
-    encoded = target.predictor.encode(target.sample.contexts, mixture.loc.dtype)
-    noise = mixture.family.noise((used, OUT_OF_FOLD_DRAWS, mixture.loc.shape[1]), generator, mixture.loc.dtype)
-    held_out = folds.validation[:used]
-    seen = member_scenarios(target, held_out, encoded, mixture.loc[:used], mixture.scale[:used], noise)
-
-    count, outcome_dim = len(target.sample), target.predictor.widths[-1]
-    partition = torch.arange(used).repeat_interleave(size) // FOLDS
-    atoms = torch.full((count, partitions, OUT_OF_FOLD_DRAWS, outcome_dim), torch.nan, dtype=torch.float64)
-    modes = torch.full((count, partitions, outcome_dim), torch.nan, dtype=torch.float64)
-    atoms[held_out.flatten(), partition] = seen.outcomes
-    modes[held_out.flatten(), partition] = seen.mode
-    rows = (~modes.isnan().any(dim=2).any(dim=1)).nonzero().flatten()
-    outcomes = atoms[rows].flatten(1, 2)
-    weights = torch.full((outcomes.shape[1],), 1 / outcomes.shape[1], dtype=torch.float64)
-    return OutOfFold(rows, Scenarios(outcomes, weights, modes[rows, 0]))
 
 
 def linear_in_network(network: GibbsTarget, mixture: Mixture) -> Mixture:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bco_core.baselines.ieo import ENSEMBLE_PENALTIES, HIDDEN, PointEstimates, fit_points
 from bco_core.data import FOLDS, Sample, make_folds
-from bco_core.inference.warm_start import SquaredError
-from bco_core.predictors import build_predictor
+from bco_core.inference.vi.warm_start import SquaredError
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import DecisionProblem
 
 MAXIMUM_RESIDUALS = 1000

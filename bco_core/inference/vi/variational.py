@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from bco_core.data import Folds
-from bco_core.families import Mixture, equal_mixture
+from bco_core.distributions import Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.training import Epoch, Progress, TrainingOptions, no_progress, train
-from bco_core.policies import POLICIES
+from bco_core.inference.training import Epoch, TrainingOptions, train
+from bco_core.policies import Terms, decide
+from bco_core.progress import Progress, no_progress
 from bco_core.scenarios import Scenarios
 
 _TRACE_POINTS = 200
@@ -74,7 +75,7 @@ def fit_variational(
     """
     members = len(folds.train)
     family, outcomes, scale_of_cost = target.family, target.sample.outcomes, target.cost_scale
-    encoded = target.predictor.encode(target.sample.contexts, target.prior_scale.dtype)
+    encoded = target.encoded()
     if start is None:
         loc = target.predictor.initial(members, generator).to(encoded)
         scales = torch.as_tensor(options.initial_scale, dtype=loc.dtype).expand(members)[:, None].expand_as(loc)
@@ -83,7 +84,6 @@ def fit_variational(
     rho = scales + torch.log(-torch.expm1(-scales))
     kl_weight = torch.as_tensor(options.kl_weight, dtype=loc.dtype).expand(members)
     noise = family.noise((members, options.validation_draws, loc.shape[1]), generator, loc.dtype)
-    policy = POLICIES[options.policy]
     trace: list[TracePoint] = []
 
     def loss(value: Tensor, rows: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ def fit_variational(
     def judge(value: Tensor, active: Tensor) -> Tensor:
         held_out = folds.validation[active]
         scenarios = member_scenarios(target, held_out, encoded, value[0], softplus(value[1]), noise[active])
-        decisions = policy(target.problem, scenarios, generator).decisions
+        decisions = decide(target.problem, scenarios, options.policy, Terms(generator)).decisions
         costs = target.problem.cost(decisions, outcomes[held_out.flatten()])
         return costs.view(held_out.shape).mean(dim=1) / scale_of_cost
 
@@ -129,8 +129,7 @@ def member_scenarios(
             target.predictor.forward(theta, encoded[chunk].repeat_interleave(draws + 1, dim=0)) for chunk in chunks
         ]
     predictions = torch.cat(parts, dim=1).view(members, draws + 1, rows.shape[1], -1).transpose(1, 2).flatten(0, 1)
-    weights = torch.full((draws,), 1 / draws, dtype=torch.float64)
-    return Scenarios(predictions[:, :-1], weights, predictions[:, -1])
+    return Scenarios.equal(predictions[:, :-1], predictions[:, -1])
 
 
 def _thinned(trace: list[TracePoint]) -> list[TracePoint]:

@@ -15,11 +15,12 @@ visited in the order of the current θ's slack, the most endangered first, until
 of their costs, which only grows where costs are not negative, is past the limit.
 
 Chains never interact and each has its own random numbers, and what is computed for a chain does not depend on its
-company, so a seed gives the same chains however they are dealt to processes. :class:`MetropolisState` is all that there
-is to know at a step: a run that goes on from a stored state is the run that never stopped.
+company, so a seed gives the same chains however they are dealt to processes. :class:`MetropolisState` is all that the
+next step depends on, :class:`MetropolisInfo` what the steps so far left behind: a run that goes on from stored chains
+is the run that never stopped.
 
-    state = begin(target, options, theta, seed)
-    state = run(target, options, state)
+    chains = begin(target, options, theta, seed)
+    chains = run(target, options, chains)
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from torch import Tensor
 
 from bco_core.errors import Diverged, InvalidInput
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.training import Progress, no_progress
-from bco_core.posterior import Arrays
+from bco_core.inference.mh.chains import Adaptation, Chains, MetropolisInfo, MetropolisState
 from bco_core.problems.base import UncertainConstraints, cost_floor
+from bco_core.progress import Progress, no_progress
 
 ACCEPTANCE = 0.234
 _DECAY = 0.6
@@ -47,7 +48,7 @@ BLOCK = 50
 # The share of the rows that is visited first, the most endangered ones.
 _FIRST = 0.2
 
-Checkpoint = Callable[["MetropolisState"], None]
+Checkpoint = Callable[[Chains], None]
 CHECKPOINT_SECONDS = 10.0
 
 
@@ -69,7 +70,7 @@ class MetropolisOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.burn_in < self.steps:
-            raise InvalidInput("burn_in must be shorter than the chain", ("posterior", "burn_in"))
+            raise InvalidInput("burn_in must be shorter than the chain of steps", ("burn_in",))
 
     @property
     def keeping(self) -> list[int]:
@@ -79,48 +80,7 @@ class MetropolisOptions:
         return [self.burn_in + round(length * (k + 1) / count) for k in range(count)]
 
 
-class MetropolisState(NamedTuple):
-    """C chains after ``step`` steps. All but the step are tensors with the chains along the first axis, or the second
-    of what grows with the steps.
-
-    ``theta`` (C, d), its scaled ``risk`` and ``log_prior`` (C,), how many rows its decisions fail, ``failures`` (C,),
-    and the ``order`` (C, n) in which rows are visited; ``mean`` and ``variance`` (C, d) and ``log_scale`` (C,) of the
-    adaptation; ``generators`` (C, ·), the state of the random numbers; ``accepted`` and ``risks`` (step, C); the
-    ``kept`` draws (k, C, d); how often a proposal was rejected ``unseen``, or ``early``, with rows to go (C,).
-    """
-
-    step: int
-    theta: Tensor
-    risk: Tensor
-    log_prior: Tensor
-    failures: Tensor
-    order: Tensor
-    mean: Tensor
-    variance: Tensor
-    log_scale: Tensor
-    generators: Tensor
-    accepted: Tensor
-    risks: Tensor
-    kept: Tensor
-    unseen: Tensor
-    early: Tensor
-
-    def to_arrays(self) -> Arrays:
-        """Plain arrays; :meth:`from_arrays` restores exactly this state."""
-        arrays = {name: value.numpy() for name, value in self._asdict().items() if name != "step"}
-        return arrays | {"step": np.array([self.step])}
-
-    @staticmethod
-    def from_arrays(arrays: Arrays) -> MetropolisState:
-        tensors = {name: torch.from_numpy(np.array(arrays[name])) for name in MetropolisState._fields if name != "step"}
-        return MetropolisState(step=int(arrays["step"][0]), **tensors)
-
-
-# Fields that grow with the steps and so have the chains along their second axis.
-_GROWING = ("accepted", "risks", "kept")
-
-
-def begin(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: int) -> MetropolisState:
+def begin(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: int) -> Chains:
     """Chains that start at θ (C, d), each with random numbers of its own drawn from the seed."""
     chains, dim = theta.shape
     rows = _Rows.of(target, replace(options, early_rejection=False))
@@ -135,83 +95,64 @@ def begin(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: 
         raise Diverged("a chain starts where the cost is not finite")
     seeds = np.random.SeedSequence(seed).generate_state(chains, np.uint64) >> 1
     generators = [torch.Generator().manual_seed(int(number)) for number in seeds]
-    return MetropolisState(
+    state = MetropolisState(
         step=0,
         theta=theta.clone(),
         risk=risk,
         log_prior=torch.stack([_log_prior(target, one) for one in theta]),
         failures=torch.tensor([found.failures for found in first]),
         order=torch.stack([found.order for found in first]),
-        mean=theta.clone(),
-        variance=torch.full_like(theta, options.initial_scale**2),
-        log_scale=torch.full((chains,), math.log(2.38 / math.sqrt(dim)), dtype=torch.float64),
+        adaptation=Adaptation(
+            mean=theta.clone(),
+            variance=torch.full_like(theta, options.initial_scale**2),
+            log_scale=torch.full((chains,), math.log(2.38 / math.sqrt(dim)), dtype=torch.float64),
+        ),
         generators=torch.stack([generator.get_state() for generator in generators]),
+    )
+    nothing = MetropolisInfo(
         accepted=torch.zeros(0, chains, dtype=torch.bool),
         risks=torch.zeros(0, chains, dtype=torch.float64),
         kept=torch.zeros(0, chains, dim, dtype=theta.dtype),
         unseen=torch.zeros(chains, dtype=torch.long),
         early=torch.zeros(chains, dtype=torch.long),
     )
+    return Chains(state, nothing)
 
 
 def run(
     target: GibbsTarget,
     options: MetropolisOptions,
-    state: MetropolisState,
+    chains: Chains,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
-) -> MetropolisState:
-    """Go on to the end of the chains. ``progress`` may raise to stop them; ``checkpoint`` sees the state now and then.
+) -> Chains:
+    """Go on to the end of the chains. ``progress`` may raise to stop them; ``checkpoint`` sees them now and then.
 
     To use several processors, have each process run some of the ``dealt`` chains, and join them.
     """
-    grown = {name: [getattr(state, name)] for name in _GROWING}
+    state, pieces = chains.state, [chains.info]
     last_checkpoint = time.monotonic()
     allowed = torch.get_num_threads()
     # Arithmetic must not depend on the number of threads.
     torch.set_num_threads(1)
     try:
         while state.step < options.steps:
-            state = advance(target, options, min(state.step + BLOCK, options.steps), state)
-            for name, pieces in grown.items():
-                pieces.append(getattr(state, name))
-            progress(state.step / options.steps, _message(state, options, torch.cat(grown["accepted"][-10:])))
+            state, added = advance(target, options, min(state.step + BLOCK, options.steps), state)
+            pieces.append(added)
+            recent = torch.cat([piece.accepted for piece in pieces[-10:]])
+            progress(state.step / options.steps, _message(state, options, recent))
             if checkpoint is not None and time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
-                checkpoint(_whole(state, grown))
+                pieces = [MetropolisInfo.of(pieces)]
+                checkpoint(Chains(state, pieces[0]))
                 last_checkpoint = time.monotonic()
     finally:
         torch.set_num_threads(allowed)
-    return _whole(state, grown)
+    return Chains(state, MetropolisInfo.of(pieces))
 
 
 def _message(state: MetropolisState, options: MetropolisOptions, recent: Tensor) -> str:
     phase = "burn-in" if state.step <= options.burn_in else "sampling"
     return f"{phase}, step {state.step} of {options.steps}, {recent.double().mean():.0%} of proposals accepted"
-
-
-def dealt(state: MetropolisState) -> list[MetropolisState]:
-    """One state a chain, before the first step."""
-    fields = state._asdict()
-    step = fields.pop("step")
-    return [
-        MetropolisState(step, **{n: v[:, chain, None] if n in _GROWING else v[chain, None] for n, v in fields.items()})
-        for chain in range(len(state.theta))
-    ]
-
-
-def joined(parts: list[MetropolisState]) -> MetropolisState:
-    """All chains again, in their order."""
-    fields = {
-        name: torch.cat([getattr(part, name) for part in parts], dim=1 if name in _GROWING else 0)
-        for name in MetropolisState._fields[1:]
-    }
-    return MetropolisState(parts[0].step, **fields)
-
-
-def _whole(state: MetropolisState, grown: dict[str, list[Tensor]]) -> MetropolisState:
-    for name, pieces in grown.items():
-        grown[name] = [torch.cat(pieces)]
-    return state._replace(accepted=grown["accepted"][0], risks=grown["risks"][0], kept=grown["kept"][0])
 
 
 class _Evaluated(NamedTuple):
@@ -254,7 +195,7 @@ class _Rows:
             allowed = count - math.ceil(options.minimum_feasibility * count - 1e-9)
             # Just enough for one failure too many to be found among them.
             first = min(max(2 * allowed, count // 10, 1), count)
-        encoded = target.predictor.encode(target.sample.contexts, target.prior_scale.dtype)
+        encoded = target.encoded()
         floor = cost_floor(target.problem) / target.cost_scale
         return _Rows(target, constrained, encoded, count, allowed, floor, options.early_rejection, first)
 
@@ -295,14 +236,16 @@ def _log_prior(target: GibbsTarget, theta: Tensor) -> Tensor:
     return target.family.log_prob(theta, torch.zeros_like(theta), scale).sum()
 
 
-def advance(target: GibbsTarget, options: MetropolisOptions, until: int, state: MetropolisState) -> MetropolisState:
-    """The chains after ``until`` steps; what grows with the steps has only what these added."""
+def advance(
+    target: GibbsTarget, options: MetropolisOptions, until: int, state: MetropolisState
+) -> tuple[MetropolisState, MetropolisInfo]:
+    """The chains after ``until`` steps, and what these steps left behind."""
     rows = _Rows.of(target, options)
     keeping = set(options.keeping)
-    theta, mean, variance = state.theta.clone(), state.mean.clone(), state.variance.clone()
-    risk, log_prior, log_scale = state.risk.clone(), state.log_prior.clone(), state.log_scale.clone()
+    theta, mean, variance = state.theta.clone(), state.adaptation.mean.clone(), state.adaptation.variance.clone()
+    risk, log_prior, log_scale = state.risk.clone(), state.log_prior.clone(), state.adaptation.log_scale.clone()
     failures, visits = state.failures.clone(), [rows.visit(order) for order in state.order]
-    unseen, early = state.unseen.clone(), state.early.clone()
+    unseen, early = torch.zeros_like(failures), torch.zeros_like(failures)
     generators = [torch.Generator() for _ in theta]
     for generator, stored in zip(generators, state.generators, strict=True):
         generator.set_state(stored.clone())
@@ -337,20 +280,15 @@ def advance(target: GibbsTarget, options: MetropolisOptions, until: int, state: 
         risks.append(risk.clone())
         if step in keeping:
             kept.append(theta.clone())
-    return MetropolisState(
+    after = MetropolisState(
         step=until,
         theta=theta,
         risk=risk,
         log_prior=log_prior,
         failures=failures,
         order=torch.stack([visit.order for visit in visits]),
-        mean=mean,
-        variance=variance,
-        log_scale=log_scale,
+        adaptation=Adaptation(mean, variance, log_scale),
         generators=torch.stack([generator.get_state() for generator in generators]),
-        accepted=torch.stack(accepted),
-        risks=torch.stack(risks),
-        kept=torch.stack(kept) if kept else state.kept[:0],
-        unseen=unseen,
-        early=early,
     )
+    drawn = torch.stack(kept) if kept else theta.new_zeros(0, *theta.shape)
+    return after, MetropolisInfo(torch.stack(accepted), torch.stack(risks), drawn, unseen, early)

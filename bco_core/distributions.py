@@ -1,0 +1,133 @@
+"""Distributions over θ: what inference leaves behind, as mean-field mixtures or as the draws of chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bco_core.errors import InvalidInput
+from bco_core.families import FAMILIES, Family
+
+
+class Distribution(Protocol):
+    """A distribution over parameter vectors of length d."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws (count, d) of equal weight."""
+        ...
+
+    def mode(self) -> Tensor:
+        """Where it is densest, (d,)."""
+        ...
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A plain description, whose ``family`` says what it is, and arrays."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Σ_r weights_r Π_j q(θ_j; loc_rj, scale_rj): weights (R,), loc and scale (R, d). R = 1 is the paper's."""
+
+    family: Family
+    weights: Tensor
+    loc: Tensor
+    scale: Tensor
+
+    @property
+    def dim(self) -> int:
+        return self.loc.shape[1]
+
+    def __post_init__(self) -> None:
+        if self.loc.ndim != 2 or self.loc.shape != self.scale.shape or self.weights.shape != self.loc.shape[:1]:
+            raise InvalidInput("a mixture needs weights (R,), locations (R, d) and scales (R, d)")
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """``count`` draws (count, d), stratified: member r contributes count·weights_r draws up to rounding."""
+        edges = self.weights.double().cumsum(0)
+        offsets = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        member = torch.searchsorted(edges / edges[-1], offsets).clamp_max(len(edges) - 1)
+        member = member[torch.randperm(count, generator=generator)]
+        noise = self.family.noise((count, self.loc.shape[1]), generator, self.loc.dtype)
+        return self.loc[member] + self.scale[member] * noise
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """log density (S,) of parameter vectors (S, d)."""
+        parts = self.family.log_prob(theta[:, None], self.loc, self.scale).sum(-1)
+        return torch.logsumexp(parts + (self.weights / self.weights.sum()).log(), dim=1)
+
+    def mode(self) -> Tensor:
+        """The location (d,) of the heaviest component and, among equals, of the one with the highest density.
+
+        Components hardly overlap, so each has a mode at its own location. Densities of components that live in spaces
+        of different dimension cannot be compared, so weight decides first.
+        """
+        heaviest = self.weights >= self.weights.max() * (1 - 1e-6)
+        height = torch.where(heaviest, -self.scale.log().sum(dim=1), -torch.inf)
+        return self.loc[height.argmax()]
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"family": self.family.name}, {"weights": self.weights, "loc": self.loc, "scale": self.scale}
+
+
+def equal_mixture(family: Family, loc: Tensor, scale: Tensor) -> Mixture:
+    """The mixture of members (R, d) of equal weight."""
+    return Mixture(family, torch.full((len(loc),), 1 / len(loc), dtype=loc.dtype), loc, scale)
+
+
+@dataclass(frozen=True)
+class ChainDraws:
+    """What a sampler found: draws (N, d) of equal weight, and which of them has the highest posterior density."""
+
+    loc: Tensor
+    best: int
+
+    def __post_init__(self) -> None:
+        if self.loc.ndim != 2 or not 0 <= self.best < len(self.loc):
+            raise InvalidInput("chains need draws (N, d), and the best must be one of them")
+
+    @property
+    def dim(self) -> int:
+        return self.loc.shape[1]
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """``count`` of the draws in random order, none twice before all came once."""
+        rounds = -(-count // len(self.loc))
+        order = torch.cat([torch.randperm(len(self.loc), generator=generator) for _ in range(rounds)])
+        return self.loc[order[:count]]
+
+    def mode(self) -> Tensor:
+        return self.loc[self.best]
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"family": _CHAINS, "best": self.best}, {"loc": self.loc}
+
+
+_CHAINS = "chains"
+
+
+def _mixture(description: dict[str, Any], arrays: dict[str, Tensor]) -> Mixture:
+    return Mixture(FAMILIES[description["family"]], arrays["weights"], arrays["loc"], arrays["scale"])
+
+
+def _chain_draws(description: dict[str, Any], arrays: dict[str, Tensor]) -> ChainDraws:
+    return ChainDraws(arrays["loc"], description["best"])
+
+
+# Every distribution by its family, and how it is restored.
+DISTRIBUTIONS: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], Distribution]] = {
+    **dict.fromkeys(FAMILIES, _mixture),
+    _CHAINS: _chain_draws,
+}
+
+
+def distribution_from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Distribution:
+    """The inverse of :meth:`Distribution.to_arrays`."""
+    return DISTRIBUTIONS[description["family"]](description, arrays)

@@ -1,0 +1,1 @@
+"""What a predictor sees of a context."""

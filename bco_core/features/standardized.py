@@ -1,0 +1,55 @@
+"""Contexts brought to unit scale, so that a unit prior means the same on every data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from bco_core.data import Sample, Standardizer
+from bco_core.features.base import FeatureKind
+
+
+@dataclass(frozen=True)
+class Standardized:
+    """(context − mean) / scale, column by column. It sees no outcomes, so folds make no difference."""
+
+    contexts: Standardizer
+
+    @property
+    def kind(self) -> str:
+        return "standardized"
+
+    @property
+    def context_dim(self) -> int:
+        return len(self.contexts.mean)
+
+    @property
+    def width(self) -> int:
+        return len(self.contexts.mean)
+
+    @property
+    def spread(self) -> Tensor:
+        return self.contexts.scale
+
+    def of_new(self, contexts: Tensor) -> Tensor:
+        return self.contexts.apply(contexts)
+
+    def of_history(self, sample: Sample) -> Tensor:
+        return self.contexts.apply(sample.contexts)
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {}, {"context_mean": self.contexts.mean, "context_scale": self.contexts.scale}
+
+
+def standardize(sample: Sample, folds: Tensor | None = None) -> Standardized:
+    """Fitted to the contexts alone; folds, which keep a row from its own outcome, make no difference."""
+    return Standardized(Standardizer.fit(sample.contexts))
+
+
+def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Standardized:
+    return Standardized(Standardizer(arrays["context_mean"], arrays["context_scale"]))
+
+
+STANDARDIZED = FeatureKind("standardized", standardize, from_arrays)

@@ -1,0 +1,184 @@
+"""How well chains mixed, what their decisions do on the history they learned from, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bco_core.evaluation import Estimate, estimate
+from bco_core.gibbs import GibbsTarget
+from bco_core.inference.diagnostics import FEW_ROWS, Diagnostics, Quality, Table
+from bco_core.inference.mh.chains import Chains
+from bco_core.inference.mh.metropolis import MetropolisOptions
+from bco_core.inference.mh.thinning import probed
+from bco_core.policies import decide
+from bco_core.posterior import Posterior
+from bco_core.problems.base import DecisionProblem, UncertainConstraints
+
+R_HAT = 1.1
+FEW_DRAWS = 100
+_TRACE_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """The worst rank-normalised split R-hat and the least bulk and tail ESS of some quantities (Vehtari et al., 2021);
+    None where they cannot be known."""
+
+    r_hat: float | None
+    ess_bulk: float | None
+    ess_tail: float | None
+
+
+@dataclass(frozen=True)
+class ChainReport:
+    """How the chains went; losses in the user's units."""
+
+    count: int
+    steps: int
+    burn_in: int
+    draws: int
+    acceptance: list[float]
+    loss: Convergence
+    predictions: Convergence
+    between_over_within: float
+    mean_loss: list[float]
+    trace: Table
+    rejected_unseen: list[float]
+    rejected_early: list[float]
+
+
+@dataclass(frozen=True)
+class Prior:
+    family: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """How far the predictions of each start were shifted, in standard deviations, and the feasibility it then had."""
+
+    shift: list[float]
+    feasibility: list[float]
+
+
+@dataclass(frozen=True)
+class LearnedRows:
+    """What decisions for the learned rows cost, and how often they keep their constraints."""
+
+    rows: int
+    cost: Estimate
+    feasibility: float
+    chain_feasibility: list[float]
+    required_feasibility: float | None
+    not_optimal: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainDiagnostics(Diagnostics):
+    """Mixing of the chains, the temperatures tried, and what decisions do on the learned rows."""
+
+    temperatures: Table
+    chains: ChainReport
+    prior: Prior
+    start: Start
+    history: LearnedRows
+
+
+def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> ChainReport:
+    """How well the chains mixed, by predictions and loss."""
+    info, scale = chains.info, target.cost_scale
+    sampled = info.risks[plan.burn_in :]
+    steps, count, _ = info.kept.shape
+    seen = probed(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
+    between = seen.mean(dim=0).std(dim=0) if count > 1 else torch.zeros(seen.shape[2])
+    within = seen.std(dim=0).mean(dim=0) if steps > 1 else torch.ones(seen.shape[2])
+    picks = torch.linspace(0, len(info.risks) - 1, min(_TRACE_POINTS, len(info.risks))).long()
+    return ChainReport(
+        count=count,
+        steps=plan.steps,
+        burn_in=plan.burn_in,
+        draws=steps * count,
+        acceptance=info.accepted[plan.burn_in :].double().mean(dim=0).tolist(),
+        loss=convergence(sampled.T.numpy()[:, :, None]),
+        predictions=convergence(seen.transpose(0, 1).numpy()),
+        between_over_within=(between / within.clamp_min(1e-12)).median().item(),
+        mean_loss=(sampled.mean(dim=0) * scale).tolist(),
+        trace=[{"step": int(step) + 1, "loss": (info.risks[step] * scale).tolist()} for step in picks],
+        rejected_unseen=(info.unseen.double() / plan.steps).tolist(),
+        rejected_early=(info.early.double() / plan.steps).tolist(),
+    )
+
+
+def learned_rows(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, posterior: Posterior) -> LearnedRows:
+    """What BCP's decisions do on the history that the chains learned from."""
+    sample = target.sample
+    found = decide(target.problem, posterior.scenarios(sample.contexts, posterior.particles), "bcp")
+    return LearnedRows(
+        rows=len(sample),
+        cost=estimate(target.problem.cost(found.decisions, sample.outcomes)),
+        feasibility=target.problem.feasible(found.decisions, sample.outcomes).double().mean().item(),
+        chain_feasibility=(1 - chains.state.failures.double() / len(sample)).tolist(),
+        required_feasibility=plan.minimum_feasibility,
+        not_optimal=sum(status != "optimal" for status in found.status) / len(found.status),
+    )
+
+
+def temperatures(ladder: np.ndarray[Any, Any], how: str) -> Table:
+    """The inverse temperatures tried, with what each was judged by."""
+    judged = ("loss_before", "loss_after") if how == "settle" else ("cost", "feasibility")
+    names = ("inverse_temperature", *judged, "chosen")
+    return [
+        {name: None if math.isnan(value) else value for name, value in zip(names, row, strict=True)}
+        for row in ladder.tolist()
+    ]
+
+
+def convergence(values: np.ndarray[Any, Any]) -> Convergence:
+    """Of quantities (chains, draws, quantities), by arviz-stats."""
+    # Imported late: it takes seconds, and only chains need it.
+    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+
+    stats: Any = array_stats
+    draws = values.shape[1]
+    moving = values.std(axis=(0, 1)) > 0
+    if draws < 8 or not moving.any():
+        return Convergence(None, None, None)
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    values = values[:, :, moving]
+    bulk = stats.ess(values, method="bulk", **axes)
+    tail = stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
+    worst = stats.rhat(values, method="rank", **axes)
+    found = (np.max(worst), np.min(bulk), np.min(tail))
+    return Convergence(*(float(value) if np.isfinite(value) else None for value in found))
+
+
+def judge_chains(rows: int, found: ChainReport, plan: MetropolisOptions, problem: DecisionProblem) -> Quality:
+    """A verdict in a planner's words."""
+    required = problem.confidence if isinstance(problem, UncertainConstraints) else None
+    if min(found.acceptance) == 0:
+        return Quality("bad", "a chain did not move after burn-in: allow more steps, or a lower inverse temperature")
+    if required is not None and plan.minimum_feasibility is not None and plan.minimum_feasibility < required:
+        return Quality(
+            "bad",
+            f"no model was found whose decisions keep their constraints in {required:.0%} of the history; "
+            f"the chains only ask for {plan.minimum_feasibility:.1%}",
+        )
+    worst = max((figures.r_hat or math.inf) for figures in (found.loss, found.predictions))
+    if worst > R_HAT:
+        return Quality(
+            "warn",
+            f"chains disagree: R-hat is {worst:.2f}, and predictions differ {found.between_over_within:.1f} times as "
+            "much between chains as within one, so each chain has seen only its own part of the posterior; more steps "
+            "or chains help",
+        )
+    few = min((figures.ess_bulk or 0.0) for figures in (found.loss, found.predictions))
+    if few < FEW_DRAWS:
+        return Quality("warn", f"chains move slowly: all draws are worth {few:.0f} independent ones; more steps help")
+    if rows < FEW_ROWS:
+        return Quality("warn", f"only {rows} rows of history: decisions may change much with a little more data")
+    return Quality("ok", "the chains agree, and their draws are worth enough independent ones")

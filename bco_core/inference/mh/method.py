@@ -1,0 +1,181 @@
+"""``mh``: learning by Metropolis–Hastings from beginning to end. A part is a chain.
+
+Splitting chooses the predictor, fits the starts and finds the temperature; what it found travels with every chain, so
+that whoever goes on with one knows all there is to know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+
+from bco_core.certificates import Certificate
+from bco_core.data import Arrays, fold_numbers
+from bco_core.distributions import ChainDraws
+from bco_core.evaluation import Estimate
+from bco_core.families import FAMILIES
+from bco_core.features.registry import FEATURES
+from bco_core.gibbs import GibbsTarget, make_target
+from bco_core.inference.diagnostics import Table
+from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
+from bco_core.inference.mh.chains import Chains, dealt, joined
+from bco_core.inference.mh.diagnostics import (
+    ChainDiagnostics,
+    Prior,
+    Start,
+    judge_chains,
+    learned_rows,
+    report,
+    temperatures,
+)
+from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
+from bco_core.inference.mh.starts import choose_predictor, find_starts
+from bco_core.inference.mh.temperature import LADDER, PILOT, find_temperature
+from bco_core.inference.mh.thinning import thin
+from bco_core.inference.options import MhOptions
+from bco_core.posterior import Posterior
+from bco_core.predictors.registry import AUTO, build_predictor
+from bco_core.problems.base import UncertainConstraints
+from bco_core.progress import Progress
+from bco_core.scenarios import History
+
+DRAWS = 1000
+HISTORY_ROWS = 1000
+# What all chains know of how they were begun: the kind of predictor and the errors (2, 2) it was chosen by, the
+# temperatures tried, and for every start its shift and feasibility.
+_FACTS = ("kind", "errors", "ladder", "shift", "start_feasibility")
+
+
+def _split(task: Task, progress: Progress) -> list[Part]:
+    """Every chain before its first step."""
+    options: MhOptions = task.options
+    kind = options.predictor.kind
+    errors: list[Estimate] = []
+    if kind == "auto":
+        kind, errors = choose_predictor(task.problem, task.sample, options)
+    target, plan = _target(task, kind), _plan(task)
+    starts = find_starts(target, options.chains, plan.minimum_feasibility, torch.Generator().manual_seed(options.seed))
+    progress(0.2, "chains have their starts; looking for a temperature")
+    facts = {
+        "kind": np.array([kind]),
+        "errors": np.array([[error.mean, error.standard_error] for error in errors]).reshape(-1, 2),
+        "shift": starts.shift.numpy(),
+        "start_feasibility": starts.feasibility.numpy(),
+    }
+    asked = replace(plan, minimum_feasibility=_required(plan, facts))
+    facts["ladder"] = find_temperature(target, asked, starts, options, progress)
+    chains = begin(target, _planned(plan, facts), starts.theta, options.seed)
+    return [Part(plan.steps, one.to_arrays() | facts) for one in dealt(chains)]
+
+
+def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
+    """Bring a chain to its end, from wherever it is."""
+    facts = {name: data[name] for name in _FACTS}
+    target, plan = _target(task, str(data["kind"][0])), _planned(_plan(task), facts)
+
+    def save(current: Chains) -> None:
+        if checkpoint is not None:
+            checkpoint(current.to_arrays() | facts)
+
+    return run(target, plan, Chains.from_arrays(data), progress, save).to_arrays() | facts
+
+
+def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
+    options: MhOptions = task.options
+    facts = {name: results[0][name] for name in _FACTS}
+    target, plan = _target(task, str(facts["kind"][0])), _planned(_plan(task), facts)
+    chains = joined([Chains.from_arrays(one) for one in results])
+    progress(0.0, "judging the chains")
+    posterior = _posterior(target, plan, chains, options)
+    found = report(chains, plan, target)
+    quality = judge_chains(len(task.sample), found, plan, task.problem)
+    diagnostics = ChainDiagnostics(
+        quality=quality.verdict,
+        reason=quality.reason,
+        policy=options.policy or "bcp",
+        kl_weight=1 / plan.inverse_temperature,
+        inverse_temperature=plan.inverse_temperature,
+        cost_scale=target.cost_scale,
+        certificate=Certificate.absent("a certificate needs variational inference"),
+        candidates=_candidates(facts),
+        temperatures=temperatures(facts["ladder"], options.temperature),
+        chains=found,
+        prior=Prior(target.family.name, target.prior_scale.item()),
+        start=Start(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
+        history=learned_rows(target, plan, chains, posterior),
+    )
+    return Learned(posterior, diagnostics)
+
+
+def _target(task: Task, kind: str) -> GibbsTarget:
+    options: MhOptions = task.options
+    features = FEATURES[options.predictor.features].fit(task.sample, fold_numbers(len(task.sample), options.seed))
+    predictor = build_predictor(kind, task.sample, options.predictor.layers(kind), features)
+    target = make_target(task.problem, predictor, task.sample, FAMILIES[options.family], options.prior_scale)
+    return target if options.scale_costs else replace(target, cost_scale=1.0)
+
+
+def _plan(task: Task) -> MetropolisOptions:
+    """What does not depend on the data; the temperature is yet to be found."""
+    options, problem = task.options, task.problem
+    return MetropolisOptions(
+        inverse_temperature=1.0,
+        steps=options.steps,
+        burn_in=options.burn_in,
+        kept=max(1, math.ceil(max(DRAWS, options.particles) / options.chains)),
+        minimum_feasibility=problem.confidence if isinstance(problem, UncertainConstraints) else None,
+        initial_scale=0.1 * options.prior_scale,
+    )
+
+
+def _planned(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
+    """With the temperature chosen, and a feasibility that every chain's start has."""
+    chosen = facts["ladder"][facts["ladder"][:, -1] == 1][0, 0]
+    return replace(plan, inverse_temperature=float(chosen), minimum_feasibility=_required(plan, facts))
+
+
+def _required(plan: MetropolisOptions, facts: Arrays) -> float | None:
+    if plan.minimum_feasibility is None:
+        return None
+    return min(plan.minimum_feasibility, float(facts["start_feasibility"].min()))
+
+
+def _posterior(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, options: MhOptions) -> Posterior:
+    info = chains.info
+    draws = info.kept.flatten(0, 1)
+    # The density of a kept draw: its loss is in the trace, its prior is cheap.
+    loss = info.risks[torch.tensor(plan.keeping) - 1].flatten()
+    prior = target.family.log_prob(draws.double(), torch.zeros(()).double(), target.prior_scale.double()).sum(dim=1)
+    best = int((prior - plan.inverse_temperature * loss).argmax())
+    chosen = draws[thin(target.predictor, info.kept, target.sample.contexts, options.particles, options.thinning)]
+    # Chains learn from all rows, so these predictions are of rows that were learned from.
+    rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
+    seen = target.rows(rows)
+    predictions = target.predictor.predict_encoded(chosen, seen.encoded(chosen.dtype)).mean(dim=0)
+    history = History.of(predictions, seen.sample.outcomes, target.predictor.outcomes.scale)
+    return Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, history)
+
+
+def _candidates(facts: Arrays) -> Table:
+    errors = [Estimate(*row) for row in facts["errors"].tolist()]
+    return [
+        {"predictor": kind, "squared_error": asdict(error), "chosen": kind == str(facts["kind"][0])}
+        for kind, error in zip(AUTO, errors, strict=bool(errors))
+    ]
+
+
+def _vectors(options: MhOptions, rows: int) -> int:
+    """Every kept draw of every chain."""
+    return options.chains * math.ceil(max(DRAWS, options.particles) / options.chains)
+
+
+def _passes(options: MhOptions, rows: int) -> float:
+    pilots = 0 if options.has_temperature else PILOT * len(LADDER)
+    return options.chains * (options.steps + pilots)
+
+
+MH = Method("mh", "mh", "Metropolis–Hastings, as asked for", False, _split, _work, _join, _vectors, _passes)

@@ -1,0 +1,77 @@
+"""``vi``: variational inference with the caller's own settings; with one member it is the paper's Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bco_core.certificates import ModelClass
+from bco_core.data import Arrays, Folds
+from bco_core.gibbs import resolve_kl_weight
+from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
+from bco_core.inference.options import ViOptions
+from bco_core.inference.vi import members
+from bco_core.inference.vi.conclude import Candidate, conclude
+from bco_core.inference.vi.out_of_fold import out_of_fold
+from bco_core.inference.vi.plan import Plan, Settings, make_plan
+from bco_core.inference.vi.variational import VariationalOptions, fit_variational
+from bco_core.progress import Progress
+
+# κ at 256 rows, for the paper's unit prior.
+KL_WEIGHT = 1e-5
+# A step is a pass forward and one, about twice as long, back.
+_PASSES_A_STEP = 3
+
+
+def _plan(task: Task) -> Plan:
+    options: ViOptions = task.options
+
+    def settle(folds: Folds) -> Settings:
+        variational = VariationalOptions(
+            kl_weight=resolve_kl_weight(len(task.sample), options.kl_weight, options.inverse_temperature, KL_WEIGHT),
+            policy=options.policy or "bcp",
+            epochs=options.epochs,
+            patience=options.patience,
+            batch_size=options.batch_size,
+            optimizer=options.optimizer,
+            learning_rate=options.learning_rate,
+            initial_scale=options.initial_scale,
+            draws=options.draws,
+            averaging=len(folds.train) > 1,
+        )
+        kind = "mlp" if options.predictor.kind == "auto" else options.predictor.kind
+        return Settings(variational, {kind: options.prior_scale}, {kind: ()})
+
+    return make_plan(task, options.members, settle)
+
+
+def _split(task: Task, progress: Progress) -> list[Part]:
+    return members.split(_plan(task))
+
+
+def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
+    return members.work(_plan(task), data, progress)
+
+
+def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
+    plan = _plan(task)
+    (kind,) = plan.settings.sweeps
+    target, fits = plan.target(kind), members.collected(plan, results)
+    if fits is None:
+        fit = fit_variational(target, plan.folds, plan.settings.variational, plan.generator, progress)
+    else:
+        (fit,) = fits[kind]
+    seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
+    classes = [ModelClass(target, fit.mixture, 1.0)]
+    return conclude(plan, Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight), recommend=False)
+
+
+def _vectors(options: ViOptions, rows: int) -> int:
+    """A location and a scale for each member."""
+    return 2 * options.members
+
+
+def _passes(options: ViOptions, rows: int) -> float:
+    return _PASSES_A_STEP * options.epochs * options.members * options.draws
+
+
+VI = Method("vi", "vi", "variational inference, as asked for", True, _split, _work, _join, _vectors, _passes)

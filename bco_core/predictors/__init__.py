@@ -1,0 +1,1 @@
+"""Point predictors f_θ, one family a file."""

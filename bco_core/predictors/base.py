@@ -1,0 +1,116 @@
+"""Point predictors f_θ as batched functions of a flat parameter vector.
+
+θ has shape (S, d): the leading axis is the batch of parameter vectors (draws, members, chains, restarts). A linear map
+from width a to width b is stored as its matrix, row by row, and then its bias. Whatever else θ holds, a linear path
+from features to outcomes comes last where there is one, so the last d_y coordinates are an output bias in every kind.
+
+Features and outcomes are standardised inside, so that a unit prior means the same on every data set; predictions come
+back in the user's units, in float64.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bco_core.data import Standardizer
+from bco_core.errors import InvalidInput
+from bco_core.features.base import Features
+
+# Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
+_CHUNK_NUMBERS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Predictor(ABC):
+    """f_θ with layer ``widths`` (features, hidden…, d_y): what inference may ask of a predictor."""
+
+    widths: tuple[int, ...]
+    features: Features
+    outcomes: Standardizer
+
+    kind: ClassVar[str]
+    # Whether it has hidden layers: these need a fit of their own before decisions, and a recipe of their own.
+    is_network: ClassVar[bool] = False
+
+    @staticmethod
+    @abstractmethod
+    def size(widths: tuple[int, ...]) -> int:
+        """Length d of a parameter vector for these widths."""
+
+    @property
+    @abstractmethod
+    def linear_dim(self) -> int:
+        """How many coordinates at the end of θ are a linear path, slopes and bias: all, some or none."""
+
+    @abstractmethod
+    def initial(self, count: int, generator: torch.Generator) -> Tensor:
+        """Starting vectors (count, d)."""
+
+    @abstractmethod
+    def outputs(self, theta: Tensor, encoded: Tensor) -> Tensor:
+        """Standardised predictions (S, n, d_y) for parameters (S, d) and features (S, n, width)."""
+
+    @property
+    def dim(self) -> int:
+        """Length d of a parameter vector."""
+        return self.size(self.widths)
+
+    @property
+    def outcome_dim(self) -> int:
+        return self.widths[-1]
+
+    def units(self) -> Tensor:
+        """The relative spread of the feature that each coordinate of θ multiplies, (d,); 1 where it is none."""
+        spread = self.features.spread / self.features.spread.square().mean().sqrt()
+        units = torch.ones(self.dim, dtype=torch.float64)
+        first, last = self.widths[1], self.widths[-1]
+        units[: len(spread) * first] = spread.repeat_interleave(first)
+        if self.linear_dim:
+            units[-self.linear_dim : -last] = spread.repeat_interleave(last)
+        return units
+
+    def clip(self, predictions: Tensor) -> Tensor:
+        """Predictions in the user's units, kept to what the kind allows: here everything."""
+        return predictions
+
+    def encode(self, contexts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """New contexts (..., d_x) as the predictor sees them, (..., width)."""
+        if contexts.shape[-1] != self.features.context_dim:
+            raise InvalidInput(f"a context has {self.features.context_dim} columns here, not {contexts.shape[-1]}")
+        return self.features.of_new(contexts).to(dtype)
+
+    def unclipped(self, theta: Tensor, encoded: Tensor) -> Tensor:
+        """Predictions (S, n, d_y) before they are clipped, for features (n, width) or (S, n, width)."""
+        inputs = encoded.expand(theta.shape[0], *encoded.shape[-2:])
+        return self.outcomes.undo(self.outputs(theta, inputs).double())
+
+    def forward(self, theta: Tensor, encoded: Tensor) -> Tensor:
+        """Predictions (S, n, d_y) for parameters (S, d) and features (n, width) or (S, n, width)."""
+        return self.clip(self.unclipped(theta, encoded))
+
+    def predict(self, theta: Tensor, contexts: Tensor) -> Tensor:
+        """Predictions (S, n, d_y) for new contexts (n, d_x), without gradients, in bounded memory."""
+        return self.predict_encoded(theta, self.encode(contexts, theta.dtype))
+
+    def predict_encoded(self, theta: Tensor, encoded: Tensor) -> Tensor:
+        """The same for features (n, width)."""
+        rows = max(1, _CHUNK_NUMBERS // (max(self.widths) * len(theta)))
+        with torch.no_grad():
+            return torch.cat([self.forward(theta, chunk) for chunk in encoded.split(rows)], dim=1)
+
+
+def affine(theta: Tensor, layers: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """The matrices (S, a, b) and biases (S, 1, b) that θ (S, d) holds for these layers of widths (a, b).
+
+    One split, because its gradient is one concatenation; each slice would fill a whole θ with zeros.
+    """
+    parts = theta.split([size for fan_in, fan_out in layers for size in (fan_in * fan_out, fan_out)], dim=1)
+    return [
+        (weight.view(len(theta), fan_in, fan_out), bias[:, None])
+        for (fan_in, fan_out), weight, bias in zip(layers, parts[::2], parts[1::2], strict=True)
+    ]

@@ -1,0 +1,180 @@
+"""The front door of deciding: a posterior, its problem and new contexts in, one frozen :class:`Prescribed` out.
+
+Two sets of scenarios have two roles. A decision *hedges* over the posterior draws' predictions, which say how unsure
+the predictor is; its *costs* are computed over predictive scenarios, which add the noise that no predictor removes.
+Where a risk other than expected cost is asked for, the decision hedges over the latter too, because draws alone have no
+tail to speak of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.policies import POLICIES, Terms, check_risk, decide, decide_for
+from bco_core.posterior import Posterior
+from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
+from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost, predictive_scenarios
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+CVAR_LEVEL = 0.95
+PREDICTIVE, POSTERIOR = "predictive", "posterior"
+_CHUNK_NUMBERS = 4_000_000
+
+
+@dataclass(frozen=True)
+class PrescribeOptions:
+    """How to decide. ``policy`` None is ``averaged``, or ``bcp`` where there is a ``risk``.
+
+    ``scenarios`` posterior draws are hedged over: the stored particles, or fresh draws with a ``seed``. ``costs_over``
+    names the scenarios behind every cost: ``predictive``, or the ``posterior`` draws alone.
+    """
+
+    policy: str | None = None
+    alpha: float = 0.5
+    scenarios: int = 200
+    seed: int | None = None
+    costs_over: str = PREDICTIVE
+    risk: Risk | None = None
+
+    def __post_init__(self) -> None:
+        if self.scenarios < 1:
+            raise InvalidInput("a decision needs at least one scenario", ("scenarios",))
+        for name, value, known in (
+            ("policy", self.chosen_policy, tuple(POLICIES)),
+            ("costs_over", self.costs_over, (PREDICTIVE, POSTERIOR)),
+        ):
+            if value not in known:
+                raise InvalidInput(f"{name} must be one of {', '.join(known)}", (name,))
+        check_risk(self.chosen_policy, self.risk)
+
+    @property
+    def chosen_policy(self) -> str:
+        return self.policy or ("bcp" if self.risk else "averaged")
+
+
+@dataclass(frozen=True)
+class Prescribed:
+    """Decisions (B, d_z) for B contexts and what they may cost; NaN where there is no decision to show.
+
+    ``feasibility`` (B,) is the share of the cost scenarios in which a decision keeps uncertain constraints, NaN where
+    constraints are certain. ``map_decisions`` and ``map_costs`` are what the posterior's mode alone would decide,
+    judged under the same scenarios.
+    """
+
+    decisions: Tensor
+    status: list[Status]
+    reasons: tuple[str, ...]
+    solvers: tuple[str, ...]
+    costs: CostDistribution
+    feasibility: Tensor
+    map_decisions: Tensor
+    map_costs: Tensor
+
+    @property
+    def hedging_gain(self) -> Tensor:
+        """The MAP decision's expected cost less this decision's, (B,)."""
+        return self.map_costs - self.costs.mean
+
+
+def prescribe(
+    posterior: Posterior,
+    problem: DecisionProblem,
+    contexts: Tensor,
+    options: PrescribeOptions | None = None,
+    draws: Tensor | None = None,
+    seconds: float = math.inf,
+    solver_seconds: float = math.inf,
+) -> Prescribed:
+    """A decision for each of the contexts (B, d_x), in chunks: memory is bounded however many there are.
+
+    ``draws`` (K, d) spares drawing again what a caller has kept of ``posterior.draws``. Solvers stop with the best they
+    have after ``solver_seconds``; the whole call raises OutOfTime after ``seconds``.
+    """
+    options = options or PrescribeOptions()
+    theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
+    generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
+    size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
+    parts, began = [], monotonic()
+    for chunk in contexts.split(size):
+        taken = monotonic() - began
+        if taken > seconds:
+            raise OutOfTime(f"deciding took longer than {seconds:g} s; fewer contexts or scenarios take less")
+        left = None if solver_seconds == math.inf else max(solver_seconds - taken, 0.0)
+        terms = Terms(generator, options.risk or EXPECTATION, left, options.alpha)
+        parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
+    return _joined(parts)
+
+
+def _prescribe(
+    posterior: Posterior,
+    problem: DecisionProblem,
+    contexts: Tensor,
+    theta: Tensor,
+    options: PrescribeOptions,
+    terms: Terms,
+) -> Prescribed:
+    scenarios = posterior.scenarios(contexts, theta)
+    if not torch.isfinite(scenarios.outcomes).all():
+        raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
+    atoms = cost_scenarios(posterior, scenarios, options)
+    found = decide(problem, atoms if options.risk else scenarios, options.chosen_policy, terms)
+    decisions = shown_decisions(found)
+    costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)
+    map_decisions = decide_for(problem, scenarios.mode)
+    nothing = ("",) * len(decisions)
+    return Prescribed(
+        decisions,
+        found.status,
+        found.reasons or nothing,
+        found.solvers or nothing,
+        costs,
+        feasibility(problem, decisions, atoms),
+        map_decisions,
+        expected_cost(problem, map_decisions, atoms),
+    )
+
+
+def cost_scenarios(posterior: Posterior, scenarios: Scenarios, options: PrescribeOptions) -> Scenarios:
+    """The scenarios that costs are computed over, as many as the decision hedges over."""
+    if options.costs_over == POSTERIOR or posterior.history is None:
+        return scenarios
+    return predictive_scenarios(posterior.history, scenarios.mean(), options.scenarios)
+
+
+def shown_decisions(found: Prescription) -> Tensor:
+    """Decisions (B, d_z), NaN where the status is infeasible: a problem's best effort is hidden unless asked for."""
+    decisions = found.decisions.clone()
+    decisions[torch.tensor([status == Status.INFEASIBLE for status in found.status])] = torch.nan
+    return decisions
+
+
+def feasibility(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
+    """The share (B,) of scenarios in which each decision keeps uncertain constraints; NaN where they are certain."""
+    if not isinstance(problem, UncertainConstraints):
+        return torch.full((len(decisions),), torch.nan, dtype=torch.float64)
+    return problem.feasible(decisions[:, None], atoms.outcomes).double() @ atoms.weights
+
+
+def _joined(parts: list[Prescribed]) -> Prescribed:
+    if len(parts) == 1:
+        return parts[0]
+    return Prescribed(
+        torch.cat([part.decisions for part in parts]),
+        [status for part in parts for status in part.status],
+        tuple(reason for part in parts for reason in part.reasons),
+        tuple(solver for part in parts for solver in part.solvers),
+        CostDistribution(
+            torch.cat([part.costs.mean for part in parts]),
+            torch.cat([part.costs.quantiles for part in parts]),
+            torch.cat([part.costs.cvar for part in parts]),
+        ),
+        torch.cat([part.feasibility for part in parts]),
+        torch.cat([part.map_decisions for part in parts]),
+        torch.cat([part.map_costs for part in parts]),
+    )
