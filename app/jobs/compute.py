@@ -114,7 +114,7 @@ def _drive(job_id: str, attempt: int, pause: Callable[[], None] | None) -> None:
     if not insist(partial(parts.offer, job_id, attempt, made)):
         raise Cancelled
 
-    results = insist(partial(parts.Results, job_id))
+    results = insist(partial(parts.Results, job_id, patient=True))
     if results:
         progress = part_of(report, first, last)
         _await_parts(kind, job_id, progress, pause or partial(_compute_free_part, kind, given, job_id, progress))

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from app.db.blobs import checksum, verified
 from app.db.engine import affected, transaction
+from app.db.outage import insist
 from app.db.tables import UNFINISHED, JobPartRow, JobRow
 from app.jobs import queue, service
 from app.jobs.kinds.base import Part
@@ -128,10 +129,13 @@ def store(job_id: str, seq: int, result: bytes) -> None:
 
 
 class Results(Sequence[bytes]):
-    """The results of a job's parts in order, each read when it is asked for: together they may not fit into memory."""
+    """The results of a job's parts in order, each read when it is asked for: together they may not fit into memory.
 
-    def __init__(self, job_id: str) -> None:
-        self._job_id, self._count = job_id, amounts(job_id).parts
+    A ``patient`` reader waits for the end of an outage of the database.
+    """
+
+    def __init__(self, job_id: str, patient: bool = False) -> None:
+        self._job_id, self._count, self._patient = job_id, amounts(job_id).parts, patient
 
     def __len__(self) -> int:
         return self._count
@@ -145,10 +149,13 @@ class Results(Sequence[bytes]):
             return [self[seq] for seq in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
+        return insist(lambda: self._read(index)) if self._patient else self._read(index)
+
+    def _read(self, seq: int) -> bytes:
         with transaction() as session:
-            part = session.get_one(JobPartRow, (self._job_id, index))
+            part = session.get_one(JobPartRow, (self._job_id, seq))
         if part.result is None or part.result_sha256 is None:
-            raise RuntimeError(f"{self._job_id} has no result of its part {index}")
+            raise RuntimeError(f"{self._job_id} has no result of its part {seq}")
         return verified(part.result, part.result_sha256)
 
 

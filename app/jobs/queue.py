@@ -31,7 +31,7 @@ PARTS = "parts"
 WORKFLOWS = {COMPUTING: "learn_posterior", WAITING: "prescribe_batch", PARTS: "compute_part"}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
-# How often an idle worker looks into a queue: somebody who waits for one job notices tenths of a second.
+# How often an idle worker looks into a queue: people who wait for a job notice tenths of a second.
 _POLL_SECONDS = {COMPUTING: 0.1, WAITING: 0.5, PARTS: 0.25}
 _WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")

@@ -1,6 +1,6 @@
 """The life of a job: queued → running → succeeded | failed | cancelled.
 
-Every change of state is one guarded UPDATE: whoever comes second, a cancel or a worker believed dead, changes nothing.
+Every change of state is one guarded UPDATE: a second one, by a cancel or a worker believed dead, changes nothing.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _held(attempt: int) -> tuple[Any, ...]:
 
 
 def finish(session: Session, job_id: str, state: str, attempt: int | None = None, **values: Any) -> bool:
-    """End an unfinished job, if this attempt still holds it; without an attempt, whoever holds it."""
+    """End an unfinished job, if this attempt still holds it; without an attempt, whichever holds it."""
     guards: list[Any] = [JobRow.state.in_(UNFINISHED)]
     if attempt is not None:
         guards.append(JobRow.attempts == attempt)

@@ -70,10 +70,14 @@ def check(workspace: str, request: NewJob) -> Draft:
         if dataset is None:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
     _check_rows(problem, dataset)
+    columns = ContextEncoding.of(dataset.columns).width
+    options, learned_for = request.learning_options(), build_problem(problem.spec)
     try:
-        work = _check_size(request, problem, dataset)
+        vectors = options.particles + stored_vectors(learned_for, options, dataset.rows)
+        work = effort(learned_for, options, dataset.rows, columns)
     except InvalidInput as error:
         raise of_core(error) from None
+    _check_size(options.predictor.size(columns, learned_for.outcome_dim), vectors, request.posterior.limits())
     return Draft(
         name=request.name or problem.name,
         problem_id=problem.id,
@@ -97,13 +101,9 @@ def _check_rows(problem: ProblemRow, dataset: DatasetRow) -> None:
         raise InvalidRequest.at(("dataset_id",), detail)
 
 
-def _check_size(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> float:
-    """Bound the posterior's parameters, members, particles and bytes; the effort of learning it."""
+def _check_size(parameters: int, vectors: int, asked: dict[str, int]) -> None:
+    """Bound a posterior of so many vectors of so many parameters, and what was asked for of members and particles."""
     settings = get_settings()
-    options, learned_for = request.learning_options(), build_problem(problem.spec)
-    columns, asked = ContextEncoding.of(dataset.columns).width, request.posterior.limits()
-    parameters = options.predictor.size(columns, learned_for.outcome_dim)
-    vectors = options.particles + stored_vectors(learned_for, options, dataset.rows)
     for field, what, value, limit in (
         (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
         (("posterior", "members"), "members", asked.get("members", 0), settings.max_members),
@@ -113,7 +113,6 @@ def _check_size(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> fl
         if value > limit:
             words = what.replace("posterior_mb", "MB a posterior")
             raise InvalidRequest.at(field, f"at most {limit} {words} (BCO_MAX_{what.upper()})")
-    return effort(learned_for, options, dataset.rows, columns)
 
 
 @dataclass(frozen=True)
