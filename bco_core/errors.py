@@ -1,4 +1,4 @@
-"""What can go wrong in the core, in words for the person who has to act on it."""
+"""What can go wrong in the core, in words that tell the caller what to do."""
 
 from __future__ import annotations
 

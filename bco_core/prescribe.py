@@ -111,6 +111,21 @@ def prescribe(
     return _joined(parts)
 
 
+def decisions(
+    posterior: Posterior, problem: DecisionProblem, contexts: Tensor, options: PrescribeOptions | None = None
+) -> Tensor:
+    """The decisions (B, d_z) alone, all contexts (B, d_x) at once, for callers who judge them by outcomes of their own.
+
+    Unlike :func:`prescribe` it shows the best effort where a problem knows one.
+    """
+    options = options or PrescribeOptions()
+    scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
+    atoms = cost_scenarios(posterior, scenarios, options) if options.risk else scenarios
+    generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
+    terms = Terms(generator, options.risk or EXPECTATION, None, options.alpha)
+    return decide(problem, atoms, options.chosen_policy, terms).decisions
+
+
 def _prescribe(
     posterior: Posterior,
     problem: DecisionProblem,

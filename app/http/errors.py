@@ -236,6 +236,7 @@ def _in_body(where: tuple[str | int, ...], body: Any, missing: bool) -> tuple[st
     if not isinstance(body, dict | list):
         return where
     path: list[str | int] = []
+    part: Any
     for number, part in enumerate(where, start=1):
         there = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
         if there:

@@ -27,7 +27,11 @@ from bco_core.inference.training import OPTIMIZERS
 from bco_core.predictors.registry import PREDICTORS, PredictorOptions
 
 if TYPE_CHECKING:
-    Family = Optimizer = Temperature = Thinning = PredictorKind = str
+    Family = str
+    Optimizer = str
+    Temperature = str
+    Thinning = str
+    PredictorKind = str
 else:
     Family, Optimizer = Literal[tuple(FAMILIES)], Literal[tuple(OPTIMIZERS)]
     Temperature, Thinning = Literal[TEMPERATURES], Literal[THINNING]
@@ -168,7 +172,7 @@ def _foreign(model: type[_Posterior], data: dict[str, Any]) -> Iterator[InitErro
         others = [name for name, known in METHODS.items() if option in known.model_fields]
         if others and own not in others:
             sentence = f"method {own} has no {option}; it is an option of {' and '.join(others)}"
-            error = PydanticCustomError("option_of_another_method", sentence)  # type: ignore[arg-type]
+            error = PydanticCustomError("option_of_another_method", sentence)
             yield {"type": error, "loc": (option,), "input": None}
 
 

@@ -16,8 +16,10 @@ from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready, draws, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
-from bco_core import prescribe as core
 from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.prescribe import QUANTILES, Prescribed
+from bco_core.prescribe import PrescribeOptions as Options
+from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
 
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
@@ -72,22 +74,22 @@ def decide(
     """
     options = _options(row, request)
     theta = draws(row, loaded.posterior, request.scenarios, request.seed)
-    found = core.prescribe(loaded.posterior, loaded.problem, contexts, options, theta, seconds, solver_seconds)
+    found = prescribe_for(loaded.posterior, loaded.problem, contexts, options, theta, seconds, solver_seconds)
     metrics.count_prescriptions(found.status, [solver or "formula" for solver in found.solvers])
     return _answers(found, loaded.decisions)
 
 
-def _options(row: PosteriorRow, request: PrescribeOptions) -> core.PrescribeOptions:
+def _options(row: PosteriorRow, request: PrescribeOptions) -> Options:
     policy = request.policy or (None if request.risk else row.policy)
     risk = Risk(**request.risk.model_dump()) if request.risk else None
     try:
-        return core.PrescribeOptions(policy, request.alpha, request.scenarios, request.seed, request.costs_over, risk)
+        return Options(policy, request.alpha, request.scenarios, request.seed, request.costs_over, risk)
     except InvalidInput as error:
         raise of_core(error) from None
 
 
-def _answers(found: core.Prescribed, names: list[str]) -> list[dict[str, Any]]:
-    labels = [str(level) for level in core.QUANTILES]
+def _answers(found: Prescribed, names: list[str]) -> list[dict[str, Any]]:
+    labels = [str(level) for level in QUANTILES]
     return [
         {
             "decision": dict(zip(names, decision, strict=True)),

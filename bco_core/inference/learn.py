@@ -5,7 +5,7 @@
     results = [learning.work(part.data) for part in learning.split()]
     learned = learning.join(results)
 
-The same seed gives the same posterior, whoever computes the parts.
+The same seed gives the same posterior, wherever the parts are computed.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from bco_core.data import Folds, Sample
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.training import MINIMUM_STEPS_PER_EPOCH
-from bco_core.inference.variational import VariationalOptions, fit_variational
-from bco_core.predictors import build_predictor
+from bco_core.inference.vi.variational import VariationalOptions, fit_variational
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 
 ROWS, BATCH, HIDDEN = 1280, 128, 128

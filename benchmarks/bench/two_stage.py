@@ -18,7 +18,9 @@ from scipy import sparse
 from torch import Tensor
 
 from app.problems import schemas as problems
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.learn import learn
+from bco_core.inference.options import ViOptions
+from bco_core.predictors.registry import PredictorOptions
 from bco_core.problems.base import EXPECTATION
 from bco_core.problems.linear.problem import TwoStageLinear, extensive, together
 from bco_core.solvers import highs
@@ -114,10 +116,8 @@ def _worst_error(problem: TwoStageLinear, outcomes: Tensor) -> float:
 def _vi_seconds(problem: TwoStageLinear) -> float:
     """Algorithm 1 with the affine predictor on 400 training and 50 validation rows."""
     sample = draw_sample(400 + VALIDATION_ROWS, 0, torch.Generator().manual_seed(1))
-    options = LearningOptions(
-        method="vi",
-        members=1,
-        predictor="relu_affine",
+    options = ViOptions(
+        predictor=PredictorOptions("relu_affine"),
         family="gaussian",
         batch_size=BATCH,
         patience=PATIENCE,

@@ -20,8 +20,10 @@ from app.http.schemas import PolicyName
 from app.posteriors.options import PosteriorSpec, PredictorSpec
 from app.problems.schemas import NewProblem, decision_names, outcome_names
 from bco_core.data import Sample
-from bco_core.families import FAMILIES, Mixture
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.distributions import Mixture
+from bco_core.families import FAMILIES
+from bco_core.inference.learn import learn
+from bco_core.inference.options import make_options
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors import KINDS, Predictor, build_predictor, predictor_from_arrays, predictor_to_arrays
@@ -430,7 +432,7 @@ def learned(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> tuple[
     if not problem.differentiable:
         quick = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 30}
     options = quick | {"predictor": "linear", "particles": 12} | changes
-    return learn(problem, Sample(contexts, outcomes), LearningOptions(**options))
+    return learn(problem, Sample(contexts, outcomes), make_options(**options))
 
 
 # policies: whether a policy's decision depends on random numbers

@@ -7,7 +7,7 @@ from bco_core.baselines.ieo import PENALTIES, PointEstimates, fit_ieo, fit_ieo_e
 from bco_core.baselines.residuals import MAXIMUM_RESIDUALS, TwoStage, fit_two_stage
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions
-from bco_core.predictors import build_predictor
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 

@@ -8,11 +8,13 @@ import torch
 
 from bco_core.certificates import ModelClass, certify
 from bco_core.data import Sample
-from bco_core.families import FAMILIES, equal_mixture
+from bco_core.distributions import equal_mixture
+from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.learn import learn
+from bco_core.inference.options import make_options
 from bco_core.policies import averaged
-from bco_core.predictors import build_predictor
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 
 BOUNDED = Newsvendor.from_spec(
@@ -90,7 +92,7 @@ def test_the_terms_are_those_of_the_lemma() -> None:
 def test_the_bound_of_a_learned_linear_posterior_is_informative_and_holds_on_fresh_rows() -> None:
     fresh = demand(20_000, 99)
     for seed in range(3):
-        options = LearningOptions(predictor="linear", hidden=(), certify=True, epochs=60, seed=seed)
+        options = make_options(predictor="linear", hidden=(), certify=True, epochs=60, seed=seed)
         posterior, diagnostics = learn(BOUNDED, demand(1500, seed), options)
         certificate = diagnostics["certificate"]
         assert not certificate["vacuous"]
@@ -101,7 +103,7 @@ def test_the_bound_of_a_learned_linear_posterior_is_informative_and_holds_on_fre
 
 
 def test_rows_set_aside_for_scaling_do_not_count_in_the_certificate() -> None:
-    options = LearningOptions(predictor="linear", hidden=(), certify=True, epochs=3)
+    options = make_options(predictor="linear", hidden=(), certify=True, epochs=3)
     _, diagnostics = learn(BOUNDED, demand(200, 1), options)
     assert diagnostics["certificate"]["rows"] == 180
     _, without = learn(BOUNDED, demand(200, 1), replace(options, certify=False))

@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bco_core.inference.chains import LADDER, choose_predictor, continue_chain, find_starts, judge_chains, thin
 from torch import Tensor
 
-from bco_core.data import Sample
+from bco_core.data import Arrays, Sample
+from bco_core.distributions import ChainDraws
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
-from bco_core.inference.chains import LADDER, choose_predictor, continue_chain, find_starts, judge_chains, thin
-from bco_core.inference.learn import LearningOptions, learn
-from bco_core.inference.metropolis import MetropolisOptions
-from bco_core.inference.training import Progress
+from bco_core.inference.learn import learn
+from bco_core.inference.mh.metropolis import MetropolisOptions
+from bco_core.inference.options import make_options
 from bco_core.policies import POLICIES
-from bco_core.posterior import Arrays, ChainDraws, Posterior, digest
-from bco_core.predictors import build_predictor
+from bco_core.posterior import Posterior, digest
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.progress import Progress
 from bco_core.support_points import energy_distance, support_points
 
 ASSETS = 6
@@ -43,7 +45,7 @@ def make_sample(rows: int = 80, seed: int = 0) -> Sample:
     return Sample(contexts, 0.1 + contexts @ slopes + noise)
 
 
-QUICK = LearningOptions(
+QUICK = make_options(
     method="mh", predictor="linear", chains=3, steps=120, burn_in=60, particles=30, inverse_temperature=200.0
 )
 
@@ -90,7 +92,7 @@ def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
 def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(QUICK, inverse_temperature=None)
     whole, diagnostics = learn(PROBLEM, make_sample(), options)
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
 
     def deal(parts: Callable[[], list[tuple[int, Arrays]]], progress: Progress) -> list[Arrays]:
         """Every chain is interrupted, the last ones come first, and each goes on from what it had left behind."""
@@ -110,7 +112,7 @@ def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(mo
 
 def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
     posterior, diagnostics = learn(PROBLEM, make_sample(), QUICK)
-    draws = posterior.mixture
+    draws = posterior.distribution
     assert isinstance(draws, ChainDraws)
     target = make_target(PROBLEM, posterior.predictor, make_sample(), FAMILIES["laplace"])
     density = target.log_density(draws.loc, diagnostics["inverse_temperature"])

@@ -13,7 +13,7 @@ from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
 from bco_core.gibbs import REFERENCE_ROWS, GibbsTarget, make_target, resolve_kl_weight
-from bco_core.predictors import build_predictor
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 
 SCIPY = {"gaussian": stats.norm, "laplace": stats.laplace}

@@ -15,16 +15,17 @@ from bco_core.evaluation import Estimate
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.diagnostics import FEW_ROWS, judge
-from bco_core.inference.learn import MINIMUM_ROWS, LearningOptions, learn
-from bco_core.inference.variational import VariationalOptions, fit_variational
+from bco_core.inference.learn import MINIMUM_ROWS, learn
+from bco_core.inference.options import make_options
+from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior, digest
-from bco_core.predictors import build_predictor
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
-OPTIONS = LearningOptions(
+OPTIONS = make_options(
     method="vi",
     predictor="mlp",
     hidden=(16,),
@@ -43,7 +44,7 @@ OPTIONS = LearningOptions(
     seed=1,
 )
 BRIEF = replace(OPTIONS, epochs=3, members=2)
-AUTO = LearningOptions(method="auto", predictor="auto", hidden=(8,), epochs=15, particles=60, seed=1)
+AUTO = make_options(method="auto", predictor="auto", hidden=(8,), epochs=15, particles=60, seed=1)
 
 
 def make_sample(rows: int = 120, seed: int = 0, context_dim: int = 2) -> Sample:
@@ -132,7 +133,7 @@ def test_learning_neither_reads_nor_disturbs_the_global_random_state() -> None:
 
 def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_asked_for() -> None:
     posterior, _ = learn(PROBLEM, make_sample(), replace(BRIEF, members=3, particles=33))
-    assert posterior.mixture.weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert posterior.distribution.weights.tolist() == pytest.approx([1 / 3] * 3)
     assert posterior.particles.shape == (33, posterior.predictor.dim)
     assert torch.equal(posterior.draws(seed=BRIEF.seed), posterior.particles)
 
@@ -140,7 +141,7 @@ def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_ask
 @pytest.mark.parametrize("members", [1, 3])
 def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_averages_its_steps(members: int) -> None:
     sample = make_sample()
-    options = LearningOptions(
+    options = make_options(
         method="vi",
         predictor="relu_affine",
         hidden=(),
@@ -177,8 +178,8 @@ def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_ave
         ),
         generator,
     )
-    assert torch.equal(posterior.mixture.loc, fit.mixture.loc)
-    assert torch.equal(posterior.mixture.scale, fit.mixture.scale)
+    assert torch.equal(posterior.distribution.loc, fit.mixture.loc)
+    assert torch.equal(posterior.distribution.scale, fit.mixture.scale)
     assert diagnostics["best_epochs"] == [fit.best_epochs]
     assert diagnostics["trace"] == [asdict(point) for point in fit.trace]
     assert len(posterior.particles) == 4
@@ -243,7 +244,7 @@ def test_data_of_another_dimension_than_the_problem_are_refused_with_both_number
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str, value: str, known: str) -> None:
     with pytest.raises(InvalidInput, match=f"^the {name} must be one of {known}$") as refusal:
-        LearningOptions(**{name: value})
+        make_options(**{name: value})
     assert refusal.value.where == (name,)
 
 
@@ -261,7 +262,7 @@ def test_two_temperatures_are_refused_before_learning_begins(options: LearningOp
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_a_scale_or_rate_that_is_not_a_positive_number_is_refused_at_its_field(name: str, value: float) -> None:
     with pytest.raises(InvalidInput, match=f"^{name} must be a positive number$") as refusal:
-        LearningOptions(**{name: value})
+        make_options(**{name: value})
     assert refusal.value.where == ("posterior", name)
 
 
@@ -269,7 +270,7 @@ def test_a_scale_or_rate_that_is_not_a_positive_number_is_refused_at_its_field(n
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_number_of_things_below_one_is_refused_at_its_field(name: str, value: int) -> None:
     with pytest.raises(InvalidInput, match=f"^{name} must be at least 1$") as refusal:
-        LearningOptions(**{name: value})
+        make_options(**{name: value})
     assert refusal.value.where == ("posterior", name)
 
 
@@ -289,7 +290,7 @@ def test_variational_inference_is_refused_where_there_are_no_gradients() -> None
 
 @pytest.mark.parametrize(("problem", "inference"), [(PROBLEM, "vi"), (Stepwise(**vars(PROBLEM)), "mh")])
 def test_auto_picks_the_inference_by_the_problem_and_says_why(problem: Newsvendor, inference: str) -> None:
-    brief = LearningOptions(members=5, epochs=2, predictor="linear", steps=60, burn_in=30, chains=2, kl_weight=1e-2)
+    brief = make_options(members=5, epochs=2, predictor="linear", steps=60, burn_in=30, chains=2, kl_weight=1e-2)
     _, diagnostics = learn(problem, make_sample(), brief)
     assert (diagnostics["method"], diagnostics["inference"]) == ("auto", inference)
     assert "gradient by the prediction" in diagnostics["inference_reason"]
@@ -464,7 +465,7 @@ def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_fr
     posterior, diagnostics = learn(PROBLEM, sample, options)
     folds = make_folds(len(sample), 5, torch.Generator().manual_seed(options.seed))
     costs: dict[int, float] = {}
-    for loc, rows in zip(posterior.mixture.loc, folds.validation.tolist(), strict=True):
+    for loc, rows in zip(posterior.distribution.loc, folds.validation.tolist(), strict=True):
         held_out = sample.rows(torch.tensor(rows))
         decisions = posterior.predictor.predict(loc[None], held_out.contexts)[0]
         for row, cost in zip(rows, PROBLEM.cost(decisions, held_out.outcomes).tolist(), strict=True):

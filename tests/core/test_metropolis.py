@@ -18,7 +18,7 @@ from bco_core.data import Sample
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin, dealt, joined, run
+from bco_core.inference.mh.metropolis import MetropolisOptions, MetropolisState, begin, dealt, joined, run
 from bco_core.predictors import Predictor, Standardizer, build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
@@ -212,7 +212,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_as_if_it_had_never_stopped(
     portfolio: tuple[GibbsTarget, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, _ = portfolio
-    monkeypatch.setattr("bco_core.inference.metropolis.CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     stored: list[dict[str, Any]] = []
     whole = chains(portfolio, checkpoint=lambda state: stored.append(state.to_arrays()))
     assert len(stored) == 5

@@ -5,12 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-
-from bco_core.data import Sample, make_folds
-from bco_core.families import FAMILIES, Mixture, equal_mixture
-from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.learn import LearningOptions, continue_part, learn
 from bco_core.inference.mixture import (
     LINEAR,
     NETWORK,
@@ -22,14 +16,21 @@ from bco_core.inference.mixture import (
     unpacked,
     warm_start,
 )
+from torch import Tensor
+
+from bco_core.data import Arrays, Sample, make_folds
+from bco_core.distributions import Mixture, equal_mixture
+from bco_core.families import FAMILIES
+from bco_core.gibbs import GibbsTarget, make_target
+from bco_core.inference.learn import continue_part, learn
 from bco_core.inference.select import pooled, select, stack
-from bco_core.inference.training import Progress
-from bco_core.inference.variational import VariationalOptions, fit_variational
-from bco_core.inference.warm_start import ridge, shift_to_decisions
+from bco_core.inference.vi.variational import VariationalOptions, fit_variational
+from bco_core.inference.vi.warm_start import ridge, shift_to_decisions
 from bco_core.policies import averaged, bcp, blended
-from bco_core.posterior import Arrays, digest
-from bco_core.predictors import build_predictor
+from bco_core.posterior import digest
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
+from bco_core.progress import Progress
 from bco_core.scenarios import Scenarios
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
@@ -198,7 +199,7 @@ def test_blended_goes_from_the_mean_prediction_to_bcp() -> None:
 
 def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
     sample, fresh = wavy(300), wavy(2000, seed=9)
-    options = LearningOptions(hidden=(24,), epochs=80, seed=3)
+    options = make_options(hidden=(24,), epochs=80, seed=3)
     costs = {}
     for name, chosen in (("auto", options), ("linear", replace(options, predictor="linear", hidden=()))):
         posterior, _ = learn(PROBLEM, sample, chosen)
@@ -208,7 +209,7 @@ def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
 
 
 def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
-    _, diagnostics = learn(PROBLEM, wavy(120), LearningOptions(hidden=(8,), epochs=15))
+    _, diagnostics = learn(PROBLEM, wavy(120), make_options(hidden=(8,), epochs=15))
     names = [(row["predictor"], row["name"]) for row in diagnostics["candidates"]]
     linear, network = sweep_for(120, LINEAR), sweep_for(120, NETWORK)
     assert names == [("linear", one.name) for one in linear] + [("skip_mlp", one.name) for one in network]
@@ -220,7 +221,7 @@ def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
 
 
 def test_an_explicit_temperature_holds_for_every_candidate() -> None:
-    _, diagnostics = learn(PROBLEM, wavy(120), LearningOptions(hidden=(8,), epochs=10, kl_weight=3e-4))
+    _, diagnostics = learn(PROBLEM, wavy(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
     assert diagnostics["kl_weight"] == pytest.approx(3e-4)
     assert all(row["kl_factor"] == 1 for row in diagnostics["candidates"])
 
@@ -231,14 +232,12 @@ def test_more_rows_need_fewer_members() -> None:
 
 def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> None:
     few, many = (
-        learn(PROBLEM, wavy(rows), LearningOptions(predictor="linear", hidden=(), epochs=1))[1]["candidates"]
+        learn(PROBLEM, wavy(rows), make_options(predictor="linear", hidden=(), epochs=1))[1]["candidates"]
         for rows in (100, 400)
     )
     assert few[0]["kl_factor"] == many[0]["kl_factor"] == 1
     weights = [
-        learn(PROBLEM, wavy(rows), LearningOptions(method="vi", predictor="linear", hidden=(), epochs=1))[1][
-            "kl_weight"
-        ]
+        learn(PROBLEM, wavy(rows), make_options(method="vi", predictor="linear", hidden=(), epochs=1))[1]["kl_weight"]
         for rows in (100, 400)
     ]
     assert weights[0] / weights[1] == pytest.approx(2.0)
@@ -256,23 +255,23 @@ def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
     sample = wavy(60)
     stretched = Sample(sample.contexts * torch.tensor([10.0, 1.0, 0.1]), sample.outcomes)
     predictor = build_predictor("linear", stretched)
-    units = predictor.context_units()
+    units = predictor.units()
     spread = predictor.contexts.scale
     columns, bias = units[: len(spread)], units[len(spread) :]
     torch.testing.assert_close(columns, spread / spread.square().mean().sqrt())
     assert (bias == 1).all()
     network = build_predictor("skip_mlp", stretched, (3,))
-    assert torch.equal(network.context_units()[: 3 * len(spread)], columns.repeat_interleave(3))
-    assert torch.equal(network.context_units()[-len(spread) - 1 : -1], columns)
+    assert torch.equal(network.units()[: 3 * len(spread)], columns.repeat_interleave(3))
+    assert torch.equal(network.units()[-len(spread) - 1 : -1], columns)
 
 
 @pytest.mark.parametrize("method", ["auto", "vi"])
 def test_members_dealt_out_give_the_same_posterior_whoever_learns_them(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bco_core.inference.learn.DEALT_ROWS", 150)
+    monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 150)
     sample = wavy(150)
-    options = LearningOptions(method=method, hidden=(8,), epochs=6, members=6, certify=True, seed=4)
+    options = make_options(method=method, hidden=(8,), epochs=6, members=6, certify=True, seed=4)
     here, diagnostics = learn(PROBLEM, sample, options)
     dealt: list[Arrays] = []
 
@@ -293,10 +292,10 @@ def test_members_dealt_out_give_the_same_posterior_whoever_learns_them(
 
 def test_dealt_members_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     sample, fresh = wavy(300), wavy(2000, seed=9)
-    options = LearningOptions(hidden=(24,), epochs=80, seed=3)
+    options = make_options(hidden=(24,), epochs=80, seed=3)
     costs = []
     for rows in (10_000, 300):
-        monkeypatch.setattr("bco_core.inference.learn.DEALT_ROWS", rows)
+        monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", rows)
         posterior, _ = learn(PROBLEM, sample, options)
         scenarios = posterior.scenarios(fresh.contexts, posterior.draws())
         costs.append(PROBLEM.cost(averaged(PROBLEM, scenarios, generator()).decisions, fresh.outcomes).mean().item())

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bco_core.data import Sample
+from bco_core.distributions import Mixture
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES, Mixture
+from bco_core.families import FAMILIES
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior, digest
-from bco_core.predictors import build_predictor
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}] * 2})
@@ -147,7 +148,7 @@ def test_scenarios_are_the_predictions_of_each_draw_and_of_the_mode_for_each_con
     for k, theta in enumerate(posterior.particles[:8]):
         alone = posterior.predictor.predict(theta[None], contexts)[0]
         assert torch.allclose(scenarios.outcomes[:, k], alone, rtol=1e-6)
-    mode = posterior.predictor.predict(posterior.mixture.mode()[None], contexts)[0]
+    mode = posterior.predictor.predict(posterior.distribution.mode()[None], contexts)[0]
     assert torch.allclose(scenarios.mode, mode, rtol=1e-6)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bco_core.inference.learn import LearningOptions
+from bco_core.inference.options import make_options
 from benchmarks.experiments import harness
 from benchmarks.experiments.harness import Finding
 from benchmarks.experiments.shipment import run as shipment
@@ -22,7 +22,7 @@ def findings() -> list[Finding]:
     with patch.context() as changed:
         changed.setattr(shipment, "TEST_CONTEXTS", 20)
         changed.setattr(shipment, "PENALTIES", (0.0, 1e-3))
-        brief = LearningOptions(predictor="linear", members=5, epochs=3, particles=40)
+        brief = make_options(predictor="linear", members=5, epochs=3, particles=40)
         changed.setattr(shipment, "LearningOptions", lambda seed: brief)
         return shipment.perform(KEY, list(shipment.METHODS))
 

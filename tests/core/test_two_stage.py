@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.learn import learn
+from bco_core.inference.options import make_options
 from bco_core.policies import POLICIES
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.problem import HIGHS, TwoStageLinear
@@ -180,7 +181,7 @@ def test_every_policy_gives_whole_numbers_where_they_are_asked_for(policy: str) 
 def test_learning_works_on_the_relaxation_of_whole_number_decisions() -> None:
     contexts = torch.randn(40, 2, generator=seeded(), dtype=torch.float64)
     sample = Sample(contexts, 10 + 3 * contexts[:, :1] + demands(40, 1, level=1))
-    options = LearningOptions(method="vi", predictor="linear", members=2, epochs=2, particles=8)
+    options = make_options(method="vi", predictor="linear", members=2, epochs=2, particles=8)
     whole, relaxed = (learn(trucks(integer), sample, options)[0] for integer in (True, False))
     assert torch.equal(whole.particles, relaxed.particles)
 

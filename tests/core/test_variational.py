@@ -13,8 +13,8 @@ from bco_core.data import Folds, Sample, make_folds
 from bco_core.errors import Cancelled, Diverged
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.variational import VariationalFit, VariationalOptions, fit_variational
-from bco_core.predictors import build_predictor
+from bco_core.inference.vi.variational import VariationalFit, VariationalOptions, fit_variational
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
 

@@ -1,7 +1,7 @@
 """``mh``: learning by Metropolis–Hastings from beginning to end. A part is a chain.
 
 Splitting chooses the predictor, fits the starts and finds the temperature; what it found travels with every chain, so
-that whoever goes on with one knows all there is to know.
+that any process can go on with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What everyone who learns a part of a mixture agrees on, worked out from the rows, the options and the seed."""
+"""What all parts of a mixture have in common, worked out from the rows, the options and the seed."""
 
 from __future__ import annotations
 

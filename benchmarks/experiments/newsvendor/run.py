@@ -20,8 +20,9 @@ from torch import Tensor
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
 from bco_core.baselines.residuals import fit_two_stage
 from bco_core.data import Sample
-from bco_core.inference.learn import LearningOptions, learn
-from bco_core.policies import POLICIES
+from bco_core.inference.learn import learn
+from bco_core.inference.options import LearningOptions, make_options
+from bco_core.prescribe import PrescribeOptions, decisions
 from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.seeds import entropy
@@ -93,7 +94,7 @@ def _two_stage(trial: Trial) -> Tensor:
 
 def _bcp(trial: Trial) -> Tensor:
     """The paper's Algorithm 1 with its printed settings, κ = 10⁻⁶ (n/256)^-½ among them."""
-    options = LearningOptions(
+    options = make_options(
         method="vi",
         members=1,
         predictor="mlp",
@@ -110,14 +111,14 @@ def _bcp(trial: Trial) -> Tensor:
 
 
 def _auto(trial: Trial) -> Tensor:
-    return _learned(trial, LearningOptions())
+    return _learned(trial, make_options())
 
 
 def _learned(trial: Trial, options: LearningOptions) -> Tensor:
     """Decisions of the recommended policy by ``DRAWS`` posterior draws."""
-    posterior, diagnostics = learn(trial.problem, trial.pooled, options)
-    scenarios = posterior.scenarios(trial.contexts, posterior.draws(DRAWS))
-    return POLICIES[diagnostics["policy"]](trial.problem, scenarios, trial.generator).decisions
+    learned = learn(trial.problem, trial.pooled, options)
+    how = PrescribeOptions(policy=learned.diagnostics.policy, scenarios=DRAWS)
+    return decisions(learned.posterior, trial.problem, trial.contexts, how)
 
 
 METHODS: dict[str, Callable[[Trial], Tensor]] = {
@@ -145,9 +146,9 @@ def perform(run: Run, methods: Sequence[str], contexts: Tensor | None = None) ->
     results = []
     for method in methods:
         began = time.process_time()
-        decisions = METHODS[method](trial)
+        orders = METHODS[method](trial)
         seconds = time.process_time() - began
-        results.append(Result(run, method, demand.gap(level, trial.contexts, decisions[:, 0]), seconds))
+        results.append(Result(run, method, demand.gap(level, trial.contexts, orders[:, 0]), seconds))
     return results
 
 

@@ -22,21 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.experiments.portfolio import baselines
-from benchmarks.experiments.portfolio.baselines import Hedge
 from bco_core.data import Sample
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.chains import find_starts, thin
-from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin
-from bco_core.inference.metropolis import run as run_chains
-from bco_core.predictors import build_predictor
+from bco_core.inference.mh.chains import Chains
+from bco_core.inference.mh.metropolis import MetropolisOptions, begin
+from bco_core.inference.mh.metropolis import run as run_chains
+from bco_core.inference.mh.starts import find_starts
+from bco_core.inference.mh.thinning import thin
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import Status
 from bco_core.problems.constant import best_constant
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
 from bco_core.seeds import entropy
 from benchmarks.experiments import harness
 from benchmarks.experiments.harness import append_rows, read_rows
+from benchmarks.experiments.portfolio import baselines
+from benchmarks.experiments.portfolio.baselines import Hedge
 
 SIZES = (100, 200, 400)
 ASSETS, FEATURES, FACTORS = 50, 5, 4
@@ -162,28 +164,28 @@ class Trial:
         return find_starts(self.target, CHAINS, CONFIDENCE, self.generator).theta
 
     @cached_property
-    def scaled(self) -> MetropolisState:
+    def scaled(self) -> Chains:
         return self._chains(TEMPERATURE, self.starts)
 
     @cached_property
-    def cold(self) -> MetropolisState:
+    def cold(self) -> Chains:
         # Against 11,250 weights of unit prior a loss needs this much to be heard.
         return self._chains(100 * TEMPERATURE, self.starts)
 
     @cached_property
-    def raw(self) -> MetropolisState:
+    def raw(self) -> Chains:
         # λn = 1000 for costs as they are.
         return self._chains(TEMPERATURE * self.target.cost_scale, self.starts)
 
     @cached_property
-    def strict(self) -> MetropolisState:
+    def strict(self) -> Chains:
         # Rows that were learned from keep the return more often than others: ask two standard errors more of them, or
         # as much as all the starts can give.
         required = CONFIDENCE + 2 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) / self.run.n)
         starts = find_starts(self.target, CHAINS, required, self.generator)
         return self._chains(100 * TEMPERATURE, starts.theta, min(required, starts.feasibility.min().item()))
 
-    def _chains(self, inverse_temperature: float, starts: Tensor, required: float = CONFIDENCE) -> MetropolisState:
+    def _chains(self, inverse_temperature: float, starts: Tensor, required: float = CONFIDENCE) -> Chains:
         options = MetropolisOptions(
             inverse_temperature, self.steps, self.burn_in, kept=DRAWS, minimum_feasibility=required
         )
@@ -226,15 +228,17 @@ METHODS: dict[str, Callable[[Trial], Hedge | Tensor]] = {
     "shifted": _shifted,
     "ieo": _penalties,
     "warm_starts": _warm_starts,
-    "bcp": lambda trial: trial.thinned(trial.scaled.kept),
-    "bcp_1_chain": lambda trial: trial.thinned(trial.scaled.kept[:, :1]),
-    "bcp_cold": lambda trial: trial.thinned(trial.cold.kept),
-    "bcp_cold_1_chain": lambda trial: trial.thinned(trial.cold.kept[:, :1]),
-    "bcp_strict": lambda trial: trial.thinned(trial.strict.kept),
-    "bcp_raw": lambda trial: trial.thinned(trial.raw.kept),
-    "bcp_raw_1_chain": lambda trial: trial.thinned(trial.raw.kept[:, :1]),
-    "bcp_20_regular": lambda trial: trial.thinned(trial.scaled.kept, 20),
-    "bcp_20_support": lambda trial: trial.thinned(trial.scaled.kept[:: max(1, DRAWS // 250)], 20, "support_points"),
+    "bcp": lambda trial: trial.thinned(trial.scaled.info.kept),
+    "bcp_1_chain": lambda trial: trial.thinned(trial.scaled.info.kept[:, :1]),
+    "bcp_cold": lambda trial: trial.thinned(trial.cold.info.kept),
+    "bcp_cold_1_chain": lambda trial: trial.thinned(trial.cold.info.kept[:, :1]),
+    "bcp_strict": lambda trial: trial.thinned(trial.strict.info.kept),
+    "bcp_raw": lambda trial: trial.thinned(trial.raw.info.kept),
+    "bcp_raw_1_chain": lambda trial: trial.thinned(trial.raw.info.kept[:, :1]),
+    "bcp_20_regular": lambda trial: trial.thinned(trial.scaled.info.kept, 20),
+    "bcp_20_support": lambda trial: trial.thinned(
+        trial.scaled.info.kept[:: max(1, DRAWS // 250)], 20, "support_points"
+    ),
 }
 # The unsampled starts at the feasibility of each of these.
 CONTROLLED = ("bcp", "bcp_cold", "bcp_strict", "bcp_raw")

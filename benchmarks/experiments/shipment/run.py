@@ -20,13 +20,16 @@ from bco_core.baselines.ieo import PointEstimates, fit_points
 from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import Folds, Sample, Standardizer
 from bco_core.families import FAMILIES
+from bco_core.features.standardized import Standardized
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.learn import learn
+from bco_core.inference.options import make_options
 from bco_core.inference.training import TrainingOptions
-from bco_core.inference.variational import VariationalOptions, fit_variational
-from bco_core.policies import POLICIES
+from bco_core.inference.vi.variational import VariationalOptions, fit_variational
+from bco_core.policies import Terms, decide
 from bco_core.posterior import Posterior
-from bco_core.predictors import Predictor
+from bco_core.predictors.base import Predictor
+from bco_core.predictors.linear import ReluAffine
 from bco_core.problems.constant import best_constant
 from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.scenarios import Scenarios, predictive_scenarios
@@ -79,13 +82,19 @@ class Trial:
     def affine(self) -> Predictor:
         """The paper's ReLU(Wx + b), in the units of the data."""
         width = self.train.contexts.shape[1]
-        return Predictor("relu_affine", (width, LOCATIONS), _as_it_is(width), _as_it_is(LOCATIONS))
+        return ReluAffine((width, LOCATIONS), Standardized(_as_it_is(width)), _as_it_is(LOCATIONS))
 
     @cached_property
     def printed(self) -> Scenarios:
         """Scenarios of the posterior of Algorithm 1 as printed: κ = 0.01 (n/50)^-½, a unit Gaussian prior and start."""
         target = GibbsTarget(
-            self.problem, self.affine, self.pooled, FAMILIES["gaussian"], torch.tensor(1.0), cost_scale=1.0
+            self.problem,
+            self.affine,
+            self.pooled,
+            self.affine.features.of_history(self.pooled),
+            FAMILIES["gaussian"],
+            torch.tensor(1.0),
+            cost_scale=1.0,
         )
         options = VariationalOptions(
             optimizer="sgd",
@@ -104,8 +113,8 @@ class Trial:
     @cached_property
     def learned(self) -> tuple[Posterior, str]:
         """What ``auto`` learns, and the policy it recommends."""
-        posterior, diagnostics = learn(self.problem, self.pooled, LearningOptions(seed=self.seed))
-        return posterior, diagnostics["policy"]
+        learned = learn(self.problem, self.pooled, make_options(seed=self.seed))
+        return learned.posterior, learned.diagnostics.policy
 
     @cached_property
     def scenarios(self) -> Scenarios:
@@ -149,12 +158,16 @@ def _forest(trial: Trial) -> Tensor:
     return fit_forest(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
 
 
+def _decided(trial: Trial, scenarios: Scenarios, policy: str) -> Tensor:
+    return decide(trial.problem, scenarios, policy, Terms(trial.generator)).decisions
+
+
 def _printed(policy: str) -> Callable[[Trial], Tensor]:
-    return lambda trial: POLICIES[policy](trial.problem, trial.printed, trial.generator).decisions
+    return lambda trial: _decided(trial, trial.printed, policy)
 
 
 def _averaged(trial: Trial) -> Tensor:
-    return POLICIES["averaged"](trial.problem, trial.scenarios, trial.generator).decisions
+    return _decided(trial, trial.scenarios, "averaged")
 
 
 def _predictive(trial: Trial) -> Tensor:
@@ -162,11 +175,11 @@ def _predictive(trial: Trial) -> Tensor:
     history = trial.learned[0].history
     assert history is not None  # noqa: S101 (learning always keeps one)
     similar = predictive_scenarios(history, trial.scenarios.mean(), DRAWS)
-    return POLICIES["bcp"](trial.problem, similar, trial.generator).decisions
+    return _decided(trial, similar, "bcp")
 
 
 def _auto(trial: Trial) -> Tensor:
-    return POLICIES[trial.learned[1]](trial.problem, trial.scenarios, trial.generator).decisions
+    return _decided(trial, trial.scenarios, trial.learned[1])
 
 
 METHODS: dict[str, Callable[[Trial], Tensor]] = {

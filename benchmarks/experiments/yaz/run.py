@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bco_core.baselines.boosted import boosted_quantiles
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
 from bco_core.baselines.residuals import fit_two_stage
 from bco_core.data import FOLDS, Sample
-from bco_core.inference.learn import LearningOptions, learn
+from bco_core.inference.learn import learn
+from bco_core.inference.options import make_options
 from bco_core.policies import POLICIES
+from bco_core.prescribe import PrescribeOptions, decisions
 from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 from benchmarks.experiments.yaz.data import (
@@ -94,11 +97,12 @@ def split_days(days: Days) -> Split:
 def _auto(split: Split) -> dict[str, Tensor]:
     """The recommended policy as ``auto``, and every policy that decides without chance."""
     sample, contexts = split.rows()
-    posterior, diagnostics = learn(PROBLEM, sample, LearningOptions(seed=SEED))
-    scenarios = posterior.scenarios(contexts, posterior.draws())
-    generator = torch.Generator().manual_seed(SEED)
-    named = {"auto": diagnostics["policy"]} | {name: name for name in POLICIES if name != "thompson"}
-    return {name: POLICIES[policy](PROBLEM, scenarios, generator).decisions[:, 0] for name, policy in named.items()}
+    learned = learn(PROBLEM, sample, make_options(seed=SEED))
+    named = {"auto": learned.diagnostics.policy} | {name: name for name in POLICIES if name != "thompson"}
+    return {
+        name: decisions(learned.posterior, PROBLEM, contexts, PrescribeOptions(policy=policy))[:, 0]
+        for name, policy in named.items()
+    }
 
 
 def _ieo(split: Split) -> dict[str, Tensor]:
@@ -147,8 +151,8 @@ def compare(days: Days, methods: Sequence[str], advance: Callable[[str], None]) 
     ratios = {}
     for method in methods:
         advance(method)
-        for name, decisions in METHODS[method](split).items():
-            relative = split.costs(split.orders(decisions)) / reference
+        for name, orders in METHODS[method](split).items():
+            relative = split.costs(split.orders(orders)) / reference
             ratios[name] = dict(zip(days.ingredients, relative.tolist(), strict=True))
     return ratios
 
@@ -177,25 +181,8 @@ def _tuned(split: Split, candidates: Candidates, options: Sequence[dict[str, Any
 
 def _boosted(split: Split, design: str, leaves: int) -> list[Tensor]:
     """LightGBM at the critical fractile, after each of ``_ROUNDS`` rounds."""
-    import lightgbm
-
     sample, contexts = split.rows(design)
-    parameters = {
-        "objective": "quantile",
-        "alpha": UNDERAGE / (UNDERAGE + OVERAGE),
-        "num_leaves": leaves,
-        "learning_rate": 0.05,
-        "min_data_in_leaf": 40,
-        "feature_fraction": 0.7,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "num_threads": 1,
-        "seed": SEED,
-        "verbosity": -1,
-    }
-    table = lightgbm.Dataset(sample.contexts.numpy(), sample.outcomes[:, 0].numpy())
-    model = lightgbm.train(parameters, table, max(_ROUNDS))
-    return [torch.from_numpy(model.predict(contexts.numpy(), num_iteration=rounds)) for rounds in _ROUNDS]
+    return boosted_quantiles(sample, contexts, UNDERAGE / (UNDERAGE + OVERAGE), leaves, _ROUNDS, SEED)
 
 
 def _linear(split: Split, design: str) -> list[Tensor]:
