@@ -24,12 +24,12 @@ from app.http.middleware import BodyLimit, RequestRecord
 from app.http.query import refuse_unknown_query
 from app.http.security import Admin, Guard, Remembered, TokenBucket
 from app.jobs import events
+from app.jobs.batch_router import router as batches
 from app.jobs.router import router as jobs
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
-from app.prescriptions.batch_router import router as batches
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
 from app.settings import get_settings

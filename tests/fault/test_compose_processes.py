@@ -43,7 +43,7 @@ from app.commands.demo import MORNINGS, as_csv, bakery_rows
 from app.commands.serve import DRAIN_SECONDS
 from app.main import create_app
 from app.settings import Settings
-from bco_core.inference.learn import DEALT_ROWS
+from bco_core.inference.vi.plan import SHARED_ROWS
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: Json = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -257,7 +257,7 @@ def four_chains(fleet: Fleet) -> Json:
 
 def ten_members(fleet: Fleet) -> Json:
     """Five linear ones and five networks, each under all the configurations that compete."""
-    return prepare(fleet.http, DEALT_ROWS) | {
+    return prepare(fleet.http, SHARED_ROWS) | {
         "predictor": {"hidden": [8]},
         "posterior": {"method": "auto", "epochs": 25, "particles": 50},
     }
