@@ -224,6 +224,8 @@ def _field_problem(entry: dict[str, Any], request: Request, body: Any) -> FieldP
     if entry["type"] in ("union_tag_invalid", "union_tag_not_found"):
         detail = f"the problem kind must be one of {', '.join(PROBLEMS)}"
         return FieldProblem(pointer=pointer([*where, "kind"]), detail=detail)
+    if entry["type"] == "unknown_method":
+        where = (*where, "method")
     kind = request.headers.get("content-type", "")
     if not where and not kind.startswith(("application/json", "multipart/form-data")):
         return FieldProblem(pointer="#", detail="send the body as JSON, with Content-Type: application/json")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from cachetools import LRUCache
@@ -63,35 +61,25 @@ def of_settings() -> Cache:
     return Cache(get_settings().cache_mb * 1_000_000)
 
 
-@lru_cache
-def default() -> Cache:
-    """The cache of a process that serves no requests, such as the computation of a part of a job."""
-    return of_settings()
+def load_ready(row: PosteriorRow) -> Ready:
+    """The posterior of ``row`` from the database."""
+    with transaction() as session:
+        posterior = load(session, row)
+    return Ready(posterior, build_problem(row.problem), ContextEncoding.of(row.columns), decision_names(row.problem))
 
 
-_current: ContextVar[Cache | None] = ContextVar("cache", default=None)
-
-
-def use(cache: Cache) -> None:
-    """Let the current request find and keep its posteriors in this cache."""
-    _current.set(cache)
-
-
-def ready(row: PosteriorRow) -> Ready:
+def ready(cache: Cache, row: PosteriorRow) -> Ready:
     """The posterior of ``row``, from memory or from the database."""
 
     def make() -> tuple[Ready, int]:
-        with transaction() as session:
-            posterior = load(session, row)
-        _, arrays = posterior.to_arrays()
-        problem = build_problem(row.problem)
-        made = Ready(posterior, problem, ContextEncoding.of(row.columns), decision_names(row.problem))
+        made = load_ready(row)
+        _, arrays = made.posterior.to_arrays()
         return made, sum(array.nbytes for array in arrays.values())
 
-    return (_current.get() or default()).get(row.id, make)
+    return cache.get(row.id, make)
 
 
-def draws(row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
+def draws(cache: Cache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
     """K parameter vectors. Fresh draws cost more than a prescription, so recent ones are kept."""
 
     def make() -> tuple[Tensor, int]:
@@ -100,4 +88,4 @@ def draws(row: PosteriorRow, posterior: Posterior, count: int, seed: int | None)
 
     if seed is None and count <= len(posterior.particles):
         return posterior.draws(count)
-    return (_current.get() or default()).get((row.id, count, seed), make)
+    return cache.get((row.id, count, seed), make)

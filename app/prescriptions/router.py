@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.prescriptions import cache, service
+from app.prescriptions import service
 from app.prescriptions.admission import place, turn
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
 
@@ -24,9 +24,8 @@ async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader
     state = http.app.state
 
     def answer() -> bytes:
-        cache.use(state.posteriors)
         # The service builds exactly PrescribeAnswer; validating ten thousand again would cost more than prescribing.
-        return orjson.dumps(service.prescribe(caller.workspace, posterior_id, request))
+        return orjson.dumps(service.prescribe(state.posteriors, caller.workspace, posterior_id, request))
 
     with place(state.places):
         async with turn(state.turns):

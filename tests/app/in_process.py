@@ -9,15 +9,14 @@ import pytest
 
 from app.db.engine import get_engine
 from app.jobs.queue import client as job_client
-from app.prescriptions.cache import default as posteriors
 from app.settings import Settings, get_settings
 
 
 def forget_caches() -> None:
-    """Make anew what is made once a process: settings, engine, job client and the cache of workers."""
+    """Make anew what is made once a process: settings, engine and job client."""
     if get_engine.cache_info().currsize:
         get_engine().dispose()
-    for cached in (get_settings, get_engine, job_client, posteriors):
+    for cached in (get_settings, get_engine, job_client):
         cached.cache_clear()
 
 

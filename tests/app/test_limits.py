@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -190,8 +191,9 @@ def test_a_prescription_is_cut_off_when_its_time_is_up(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 25))
-    monkeypatch.setattr(service, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(service, "_CHUNK_NUMBERS", 1)
+    front_door = import_module("bco_core.prescribe")
+    monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     refused(response, 503, "BCO_PRESCRIBE_SECONDS")

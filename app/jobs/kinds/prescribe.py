@@ -28,7 +28,7 @@ from app.jobs import queue
 from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
 from app.posteriors import service as posteriors
 from app.prescriptions import service
-from app.prescriptions.cache import Ready, ready
+from app.prescriptions.cache import Ready, load_ready
 from app.prescriptions.schemas import BatchOptions, NewBatch, PrescribeOptions
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
@@ -131,7 +131,7 @@ def read(job: JobRow) -> Given:
     with transaction() as session:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
-    return Given(posterior, ready(posterior), PrescribeOptions(**fields))
+    return Given(posterior, load_ready(posterior), PrescribeOptions(**fields))
 
 
 def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
