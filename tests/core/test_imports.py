@@ -37,9 +37,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
-        {"certificates", "evaluation", "families", "gibbs", "policies", "posterior", "scenarios", "support_points"},
+        {"distributions", "evaluation", "families", "gibbs", "policies", "scenarios", "support_points"},
+        {"certificates", "posterior"},
+        {"prescribe"},
         {"inference"},
-        {"baselines", "calibration", "prescribe"},
+        {"baselines"},
         {"bco_core"},
     ],
     "app": [
