@@ -22,7 +22,7 @@ serve: .venv/ready  ## run the API and a worker on this machine
 	$(BIN)/bco serve
 
 test: .venv/ready  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 torture: .venv/ready  ## the long tests: minutes of load, fuzzing and dying processes
 	$(BIN)/pytest -m torture

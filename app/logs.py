@@ -37,7 +37,7 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if as_json else PlainLines())
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
-    for chatty in ("alembic", "dbos", "httpx"):
+    for chatty in ("alembic", "dbos", "httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

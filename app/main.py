@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from time import monotonic
 from typing import Any
 
 import anyio
 import sqlalchemy as sa
 import torch
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 
 from app import metrics
@@ -19,19 +21,24 @@ from app.db.engine import get_engine
 from app.db.migrate import is_current
 from app.http import errors
 from app.http.middleware import BodyLimit, RequestRecord
-from app.http.security import Admin, Guard
+from app.http.query import refuse_unknown_query
+from app.http.security import Admin, Guard, Remembered, TokenBucket
 from app.jobs import events
+from app.jobs.batch_router import router as batches
 from app.jobs.router import router as jobs
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
-from app.prescriptions.batch_router import router as batches
+from app.prescriptions import cache
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
 from app.settings import get_settings
 from app.tracing import telemetry
 
 log = logging.getLogger(__name__)
+
+# Threads for prescriptions alone, so that many of them do not keep other requests waiting.
+PRESCRIBERS = 8
 
 DESCRIPTION = """
 Prescriptions under uncertainty: send history and a decision problem, get back decisions that hedge.
@@ -59,16 +66,15 @@ def create_app() -> FastAPI:
         telemetry=telemetry(),
         responses=dict.fromkeys(("400", "401", "403", "404", "409", "413", "422", "429", "500", "503"), problem),
     )
-    app.state.lookers = anyio.CapacityLimiter(events.LOOKERS)
-    app.state.turns = asyncio.Semaphore(1)
-    app.state.stopping = lambda: False
+    _prepare_state(app)
     errors.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
-    for router in (problems, datasets, jobs, posteriors, prescriptions, batches, pages):
-        app.include_router(router)
+    for router in (problems, datasets, jobs, posteriors, prescriptions, batches):
+        app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
+    app.include_router(pages)
     app.mount("/docs/assets", assets())
 
     @app.get("/livez", tags=["health"], response_class=PlainTextResponse)
@@ -80,7 +86,8 @@ def create_app() -> FastAPI:
     def readyz() -> str:
         """The database answers, takes what is written and has the tables this version needs."""
         try:
-            ready = is_current(get_engine()) and not outage.full_lately()
+            full_lately = monotonic() - app.state.full_at < outage.REMEMBERED_SECONDS
+            ready = is_current(get_engine()) and not full_lately
         except sa.exc.SQLAlchemyError as error:
             log.warning("not ready: %s", outage.in_words(error))
             ready = False
@@ -94,3 +101,21 @@ def create_app() -> FastAPI:
         return metrics.exposition().decode()
 
     return app
+
+
+def _prepare_state(app: FastAPI) -> None:
+    """Everything that this application remembers from one request to the next."""
+    state, settings = app.state, get_settings()
+    buckets: dict[str, TokenBucket] = {}
+    # keys looked up lately, and the rate of each
+    state.remembered, state.buckets = Remembered(), buckets
+    # loaded posteriors; places, threads and turns of prescribe calls
+    state.posteriors = cache.of_settings()
+    state.places = anyio.CapacityLimiter(settings.max_prescriptions)
+    state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
+    state.turns = asyncio.Semaphore(1)
+    # looks at jobs that clients follow; whether the server is about to stop
+    state.lookers = anyio.CapacityLimiter(events.LOOKERS)
+    state.stopping = lambda: False
+    # when old repeatable answers were last swept away; when the database last had no room
+    state.swept_at, state.full_at = -math.inf, -math.inf

@@ -1,4 +1,4 @@
-"""What Prometheus reads at ``/metrics``: the requests of this process, and everybody's jobs out of the database."""
+"""What Prometheus reads at ``/metrics``: the requests of this process, and all jobs in the database."""
 
 from __future__ import annotations
 

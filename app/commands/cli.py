@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,9 @@ import typer
 from rich.console import Console
 
 from app import logs
+from app.commands.errors import check_database_path, ended, plain_errors
 from app.commands.experiments import Json, experiment, find_benchmarks
-from app.commands.keys import keys, plain_errors
+from app.commands.keys import keys
 from app.settings import Settings, get_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -28,8 +31,18 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bco {version('bco-service')}")
+        raise typer.Exit
+
+
 @app.callback(epilog=_settings_help())
-def bco() -> None:
+def bco(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """Prescriptions under uncertainty, as a service.
 
     Start with [bold]bco demo[/], then look at the docs page it prints. [bold]bco serve[/] runs everything on one
@@ -38,50 +51,53 @@ def bco() -> None:
     logs.configure(get_settings())
 
 
+Host = Annotated[str | None, typer.Option(help="address to listen on (BCO_HOST)")]
+Port = Annotated[int | None, typer.Option(help="port to listen on (BCO_PORT)", min=1, max=65535)]
+
+
+def _chosen(**options: str | int | None) -> Settings:
+    """The settings, with what was chosen by option instead of by variable."""
+    return get_settings().model_copy(update={name: value for name, value in options.items() if value is not None})
+
+
 @app.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="address to listen on (BCO_HOST)")] = None,
-    port: Annotated[int | None, typer.Option(help="port to listen on (BCO_PORT)")] = None,
+    host: Host = None,
+    port: Port = None,
     workers: Annotated[int | None, typer.Option(help="worker processes (BCO_WORKERS)", min=1)] = None,
 ) -> None:
     """Run the API and its worker(s) on this machine, migrating the database first."""
     from app.commands import serve as local
 
-    chosen = {"host": host, "port": port, "workers": workers}
-    settings = get_settings().model_copy(update={name: value for name, value in chosen.items() if value is not None})
-    if not local.port_is_free(settings.host, settings.port):
-        typer.echo(f"Port {settings.port} is taken; choose another with --port or BCO_PORT.", err=True)
-        raise typer.Exit(1)
-    raise typer.Exit(local.serve(settings))
+    settings = _chosen(host=host, port=port, workers=workers)
+    _check_port(settings)
+    with plain_errors():
+        raise typer.Exit(local.serve(settings))
+
+
+def _check_port(settings: Settings) -> None:
+    from app.commands.serve import port_is_free
+
+    try:
+        free = port_is_free(settings.host, settings.port)
+    except OSError as error:
+        raise ended(f"{settings.host}, port {settings.port}, cannot be listened on ({error.strerror}).") from None
+    if not free:
+        raise ended(f"Port {settings.port} is taken; choose another with --port or BCO_PORT.", 1)
 
 
 @app.command()
-def api() -> None:
+def api(host: Host = None, port: Port = None) -> None:
     """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
-    import uvicorn
+    # Whether requests need a key depends on the address, so the whole process must know it.
+    chosen = {"BCO_HOST": host, "BCO_PORT": port}
+    os.environ |= {name: str(value) for name, value in chosen.items() if value is not None}
+    get_settings.cache_clear()
+    check_database_path()
+    _check_port(get_settings())
+    from app.commands.api import run
 
-    from app.commands.serve import DRAIN_SECONDS
-    from app.main import create_app
-
-    settings = get_settings()
-    application = create_app()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            application,
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # Longer than clients and proxies keep a connection, so that none is closed just as they use it again.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-        )
-    )
-    # Who follows a job would otherwise keep the process open until the job ends.
-    application.state.stopping = lambda: server.should_exit
-    server.run()
-    if not server.started:
+    if not run(get_settings()):
         raise typer.Exit(3)
 
 
@@ -90,6 +106,7 @@ def worker() -> None:
     """Run one worker: it takes jobs from the queue and learns posteriors."""
     from app.commands.serve import WORKER_COMMAND
 
+    check_database_path()
     # A fresh, light main module: the processes that compute jobs import it again.
     os.execv(WORKER_COMMAND[0], WORKER_COMMAND)  # noqa: S606
 
@@ -99,7 +116,8 @@ def migrate() -> None:
     """Create the database or bring it up to date; safe to run again."""
     from app.db.migrate import migrate as run
 
-    run(get_settings().sqlalchemy_url)
+    with plain_errors():
+        run(get_settings().sqlalchemy_url)
     typer.echo("The database is up to date.")
 
 
@@ -119,7 +137,7 @@ def export(
 @app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="a file that bco export has written", exists=True, dir_okay=False)],
-    workspace: Annotated[str, typer.Option(help="whose it will be")] = "default",
+    workspace: Annotated[str, typer.Option(help="workspace to put it in")] = "default",
 ) -> None:
     """Read a posterior from a file into the database; everything in the file is checked first."""
     from app.posteriors import portable
@@ -132,11 +150,19 @@ def import_(
 
 
 @app.command()
-def sample(path: Annotated[Path, typer.Argument(help="CSV file to write")]) -> None:
+def sample(
+    path: Annotated[Path, typer.Argument(help="CSV file to write")],
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file if it is there")] = False,
+) -> None:
     """Write the demo's bakery history as a CSV file to try things with."""
     from app.commands.demo import as_csv, bakery_rows
 
-    path.write_text(as_csv(bakery_rows()))
+    with plain_errors():
+        try:
+            with path.open("w" if force else "x") as file:
+                file.write(as_csv(bakery_rows()))
+        except FileExistsError:
+            raise ended(f"{path} is there already; choose another name, or overwrite it with --force.") from None
     typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. Every other column is context.")
 
 
@@ -145,29 +171,24 @@ def demo(
     exit_: Annotated[bool, typer.Option("--exit", help="stop the service after the table")] = False,
 ) -> None:
     """Learn from a bakery's history, prescribe for three mornings, and leave the service running."""
-    import httpx
+    from app.commands.demo import Refused, demonstrate
+    from app.commands.serve import NotStarted
 
-    from app.commands.demo import run_demo
-    from app.commands.serve import LocalService, free_port, port_is_free
+    # Leaving by an exception stops the service and its processes, which a plain end by the signal would not.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        code = demonstrate(get_settings(), Console(), stay=not exit_)
+    except NotStarted as error:
+        # The service itself has said why, in a sentence.
+        raise ended(str(error)) from None
+    except Refused as error:
+        raise ended(str(error), 1) from None
+    raise typer.Exit(code)
 
-    settings = get_settings()
-    console = Console()
-    port = settings.port if port_is_free("127.0.0.1", settings.port) else free_port()
-    with LocalService(port) as service, httpx.Client(base_url=service.url, timeout=120) as client:
-        console.print(f"[bold]Service[/]: {service.url} on {settings.database_url.split('://')[0]}")
-        worthwhile = run_demo(client, console)
-        if not worthwhile:
-            console.print("[red]The decisions were not better than plain SAA on held-out days.[/]")
-        if exit_ or not worthwhile:
-            raise typer.Exit(0 if worthwhile else 1)
-        console.print(
-            f"\nThe service is running. Docs and 'Try it out': [link]{service.url}/docs[/]  (Ctrl-C stops it)"
-        )
-        try:
-            if service.process is not None:
-                service.process.wait()
-        except KeyboardInterrupt:
-            console.print("Stopping.")
+
+def _leave(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 @bench.callback()

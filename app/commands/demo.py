@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from app.commands.serve import LocalService, free_port, port_is_free
 from app.pages.router import DEMO_NAME
 from app.problems.schemas import NewProblem
+from app.settings import Settings
 from bco_core.evaluation import paired_difference
 
 WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
@@ -75,6 +77,28 @@ def example_problem() -> dict[str, Any]:
     return problem
 
 
+class Refused(Exception):
+    """The service did not take a request of the demonstration."""
+
+
+def demonstrate(settings: Settings, console: Console, stay: bool) -> int:
+    """Start a service, make the journey with it and, if ``stay``, leave it running until Ctrl-C; the exit status."""
+    port = settings.port if port_is_free("127.0.0.1", settings.port) else free_port()
+    with LocalService(port) as service, httpx.Client(base_url=service.url, timeout=120) as client:
+        console.print(f"[bold]Service[/]: {service.url} on {settings.database_url.split('://')[0]}")
+        if not run_demo(client, console):
+            console.print("[red]The decisions were not better than plain SAA on held-out days.[/]")
+            return 1
+        if stay:
+            docs = f"[link]{service.url}/docs[/]"
+            console.print(f"\nThe service is running. Docs and 'Try it out': {docs}  (Ctrl-C stops it)")
+            try:
+                service.wait()
+            except KeyboardInterrupt:
+                console.print("Stopping.")
+    return 0
+
+
 def run_demo(client: httpx.Client, console: Console) -> bool:
     """Make the journey and print it; True if held-out days confirm that it was worth it."""
     rows = bakery_rows()
@@ -98,7 +122,7 @@ def run_demo(client: httpx.Client, console: Console) -> bool:
 def _post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = client.post(path, json=body)
     if response.is_error:
-        raise RuntimeError(f"POST {path} was refused: {response.json()['detail']}")
+        raise Refused(f"POST {path} was refused: {response.json()['detail']}")
     answer: dict[str, Any] = response.json()
     return answer
 

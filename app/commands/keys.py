@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from bco_core.errors import InvalidInput
+from app.commands.errors import plain_errors
 
 if TYPE_CHECKING:
     from app.db.tables import KeyRow
@@ -24,8 +22,8 @@ keys = typer.Typer(
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="who or what it is for, such as 'planning system'")],
-    workspace: Annotated[str, typer.Option(help="whose objects it sees and makes")] = "default",
+    name: Annotated[str, typer.Argument(help="what it is for, such as 'planning system'")],
+    workspace: Annotated[str, typer.Option(help="the workspace that it sees and makes objects in")] = "default",
     scopes: Annotated[
         str, typer.Option(help="read: look and prescribe; train: create and cancel; admin: delete, and /metrics")
     ] = "read,train,admin",
@@ -81,20 +79,3 @@ def _state(row: KeyRow) -> str:
         return "works"
     word = "works until" if service.is_live(row, now()) else "expired"
     return f"{word} {row.expires_at:%Y-%m-%d %H:%M}"
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """What an operator can act on, without a traceback."""
-    import sqlalchemy as sa
-
-    try:
-        yield
-    except InvalidInput as error:
-        typer.echo(f"This cannot be used: {error}.", err=True)
-    except sa.exc.SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
-        typer.echo(f"The database cannot be used ({reason}). Has 'bco migrate' been run?", err=True)
-    else:
-        return
-    raise typer.Exit(1)

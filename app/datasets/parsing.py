@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from app.db.text import is_storable
 from app.http.errors import InvalidRequest
-from app.http.schemas import is_storable
 from app.settings import Settings
 
 _WHOLE_WITH_POINT = re.compile(r"^(-?\d+)\.0+$")

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.datasets.parsing import RawTable, as_numbers, as_text
+from app.db.text import is_storable
 from app.http.errors import InvalidRequest
-from app.http.schemas import is_storable
 from app.settings import Settings
 from bco_core.data import LARGEST
 

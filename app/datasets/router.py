@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, File, Form, Response, UploadFile
+from fastapi import APIRouter, Form, Response
 
 from app.datasets import service
 from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.profile import Roles
-from app.datasets.schemas import DatasetAnswer, Missing, NewDataset
+from app.datasets.schemas import DatasetAnswer, DatasetUpload, NewDataset
 from app.db.tables import DatasetRow
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Name, Page
@@ -35,28 +35,26 @@ def create_dataset(request: NewDataset, caller: Trainer, response: Response) -> 
 
 @router.post("/upload", status_code=201)
 def upload_dataset(
-    caller: Trainer,
-    response: Response,
-    file: Annotated[UploadFile, File(description="CSV (UTF-8, one header line) or Parquet")],
-    name: Annotated[Name, Form(examples=["bakery"])],
-    outcomes: Annotated[str, Form(description="outcome columns, separated by commas", examples=["croissants,loaves"])],
-    contexts: Annotated[str, Form(description="context columns; empty for all others")] = "",
-    categorical: Annotated[str, Form(description="contexts to treat as categories although they hold numbers")] = "",
-    missing: Annotated[Missing, Form(description="what to do with rows that have missing values")] = "reject",
+    upload: Annotated[DatasetUpload, Form(media_type="multipart/form-data")], caller: Trainer, response: Response
 ) -> DatasetAnswer:
     """Send history as a CSV or Parquet file."""
-    roles = Roles(_names(outcomes), _names(contexts) or None, _names(categorical), missing)
-    raw = parse_file(file.file.read(), get_settings())
-    return _created(service.create(caller.workspace, name, raw, roles), response)
+    contexts = _names(upload.contexts) or None
+    roles = Roles(_names(upload.outcomes), contexts, _names(upload.categorical), upload.missing)
+    raw = parse_file(upload.file.file.read(), get_settings())
+    return _created(service.create(caller.workspace, upload.name, raw, roles), response)
 
 
 def _names(text: str) -> list[str]:
+    """The names in ``croissants, loaves``."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @router.get("")
-def list_datasets(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[DatasetAnswer]:
-    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
+def list_datasets(
+    caller: Reader, limit: Limit = 50, cursor: str | None = None, name: Name | None = None
+) -> Page[DatasetAnswer]:
+    """All data sets, or those with a name."""
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor, name)
     return Page(
         items=[DatasetAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )

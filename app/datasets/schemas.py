@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.http.schemas import Name, Request, Resource
@@ -35,6 +36,17 @@ class NewDataset(Request):
     outcomes: list[str] = Field(min_length=1, description="columns that are unknown when deciding")
     contexts: list[str] | None = Field(None, description="columns known when deciding; by default all others")
     categorical: list[str] = Field([], description="contexts to treat as categories although they hold numbers")
+    missing: Missing = Field("reject", description="what to do with rows that have missing values")
+
+
+class DatasetUpload(Request):
+    """A file of history and what its columns are: the fields of a multipart form."""
+
+    file: UploadFile = Field(description="CSV (UTF-8, one header line) or Parquet")
+    name: Name = Field(examples=["bakery"])
+    outcomes: str = Field(description="outcome columns, separated by commas", examples=["croissants,loaves"])
+    contexts: str = Field("", description="context columns; empty for all others")
+    categorical: str = Field("", description="contexts to treat as categories although they hold numbers")
     missing: Missing = Field("reject", description="what to do with rows that have missing values")
 
 

@@ -15,7 +15,7 @@ from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.idempotency import made
-from app.http.rows import delete_row, page, read
+from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
 from app.settings import get_settings
 
@@ -54,9 +54,11 @@ def read_table(session: Session, dataset_id: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))) for chunk in chunks])
 
 
-def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[DatasetRow], str | None]:
+def listing(
+    workspace: str, limit: int, cursor: str | None, name: str | None = None
+) -> tuple[list[DatasetRow], str | None]:
     with transaction() as session:
-        return page(session, DatasetRow, workspace, limit, cursor)
+        return page(session, DatasetRow, workspace, limit, cursor, *matching(DatasetRow, name=name))
 
 
 def get(workspace: str, dataset_id: str) -> DatasetRow:

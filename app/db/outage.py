@@ -6,7 +6,6 @@ The API answers 503 and lets the caller come back; workers and computations wait
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +24,6 @@ REMEMBERED_SECONDS = 5.0
 NO_ROOM = "the database has no room left"
 _LONGEST_WAIT = 2.0
 
-_full_at = -math.inf
-
 
 def is_outage(error: BaseException) -> bool:
     """Whether trying again later may help: no connection, no room, or a lock held for too long."""
@@ -39,25 +36,13 @@ def is_outage(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """What is wrong, for a planner who can only wait and an operator who can help."""
+    """What is wrong, in words for planners and operators."""
     text = str(getattr(error, "orig", None) or error).lower()
     if "disk" in text or "no space" in text or "full" in text:
         return NO_ROOM
     if "locked" in text or isinstance(error, sa.exc.TimeoutError):
         return "the database is busy"
     return "the database does not answer"
-
-
-def remember(error: BaseException) -> None:
-    """Note a write that found no room; other outages show by themselves."""
-    global _full_at
-    if in_words(error) == NO_ROOM:
-        _full_at = time.monotonic()
-
-
-def full_lately() -> bool:
-    """Whether a request of this process has found no room to write within the last seconds."""
-    return time.monotonic() - _full_at < REMEMBERED_SECONDS
 
 
 @contextmanager

@@ -54,9 +54,9 @@ class KeyRow(Base):
 
 
 class AnswerRow(Base):
-    """The answer to a creating POST with an Idempotency-Key, kept for whoever sends the same again.
+    """The answer to a creating POST with an Idempotency-Key, kept for the same request sent again.
 
-    While ``answer`` is empty the request is being served, by whoever holds ``claim``; ``location`` is set in the same
+    While ``answer`` is empty the request that holds ``claim`` is being served; ``location`` is set in the same
     transaction that makes the object.
     """
 
@@ -105,14 +105,25 @@ class DatasetChunkRow(Base):
     data: Mapped[bytes]
 
 
+# The states of a job that has not ended.
+UNFINISHED = ("queued", "running")
+
+
 class JobRow(Owned, Base):
-    """A piece of work. ``attempts`` only grows and fences off late results; ``revision`` grows with every change."""
+    """A piece of work. ``attempts`` only grows and fences off late results; ``revision`` grows with every change.
+
+    ``posterior_id`` is the posterior that the job uses, not the one it makes; ``priority`` is 1 for jobs that go first.
+    """
 
     __tablename__ = "jobs"
 
     problem_id: Mapped[str] = mapped_column(sa.ForeignKey("problems.id"), index=True)
     dataset_id: Mapped[str | None] = mapped_column(sa.ForeignKey("datasets.id"), index=True)
+    posterior_id: Mapped[str | None] = mapped_column(
+        sa.ForeignKey("posteriors.id", name="fk_jobs_posterior_id", use_alter=True), index=True
+    )
     kind: Mapped[str] = mapped_column(server_default="learn")
+    priority: Mapped[int] = mapped_column(server_default="1")
     name: Mapped[str]
     spec: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(index=True)
@@ -126,6 +137,10 @@ class JobRow(Owned, Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.state in UNFINISHED
 
 
 class JobLogRow(Base):
@@ -146,7 +161,7 @@ class JobPartRow(Base):
 
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(primary_key=True)
-    rows: Mapped[int]
+    work: Mapped[int]
     done: Mapped[int] = mapped_column(default=0, server_default="0")
     attempts: Mapped[int] = mapped_column(default=0)
     taken: Mapped[str | None]
@@ -154,17 +169,6 @@ class JobPartRow(Base):
     sha256: Mapped[str]
     data: Mapped[bytes]
     result: Mapped[bytes | None]
-
-
-class BatchRow(Base):
-    """A job that prescribes for many contexts, and the posterior it uses."""
-
-    __tablename__ = "batches"
-
-    job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
-    posterior_id: Mapped[str] = mapped_column(sa.ForeignKey("posteriors.id"), index=True)
-    rows: Mapped[int]
-    shards: Mapped[int]
 
 
 class PosteriorRow(Owned, Base):

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
+from time import monotonic
 from typing import Any
 
 import sqlalchemy as sa
@@ -74,7 +75,7 @@ class InvalidRequest(ApiError):
 class Unauthorized(ApiError):
     status = 401
     type = "unauthorized"
-    title = "Who is calling is not known"
+    title = "The caller is not known"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
@@ -196,7 +197,8 @@ def install(app: FastAPI) -> None:
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:
         if not outage.is_outage(error):
             raise error
-        outage.remember(error)
+        if outage.in_words(error) == outage.NO_ROOM:
+            request.app.state.full_at = monotonic()
         log.warning("%s on %s %s", outage.in_words(error), request.method, request.url.path)
         return Unavailable(f"{outage.in_words(error)}; try again in a moment").answer()
 
@@ -209,7 +211,7 @@ def _methods_at(app: FastAPI, path: str) -> list[str]:
 
 
 def unexpected() -> JSONResponse:
-    """The answer to what nobody foresaw; the log has the rest."""
+    """The answer to an unforeseen error; the log has the rest."""
     return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
 
 
@@ -222,6 +224,8 @@ def _field_problem(entry: dict[str, Any], request: Request, body: Any) -> FieldP
     if entry["type"] in ("union_tag_invalid", "union_tag_not_found"):
         detail = f"the problem kind must be one of {', '.join(PROBLEMS)}"
         return FieldProblem(pointer=pointer([*where, "kind"]), detail=detail)
+    if entry["type"] == "unknown_method":
+        where = (*where, "method")
     kind = request.headers.get("content-type", "")
     if not where and not kind.startswith(("application/json", "multipart/form-data")):
         return FieldProblem(pointer="#", detail="send the body as JSON, with Content-Type: application/json")

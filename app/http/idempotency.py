@@ -1,10 +1,10 @@
 """Creating POSTs that may be sent again: with the same ``Idempotency-Key`` and body, the same answer and nothing twice.
 
 The first request claims the key in the database, so that it holds for all API processes. What the request makes is
-noted with the claim in the very transaction that makes it (``made``); the answer is kept afterwards. Whoever comes
-second waits for that answer. If the first one dies before it made anything, its claim goes stale and the second does
-the work; if it dies between making and answering, the second reads what was made. A request that lost its claim can
-make nothing any more, so there are never two.
+noted with the claim in the very transaction that makes it (``made``); the answer is kept afterwards. A second request
+waits for that answer. If the first one dies before it made anything, its claim goes stale and the second does the
+work; if it dies between making and answering, the second reads what was made. A request that lost its claim can make
+nothing any more, so there are never two.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -59,7 +60,7 @@ _PARAMETER = {
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to serve one request: which it is, the hash of its body, and a token nobody else has."""
+    """The right to serve one request: which it is, the hash of its body, and a token of its own."""
 
     workspace: str
     path: str
@@ -76,7 +77,6 @@ class Claim:
 
 
 _current: ContextVar[Claim | None] = ContextVar("claim", default=None)
-_swept_at = 0.0
 
 
 def made(session: Session, location: str) -> None:
@@ -118,6 +118,7 @@ async def _once(request: Request, key: str, serve: Callable[[Request], Coroutine
         raise HTTPException(400) from None
     sha256 = await run_in_threadpool(_hash, body, request.headers.get("content-type", ""))
     claim = Claim(request.scope["caller"].workspace, request.url.path, key, sha256, uuid4().hex)
+    await _sweep(request.app.state)
     kept = await _claimed_or_kept(claim)
     if kept is None:
         return await _serve(request, claim, serve)
@@ -127,7 +128,7 @@ async def _once(request: Request, key: str, serve: Callable[[Request], Coroutine
 
 
 async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
-    """None once the claim is ours; otherwise what was made for it before, waiting for whoever is making it."""
+    """None once the claim is ours; otherwise what was made for it before, after waiting until it is made."""
     deadline = monotonic() + WAIT_SECONDS
     while True:
         if await run_in_threadpool(_claim, claim):
@@ -194,18 +195,21 @@ def _replayed(status: int, answer: bytes, location: str | None) -> Response:
 
 
 def _hash(body: bytes, content_type: str) -> str:
-    """Of the body; the boundary between the parts of a form is another each time it is sent, and does not count."""
+    """The sha256 of a body without the boundary between the parts of a form, which differs each time it is sent."""
     boundary = _BOUNDARY.search(content_type)
     if boundary and content_type.lower().startswith("multipart/"):
         body = body.replace(boundary[1].encode("latin-1"), b"")
     return hashlib.sha256(body).hexdigest()
 
 
+async def _sweep(state: State) -> None:
+    """Now and then, drop the answers that are too old to be repeated."""
+    if monotonic() - state.swept_at > _SWEEP_SECONDS:
+        state.swept_at = monotonic()
+        await run_in_threadpool(_change, sa.delete(AnswerRow).where(AnswerRow.created_at < now() - KEPT))
+
+
 def _claim(claim: Claim) -> bool:
-    global _swept_at
-    if monotonic() - _swept_at > _SWEEP_SECONDS:
-        _swept_at = monotonic()
-        _change(sa.delete(AnswerRow).where(AnswerRow.created_at < now() - KEPT))
     row = AnswerRow(
         workspace=claim.workspace, path=claim.path, key=claim.key, body_sha256=claim.body_sha256, claim=claim.token
     )
@@ -232,7 +236,7 @@ def _keep(claim: Claim, status: int, answer: bytes) -> None:
     try:
         _change(sa.update(AnswerRow).where(claim.held()).values(status=status, answer=answer))
     except sa.exc.SQLAlchemyError:
-        # The object is made and its place is noted; who asks again is told what it is then.
+        # The object is made and its place is noted; a repeated request reads the object as it is then.
         log.exception("an answer could not be kept")
 
 

@@ -38,7 +38,7 @@ _SECURITY = {
 class RequestRecord:
     """Outermost: every request gets an id, a line in the log, its place in the metrics and an answer with safe headers.
 
-    What nobody foresaw is logged here with its traceback and answered without.
+    Unforeseen errors are logged here with their traceback and answered without it.
     """
 
     def __init__(self, app: ASGIApp) -> None:

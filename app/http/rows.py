@@ -33,6 +33,18 @@ def read(table: type[Row], workspace: str, identifier: str, missing: str) -> Row
     return row
 
 
+def matching(table: type[Row], **wanted: str | None) -> list[sa.ColumnElement[bool]]:
+    """Conditions for ``page``: columns that must equal the values that are not None.
+
+    Text that cannot be an id matches nothing and is not sent: databases differ in what text they take.
+    """
+    return [
+        getattr(table, name) == value if is_id(value) or not name.endswith("_id") else sa.false()
+        for name, value in wanted.items()
+        if value is not None
+    ]
+
+
 def page(
     session: Session,
     table: type[Row],
@@ -52,7 +64,7 @@ def page(
 
 
 def delete_row(session: Session, table: type[Row], workspace: str, identifier: str, missing: str, in_use: str) -> None:
-    """Delete one row; foreign keys refuse what others still use, whatever happens at the same moment."""
+    """Delete one row; foreign keys refuse to delete what is still in use, even if the use begins at the same moment."""
     if not is_id(identifier):
         raise NotFound(missing)
     try:

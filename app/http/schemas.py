@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from app.db.text import is_storable
 from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
-
-
-def is_storable(text: str) -> bool:
-    """Whether every database takes this text: no NUL, and no half characters, which JSON can spell."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\x00" not in text
 
 
 def storable(text: str) -> str:

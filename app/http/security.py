@@ -1,4 +1,4 @@
-"""The door: who calls, which workspace they see, what they may do, and how often.
+"""The door: identifies each caller, their workspace and scopes, and limits how often they call.
 
 ``Guard`` stands before every address that is not open, and before any of the body is read. Routers take what it found
 as ``Reader``, ``Trainer`` or ``Admin`` and hand the workspace to their service. A key is needed as soon as one exists
@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: the workspace they see, what they may do, and the id of their key if they have one."""
+    """The caller of a request: the workspace they see, what they may do, and the id of their key if they have one."""
 
     workspace: str
     scopes: frozenset[str]
@@ -90,12 +90,11 @@ class TokenBucket:
 
 
 class Guard:
-    """Let in who may come in, and note for the routers who it is."""
+    """Refuse callers without the right to call; note the others for the routers as ``scope["caller"]``."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, remembered: Remembered, buckets: dict[str, TokenBucket]) -> None:
         self.app = app
-        self._remembered = Remembered()
-        self._buckets: dict[str, TokenBucket] = {}
+        self._remembered, self._buckets = remembered, buckets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"]):

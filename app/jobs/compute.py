@@ -1,11 +1,12 @@
-"""The computation of one job, in a process of its own: read the rows, learn, store the posterior.
+"""What runs a job of any kind: split it, offer its parts to all workers, compute or wait, join, store.
 
-The process ends with its worker, and its result counts only if the job still wants it.
+A job of the computing queue runs in a process of its own, as does a part that a worker takes; such a process ends with
+its worker. A job of the waiting queue runs in its worker. A result counts only if the job still wants it. Outages of
+the database are waited for.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import multiprocessing
@@ -13,34 +14,23 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 
 from app import logs
-from app.datasets.encoding import ContextEncoding
-from app.datasets.service import read_table
 from app.db.blobs import CorruptBlob
-from app.db.engine import transaction
 from app.db.outage import insist, unless_outage
-from app.db.tables import DatasetRow, JobRow, ProblemRow
+from app.db.tables import JobRow
 from app.http.errors import ApiError
 from app.jobs import parts, service
-from app.jobs.schemas import NewJob
-from app.posteriors import service as posteriors
-from app.prescriptions import batches
-from app.problems.schemas import outcome_names
+from app.jobs.kinds import KINDS
+from app.jobs.kinds.base import JobKind, Part
 from app.settings import get_settings
-from bco_core.data import Sample
 from bco_core.errors import BcoError, Cancelled
-from bco_core.inference.learn import LearningOptions, continue_part, learn
-from bco_core.inference.training import Progress
-from bco_core.posterior import Arrays
-from bco_core.problems.registry import build_problem
+from bco_core.progress import Progress, part_of
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +39,20 @@ WAIT_SECONDS = 0.5
 # Lines in a job's log: at most one in so many seconds, and about this many each time its age grows by a factor of e.
 LOG_SECONDS = 1.0
 LOG_LINES = 50
+# What splitting and joining take of a job's progress. Storing is part of the work, so joining ends below 100 %.
+SPLIT_SHARE = 0.1
+JOIN_SHARE = 0.03
+STORED = 0.99
 
 
 def main(job_id: str, attempt: int) -> None:
-    """Entry point of the child process."""
+    """Entry point of the process that computes a job."""
     _settle_in(job_id)
     run(job_id, attempt)
 
 
 def part_main(job_id: str, seq: int) -> None:
-    """Entry point of the child process that computes a part of a job."""
+    """Entry point of the process that computes a part of a job."""
     _settle_in(job_id)
     run_part(job_id, seq)
 
@@ -70,150 +64,115 @@ def _settle_in(job_id: str) -> None:
     torch.set_num_threads(get_settings().threads)
 
 
-def run_part(job_id: str, seq: int) -> None:
-    """Compute and store; what a planner can correct becomes the job's error."""
+def run(job_id: str, attempt: int, pause: Callable[[], None] | None = None) -> None:
+    """Bring a job to its end; a failure that the user can act on becomes the job's error.
+
+    Between looks at the parts, ``pause`` is called; without one, a part that nobody has begun is computed here.
+    """
     try:
-        kind = insist(lambda: service.kind(job_id))
-        if kind == "prescribe":
-            batches.prescribe_part(job_id, seq)
-        elif kind == "learn":
-            _compute_part(_Learning.read(job_id), seq, _now_and_then(partial(_note, job_id, seq)))
+        _drive(job_id, attempt, pause)
+    except Cancelled:
+        log.info("job %s is no longer wanted", job_id)
+    except (BcoError, ApiError, CorruptBlob) as error:
+        insist(partial(service.fail, job_id, attempt, _reason(error)))
+
+
+def run_part(job_id: str, seq: int) -> None:
+    """Compute a part and store its result; a failure that the user can act on becomes the job's error."""
+    try:
+        job = _unfinished(job_id)
+        kind = KINDS[job.kind]
+        given = insist(partial(kind.read, job))
+        _compute_part(kind, given, job_id, seq, _now_and_then(partial(_note, job_id, seq)))
     except Cancelled:
         log.info("part %d of %s is no longer wanted", seq, job_id)
     except (BcoError, ApiError, CorruptBlob) as error:
-        reason = error.detail if isinstance(error, ApiError) else str(error)
-        insist(lambda: parts.fail(job_id, f"part {seq}: {reason}"))
+        insist(partial(parts.fail, job_id, f"part {seq}: {_reason(error)}"))
 
 
-def run(job_id: str, attempt: int) -> None:
-    """Learn and store; a failure the user can act on becomes the job's error. Outages are waited for."""
-    try:
-        _learn(job_id, attempt)
-    except Cancelled:
-        log.info("job %s is no longer wanted", job_id)
-    except (BcoError, CorruptBlob) as error:
-        reason = str(error)
-        insist(lambda: service.fail(job_id, attempt, reason))
+def _reason(error: Exception) -> str:
+    return error.detail if isinstance(error, ApiError) else str(error)
 
 
-@dataclass(frozen=True)
-class _Learning:
-    """What there is to learn: a job's rows and problem."""
-
-    job: JobRow
-    problem: ProblemRow
-    dataset: DatasetRow
-    sample: Sample
-    options: LearningOptions
-
-    @staticmethod
-    def read(job_id: str) -> _Learning:
-        job, problem, dataset, table = insist(lambda: _read(job_id))
-        request = NewJob(problem_id=problem.id, dataset_id=dataset.id, **job.spec)
-        contexts = torch.from_numpy(ContextEncoding.of(dataset.columns).encode_table(table))
-        columns = [torch.tensor(table.column(name).to_numpy()) for name in outcome_names(problem.spec)]
-        sample = Sample(contexts, torch.stack(columns, dim=1))
-        return _Learning(job, problem, dataset, sample, request.learning_options())
+def _unfinished(job_id: str) -> JobRow:
+    job = insist(partial(service.unfinished, job_id))
+    if job is None:
+        raise Cancelled
+    return job
 
 
-def _read(job_id: str) -> tuple[JobRow, ProblemRow, DatasetRow, pa.Table]:
-    with transaction() as session:
-        job = session.get(JobRow, job_id)
-        if job is None:
-            raise Cancelled
-        problem = session.get_one(ProblemRow, job.problem_id)
-        dataset = session.get_one(DatasetRow, job.dataset_id)
-        return job, problem, dataset, read_table(session, dataset.id)
+def _drive(job_id: str, attempt: int, pause: Callable[[], None] | None) -> None:
+    job = _unfinished(job_id)
+    kind, report = KINDS[job.kind], _reporter(job_id, attempt)
+    given = None if kind.waits else insist(partial(kind.read, job))
+    first, last = (0.0, 1.0) if kind.waits else (SPLIT_SHARE, 1 - JOIN_SHARE)
 
-
-def _learn(job_id: str, attempt: int) -> None:
-    given = _Learning.read(job_id)
-    progress = _reporter(job_id, attempt)
-    progress(0.0, f"learning from {len(given.sample)} rows")
-    problem = build_problem(given.problem.spec)
-    posterior, diagnostics = learn(problem, given.sample, given.options, progress, partial(_deal, given))
-    insist(lambda: posteriors.store(given.job, attempt, given.problem, given.dataset, posterior, diagnostics))
-
-
-def _deal(given: _Learning, make: Callable[[], list[tuple[int, Arrays]]], progress: Progress) -> list[Arrays]:
-    """Offer a job's parts to all workers, compute here those that nobody has begun, and wait for the others."""
-    job_id = given.job.id
     insist(partial(parts.release, job_id))
-    if not insist(partial(_amounts, job_id)).parts:
-        made = [(amount, _to_bytes(part)) for amount, part in make()]
-        insist(partial(_offer, job_id, made))
+    made: list[Part] = []
+    if kind.split is not None and not insist(partial(parts.amounts, job_id)).parts:
+        made = kind.split(given, part_of(report, 0.0, first))
+    if not insist(partial(parts.offer, job_id, attempt, made)):
+        raise Cancelled
 
-    def standing() -> parts.Amounts:
-        found = insist(partial(_amounts, job_id))
-        if not found.parts:
-            # A job that has ended has no parts.
-            raise Cancelled
-        return found
+    results = insist(partial(parts.Results, job_id, patient=True))
+    if results:
+        progress = part_of(report, first, last)
+        _await_parts(kind, job_id, progress, pause or partial(_compute_free_part, kind, given, job_id, progress))
+    store = None
+    if kind.join is not None:
+        # Without parts, joining is all the work there is.
+        store = kind.join(given, results, part_of(report, last if results else 0.0, STORED))
+    insist(partial(service.succeed, job_id, attempt, store))
 
-    def note(seq: int, fraction: float, message: str) -> None:
+
+def _await_parts(kind: JobKind, job_id: str, progress: Progress, pause: Callable[[], None]) -> None:
+    """Report how far the parts have come, again and again, until all have a result."""
+    while (found := _standing(job_id)).finished < found.parts:
+        counted = f"{found.finished} of {found.parts} parts finished"
+        progress(found.share, f"{found.done} of {found.work} {kind.unit}" if kind.unit else counted)
+        pause()
+
+
+def _standing(job_id: str) -> parts.Amounts:
+    found = insist(partial(parts.amounts, job_id))
+    if not found.parts:
+        # A job that has ended may have no parts any more.
+        raise Cancelled
+    return found
+
+
+def _compute_free_part(kind: JobKind, given: Any, job_id: str, progress: Progress) -> None:
+    """Compute a part that nobody has begun; if there is none, sleep."""
+    seq = insist(partial(parts.take, job_id))
+    if seq is None:
+        time.sleep(WAIT_SECONDS)
+        return
+
+    def note(fraction: float, message: str) -> None:
         _note(job_id, seq, fraction, message)
-        found = standing()
-        progress(found.done / found.rows, f"part {seq + 1} of {found.parts}: {message}")
+        found = _standing(job_id)
+        progress(found.share, f"part {seq + 1} of {found.parts}: {message}")
 
-    while (found := standing()).finished < found.parts:
-        seq = insist(partial(parts.take, job_id))
-        if seq is not None:
-            _compute_part(given, seq, _now_and_then(partial(note, seq)))
-        else:
-            time.sleep(WAIT_SECONDS)
-            progress(found.done / found.rows, f"{found.finished} of {found.parts} parts finished")
-    return insist(partial(_results, job_id, found.parts))
+    _compute_part(kind, given, job_id, seq, _now_and_then(note))
 
 
-def _compute_part(given: _Learning, seq: int, progress: Progress) -> None:
-    """Compute a part of a learning job, from wherever it is, and store its result."""
-    job_id = given.job.id
-    data = insist(partial(_data, job_id, seq))
+def _compute_part(kind: JobKind, given: Any, job_id: str, seq: int, progress: Progress) -> None:
+    """Compute a part, from wherever it is, and store its result."""
+    data = insist(partial(parts.read, job_id, seq))
     if data is None:
         raise Cancelled
 
-    def checkpoint(part: Arrays) -> None:
+    def checkpoint(left: bytes) -> None:
         with unless_outage():
-            parts.save(job_id, seq, _to_bytes(part))
+            parts.save(job_id, seq, left)
 
-    problem = build_problem(given.problem.spec)
-    done = _to_bytes(continue_part(problem, given.sample, given.options, _to_arrays(data), progress, checkpoint))
-    insist(partial(parts.store, job_id, seq, done))
-
-
-def _amounts(job_id: str) -> parts.Amounts:
-    with transaction() as session:
-        return parts.amounts(session, job_id)
+    result = kind.work(given, data, progress, checkpoint)
+    insist(partial(parts.store, job_id, seq, result))
 
 
-def _offer(job_id: str, made: list[tuple[int, bytes]]) -> None:
-    with transaction() as session:
-        job = session.get(JobRow, job_id)
-        if job is None or job.state != "running":
-            raise Cancelled
-        parts.add(session, job_id, made)
-        parts.offer(session, job)
-
-
-def _data(job_id: str, seq: int) -> bytes | None:
-    with transaction() as session:
-        return parts.read(session, job_id, seq)
-
-
-def _results(job_id: str, count: int) -> list[Arrays]:
-    with transaction() as session:
-        return [_to_arrays(parts.result(session, job_id, seq)) for seq in range(count)]
-
-
-def _to_bytes(arrays: Arrays) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
-def _to_arrays(data: bytes) -> Arrays:
-    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-        return dict(stored)
+def _note(job_id: str, seq: int, fraction: float, message: str) -> None:
+    with unless_outage():
+        parts.report(job_id, seq, fraction)
 
 
 def _now_and_then(act: Progress) -> Progress:
@@ -229,26 +188,25 @@ def _now_and_then(act: Progress) -> Progress:
     return progress
 
 
-def _note(job_id: str, seq: int, fraction: float, message: str) -> None:
-    with unless_outage():
-        parts.report(job_id, seq, fraction)
-
-
 def _reporter(job_id: str, attempt: int) -> Progress:
     """Notes progress now and then; the longer a job runs, the further apart its log lines."""
     began = time.monotonic()
     last_line = -math.inf
+    told: tuple[float, str] | None = None
 
     def report(fraction: float, message: str) -> None:
-        nonlocal last_line
+        nonlocal last_line, told
         moment, line = time.monotonic(), None
-        if moment - last_line >= max(LOG_SECONDS, (moment - began) / LOG_LINES):
-            last_line, line = moment, f"{fraction:.0%}, {message}"
         # Nobody can want it less while the database is out; the next report will tell.
         wanted = True
         with unless_outage():
-            # Storing the posterior is part of the work, so learning alone never shows 100 %.
-            wanted = service.report(job_id, attempt, 0.99 * fraction, message, line)
+            if told == (fraction, message):
+                wanted = service.is_wanted(job_id, attempt)
+            else:
+                if moment - last_line >= max(LOG_SECONDS, (moment - began) / LOG_LINES):
+                    last_line, line = moment, f"{fraction:.0%}, {message}"
+                wanted = service.report(job_id, attempt, fraction, message, line)
+                told = fraction, message
         if not wanted:
             raise Cancelled
 

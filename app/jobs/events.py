@@ -42,7 +42,7 @@ class Look:
 
     @property
     def is_last(self) -> bool:
-        return self.job.state not in service.UNFINISHED
+        return not self.job.is_unfinished
 
 
 def look(workspace: str, job_id: str, after: int) -> Look | None:

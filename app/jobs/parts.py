@@ -1,38 +1,40 @@
-"""The parts of a job, which any worker may compute: contexts of a batch, chains of a sampler, members of a mixture.
+"""The parts of a job, which any worker may compute.
 
-A part's ``data`` is what there is to do; while it is computed it may be replaced by how far that has come, so that who
-comes next goes on from there. Its result is written by one guarded UPDATE; whoever comes second, after a worker was
-believed dead, changes nothing. All of a job's parts are queued for other workers. The job's own process may take those
-that nobody has begun (``taken`` is then "job", otherwise "part"), so it never only waits.
+A part's ``data`` is what there is to do; while it is computed it may be replaced by what is left to do, so that the
+next worker goes on from there. Its result is written by one guarded UPDATE; a second one, by a worker that was believed
+dead, changes nothing. All of a job's parts are queued for other workers. The job's own process, if it has one, may take
+those that nobody has begun (``taken`` is then "job", otherwise "part"), so it never only waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from app.db.blobs import checksum, verified
 from app.db.engine import affected, transaction
-from app.db.tables import JobPartRow, JobRow
+from app.db.outage import insist
+from app.db.tables import UNFINISHED, JobPartRow, JobRow
 from app.jobs import queue, service
+from app.jobs.kinds.base import Part
 
 
-def add(session: Session, job_id: str, parts: Iterable[tuple[int, bytes]]) -> None:
-    """Store the parts of a job, each with its amount of work, in any unit."""
-    for seq, (rows, data) in enumerate(parts):
-        part = JobPartRow(job_id=job_id, seq=seq, rows=rows, sha256=checksum(data), data=data)
-        session.add(part)
-        session.flush()
-        session.expunge(part)
+def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
+    """Store parts that were just made and queue all that have no result yet; False if the attempt is not wanted.
 
-
-def offer(session: Session, job: JobRow) -> None:
-    """Queue the parts that have no result yet; those that are queued already stay as they are."""
-    missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
-    queue.enqueue_parts(session, job, session.scalars(missing.order_by(JobPartRow.seq)))
+    Parts that are queued already stay as they are.
+    """
+    with transaction() as session:
+        # Locked, so that no other attempt begins in between and makes the same parts.
+        job = session.get(JobRow, job_id, with_for_update=True)
+        if job is None or (job.state, job.attempts) != ("running", attempt):
+            return False
+        service.add_parts(session, job_id, made)
+        missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
+        queue.enqueue_parts(session, job, session.scalars(missing.order_by(JobPartRow.seq)))
+    return True
 
 
 class Amounts(NamedTuple):
@@ -40,14 +42,20 @@ class Amounts(NamedTuple):
 
     parts: int
     finished: int
-    rows: int
+    work: int
     done: int
 
+    @property
+    def share(self) -> float:
+        """The share of the work that is done."""
+        return self.done / max(1, self.work)
 
-def amounts(session: Session, job_id: str) -> Amounts:
+
+def amounts(job_id: str) -> Amounts:
     part, sum_of = JobPartRow, sa.func.sum
-    query = sa.select(sa.func.count(), sa.func.count(part.result_sha256), sum_of(part.rows), sum_of(part.done))
-    return Amounts(*(int(value or 0) for value in session.execute(query.where(part.job_id == job_id)).one()))
+    query = sa.select(sa.func.count(), sa.func.count(part.result_sha256), sum_of(part.work), sum_of(part.done))
+    with transaction() as session:
+        return Amounts(*(int(value or 0) for value in session.execute(query.where(part.job_id == job_id)).one()))
 
 
 def start(job_id: str, seq: int) -> bool:
@@ -95,16 +103,17 @@ def hand_back(job_id: str, seq: int) -> None:
         affected(session, _open(job_id, seq).values(attempts=JobPartRow.attempts - 1))
 
 
-def read(session: Session, job_id: str, seq: int) -> bytes | None:
+def read(job_id: str, seq: int) -> bytes | None:
     """What there is to do; None if the job has no such part (any more)."""
-    part = session.get(JobPartRow, (job_id, seq))
+    with transaction() as session:
+        part = session.get(JobPartRow, (job_id, seq))
     return None if part is None else verified(part.data, part.sha256)
 
 
 def report(job_id: str, seq: int, share: float) -> None:
     """Note how much of a part is done."""
     with transaction() as session:
-        affected(session, _open(job_id, seq).values(done=sa.cast(share * JobPartRow.rows, sa.Integer)))
+        affected(session, _open(job_id, seq).values(done=sa.cast(share * JobPartRow.work, sa.Integer)))
 
 
 def save(job_id: str, seq: int, data: bytes) -> None:
@@ -115,15 +124,39 @@ def save(job_id: str, seq: int, data: bytes) -> None:
 
 def store(job_id: str, seq: int, result: bytes) -> None:
     with transaction() as session:
-        values = {"result": result, "result_sha256": checksum(result), "done": JobPartRow.rows}
+        values = {"result": result, "result_sha256": checksum(result), "done": JobPartRow.work}
         affected(session, _open(job_id, seq).values(values))
 
 
-def result(session: Session, job_id: str, seq: int) -> bytes:
-    part = session.get_one(JobPartRow, (job_id, seq))
-    if part.result is None or part.result_sha256 is None:
-        raise RuntimeError(f"{job_id} has no result of its part {seq}")
-    return verified(part.result, part.result_sha256)
+class Results(Sequence[bytes]):
+    """The results of a job's parts in order, each read when it is asked for: together they may not fit into memory.
+
+    A ``patient`` reader waits for the end of an outage of the database.
+    """
+
+    def __init__(self, job_id: str, patient: bool = False) -> None:
+        self._job_id, self._count, self._patient = job_id, amounts(job_id).parts, patient
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[seq] for seq in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return insist(lambda: self._read(index)) if self._patient else self._read(index)
+
+    def _read(self, seq: int) -> bytes:
+        with transaction() as session:
+            part = session.get_one(JobPartRow, (self._job_id, seq))
+        if part.result is None or part.result_sha256 is None:
+            raise RuntimeError(f"{self._job_id} has no result of its part {seq}")
+        return verified(part.result, part.result_sha256)
 
 
 def fail(job_id: str, reason: str) -> None:
@@ -138,5 +171,5 @@ def _open(job_id: str, seq: int) -> sa.Update:
 
 def _is_open(job_id: str, seq: int) -> tuple[Any, ...]:
     """The part has no result yet and its job still wants one."""
-    wanted = sa.exists().where(JobRow.id == job_id, JobRow.state.in_(service.UNFINISHED))
+    wanted = sa.exists().where(JobRow.id == job_id, JobRow.state.in_(UNFINISHED))
     return JobPartRow.job_id == job_id, JobPartRow.seq == seq, JobPartRow.result_sha256.is_(None), wanted

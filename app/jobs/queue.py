@@ -2,9 +2,8 @@
 
 The API only enqueues and cancels, through a client; workers run. Everything that touches DBOS's internals is here.
 
-Three queues: learning takes the worker's CPU; a batch of prescriptions only waits for its parts, so it has a queue of
-its own, or batches waiting for parts and parts waiting for a place would wait for each other. Parts are a batch's or a
-learning job's; the latter's own process takes those that nobody else has begun.
+Three queues. A computing job takes a place of its worker and a process. A waiting job only waits for its parts; with a
+queue of its own, jobs that wait for parts never keep the parts from a place. Parts belong to jobs of either queue.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from app.db.tables import JobRow
 
 log = logging.getLogger(__name__)
 
-QUEUE = "learning"
-BATCHES = "batches"
+# The names of queues and workflows are stored with every queued job, so they stay what they were first.
+COMPUTING = "learning"
+WAITING = "batches"
 PARTS = "parts"
-WORKFLOWS = {QUEUE: "learn_posterior", BATCHES: "prescribe_batch", PARTS: "compute_part"}
-QUEUE_OF_KIND = {"learn": QUEUE, "prescribe": BATCHES}
+WORKFLOWS = {COMPUTING: "learn_posterior", WAITING: "prescribe_batch", PARTS: "compute_part"}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
-# How often an idle worker looks into a queue: who waits for one job notices tenths of a second.
-_POLL_SECONDS = {QUEUE: 0.1, BATCHES: 0.5, PARTS: 0.25}
-_WAITING_BATCHES = 16
+# How often an idle worker looks into a queue: people who wait for a job notice tenths of a second.
+_POLL_SECONDS = {COMPUTING: 0.1, WAITING: 0.5, PARTS: 0.25}
+_WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
 
 
@@ -49,9 +48,9 @@ def client() -> DBOSClient:
     )
 
 
-def enqueue(session: Session, job: JobRow, priority: int = 1) -> None:
-    """Put a job in its queue when the caller's transaction commits, and only then; its workflow is the job's run."""
-    _enqueue(session, QUEUE_OF_KIND[job.kind], job.run_id, [job.id], priority)
+def enqueue(session: Session, queue: str, job: JobRow) -> None:
+    """Put a job in a queue when the caller's transaction commits, and only then; its workflow is the job's run."""
+    _enqueue(session, queue, job.run_id, [job.id], job.priority)
 
 
 def enqueue_parts(session: Session, job: JobRow, parts: Iterable[int]) -> None:
@@ -104,7 +103,7 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
     # DBOS would wait up to a minute between looks at a lost database; what it drops instead is put back by us.
     _get_dbos_instance()._sys_db._retry_connection_errors = False
     for queue in work:
-        places = _WAITING_BATCHES if queue == BATCHES else concurrency
+        places = _WAITING_PLACES if queue == WAITING else concurrency
         DBOS.register_queue(queue, worker_concurrency=places, polling_interval_sec=_POLL_SECONDS[queue])
 
 

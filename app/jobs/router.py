@@ -6,7 +6,7 @@ import re
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.db.tables import JobRow
@@ -15,22 +15,28 @@ from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
-from app.jobs import events, service
-from app.jobs.schemas import JobAnswer, JobFilter, JobLog, Kind, LogLine, NewJob, State
+from app.jobs import events, results, service
+from app.jobs.kinds import KINDS
+from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, Kind, LogLine, State
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
 
 
 def job_answer(row: JobRow) -> JobAnswer:
-    fields = {name: getattr(row, name) for name in JobAnswer.model_fields if name != "posterior_id"}
-    posterior_id = sibling_id(row.id, "post") if row.kind == "learn" else row.spec["posterior_id"]
-    return JobAnswer(posterior_id=posterior_id, **fields)
+    fields = {name: getattr(row, name) for name in JobAnswer.model_fields}
+    if KINDS[row.kind].makes_posterior:
+        fields["posterior_id"] = sibling_id(row.id, "post")
+    return JobAnswer(**fields)
 
 
 @router.post("", status_code=202)
-def create_job(request: NewJob, caller: Trainer, response: Response) -> JobAnswer:
-    """Learn a posterior for a problem from a data set. The job is queued; follow it at the address in Location."""
-    row = service.create(caller.workspace, request)
+def create_job(asked: Annotated[AnyJob, Body(examples=EXAMPLES)], caller: Trainer, response: Response) -> JobAnswer:
+    """Learn a posterior for a problem from a data set, or what else `kind` says.
+
+    The job is queued; follow it at the address in Location.
+    """
+    kind = asked.kind
+    row = service.create(caller.workspace, kind, kind.check(caller.workspace, asked.request))
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     return job_answer(row)
 
@@ -114,6 +120,25 @@ async def follow_job(
         events.stream(caller.workspace, job_id, after, state.lookers, state.stopping),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+@router.get(
+    "/{job_id}/result",
+    response_class=StreamingResponse,
+    responses={200: {"content": {media_type: {} for media_type in results.MEDIA_TYPES}, "description": "the file"}},
+)
+def download_result(
+    job_id: str,
+    caller: Reader,
+    format: Annotated[Format, Query(description="csv, or parquet for exact numbers")] = "csv",
+) -> StreamingResponse:
+    """What a job has made, as one file: for prescriptions, every context with its decision and what that may cost."""
+    media_type, pieces = results.file(caller.workspace, job_id, format)
+    return StreamingResponse(
+        pieces,
+        media_type=media_type,
+        headers={"Content-Disposition": f'attachment; filename="{job_id}.{format}"'},
     )
 
 

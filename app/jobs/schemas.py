@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from app.http.schemas import Name, PolicyName, Request, Resource, Seed, TimeLimit
-from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
-from bco_core.inference.options import LearningOptions
+from app.http.schemas import Request, Resource
+from app.jobs.kinds import DEFAULT, KINDS
+from app.jobs.kinds.base import JobKind
 
-Kind = Literal["learn", "prescribe"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+UNKNOWN = f"the job kind must be one of {', '.join(KINDS)}"
+FORMATS = sorted({name for kind in KINDS.values() for name in kind.files})
 
 
-class NewJob(Request):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"name": "bakery", "problem_id": "prob_DEMO", "dataset_id": "data_DEMO", "seed": 7}]
-        }
-    )
+def _one_of(names: Iterable[str], otherwise: str) -> Callable[[str], str]:
+    """As a ``Literal`` would, check that a text is one of the names of a registry."""
 
-    name: Name = Field("", validate_default=False, description="carried over to the posterior")
-    problem_id: str
-    dataset_id: str
-    predictor: PredictorSpec = PredictorSpec()
-    posterior: PosteriorSpec = AutoPosterior()
-    policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
-    seed: Seed = 0
-    time_limit_seconds: TimeLimit | None = Field(
-        None, description="stop computing after so long and fail; by default as long as the service allows"
-    )
+    def check(text: str) -> str:
+        if text not in names:
+            raise ValueError(otherwise)
+        return text
 
-    def learning_options(self) -> LearningOptions:
-        return learning_options(self.predictor, self.posterior, self.policy, self.seed)
+    return check
+
+
+Kind = Annotated[str, AfterValidator(_one_of(KINDS, UNKNOWN)), WithJsonSchema({"type": "string", "enum": [*KINDS]})]
+Format = Annotated[
+    str,
+    AfterValidator(_one_of(FORMATS, f"the format must be one of {', '.join(FORMATS)}")),
+    WithJsonSchema({"type": "string", "enum": FORMATS}),
+]
+
+
+class Asked(NamedTuple):
+    """A request and the kind of job that it is for."""
+
+    kind: JobKind
+    request: Request
+
+
+class _ByItsKind:
+    """Reads a request as its field ``kind`` says; mistakes are told with their place in that request."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        requests = {kind.name: handler.generate_schema(kind.request) for kind in KINDS.values()}
+        documented = core_schema.tagged_union_schema(requests, discriminator="kind")
+        return core_schema.no_info_wrap_validator_function(self.read, documented)
+
+    @staticmethod
+    def read(body: Any, documented: Any) -> Asked:
+        name = body.get("kind", DEFAULT) if isinstance(body, dict) else DEFAULT
+        kind = KINDS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            error = InitErrorDetails(type=PydanticCustomError("job_kind", UNKNOWN), loc=("kind",), input=name)
+            raise ValidationError.from_exception_data("job", [error])
+        return Asked(kind, kind.request.model_validate(body))
+
+
+AnyJob = Annotated[Asked, _ByItsKind()]
+EXAMPLES = [example for kind in KINDS.values() for example in kind.request.model_json_schema()["examples"]]
 
 
 class JobFilter(BaseModel):
@@ -64,8 +100,8 @@ class JobAnswer(Resource):
     kind: Kind = Field(description="learn makes a posterior; prescribe decides for many contexts with one")
     problem_id: str
     dataset_id: str | None
-    posterior_id: str = Field(
-        description="the posterior that learn makes, to be read once the job has succeeded, or that prescribe uses"
+    posterior_id: str | None = Field(
+        description="the posterior that the job makes, to be read once it has succeeded, or else the one that it uses"
     )
     state: State
     progress: float = Field(description="from 0 to 1")

@@ -1,67 +1,83 @@
 """The life of a job: queued → running → succeeded | failed | cancelled.
 
-Every change of state is one guarded UPDATE: whoever comes second, a cancel or a worker believed dead, changes nothing.
+Every change of state is one guarded UPDATE: a second one, by a cancel or a worker believed dead, changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from app.datasets.encoding import ContextEncoding
-from app.datasets.service import MISSING as NO_DATASET
+from app.db.blobs import checksum
 from app.db.engine import affected, transaction
-from app.db.tables import DatasetRow, JobLogRow, JobPartRow, JobRow, ProblemRow, Timestamp, now
+from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow, Timestamp, now
 from app.http.errors import Conflict, InvalidRequest, Unavailable
 from app.http.idempotency import made
 from app.http.rows import delete_row, find, page, read
 from app.ids import is_id, new_id
 from app.jobs import queue
-from app.jobs.schemas import JobFilter, NewJob
-from app.problems.schemas import outcome_names
-from app.problems.service import MISSING as NO_PROBLEM
+from app.jobs.kinds import KINDS
+from app.jobs.kinds.base import Draft, JobKind, Part, Store
+from app.jobs.schemas import JobFilter
 from app.settings import get_settings
-from bco_core.inference.chains import DRAWS
-from bco_core.inference.learn import MINIMUM_ROWS
-from bco_core.inference.mixture import members_for
-from bco_core.problems.registry import build_problem
 
 MISSING = "no job has this id; GET /v1/jobs lists them"
-UNFINISHED = ("queued", "running")
 MAX_ATTEMPTS = 3
 WAITING = "waiting for a worker"
-# Jobs of less work than this, in cells of data times epochs, go before others.
-SMALL_WORK = 5_000_000
+# Jobs of less effort go before others: about that of learning from 1,500 rows with no options.
+SMALL_EFFORT = 2e12
 _QUEUE_RETRY_SECONDS = 30
 
 
-def create(workspace: str, request: NewJob) -> JobRow:
-    """Accept a job if it can be run at all; it is queued in the same transaction."""
+def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
+    """Make a job of what was checked and queue it, with its parts and warnings, all or nothing."""
+    _check_time_limit(draft.spec.get("time_limit_seconds"))
+    job_id = new_id("job")
+    row = JobRow(
+        id=job_id,
+        workspace=workspace,
+        kind=kind.name,
+        name=draft.name,
+        problem_id=draft.problem_id,
+        dataset_id=draft.dataset_id,
+        posterior_id=draft.posterior_id,
+        spec=draft.spec,
+        priority=1 if draft.effort < SMALL_EFFORT else 2,
+        state="queued",
+        message=WAITING,
+        run_id=job_id,
+        attempts=0,
+        attempts_allowed=MAX_ATTEMPTS,
+        progress=0.0,
+        revision=0,
+    )
     with transaction() as session:
-        problem = find(session, ProblemRow, workspace, request.problem_id)
-        if problem is None:
-            raise InvalidRequest.at(("problem_id",), NO_PROBLEM)
-        dataset = find(session, DatasetRow, workspace, request.dataset_id)
-        if dataset is None:
-            raise InvalidRequest.at(("dataset_id",), NO_DATASET)
-        _check(request, problem, dataset)
-        row = queued_row(
-            session,
-            workspace,
-            problem_id=problem.id,
-            dataset_id=dataset.id,
-            name=request.name or problem.name,
-            spec=request.model_dump(exclude={"name", "problem_id", "dataset_id"}),
-        )
-        work = dataset.rows * len(dataset.columns) * request.posterior.epochs
-        queue.enqueue(session, row, priority=1 if work < SMALL_WORK else 2)
-        made(session, f"/v1/jobs/{row.id}")
+        _check_queue(session)
+        session.add(row)
+        try:
+            session.flush()
+        except sa.exc.IntegrityError:
+            raise Conflict("what the job needs was deleted while the job was being made") from None
+        session.add(JobLogRow(job_id=job_id, seq=0, at=now(), text="accepted"))
+        add_parts(session, job_id, draft.parts)
+        for warning in draft.warnings:
+            _change(session, job_id, (), f"warning: {warning}")
+        queue.enqueue(session, kind.queue, row)
+        made(session, f"/v1/jobs/{job_id}")
     return row
+
+
+def add_parts(session: Session, job_id: str, parts: Iterable[Part]) -> None:
+    """Store the parts of a job, one at a time: together they may not fit into memory."""
+    for seq, (work, data) in enumerate(parts):
+        row = JobPartRow(job_id=job_id, seq=seq, work=work, sha256=checksum(data), data=data)
+        session.add(row)
+        session.flush()
+        session.expunge(row)
 
 
 def _check_queue(session: Session) -> None:
@@ -71,59 +87,10 @@ def _check_queue(session: Session) -> None:
         raise Unavailable(detail, _QUEUE_RETRY_SECONDS)
 
 
-def queued_row(session: Session, workspace: str, kind: str = "learn", **values: Any) -> JobRow:
-    """A new job that waits for a worker; who makes it also puts it in the queue, in the same transaction."""
-    _check_queue(session)
-    job_id = new_id("job")
-    row = JobRow(id=job_id, workspace=workspace, run_id=job_id, kind=kind, state="queued", message=WAITING, **values)
-    row.attempts, row.attempts_allowed, row.progress, row.revision = 0, MAX_ATTEMPTS, 0.0, 0
-    session.add(row)
-    try:
-        session.flush()
-    except sa.exc.IntegrityError:
-        raise Conflict("what the job needs was deleted while the job was being made") from None
-    session.add(JobLogRow(job_id=job_id, seq=0, at=now(), text="accepted"))
-    return row
-
-
-def check_time_limit(seconds: float | None) -> None:
+def _check_time_limit(seconds: float | None) -> None:
     limit = get_settings().max_job_seconds
     if seconds is not None and seconds > limit:
         raise InvalidRequest.at(("time_limit_seconds",), f"at most {limit:g} seconds (BCO_MAX_JOB_SECONDS)")
-
-
-def _check(request: NewJob, problem: ProblemRow, dataset: DatasetRow) -> None:
-    settings = get_settings()
-    check_time_limit(request.time_limit_seconds)
-    outcomes = [column["name"] for column in dataset.columns if column["role"] == "outcome"]
-    needed = outcome_names(problem.spec)
-    lacking = [name for name in needed if name not in outcomes]
-    if lacking:
-        detail = (
-            f"the problem needs the outcome column(s) {', '.join(needed)}, and the data set's outcomes are "
-            f"{', '.join(outcomes)}; rename the problem's items or upload the data with these outcomes"
-        )
-        raise InvalidRequest.at(("dataset_id",), detail)
-    if dataset.rows < MINIMUM_ROWS:
-        detail = f"learning needs at least {MINIMUM_ROWS} rows, and the data set has {dataset.rows}"
-        raise InvalidRequest.at(("dataset_id",), detail)
-    contexts = ContextEncoding.of(dataset.columns).width
-    parameters = (contexts + 1) * len(needed)
-    if request.predictor.is_network:
-        parameters += sum((a + 1) * b for a, b in pairwise([contexts, *request.predictor.layers, len(needed)]))
-    members = request.posterior.members or members_for(dataset.rows)
-    # Components of a mixture have a location and a scale; chains leave their draws.
-    vectors = 2 * members if build_problem(problem.spec).differentiable else max(DRAWS, request.posterior.particles)
-    megabytes = 4e-6 * parameters * (request.posterior.particles + vectors)
-    for field, what, value, limit in (
-        (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
-        (("posterior", "members"), "members", members, settings.max_members),
-        (("posterior", "particles"), "particles", request.posterior.particles, settings.max_particles),
-        (("posterior", "particles"), "posterior_mb", megabytes, settings.max_posterior_mb),
-    ):
-        if value > limit:
-            words = what.replace("posterior_mb", "MB a posterior")
-            raise InvalidRequest.at(field, f"at most {limit} {words} (BCO_MAX_{what.upper()})")
 
 
 def listing(workspace: str, limit: int, cursor: str | None, only: JobFilter) -> tuple[list[JobRow], str | None]:
@@ -184,7 +151,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
         raise Conflict(f"only a job that has failed or was cancelled can be run again; this one {words}")
     with transaction() as session:
         _check_queue(session)
-        # The parts of a batch that are done stay done; the others get all their attempts again.
+        # Parts that are kept and done stay done; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
         affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
     if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
@@ -221,7 +188,7 @@ def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allow
         )
         if changed:
             session.refresh(row)
-            queue.enqueue(session, row)
+            queue.enqueue(session, KINDS[row.kind].queue, row)
     return changed
 
 
@@ -229,7 +196,7 @@ def delete(workspace: str, job_id: str) -> None:
     """Delete a finished job whose posterior is gone."""
     with transaction() as session:
         row = find(session, JobRow, workspace, job_id)
-        if row is not None and row.state in UNFINISHED:
+        if row is not None and row.is_unfinished:
             raise Conflict(f"the job is {row.state}; cancel it first")
         delete_row(session, JobRow, workspace, job_id, MISSING, "the job's posterior still exists; delete that first")
     queue.forget(job_id)
@@ -241,10 +208,11 @@ def state(job_id: str) -> str:
         return session.scalars(sa.select(JobRow.state).where(JobRow.id == job_id)).one()
 
 
-def kind(job_id: str) -> str | None:
-    """What a job does; None if there is no such job (any more)."""
+def unfinished(job_id: str) -> JobRow | None:
+    """The job, if there is one that has not ended."""
     with transaction() as session:
-        return session.scalars(sa.select(JobRow.kind).where(JobRow.id == job_id)).one_or_none()
+        row = session.get(JobRow, job_id)
+    return row if row is not None and row.is_unfinished else None
 
 
 def start(job_id: str) -> int | None:
@@ -255,8 +223,8 @@ def start(job_id: str) -> int | None:
         if not _change(session, job_id, (JobRow.state.in_(UNFINISHED),), "started", **values):
             return None
         row = session.get_one(JobRow, job_id, populate_existing=True)
-        # A batch only waits for its parts: it kills nobody, and the parts count for themselves.
-        if row.kind == "learn" and row.attempts > row.attempts_allowed:
+        # A job that only waits for its parts kills no worker, and the parts count for themselves.
+        if not KINDS[row.kind].waits and row.attempts > row.attempts_allowed:
             reason = f"its worker died {MAX_ATTEMPTS} times while running it; it may need more memory than there is"
             finish(session, job_id, "failed", error=reason, message="failed")
             return None
@@ -284,9 +252,11 @@ def is_wanted(job_id: str, attempt: int) -> bool:
     return found is not None and tuple(found) == ("running", attempt)
 
 
-def succeed(session: Session, job_id: str, attempt: int) -> bool:
-    """Mark success inside the transaction that stores the result; False if this attempt is no longer wanted."""
-    return finish(session, job_id, "succeeded", attempt, progress=1.0, message="done")
+def succeed(job_id: str, attempt: int, store: Store | None = None) -> None:
+    """Mark success and store the result in one transaction; nothing if this attempt is no longer wanted."""
+    with transaction() as session:
+        if finish(session, job_id, "succeeded", attempt, progress=1.0, message="done") and store is not None:
+            store(session)
 
 
 def hand_back(job_id: str, attempt: int) -> None:
@@ -306,22 +276,17 @@ def _held(attempt: int) -> tuple[Any, ...]:
     return JobRow.state == "running", JobRow.attempts == attempt
 
 
-def note(session: Session, job_id: str, line: str) -> None:
-    """Add a line to a job's log."""
-    _change(session, job_id, (), line)
-
-
 def finish(session: Session, job_id: str, state: str, attempt: int | None = None, **values: Any) -> bool:
-    """End an unfinished job, if this attempt still holds it; without an attempt, whoever holds it."""
+    """End an unfinished job, if this attempt still holds it; without an attempt, whichever holds it."""
     guards: list[Any] = [JobRow.state.in_(UNFINISHED)]
     if attempt is not None:
         guards.append(JobRow.attempts == attempt)
     line = f"{state}: {values['error']}" if values.get("error") else state
     finished = _change(session, job_id, guards, line, state=state, finished_at=now(), **values)
     if finished:
-        # The result of a batch is its parts'; that of learning is a posterior, which has no use for them.
-        learns = sa.exists().where(JobRow.id == job_id, JobRow.kind == "learn")
-        session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id, learns))
+        done_with = [kind.name for kind in KINDS.values() if not kind.keeps_parts]
+        needless = sa.exists().where(JobRow.id == job_id, JobRow.kind.in_(done_with))
+        session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id, needless))
     return finished
 
 

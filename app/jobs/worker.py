@@ -29,8 +29,8 @@ class Killed(Exception):
     """The computing process was ended from outside; the system may have needed its memory."""
 
 
-def learn(job_id: str) -> str:
-    """Run one job in a child process; stop it when it is cancelled, has gone to another worker or takes too long."""
+def run(job_id: str) -> str:
+    """Run a job in a child process; stop it when it is cancelled, has gone to another worker or takes too long."""
     from app import logs
     from app.jobs import compute, service
 
@@ -54,10 +54,9 @@ def learn(job_id: str) -> str:
     return _state(job_id)
 
 
-def batch(job_id: str) -> str:
-    """Queue the parts of a batch and wait until they are done; the parts compute, wherever there is a place."""
-    from app.jobs import service
-    from app.prescriptions import batches
+def wait(job_id: str) -> str:
+    """Run a job that only waits for its parts, which compute wherever there is a place."""
+    from app.jobs import compute, service
 
     attempt = _insist(partial(service.start, job_id))
     if attempt is None:
@@ -66,10 +65,14 @@ def batch(job_id: str) -> str:
     _running[job_id] = None, partial(service.hand_back, job_id, attempt)
     limit = _insist(partial(service.time_limit, job_id))
     end = time.monotonic() + limit
-    _insist(partial(batches.queue_parts, job_id))
-    while _insist(partial(batches.advance, job_id, attempt)) and not _stop.wait(CHECK_SECONDS):
+
+    def pause() -> None:
+        if _stop.wait(CHECK_SECONDS):
+            _done(job_id)
         if time.monotonic() > end:
             _insist(partial(service.fail, job_id, attempt, _too_long(limit)))
+
+    compute.run(job_id, attempt, pause)
     _done(job_id)
     log.info("job %s %s", job_id, _state(job_id))
     return _state(job_id)
@@ -168,9 +171,9 @@ def _done(name: str) -> None:
 
 
 def beat(executor_id: str, deadline: float, judge: bool = True) -> set[str]:
-    """Say that this worker lives and return who else does; a judge drops workers silent for longer than the deadline.
+    """Say that this worker lives and return all that do; a judge drops workers silent for longer than the deadline.
 
-    Who was cut off itself is no judge of others' silence: they may have been cut off by the same outage.
+    A worker that was cut off itself is no judge of others' silence: the same outage may have cut them off.
     """
     import sqlalchemy as sa
 
@@ -234,7 +237,7 @@ def _launch(executor_id: str) -> bool:
         if not (_stop.is_set() and is_outage(error)):
             raise
         return False
-    work: dict[str, Callable[..., str]] = {queue.QUEUE: learn, queue.BATCHES: batch, queue.PARTS: part}
+    work: dict[str, Callable[..., str]] = {queue.COMPUTING: run, queue.WAITING: wait, queue.PARTS: part}
     queue.launch(executor_id, settings.worker_concurrency, work)
     return True
 

@@ -1,1 +1,1 @@
-"""API keys: made, listed and revoked by whoever runs the service."""
+"""API keys: made, listed and revoked by the operator of the service."""

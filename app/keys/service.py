@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.db.engine import transaction
 from app.db.tables import KeyRow, now
-from app.http.schemas import is_storable
+from app.db.text import is_storable
 from app.ids import is_id, new_id, sibling_id
 from bco_core.errors import InvalidInput
 
@@ -32,7 +32,7 @@ def create(name: str, workspace: str, scopes: list[str], days: float | None) -> 
     if unknown or not scopes:
         raise InvalidInput(f"the scopes of a key are one or more of {', '.join(SCOPES)}")
     if not is_storable(name) or not name.strip():
-        raise InvalidInput("a key needs a name that says who or what it is for")
+        raise InvalidInput("a key needs a name that says what it is for")
     key_id = new_id("key")
     text = f"{sibling_id(key_id, 'bco')}_{secrets.token_urlsafe(32)}"
     row = KeyRow(
@@ -75,7 +75,7 @@ def recognise(text: str) -> KeyRow | None:
 
 
 def any_live() -> bool:
-    """Whether somebody holds a key that works; from then on everybody needs one."""
+    """Whether any key works; as long as one does, every request needs one."""
     live = sa.and_(KeyRow.revoked_at.is_(None), sa.or_(KeyRow.expires_at.is_(None), KeyRow.expires_at > now()))
     with transaction() as session:
         return session.scalar(sa.select(sa.exists().where(live))) is True

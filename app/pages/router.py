@@ -86,7 +86,8 @@ def openapi(request: Request) -> Response:
     for path in document["paths"].values():
         for operation in path.values():
             for parameter in operation.get("parameters", []):
-                if parameter["name"] in _PARAMETERS:
+                # A filter that the page fills in by itself would hide other objects from lists.
+                if parameter["in"] == "path" and parameter["name"] in _PARAMETERS:
                     parameter["example"] = _PARAMETERS[parameter["name"]]
     text = orjson.dumps(document).decode()
     for placeholder, newest in _demo_ids().items():

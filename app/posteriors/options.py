@@ -186,7 +186,7 @@ PosteriorSpec = Annotated[
     Discriminator(
         _method,
         custom_error_type="unknown_method",
-        custom_error_message=f"the method must be one of {', '.join(OPTIONS)}",
+        custom_error_message=f"the method must be one of {', '.join(map(repr, OPTIONS))}",
     ),
 ]
 

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.db.tables import PosteriorRow
-from app.http.schemas import Limit, Page
+from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader
 from app.posteriors import service
-from app.posteriors.schemas import Diagnostics, PosteriorAnswer
+from app.posteriors.schemas import Diagnostics, PosteriorAnswer, Quality
 
 router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
 
@@ -21,8 +21,19 @@ def _answer(row: PosteriorRow) -> PosteriorAnswer:
 
 
 @router.get("")
-def list_posteriors(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[PosteriorAnswer]:
-    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
+def list_posteriors(
+    caller: Reader,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    problem_id: str | None = None,
+    dataset_id: str | None = None,
+    job_id: str | None = None,
+    name: Name | None = None,
+    quality: Quality | None = None,
+) -> Page[PosteriorAnswer]:
+    """All posteriors, or those of a problem, data set or job, with a name, or of a quality."""
+    wanted = {"problem_id": problem_id, "dataset_id": dataset_id, "job_id": job_id, "name": name}
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor, quality, **wanted)
     return Page(items=[_answer(row) for row in rows], next_cursor=next_cursor)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -11,46 +10,14 @@ from sqlalchemy.orm import Session
 
 from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
 from app.db.engine import transaction
-from app.db.tables import DatasetRow, JobRow, PosteriorBlockRow, PosteriorRow, ProblemRow
+from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
 from app.http.errors import Conflict, NotFound
-from app.http.rows import delete_row, find, page
+from app.http.rows import delete_row, find, matching, page
 from app.ids import sibling_id
-from app.jobs import service as jobs
 from bco_core.data import Arrays
-from bco_core.posterior import Posterior, digest
+from bco_core.posterior import Posterior
 
 MISSING = "no posterior has this id; GET /v1/posteriors lists them"
-
-
-def store(
-    job: JobRow,
-    attempt: int,
-    problem: ProblemRow,
-    dataset: DatasetRow,
-    posterior: Posterior,
-    diagnostics: dict[str, Any],
-) -> None:
-    """Write the posterior and mark its job succeeded, in one transaction; nothing if the job no longer wants it."""
-    description, arrays = posterior.to_arrays()
-    row = PosteriorRow(
-        id=sibling_id(job.id, "post"),
-        workspace=job.workspace,
-        job_id=job.id,
-        problem_id=problem.id,
-        dataset_id=dataset.id,
-        name=job.name,
-        problem=problem.spec,
-        columns=dataset.columns,
-        description=description,
-        diagnostics=diagnostics,
-        policy=diagnostics["policy"],
-        digest=digest(description, arrays),
-        particles=len(posterior.particles),
-    )
-    with transaction() as session:
-        if not jobs.succeed(session, job.id, attempt):
-            return
-        add(session, row, arrays)
 
 
 def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
@@ -107,9 +74,15 @@ def particles_file(workspace: str, posterior_id: str, first: int, count: int | N
     return buffer.getvalue()
 
 
-def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[PosteriorRow], str | None]:
+def listing(
+    workspace: str, limit: int, cursor: str | None, quality: str | None = None, **wanted: str | None
+) -> tuple[list[PosteriorRow], str | None]:
+    """Posteriors of a quality and with the wanted values of columns, all of them by default, a page at a time."""
+    conditions = matching(PosteriorRow, **wanted)
+    if quality is not None:
+        conditions.append(PosteriorRow.diagnostics["quality"].as_string() == quality)
     with transaction() as session:
-        return page(session, PosteriorRow, workspace, limit, cursor)
+        return page(session, PosteriorRow, workspace, limit, cursor, *conditions)
 
 
 def get(workspace: str, posterior_id: str) -> PosteriorRow:
@@ -124,7 +97,7 @@ def get(workspace: str, posterior_id: str) -> PosteriorRow:
 def _absent(job: JobRow | None) -> Exception:
     if job is None or job.state == "succeeded":
         return NotFound(MISSING)
-    if job.state in jobs.UNFINISHED:
+    if job.is_unfinished:
         return Conflict(
             f"job {job.id} is {job.state} ({job.progress:.0%}); the posterior is there once it has succeeded"
         )

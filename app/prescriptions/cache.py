@@ -1,13 +1,13 @@
-"""Posteriors ready to prescribe, kept in memory up to a budget; what was used least recently goes first."""
+"""Posteriors ready to prescribe, kept in memory up to a budget; the least recently used ones go first."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cachetools import LRUCache
 from torch import Tensor
 
 from app import metrics
@@ -37,45 +37,49 @@ class Ready:
 class Cache:
     """Values by key within a budget of bytes. Two callers that miss at once both make the value; either serves."""
 
-    def __init__(self) -> None:
-        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+    def __init__(self, max_bytes: int) -> None:
+        # A value larger than the whole budget counts as all of it, so it is kept alone.
+        self._entries: LRUCache[Hashable, tuple[Any, int]] = LRUCache(
+            max_bytes, getsizeof=lambda entry: min(entry[1], max_bytes)
+        )
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, make: Callable[[], tuple[Value, int]], budget: int) -> Value:
+    def get(self, key: Hashable, make: Callable[[], tuple[Value, int]]) -> Value:
         """The value of ``key``, or what ``make`` returns, kept with its size in bytes."""
         with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                metrics.CACHE.labels("hit").inc()
-                found: Value = self._entries[key][0]
-                return found
-        metrics.CACHE.labels("miss").inc()
-        value, size = make()
-        with self._lock:
-            self._entries[key] = value, size
-            while len(self._entries) > 1 and sum(entry[1] for entry in self._entries.values()) > budget:
-                self._entries.popitem(last=False)
+            found = self._entries.get(key)
+        metrics.CACHE.labels("miss" if found is None else "hit").inc()
+        if found is None:
+            found = make()
+            with self._lock:
+                self._entries[key] = found
+        value: Value = found[0]
         return value
 
 
-_cache = Cache()
+def of_settings() -> Cache:
+    return Cache(get_settings().cache_mb * 1_000_000)
 
 
-def ready(row: PosteriorRow) -> Ready:
+def load_ready(row: PosteriorRow) -> Ready:
+    """The posterior of ``row`` from the database."""
+    with transaction() as session:
+        posterior = load(session, row)
+    return Ready(posterior, build_problem(row.problem), ContextEncoding.of(row.columns), decision_names(row.problem))
+
+
+def ready(cache: Cache, row: PosteriorRow) -> Ready:
     """The posterior of ``row``, from memory or from the database."""
 
     def make() -> tuple[Ready, int]:
-        with transaction() as session:
-            posterior = load(session, row)
-        _, arrays = posterior.to_arrays()
-        problem = build_problem(row.problem)
-        made = Ready(posterior, problem, ContextEncoding.of(row.columns), decision_names(row.problem))
+        made = load_ready(row)
+        _, arrays = made.posterior.to_arrays()
         return made, sum(array.nbytes for array in arrays.values())
 
-    return _cache.get(row.id, make, get_settings().cache_mb * 1_000_000)
+    return cache.get(row.id, make)
 
 
-def draws(row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
+def draws(cache: Cache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
     """K parameter vectors. Fresh draws cost more than a prescription, so recent ones are kept."""
 
     def make() -> tuple[Tensor, int]:
@@ -84,4 +88,4 @@ def draws(row: PosteriorRow, posterior: Posterior, count: int, seed: int | None)
 
     if seed is None and count <= len(posterior.particles):
         return posterior.draws(count)
-    return _cache.get((row.id, count, seed), make, get_settings().cache_mb * 1_000_000)
+    return cache.get((row.id, count, seed), make)

@@ -13,7 +13,7 @@ from app.datasets.encoding import Matrix
 from app.db.tables import PosteriorRow
 from app.http.errors import Conflict, InvalidRequest, Unavailable, of_core
 from app.posteriors import service as posteriors
-from app.prescriptions.cache import Ready, draws, ready
+from app.prescriptions.cache import Cache, Ready, draws, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
 from bco_core.errors import InvalidInput, OutOfTime
@@ -25,19 +25,20 @@ from bco_core.problems.base import Risk
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 
 
-def prescribe(workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
-    """The answer to a prescribe request, in the shape of ``PrescribeAnswer``."""
+def prescribe(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
+    """The answer to a prescribe request, in the shape of ``PrescribeAnswer``; posteriors are kept in the cache."""
     row = posteriors.get(workspace, posterior_id)
     most = get_settings().max_contexts
     if len(request.contexts) > most:
         detail = f"at most {most} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
         raise InvalidRequest.at(("contexts",), detail)
     check(row, request)
-    loaded = ready(row)
+    loaded = ready(cache, row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
+    theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
     allowed = get_settings().prescribe_seconds
     try:
-        prescriptions = decide(row, loaded, contexts, request, allowed, request.time_limit_seconds or allowed)
+        prescriptions = decide(row, loaded, contexts, request, theta, allowed, request.time_limit_seconds or allowed)
     except OutOfTime:
         detail = f"longer than {allowed} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios"
         raise Unavailable(detail) from None
@@ -65,15 +66,16 @@ def decide(
     loaded: Ready,
     contexts: Tensor,
     request: PrescribeOptions,
+    theta: Tensor | None = None,
     seconds: float = math.inf,
     solver_seconds: float = math.inf,
 ) -> list[dict[str, Any]]:
     """A prescription for each encoded context (B, width), in the shape of ``PrescriptionAnswer``.
 
-    Solvers stop with the best they have after ``solver_seconds``; the whole is given up after ``seconds``.
+    ``theta`` (K, d) are the request's draws, if they are there already. Solvers stop with the best they have after
+    ``solver_seconds``; the whole is given up after ``seconds``.
     """
     options = _options(row, request)
-    theta = draws(row, loaded.posterior, request.scenarios, request.seed)
     found = prescribe_for(loaded.posterior, loaded.problem, contexts, options, theta, seconds, solver_seconds)
     metrics.count_prescriptions(found.status, [solver or "formula" for solver in found.solvers])
     return _answers(found, loaded.decisions)

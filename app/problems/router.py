@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Response
+from pydantic import AfterValidator, WithJsonSchema
 
 from app.http.idempotency import Repeatable
-from app.http.schemas import Limit, Page
+from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
 from app.problems.schemas import NewProblem, ProblemAnswer
+from bco_core.problems.registry import PROBLEMS
 
 router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
+
+
+def _known(kind: str) -> str:
+    if kind not in PROBLEMS:
+        raise ValueError(f"the problem kind must be one of {', '.join(PROBLEMS)}")
+    return kind
+
+
+KnownKind = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "string", "enum": list(PROBLEMS)})]
 
 
 @router.post("", status_code=201)
@@ -22,8 +35,15 @@ def create_problem(request: NewProblem, caller: Trainer, response: Response) -> 
 
 
 @router.get("")
-def list_problems(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[ProblemAnswer]:
-    rows, next_cursor = service.listing(caller.workspace, limit, cursor)
+def list_problems(
+    caller: Reader,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    name: Name | None = None,
+    kind: KnownKind | None = None,
+) -> Page[ProblemAnswer]:
+    """All problems, or those with a name or of a kind."""
+    rows, next_cursor = service.listing(caller.workspace, limit, cursor, name, kind)
     return Page(
         items=[ProblemAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )

@@ -6,7 +6,7 @@ from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.http.errors import of_core
 from app.http.idempotency import made
-from app.http.rows import delete_row, page, read
+from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
 from app.problems.schemas import NewProblem
 from bco_core.errors import InvalidInput
@@ -28,9 +28,15 @@ def create(workspace: str, request: NewProblem) -> ProblemRow:
     return row
 
 
-def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[ProblemRow], str | None]:
+def listing(
+    workspace: str, limit: int, cursor: str | None, name: str | None = None, kind: str | None = None
+) -> tuple[list[ProblemRow], str | None]:
+    """Problems with a name and of a kind, all of them by default, a page at a time."""
+    conditions = matching(ProblemRow, name=name)
+    if kind is not None:
+        conditions.append(ProblemRow.spec["kind"].as_string() == kind)
     with transaction() as session:
-        return page(session, ProblemRow, workspace, limit, cursor)
+        return page(session, ProblemRow, workspace, limit, cursor, *conditions)
 
 
 def get(workspace: str, problem_id: str) -> ProblemRow:

@@ -10,7 +10,8 @@ import httpx
 import psutil
 import sqlalchemy as sa
 from in_process import service_on
-from processes import DEADLINE, Part, alive, descendants, is_ready, wait_until
+from patience import wait_until, within
+from processes import DEADLINE, Part, alive, descendants, is_ready
 
 from app.commands.serve import free_port
 from app.db.tables import DEFAULT_WORKSPACE
@@ -41,7 +42,7 @@ class Postgres:
         for process in everyone:
             if process.is_running():
                 process.kill()
-        wait_until("the server is gone", lambda: not alive(everyone), 10)
+        within("the server is gone", lambda: not alive(everyone), 10)
 
     def start(self) -> None:
         # Where nobody buries the dead, the old server's process id still looks taken.
@@ -69,7 +70,7 @@ class Fleet:
         self.http = httpx.Client(base_url=self.url_of_api, timeout=60, headers={"Authorization": f"Bearer {key}"})
         self.api = self.start("api")
         self.workers = [self.start("worker") for _ in range(workers)]
-        wait_until("the API is ready", lambda: is_ready(self.http), 120)
+        wait_until("the API is ready", lambda: is_ready(self.http))
         for worker in self.workers:
             self.wait_for(worker)
 
@@ -80,11 +81,11 @@ class Fleet:
     def done(self, *command: str) -> str:
         """Run a command to its end; what it said."""
         part = self.start(*command)
-        assert part.process.wait(120) == 0, part.messages()
+        assert part.done() == 0, part.messages()
         return part.messages()
 
     def wait_for(self, worker: Part) -> None:
-        wait_until("the worker is ready", lambda: "the worker is ready" in worker.messages(), 120)
+        wait_until("the worker is ready", lambda: "the worker is ready" in worker.messages())
 
     def kill_worker(self, number: int) -> None:
         """kill −9, and another takes its place."""

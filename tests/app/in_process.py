@@ -9,17 +9,15 @@ import pytest
 
 from app.db.engine import get_engine
 from app.jobs.queue import client as job_client
-from app.prescriptions import cache
 from app.settings import Settings, get_settings
 
 
 def forget_caches() -> None:
-    """Settings, engine and job client are made once a process: make them anew for another database."""
+    """Make anew what is made once a process: settings, engine and job client."""
     if get_engine.cache_info().currsize:
         get_engine().dispose()
     for cached in (get_settings, get_engine, job_client):
         cached.cache_clear()
-    cache._cache = cache.Cache()
 
 
 @contextmanager

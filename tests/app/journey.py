@@ -11,8 +11,11 @@ from starlette.testclient import TestClient
 
 from app.commands.demo import bakery_rows, example_problem
 from app.db.engine import transaction
-from app.db.tables import Base
+from app.db.tables import Base, DatasetRow, JobRow, ProblemRow
 from app.jobs import compute, service
+from app.jobs.kinds.base import Store
+from app.jobs.kinds.learn import storing
+from bco_core.posterior import Posterior
 
 Json = dict[str, Any]
 
@@ -65,6 +68,15 @@ def learn(client: TestClient, job_id: str) -> Json:
     assert attempt is not None
     compute.run(job_id, attempt)
     return answered(client.get(f"/v1/jobs/{job_id}"))
+
+
+def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
+    """What writes a posterior and its diagnostics as if this job had made them."""
+    with transaction() as session:
+        job = session.get_one(JobRow, job_id)
+        problem = session.get_one(ProblemRow, job.problem_id)
+        dataset = session.get_one(DatasetRow, job.dataset_id)
+    return storing(job, problem, dataset, *result)
 
 
 def learned(client: TestClient, **changes: Any) -> Json:

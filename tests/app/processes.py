@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,17 @@ import httpx
 import psutil
 import sqlalchemy as sa
 from journey import Json, answered
+from patience import wait_until, within
 
 from app.commands.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.db.engine import create_engine
 from app.settings import Settings
 
-BCO = str(Path(sys.executable).with_name("bco"))
+ROOT = str(Path(__file__).parents[2])
+# The command of the checkout that these tests belong to, wherever it is run.
+BCO = (sys.executable, "-m", "app.commands.cli")
 SMALL = {"predictor": {"kind": "mlp", "hidden": [8]}}
 DEADLINE = {"BCO_WORKER_DEADLINE_SECONDS": "3"}
-
-
-def wait_until(what: str, true: Callable[[], object], seconds: float) -> None:
-    """Poll; a promise that is not kept in time fails with its name."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
 
 
 def descendants(pid: int) -> set[psutil.Process]:
@@ -97,8 +91,9 @@ def is_computing(client: httpx.Client, job_id: str) -> bool:
     return job["state"] == "running" and job["progress"] > 0
 
 
-def finished(client: httpx.Client, job_id: str, seconds: float = 60) -> Json:
-    wait_until(f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"), seconds)
+def finished(client: httpx.Client, job_id: str) -> Json:
+    """The job once it has ended, which takes as long as it takes."""
+    wait_until(f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"))
     return read(client, job_id)
 
 
@@ -152,9 +147,9 @@ class Part:
         self.log = folder / f"{name}.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [BCO, *arguments],
+                [*BCO, *arguments],
                 cwd=folder,
-                env=os.environ | environment,
+                env=os.environ | {"PYTHONPATH": ROOT} | environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -174,9 +169,14 @@ class Part:
         """SIGTERM, and it goes with all its children; its exit code."""
         everyone = descendants(self.process.pid)
         self.process.terminate()
-        code = self.process.wait(seconds)
-        wait_until("its children are gone", lambda: not alive(everyone), 15)
-        return code
+        within("it has stopped", lambda: self.process.poll() is not None, seconds)
+        within("its children are gone", lambda: not alive(everyone), 15)
+        return self.process.wait()
+
+    def done(self) -> int:
+        """Its exit code once it has done what it had to do."""
+        wait_until("it is done", lambda: self.process.poll() is not None)
+        return self.process.wait()
 
 
 def is_ready(client: httpx.Client) -> bool:

@@ -32,7 +32,7 @@ from app.commands.demo import as_csv
 from app.db.engine import transaction
 from app.db.tables import DEFAULT_WORKSPACE, JobPartRow, JobRow
 from app.jobs import compute, parts, queue, service
-from app.prescriptions import batches
+from app.jobs.kinds import prescribe as batches
 from app.prescriptions import service as service_of_prescriptions
 
 
@@ -44,6 +44,7 @@ def posterior(client: TestClient) -> Json:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "_MOST_PART_ROWS", 7)
+    monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
 
 
 def upload(client: TestClient, posterior: Json, content: bytes, **form: str) -> Response:
@@ -70,17 +71,24 @@ def run_part(job_id: str, seq: int) -> None:
 def started(job_id: str) -> int:
     attempt = service.start(job_id)
     assert attempt is not None
-    batches.queue_parts(job_id)
+    assert parts.offer(job_id, attempt)
     return attempt
+
+
+def watch(job_id: str, attempt: int, each: Callable[[], None] | None = None) -> None:
+    """Wait for a batch as its worker does; between looks something happens, at first that nothing does."""
+
+    def nothing() -> None:
+        raise AssertionError("there is nothing to wait for")
+
+    compute.run(job_id, attempt, each or nothing)
 
 
 def run(client: TestClient, job_id: str) -> Json:
     """What workers do with a batch, here."""
-    attempt = started(job_id)
-    for seq in parts_of(job_id):
-        assert batches.advance(job_id, attempt)
-        run_part(job_id, seq)
-    assert not batches.advance(job_id, attempt)
+    left = parts_of(job_id)
+    watch(job_id, started(job_id), lambda: run_part(job_id, left.pop(0)))
+    assert left == []
     return answered(client.get(f"/v1/jobs/{job_id}"))
 
 
@@ -138,6 +146,37 @@ def test_a_data_set_can_be_prescribed_for_and_its_outcomes_are_carried_along(
     table = downloaded(client, run(client, job["id"])["id"], "parquet")
     assert table.column("croissants").to_pylist() == [row["croissants"] for row in ROWS]
     assert table.num_rows == 60
+
+
+def test_a_batch_asked_for_as_a_job_is_the_same_as_at_its_posteriors_address(
+    client: TestClient, posterior: Json
+) -> None:
+    dataset = create_dataset(client)
+    body = {"dataset_id": dataset["id"], "scenarios": 20, "name": "all days", "time_limit_seconds": 600}
+    there = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
+    asked = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
+    response = client.post("/v1/jobs", json=asked)
+    here = answered(response, 202)
+    assert response.headers["Location"] == f"/v1/jobs/{here['id']}"
+    assert {name for name in here if here[name] != there[name]} == {"id", "created_at"}
+    assert here["posterior_id"] == here["spec"]["posterior_id"] == posterior["id"]
+    files = [downloaded(client, run(client, job["id"])["id"], "parquet") for job in (there, here)]
+    assert files[0].equals(files[1])
+
+
+def test_a_job_that_prescribes_from_what_is_not_there_is_refused_with_its_place(
+    client: TestClient, posterior: Json
+) -> None:
+    ids = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": create_dataset(client)["id"]}
+    before = counts()
+    for name, missing in (("posterior_id", "post_nowhere"), ("dataset_id", "data_nowhere")):
+        refusal = answered(client.post("/v1/jobs", json=ids | {name: missing}), 422)
+        assert refusal["errors"][0]["pointer"] == f"#/{name}"
+        assert f"GET /v1/{name.removesuffix('_id')}s" in refusal["detail"]
+    assert counts() == before
+    waiting = create_job(client)
+    refusal = answered(client.post("/v1/jobs", json=ids | {"posterior_id": waiting["posterior_id"]}), 409)
+    assert f"job {waiting['id']} is queued" in refusal["detail"]
 
 
 def test_parquet_and_csv_contexts_are_decided_alike(client: TestClient, posterior: Json) -> None:
@@ -265,11 +304,10 @@ def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
 def test_a_batch_is_cut_into_parts_that_are_queued_apart_from_jobs(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
     assert parts_of(job_id) == list(range(9))
-    started(job_id)
-    batches.queue_parts(job_id)
+    assert parts.offer(job_id, started(job_id))
     queued = queue.client().list_queued_workflows(queue_name=queue.PARTS, workflow_id_prefix=job_id)
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.part{seq}" for seq in range(9))
-    (parent,) = queue.client().list_queued_workflows(queue_name=queue.BATCHES, workflow_ids=[job_id])
+    (parent,) = queue.client().list_queued_workflows(queue_name=queue.WAITING, workflow_ids=[job_id])
     assert parent.workflow_id == job_id
 
 
@@ -282,13 +320,14 @@ def test_the_parts_grow_smaller_as_more_scenarios_meet(
 
 def test_progress_grows_with_the_parts_and_is_told_in_contexts(client: TestClient, posterior: Json) -> None:
     job_id = submitted(client, posterior)
-    attempt = started(job_id)
-    seen = []
-    for seq in reversed(parts_of(job_id)):
-        batches.advance(job_id, attempt)
+    seen, left = [], parts_of(job_id)
+
+    def look() -> None:
         job = service.get(DEFAULT_WORKSPACE, job_id)
         seen.append((job.progress, job.message))
-        run_part(job_id, seq)
+        run_part(job_id, left.pop())
+
+    watch(job_id, started(job_id), look)
     assert seen[0] == (0.0, "0 of 60 contexts")
     assert seen[1] == (pytest.approx(4 / 60), "4 of 60 contexts")
     assert seen[-1][1] == "53 of 60 contexts"
@@ -314,10 +353,12 @@ def test_a_worker_that_takes_a_batch_over_goes_on_with_the_missing_parts(client:
     for seq in (0, 1, 2):
         run_part(job_id, seq)
     second = started(job_id)
-    assert not batches.advance(job_id, first)
+    watch(job_id, first)
     for seq in range(3, 9):
         run_part(job_id, seq)
-    assert not batches.advance(job_id, second)
+    watch(job_id, first)
+    assert service.get(DEFAULT_WORKSPACE, job_id).state == "running"
+    watch(job_id, second)
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert (job["state"], job["attempts"]) == ("succeeded", 2)
     assert downloaded(client, job_id, "csv").num_rows == 60
@@ -342,7 +383,7 @@ def test_the_deaths_of_workers_that_wait_for_a_batch_are_not_its_fault(client: T
         assert started(job_id) == attempt
     for seq in parts_of(job_id):
         run_part(job_id, seq)
-    assert not batches.advance(job_id, 7)
+    watch(job_id, 7)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
 
 
@@ -368,7 +409,7 @@ def test_a_failed_batch_that_is_run_again_keeps_what_was_done(client: TestClient
     assert sorted(workflow.workflow_id for workflow in queued) == sorted(f"{job_id}.2.part{seq}" for seq in range(2, 9))
     for seq in range(2, 9):
         run_part(job_id, seq)
-    assert not batches.advance(job_id, attempt)
+    watch(job_id, attempt)
     assert service.get(DEFAULT_WORKSPACE, job_id).state == "succeeded"
 
 
@@ -378,7 +419,7 @@ def test_a_cancelled_batch_stops_and_keeps_no_late_result(client: TestClient, po
     assert parts.start(job_id, 0)
     service.cancel(DEFAULT_WORKSPACE, job_id)
     compute.run_part(job_id, 0)
-    assert not batches.advance(job_id, attempt)
+    watch(job_id, attempt)
     assert not parts.is_wanted(job_id, 0)
     with transaction() as session:
         assert session.get_one(JobPartRow, (job_id, 0)).result is None
@@ -422,7 +463,7 @@ def test_a_posterior_that_a_batch_uses_stays_until_the_batch_is_deleted(client: 
     before = counts()
     assert client.delete(f"/v1/jobs/{job_id}").status_code == 204
     after = counts()
-    assert (before["batches"] - after["batches"], before["job_parts"] - after["job_parts"]) == (1, 9)
+    assert (before["jobs"] - after["jobs"], before["job_parts"] - after["job_parts"]) == (1, 9)
     assert client.delete(f"/v1/posteriors/{made['id']}").status_code == 204
 
 

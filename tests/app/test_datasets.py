@@ -226,6 +226,14 @@ def test_the_usual_words_for_missing_are_missing_unless_they_are_quoted(client: 
     assert stored(dataset)["shop"] == ["NA", "b"]
 
 
+def test_an_upload_refuses_a_form_field_that_it_does_not_know(client: TestClient) -> None:
+    before = counts()
+    response = upload(client, b"x,demand\n1,1\n", categoricals="x")
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == "#/categoricals"
+    assert counts() == before
+
+
 def test_an_upload_takes_roles_as_comma_separated_names(client: TestClient) -> None:
     content = b"shop,x,unused,sold,returned\n1,2,q,3,4\n2,3,q,4,5\n"
     form = {"outcomes": "sold, returned", "contexts": " shop,x ", "categorical": "shop"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -335,11 +336,11 @@ def test_a_key_is_forgotten_after_a_day(client: TestClient, key: str, monkeypatc
     assert second.json()["id"] != first.json()["id"]
 
 
-def test_old_answers_are_swept_away(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_answers_are_swept_away(client: TestClient, key: str) -> None:
     assert post_problem(client, key).status_code == 201
     with transaction() as session:
         session.execute(sa.update(AnswerRow).where(AnswerRow.key == key).values(created_at=now() - timedelta(hours=25)))
-    monkeypatch.setattr(idempotency, "_swept_at", -1e9)
+    client.app.state.swept_at = -math.inf
     assert post_problem(client, key + "2").status_code == 201
     with transaction() as session:
         assert session.scalars(sa.select(AnswerRow).where(AnswerRow.key == key)).all() == []

@@ -257,11 +257,42 @@ def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
     create_job(client, **ids)
 
 
+LARGE: Json = {"predictor": {"kind": "mlp"}, "posterior": QUICK | {"members": 20, "epochs": 100_000}}
+
+
 def test_small_jobs_are_taken_before_large_ones_of_the_same_queue(client: TestClient, ids: Json) -> None:
-    large = create_job(client, **ids, posterior=QUICK | {"epochs": 100_000})["id"]
+    large = create_job(client, **ids, **LARGE)["id"]
     small = create_job(client, **ids)["id"]
     found = {w.workflow_id: w.priority for w in queue.client().list_queued_workflows(workflow_ids=[large, small])}
     assert found[small] < found[large]
+
+
+def priority(run_id: str) -> int:
+    (queued,) = queue.client().list_queued_workflows(workflow_ids=[run_id])
+    assert queued.priority is not None
+    return queued.priority
+
+
+def test_chains_are_ranked_by_their_steps_and_not_by_epochs_which_they_have_not(client: TestClient, ids: Json) -> None:
+    chains, network = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60}, {"kind": "mlp", "hidden": [128]}
+    long = create_job(client, **ids, predictor=network, posterior=chains | {"chains": 64, "steps": 1_000_000})["id"]
+    short = create_job(client, **ids, predictor=network, posterior=chains)["id"]
+    assert priority(short) < priority(long)
+
+
+@pytest.mark.parametrize("again", ["retry", "lost"])
+def test_a_large_job_that_is_queued_again_does_not_go_before_small_ones(
+    client: TestClient, ids: Json, again: str
+) -> None:
+    large = create_job(client, **ids, **LARGE)["id"]
+    small = create_job(client, **ids)["id"]
+    if again == "retry":
+        service.cancel(DEFAULT_WORKSPACE, large)
+        answered(client.post(f"/v1/jobs/{large}/retry"), 202)
+    else:
+        queue.client().cancel_workflow(large)
+        service.requeue_lost()
+    assert priority(small) < priority(f"{large}.2")
 
 
 def test_a_time_limit_is_kept_with_the_job_and_bounded_by_the_services(

@@ -9,16 +9,16 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from journey import Json, answered, counts, create_dataset, create_job, create_problem, learned
+from journey import Json, answered, counts, create_dataset, create_job, create_problem, learned, storing_for
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
-from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobRow, PosteriorRow, ProblemRow
+from app.db.tables import DEFAULT_WORKSPACE, PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import compute, service
+from app.jobs.kinds.learn import Learning
 from app.posteriors import service as posteriors
-from bco_core.inference import learn as learning
 from bco_core.posterior import Posterior
 
 
@@ -44,11 +44,7 @@ def queued(client: TestClient, ids: Json) -> str:
 
 def store(job_id: str, attempt: int, result: tuple[Posterior, Json]) -> None:
     """What a computation does when it is done, with everything read before it began."""
-    with transaction() as session:
-        job = session.get_one(JobRow, job_id)
-        problem = session.get_one(ProblemRow, job.problem_id)
-        dataset = session.get_one(DatasetRow, job.dataset_id)
-    posteriors.store(job, attempt, problem, dataset, *result)
+    service.succeed(job_id, attempt, storing_for(job_id, result))
 
 
 def has_posterior(job_id: str) -> bool:
@@ -134,20 +130,18 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
     attempt = started(queued)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
     seen: list[float] = []
-    real = learning.learn
+    real = Learning.join
 
-    def learn_and_be_cancelled(
-        problem: Any, sample: Any, options: Any, progress: Callable[..., None], *rest: Any
-    ) -> Any:
+    def join_and_be_cancelled(learning: Learning, results: Any, progress: Callable[..., None]) -> Any:
         def watched(fraction: float, message: str) -> None:
             seen.append(fraction)
             if len(seen) == 1:
                 service.cancel(DEFAULT_WORKSPACE, queued)
             progress(fraction, message)
 
-        return real(problem, sample, options, watched, *rest)
+        return real(learning, results, watched)
 
-    monkeypatch.setattr(compute, "learn", learn_and_be_cancelled)
+    monkeypatch.setattr(Learning, "join", join_and_be_cancelled)
     compute.run(queued, attempt)
     assert len(seen) == 1
     assert service.get(DEFAULT_WORKSPACE, queued).state == "cancelled"
@@ -247,14 +241,11 @@ def test_a_job_deleted_under_a_late_computation_gets_no_result(
 ) -> None:
     job_id = create_job(client, **ids)["id"]
     attempt = started(job_id)
-    with transaction() as session:
-        job = session.get_one(JobRow, job_id)
-        problem = session.get_one(ProblemRow, job.problem_id)
-        dataset = session.get_one(DatasetRow, job.dataset_id)
+    late = storing_for(job_id, result)
     service.cancel(DEFAULT_WORKSPACE, job_id)
     service.delete(DEFAULT_WORKSPACE, job_id)
     before = counts()
-    posteriors.store(job, attempt, problem, dataset, *result)
+    service.succeed(job_id, attempt, late)
     assert counts() == before
 
 
@@ -344,18 +335,18 @@ def test_a_job_whose_data_set_or_problem_vanishes_while_it_is_made_is_refused_an
     """The other's delete comes between the check and the queue; a service that locks may make it wait and refuse it."""
     fresh = create_dataset(client) if vanishing == "dataset_id" else create_problem(client)
     path = f"/v1/{'datasets' if vanishing == 'dataset_id' else 'problems'}/{fresh['id']}"
-    check = service._check
+    create = service.create
     before = counts()
     with ThreadPoolExecutor(1) as pool:
         deleting = []
 
-        def check_and_lose(*arguments: Any) -> None:
-            check(*arguments)
+        def lose_and_create(*arguments: Any) -> Any:
             deleting.append(pool.submit(client.delete, path))
             with suppress(TimeoutError):
                 deleting[0].result(timeout=1)
+            return create(*arguments)
 
-        monkeypatch.setattr(service, "_check", check_and_lose)
+        monkeypatch.setattr(service, "create", lose_and_create)
         made = client.post("/v1/jobs", json=ids | {vanishing: fresh["id"]})
         deleted = deleting[0].result()
     assert (deleted.status_code, made.status_code) in {(204, 409), (204, 422), (409, 202)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -26,7 +27,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.jobs import queue
-from bco_core.inference.options import make_options
+from bco_core.inference.options import AutoOptions
 
 
 def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> None:
@@ -44,10 +45,10 @@ def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> Non
 
 def test_a_job_shows_the_defaults_it_will_run_with(client: TestClient) -> None:
     job = create_job(client, predictor={}, posterior={})
-    defaults = make_options()
-    assert job["spec"]["predictor"] == {"kind": defaults.predictor, "hidden": None}
+    defaults = AutoOptions()
+    assert job["spec"]["predictor"] == {"kind": defaults.predictor.kind, "hidden": None}
     posterior = job["spec"]["posterior"]
-    assert set(posterior) == {field.name for field in fields(defaults)} - {"predictor", "hidden", "policy", "seed"}
+    assert set(posterior) == {"method", *(field.name for field in fields(defaults))} - {"predictor", "policy", "seed"}
     assert posterior == {name: getattr(defaults, name) for name in posterior}
     assert (job["spec"]["policy"], job["spec"]["seed"]) == (defaults.policy, defaults.seed)
 
@@ -60,7 +61,7 @@ def test_a_job_can_have_a_name_of_its_own_and_the_posterior_carries_it(client: T
 
 def test_an_accepted_job_is_in_the_queue_under_its_own_id_as_plain_json(client: TestClient) -> None:
     job = create_job(client)
-    (queued,) = queue.client().list_queued_workflows(queue_name=queue.QUEUE, workflow_ids=[job["id"]])
+    (queued,) = queue.client().list_queued_workflows(queue_name=queue.COMPUTING, workflow_ids=[job["id"]])
     assert (queued.workflow_id, queued.status) == (job["id"], "ENQUEUED")
     with transaction() as session:
         schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
@@ -81,6 +82,21 @@ def test_a_job_that_cannot_be_queued_is_not_kept(client: TestClient, monkeypatch
     assert response.status_code == 500
     assert response.headers["content-type"] == "application/problem+json"
     assert "bees" not in response.text
+    assert counts() == before
+
+
+def test_the_size_of_a_posterior_counts_the_draws_of_chains_also_where_decisions_have_a_gradient(
+    client: TestClient, settings: Callable[..., None]
+) -> None:
+    """Chains leave a thousand draws, mixtures two vectors a member: 1.1 GB against 47 MB here."""
+    settings(max_posterior_mb=100)
+    ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
+    body = ids | {"predictor": {"kind": "mlp", "hidden": [512, 512]}}
+    answered(client.post("/v1/jobs", json=body | {"posterior": QUICK}), 202)
+    before = counts()
+    refusal = answered(client.post("/v1/jobs", json=body | {"posterior": {"method": "mh", "particles": 40}}), 422)
+    assert refusal["errors"][0]["pointer"] == "#/posterior/particles"
+    assert "BCO_MAX_POSTERIOR_MB" in refusal["detail"]
     assert counts() == before
 
 

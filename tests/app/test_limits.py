@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ from journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
 from starlette.testclient import TestClient
 
 from app.datasets import parsing
-from app.prescriptions import admission, router, service
+from app.main import create_app
+from app.prescriptions import admission, service
 from app.problems import service as problems
 
 
@@ -124,9 +126,14 @@ def test_text_is_read_from_parquet_as_before(client: TestClient) -> None:
 
 
 def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
-    client: TestClient, posterior: Json, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    posterior: Json, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings(max_prescriptions=2)
+    with TestClient(create_app(), raise_server_exceptions=False) as client:
+        two_at_a_time(client, posterior, monkeypatch)
+
+
+def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     answer = service.prescribe
 
@@ -147,7 +154,7 @@ def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
         assert client.get(f"/v1/posteriors/{posterior['id']}").status_code == 200
         go_on.set()
         assert [one.result(60).status_code for one in served] == [200, 200]
-    assert router.places._taken == 0
+    assert client.app.state.places.borrowed_tokens == 0
     assert prescribe(client, posterior["id"])["prescriptions"]
 
 
@@ -177,15 +184,16 @@ def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClie
     path = f"/v1/posteriors/{posterior['id']}/prescribe"
     for body in ({"contexts": [{}]}, {"contexts": CONTEXTS[:1], "scenarios": 10**6}, {"contexts": 3}):
         assert client.post(path, json=body).status_code == 422
-    assert router.places._taken == 0
+    assert client.app.state.places.borrowed_tokens == 0
 
 
 def test_a_prescription_is_cut_off_when_its_time_is_up(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 25))
-    monkeypatch.setattr(service, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(service, "_CHUNK_NUMBERS", 1)
+    front_door = import_module("bco_core.prescribe")
+    monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     refused(response, 503, "BCO_PRESCRIBE_SECONDS")

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import httpx
 import pytest
 from in_process import service_on
 from journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learned, prescribe
+from patience import wait_until
+from processes import finished, is_ready
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -330,10 +331,7 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
         try:
             job = small_journey(f"http://127.0.0.1:{port}")
             # The worker writes its last line on the job just after the job has ended.
-            until = time.monotonic() + 60
-            while f"{job['id']} succeeded" not in log.read_text():
-                assert time.monotonic() < until, "the worker has not said so"
-                time.sleep(0.05)
+            wait_until("the worker says so", lambda: f"{job['id']} succeeded" in log.read_text())
         finally:
             service.terminate()
             service.wait(60)
@@ -347,25 +345,15 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
 
 
 def small_journey(url: str) -> Json:
-    until = time.monotonic() + 120
     with httpx.Client(base_url=url, timeout=60) as client:
-        while True:
-            try:
-                if client.get("/readyz").is_success:
-                    break
-            except httpx.TransportError:
-                assert time.monotonic() < until, "the service did not start"
-            time.sleep(0.1)
+        wait_until("the service is ready", lambda: is_ready(client))
         problem = answered(client.post("/v1/problems", json=example_problem()), 201)
         form = {"name": "days", "outcomes": "croissants,loaves"}
         file = {"file": ("days.csv", as_csv(bakery_rows(60)).encode())}
         dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
         body = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": QUICK}
         job = answered(client.post("/v1/jobs", json=body, headers={"X-Request-ID": "the-job"}), 202)
-        while job["state"] in ("queued", "running"):
-            assert time.monotonic() < until, "the job did not end"
-            time.sleep(0.1)
-            job = answered(client.get(f"/v1/jobs/{job['id']}"))
+        job = finished(client, job["id"])
     assert job["state"] == "succeeded"
     return job
 

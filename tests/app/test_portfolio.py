@@ -230,6 +230,21 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
     assert words in refusal["errors"][0]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("posterior", "pointer", "words"),
+    [
+        ({"method": "vi"}, "#/posterior/method", "use mh or auto"),
+        ({"members": 3}, "#/posterior/members", "auto samples chains, and members would make no difference"),
+    ],
+)
+def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(
+    client: TestClient, ids: Json, posterior: Json, pointer: str, words: str
+) -> None:
+    refusal = answered(client.post("/v1/jobs", json=ids | {"posterior": posterior}), 422)
+    assert refusal["errors"][0]["pointer"] == pointer
+    assert words in refusal["detail"]
+
+
 def test_chains_that_are_all_burn_in_are_refused(client: TestClient, ids: Json) -> None:
     body = {**ids, "posterior": QUICK | {"burn_in": 120}}
     refusal = answered(client.post("/v1/jobs", json=body), 422)

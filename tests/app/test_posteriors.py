@@ -13,6 +13,7 @@ from app.db import blobs
 from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.tables import PosteriorBlockRow, PosteriorRow
+from app.main import create_app
 from app.posteriors import service
 from app.prescriptions import cache
 from bco_core.policies import POLICIES
@@ -196,10 +197,8 @@ def damaged(client: TestClient) -> Json:
 
 
 @pytest.mark.parametrize("array", sorted(ARRAYS))
-def test_a_posterior_with_a_flipped_byte_is_refused(
-    client: TestClient, damaged: Json, monkeypatch: pytest.MonkeyPatch, array: str
-) -> None:
-    monkeypatch.setattr(cache, "_cache", cache.Cache())
+def test_a_posterior_with_a_flipped_byte_is_refused(client: TestClient, damaged: Json, array: str) -> None:
+    client.app.state.posteriors = cache.of_settings()
     flip_a_byte(damaged["id"], array)
     with transaction() as session, pytest.raises(CorruptBlob):
         service.load(session, session.get_one(PosteriorRow, damaged["id"]))
@@ -247,16 +246,25 @@ def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: Te
 
 
 def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest() -> None:
-    kept = cache.Cache()
+    kept = cache.Cache(100)
     for key in range(5):
-        assert kept.get(key, lambda key=key: (key * 10, 40), budget=100) == key * 10
+        assert kept.get(key, lambda key=key: (key * 10, 40)) == key * 10
     assert list(kept._entries) == [3, 4]
-    kept.get(3, lambda: (0, 40), budget=100)
-    kept.get(5, lambda: (50, 40), budget=100)
+    kept.get(3, lambda: (0, 40))
+    kept.get(5, lambda: (50, 40))
     assert list(kept._entries) == [3, 5]
 
 
+def test_two_applications_in_one_process_share_no_loaded_posteriors(client: TestClient, posterior: Json) -> None:
+    other = create_app()
+    with TestClient(other) as second:
+        prescribe(client, posterior["id"])
+        assert list(other.state.posteriors._entries) == []
+        prescribe(second, posterior["id"])
+    assert posterior["id"] in other.state.posteriors._entries
+
+
 def test_a_value_larger_than_the_whole_budget_still_serves() -> None:
-    kept = cache.Cache()
-    assert kept.get("big", lambda: ("value", 1000), budget=100) == "value"
-    assert kept.get("big", lambda: ("made again", 1000), budget=100) == "value"
+    kept = cache.Cache(100)
+    assert kept.get("big", lambda: ("value", 1000)) == "value"
+    assert kept.get("big", lambda: ("made again", 1000)) == "value"

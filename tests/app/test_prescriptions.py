@@ -267,13 +267,13 @@ def test_fewer_scenarios_are_the_first_particles(client: TestClient, posterior: 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_a_posterior_loaded_again_prescribes_bit_for_bit_the_same(
-    client: TestClient, network: Json, monkeypatch: pytest.MonkeyPatch, policy: str
+    client: TestClient, network: Json, policy: str
 ) -> None:
     body = {"contexts": CONTEXTS, "policy": policy}
     path = f"/v1/posteriors/{network['id']}/prescribe"
     requests = [body, body | {"seed": 3}, body | {"scenarios": 17}]
     first = [client.post(path, json=request).content for request in requests]
-    monkeypatch.setattr(cache, "_cache", cache.Cache())
+    client.app.state.posteriors = cache.of_settings()
     assert [client.post(path, json=request).content for request in requests] == first
 
 

@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from journey import Json, answered
+from patience import wait_until, within
 from processes import (
     DEADLINE,
     Part,
@@ -30,7 +31,6 @@ from processes import (
     prepare,
     read,
     submit,
-    wait_until,
     worker_processes,
 )
 
@@ -72,7 +72,7 @@ def computing(service: LocalService, client: httpx.Client, ids: Json) -> Iterato
     """A job that would run for hours, and the processes that were started for it."""
     before = family(service)
     job_id = submit(client, ids, epochs=100_000)
-    wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+    wait_until("the job runs", lambda: is_computing(client, job_id))
     yield job_id, family(service) - before
     client.post(f"/v1/jobs/{job_id}/cancel")
 
@@ -96,7 +96,7 @@ def test_a_cancelled_job_stops_computing_within_three_seconds(
     assert len(children) == 1
     answer = answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
     assert answer["state"] == "cancelled"
-    wait_until("the computing process is gone", lambda: not alive(children), 3)
+    within("the computing process is gone", lambda: not alive(children), 3)
     job = read(client, job_id)
     assert (job["state"], job["attempts"], job["error"]) == ("cancelled", 1, None)
     response = client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json={"contexts": MORNINGS})
@@ -136,11 +136,11 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     (worker,) = worker_processes(before)
     orphans = descendants(worker.pid)
     job_id = submit(client, ids, epochs)
-    wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+    wait_until("the job runs", lambda: is_computing(client, job_id))
     orphans |= descendants(worker.pid)
     worker.send_signal(signal.SIGKILL)
-    wait_until("the computing process ends with its worker", lambda: not alive(orphans), 5)
-    job = finished(client, job_id, 60)
+    within("the computing process ends with its worker", lambda: not alive(orphans), 5)
+    job = finished(client, job_id)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert posteriors_of(sqlite_url, job_id) == 1
     replaced = worker_processes(family(service))
@@ -154,7 +154,7 @@ def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
     accepted = submit(client, ids, epochs=3)
     (api,) = [process for process in alive(family(service)) if "app.commands.cli" in process.cmdline()]
     api.send_signal(signal.SIGKILL)
-    wait_until("another API is ready", lambda: is_ready(client), 60)
+    wait_until("another API is ready", lambda: is_ready(client))
     assert finished(client, accepted)["state"] == "succeeded"
 
 
@@ -163,18 +163,18 @@ def test_leaving_a_service_in_the_middle_of_a_job_leaves_no_process_and_the_job_
 ) -> None:
     """Comes last on SQLite: the shared service is gone afterwards."""
     job_id = submit(client, ids, epochs=100_000)
-    wait_until("the job runs", lambda: is_computing(client, job_id), 30)
+    wait_until("the job runs", lambda: is_computing(client, job_id))
     everyone = family(service)
     assert len(everyone) >= 4
     service.__exit__(None, None, None)
     try:
-        wait_until("every process is gone", lambda: not alive(everyone), 3)
+        within("every process is gone", lambda: not alive(everyone), 3)
     finally:
         kill(everyone)
     with Part(tmp_path, "worker", "worker", BCO_DATABASE_URL=sqlite_url, **DEADLINE) as worker:
-        wait_until("the job is taken up", lambda: f"{job_id} starts, attempt 1" in worker.messages(), 30)
+        wait_until("the job is taken up", lambda: f"{job_id} starts, attempt 1" in worker.messages())
         in_database(sqlite_url, "UPDATE jobs SET state = 'cancelled' WHERE id = :job_id", job_id)
-        wait_until("the worker is idle", lambda: f"{job_id} cancelled" in worker.messages(), 5)
+        within("the worker is idle", lambda: f"{job_id} cancelled" in worker.messages(), 5)
         assert worker.stop() == 0
         assert "stopped" in worker.messages()
 
@@ -206,7 +206,7 @@ def api(folder: Path, environment: dict[str, str]) -> Iterator[Part]:
         Part(folder, "api", "api", **environment) as running,
     ):
         for migration in (one, two):
-            assert migration.process.wait(60) == 0, migration.messages()
+            assert migration.done() == 0, migration.messages()
             assert "up to date" in migration.messages()
         yield running
 
@@ -214,7 +214,7 @@ def api(folder: Path, environment: dict[str, str]) -> Iterator[Part]:
 @pytest.fixture(scope="module")
 def remote(api: Part, environment: dict[str, str]) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://127.0.0.1:{environment['BCO_PORT']}", timeout=30) as http:
-        wait_until("the API is ready", lambda: is_ready(http), 60)
+        wait_until("the API is ready", lambda: is_ready(http))
         yield http
 
 
@@ -232,7 +232,7 @@ def workers(waiting: str, folder: Path, environment: dict[str, str]) -> Iterator
         Part(folder, "worker2", "worker", **environment) as two,
     ):
         for worker in (one, two):
-            wait_until("the worker is ready", lambda worker=worker: " ready " in worker.messages(), 60)
+            wait_until("the worker is ready", lambda worker=worker: " ready " in worker.messages())
         yield [one, two]
 
 
@@ -260,14 +260,14 @@ def test_the_job_of_a_worker_killed_in_the_middle_is_finished_exactly_once_by_th
 ) -> None:
     ids = prepare(remote)
     job_id = submit(remote, ids, epochs_for(remote, ids, seconds=2))
-    wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
+    wait_until("the job runs", lambda: is_computing(remote, job_id))
     (holder,) = [worker for worker in workers if f"{job_id} starts, attempt 1" in worker.messages()]
     workers.remove(holder)
     children = descendants(holder.process.pid)
     assert children
     holder.process.kill()
     holder.process.wait()
-    wait_until("its computing process ends with it", lambda: not alive(children), 5)
+    within("its computing process ends with it", lambda: not alive(children), 5)
     job = finished(remote, job_id)
     assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 2, None)
     assert f"{job_id} starts, attempt 2" in workers[0].messages()
@@ -281,9 +281,9 @@ def test_cancelling_a_running_job_leaves_no_stack_trace_in_the_workers_log(
 ) -> None:
     (worker,) = workers
     job_id = submit(remote, prepare(remote), epochs=100_000)
-    wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
+    wait_until("the job runs", lambda: is_computing(remote, job_id))
     remote.post(f"/v1/jobs/{job_id}/cancel")
-    wait_until("the worker has noticed", lambda: f"{job_id} cancelled" in worker.messages(), 5)
+    within("the worker has noticed", lambda: f"{job_id} cancelled" in worker.messages(), 5)
     next_job = submit(remote, prepare(remote), epochs=3)
     assert finished(remote, next_job)["state"] == "succeeded"
     assert "Traceback" not in worker.messages(), worker.messages()
@@ -294,7 +294,7 @@ def test_a_worker_told_to_stop_in_the_middle_of_a_job_stops_soon_and_leaves_the_
 ) -> None:
     (worker,) = workers
     job_id = submit(remote, prepare(remote), epochs=100_000)
-    wait_until("the job runs", lambda: is_computing(remote, job_id), 30)
+    wait_until("the job runs", lambda: is_computing(remote, job_id))
     try:
         assert worker.stop() == 0
         assert read(remote, job_id)["state"] in ("queued", "running")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 import pytest
 from in_process import service_on
 from journey import learned
+from patience import wait_until
 from starlette.testclient import TestClient
 
 from app.commands.serve import free_port
@@ -28,8 +28,8 @@ from app.settings import get_settings
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 # The document cannot say everything that makes a request sensible (columns that exist, bounds in order), so a request
-# that fits it may still be refused; what does not fit it must be. And who sends an Idempotency-Key again is told what
-# was made the first time, also when somebody has deleted it since.
+# that fits it may still be refused; what does not fit it must be. And a request repeated with its Idempotency-Key is
+# answered with what was made the first time, also when somebody has deleted it since.
 NOT_PROMISED = "positive_data_acceptance,ensure_resource_availability"
 
 
@@ -63,10 +63,8 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
             (sys.executable, "-m", "app.commands.cli", "api"), env=os.environ | environment, stderr=output
         )
     try:
-        until = time.monotonic() + 60
-        while not is_ready(address):
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+        wait_until("the API is ready", lambda: api.poll() is not None or is_ready(address))
+        assert api.poll() is None, log.read_text()
         yield address, configuration, key
         assert is_ready(address), "the API has died"
         assert '"level":"ERROR"' not in log.read_text(), log.read_text()[-20_000:]

@@ -1,10 +1,15 @@
+"""Which package may import which: the core knows nothing of the web, and nothing imports upward or in a circle."""
+
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import bco_core
 
@@ -22,6 +27,34 @@ FORBIDDEN = {
     "starlette",
     "typer",
     "uvicorn",
+}
+
+# Low to high. A part is a folder or a module right below the package; the package's own ``__init__`` is called by the
+# package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
+LAYERS: dict[str, list[set[str]]] = {
+    "bco_core": [
+        {"errors", "status", "seeds", "progress", "weighted", "data"},
+        {"solvers"},
+        {"problems"},
+        {"predictors", "features"},
+        {"distributions", "evaluation", "families", "gibbs", "policies", "scenarios", "support_points"},
+        {"certificates", "posterior"},
+        {"prescribe"},
+        {"inference"},
+        {"baselines"},
+        {"bco_core"},
+    ],
+    "app": [
+        {"app", "ids", "logs", "settings", "tracing"},
+        {"db"},
+        {"keys", "metrics"},
+        {"http"},
+        {"datasets", "problems"},
+        {"posteriors"},
+        {"prescriptions"},
+        {"backtests", "jobs"},
+        {"commands", "main", "pages"},
+    ],
 }
 
 
@@ -53,3 +86,81 @@ def test_loading_the_whole_core_loads_no_web_validation_or_database_package() ->
     packages = set(loaded.stdout.split())
     assert {"bco_core", "torch"} <= packages
     assert packages & FORBIDDEN == set()
+
+
+# layers
+
+
+def parts_imported(package: str, path: Path, part: str) -> Iterator[str]:
+    """The parts of a package that one of its files imports, in functions and for type checks too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            # ``from app import logs`` imports a part; ``from app.db import tables`` is about one.
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, *below = name.split(".")
+            if first == package:
+                known = bool(below) and (
+                    (path_of(package) / below[0]).is_dir() or (path_of(package) / f"{below[0]}.py").exists()
+                )
+                found = below[0] if known else package
+                if found != part:
+                    yield found
+
+
+def path_of(package: str) -> Path:
+    return ROOT.parent / package
+
+
+def imports_between_parts(package: str) -> dict[str, dict[str, set[str]]]:
+    """For each part of a package, the parts it imports, and the files that do."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for path in sorted(path_of(package).rglob("*.py")):
+        inside = path.relative_to(path_of(package)).with_suffix("")
+        part = package if inside.parts == ("__init__",) else inside.parts[0]
+        imported = found.setdefault(part, {})
+        for other in parts_imported(package, path, part):
+            imported.setdefault(other, set()).add(str(inside))
+    return found
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_part_has_its_layer(package: str) -> None:
+    placed = [part for layer in LAYERS[package] for part in layer]
+    assert len(placed) == len(set(placed))
+    missing = set(imports_between_parts(package)) - set(placed)
+    assert missing == set(), f"put these parts of {package} into LAYERS"
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_nothing_imports_upward(package: str) -> None:
+    height = {part: number for number, layer in enumerate(LAYERS[package]) for part in layer}
+    upward = [
+        f"{part} imports {other} ({', '.join(sorted(files))})"
+        for part, imported in imports_between_parts(package).items()
+        for other, files in imported.items()
+        if height.get(other, 0) > height.get(part, len(height))
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_two_parts_import_each_other_even_in_a_roundabout_way(package: str) -> None:
+    graph = {part: set(imported) for part, imported in imports_between_parts(package).items()}
+    assert len(graph) >= 10
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_the_test_sees_imports_in_functions_and_for_type_checks() -> None:
+    found = imports_between_parts("app")
+    assert "commands/keys" in found["commands"]["keys"]
+    assert "main" in found["commands"]
+    assert {"commands/keys"} <= found["commands"]["db"]

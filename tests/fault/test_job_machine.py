@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from in_process import service_on
-from journey import Json, create_dataset, create_job, create_problem, learned
+from journey import Json, create_dataset, create_job, create_problem, learned, storing_for
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.migrate import migrate
-from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobLogRow, JobRow, PosteriorRow, ProblemRow
+from app.db.tables import DEFAULT_WORKSPACE, JobLogRow, JobRow, PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import queue, service
@@ -101,10 +101,7 @@ class Walk(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.believers))
         if self.deleted:
             return
-        with transaction() as session:
-            job = session.get_one(JobRow, self.job_id)
-            problem, dataset = session.get_one(ProblemRow, job.problem_id), session.get_one(DatasetRow, job.dataset_id)
-        posteriors.store(job, attempt, problem, dataset, *World.result)
+        service.succeed(self.job_id, attempt, storing_for(self.job_id, World.result))
         if self.state in service.UNFINISHED and attempt == self.started:
             self.state, self.lines = "succeeded", self.lines + 1
 

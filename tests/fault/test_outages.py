@@ -27,8 +27,7 @@ from app.settings import get_settings
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    monkeypatch.setattr(outage, "_full_at", -1e9)
+def client(tmp_path: Path) -> Iterator[TestClient]:
     with service_on(f"sqlite:///{tmp_path / 'bco.db'}"):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app(), raise_server_exceptions=False) as running:
@@ -65,7 +64,7 @@ def unavailable(response: httpx.Response) -> Json:
 
 
 def test_a_full_disk_is_answered_with_503_loses_nothing_and_is_over_when_there_is_room_again(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient,
 ) -> None:
     problem, dataset = create_problem(client), create_dataset(client)
     before = counts()
@@ -76,7 +75,7 @@ def test_a_full_disk_is_answered_with_503_loses_nothing_and_is_over_when_there_i
         assert client.get("/readyz").status_code == 503
         assert answered(client.get("/v1/problems"))["items"][0]["id"] == problem["id"]
     assert counts() == before
-    monkeypatch.setattr(outage, "_full_at", time.monotonic() - outage.REMEMBERED_SECONDS)
+    client.app.state.full_at = time.monotonic() - outage.REMEMBERED_SECONDS
     assert client.get("/readyz").status_code == 200
     assert answered(client.post("/v1/datasets", json=body), 201)["rows"] == 20_000
     job = create_job(client, problem_id=problem["id"], dataset_id=dataset["id"])

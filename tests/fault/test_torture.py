@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from fleet import Fleet, Postgres
 from journey import Json, answered
-from processes import finished, in_database, is_ready, prepare, submit, wait_until
+from patience import crowding, wait_until
+from processes import finished, in_database, is_ready, prepare, submit
 
 from app.commands.demo import MORNINGS, as_csv, bakery_rows
 
@@ -39,7 +40,7 @@ def server(request: pytest.FixtureRequest) -> Postgres | None:
 
 def accepted(act: Callable[[], str]) -> str:
     """Ask until somebody answers; the Idempotency-Key of the request makes sure that asking again makes nothing new."""
-    end = time.monotonic() + 180
+    end = time.monotonic() + 180 * crowding()
     while True:
         try:
             return act()
@@ -101,11 +102,11 @@ def test_fifty_jobs_end_exactly_once_however_processes_die(
         if number % 4 == 0:
             sent = BATCHES // 2 + number // 4
             batches.append(accepted(lambda sent=sent: new_batch(fleet, first["posterior_id"], sent)))
-    wait_until("the API is ready", lambda: is_ready(fleet.http), 120)
+    wait_until("the API is ready", lambda: is_ready(fleet.http))
     for worker in fleet.workers:
         fleet.wait_for(worker)
 
-    ended = [finished(fleet.http, job, 900) for job in [*jobs, *batches]]
+    ended = [finished(fleet.http, job) for job in [*jobs, *batches]]
     told = Counter((job["kind"], job["state"]) for job in ended)
     given_up = [job for job in ended if job["state"] == "failed"]
     # Only what met the death of its worker three times may have failed, and it says so.
@@ -141,10 +142,10 @@ def test_a_job_that_kills_its_worker_three_times_is_given_up_with_that_reason(
     job_id = submit(fleet.http, prepare(fleet.http), epochs=100_000)
     for attempt in (1, 2, 3):
         marker = f"{job_id} starts, attempt {attempt}"
-        wait_until("the job runs", lambda marker=marker: marker in fleet.messages(), 120)
+        wait_until("the job runs", lambda marker=marker: marker in fleet.messages())
         fleet.kill_worker(0)
-    job = finished(fleet.http, job_id, 120)
+    job = finished(fleet.http, job_id)
     assert (job["state"], job["attempts"]) == ("failed", 4)
     assert "its worker died 3 times" in job["error"]
     quick = submit(fleet.http, prepare(fleet.http), epochs=3)
-    assert finished(fleet.http, quick, 60)["state"] == "succeeded"
+    assert finished(fleet.http, quick)["state"] == "succeeded"

@@ -1,32 +1,33 @@
-"""/v1/posteriors/{id}/batch-prescriptions, and the file that such a job makes"""
+"""/v1/posteriors/{id}/batch-prescriptions: jobs of the kind prescribe, made where their posterior is."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, File, Form, Query, Response, UploadFile
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, File, Form, Response, UploadFile
 
 from app.datasets.parsing import parse_file
 from app.http.idempotency import Repeatable
 from app.http.schemas import Name, PolicyName, Seed, TimeLimit
-from app.http.security import Reader, Trainer
+from app.http.security import Trainer
+from app.jobs import service
+from app.jobs.kinds.prescribe import PRESCRIBE, NewPrescribeJob, check, draft
 from app.jobs.router import job_answer
 from app.jobs.schemas import JobAnswer
+from app.posteriors import service as posteriors
 from app.posteriors.schemas import Quality
-from app.prescriptions import batches
 from app.prescriptions.schemas import BatchOptions, CostsOver, NewBatch, RiskMeasure
 from app.settings import get_settings
 
 router = APIRouter(prefix="/v1", tags=["prescriptions"], route_class=Repeatable)
 
-MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
-
 
 @router.post("/posteriors/{posterior_id}/batch-prescriptions", status_code=202)
 def create_batch(posterior_id: str, request: NewBatch, caller: Trainer, response: Response) -> JobAnswer:
     """Decide for every row of a data set, as a job that all workers share. Its result is a file."""
-    job = batches.create_from_dataset(caller.workspace, posterior_id, request)
+    posteriors.get(caller.workspace, posterior_id)
+    asked = NewPrescribeJob(kind="prescribe", posterior_id=posterior_id, **request.model_dump(exclude_unset=True))
+    job = service.create(caller.workspace, PRESCRIBE, check(caller.workspace, asked))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)
 
@@ -62,24 +63,7 @@ def upload_batch(
     if name:
         options.name = name
     raw = parse_file(file.file.read(), get_settings())
-    job = batches.create(caller.workspace, posterior_id, options, raw)
+    posterior = posteriors.get(caller.workspace, posterior_id)
+    job = service.create(caller.workspace, PRESCRIBE, draft(posterior, options, raw))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)
-
-
-@router.get(
-    "/jobs/{job_id}/result",
-    response_class=StreamingResponse,
-    responses={200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}, "description": "the file"}},
-)
-def download_result(
-    job_id: str,
-    caller: Reader,
-    format: Annotated[batches.Format, Query(description="csv, or parquet for exact numbers")] = "csv",
-) -> StreamingResponse:
-    """Every context that was sent, in its order, with the decision and what it may cost, as one file."""
-    return StreamingResponse(
-        batches.result(caller.workspace, job_id, format),
-        media_type=MEDIA_TYPES[format],
-        headers={"Content-Disposition": f'attachment; filename="{job_id}.{format}"'},
-    )

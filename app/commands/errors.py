@@ -1,0 +1,61 @@
+"""Errors at the command line: one sentence for what an operator can act on, and an exit status, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from bco_core.errors import InvalidInput
+
+UNUSABLE = 2
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Say what is wrong and exit: with 2 if files or the database cannot be used, with 1 if the request is wrong."""
+    import sqlalchemy as sa
+
+    from app.db.outage import is_outage
+
+    try:
+        yield
+    except InvalidInput as error:
+        raise ended(f"This cannot be used: {error}.", 1) from None
+    except sa.exc.SQLAlchemyError as error:
+        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        if is_outage(error):
+            sentence = f"{_database()} cannot be used ({reason}); check BCO_DATABASE_URL and that it is running."
+            raise ended(sentence) from None
+        raise ended(f"The database cannot be used ({reason}). Has 'bco migrate' been run?", 1) from None
+    except OSError as error:
+        what = "This" if error.filename is None else str(error.filename)
+        raise ended(f"{what} cannot be used ({error.strerror or error}).") from None
+
+
+def ended(sentence: str, status: int = UNUSABLE) -> typer.Exit:
+    """Print a sentence to stderr, without secrets; raise what this returns."""
+    from app.logs import blotted
+
+    typer.echo(blotted(sentence), err=True)
+    return typer.Exit(status)
+
+
+def check_database_path() -> None:
+    """Exit if this is SQLite and its file can be neither opened nor made; PostgreSQL may still be on its way."""
+    from app.db.engine import get_engine
+
+    with plain_errors():
+        engine = get_engine()
+        if engine.dialect.name == "sqlite":
+            engine.connect().close()
+
+
+def _database() -> str:
+    import sqlalchemy as sa
+
+    from app.settings import get_settings
+
+    return f"The database {sa.make_url(get_settings().database_url).render_as_string(hide_password=True)}"

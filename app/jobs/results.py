@@ -1,0 +1,27 @@
+"""The file that a job has made, in pieces: neither memory nor a connection is held for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from app.http.errors import Conflict, InvalidRequest
+from app.ids import sibling_id
+from app.jobs import parts, service
+from app.jobs.kinds import KINDS
+
+MEDIA_TYPES = sorted({file.media_type for kind in KINDS.values() for file in kind.files.values()})
+
+
+def file(workspace: str, job_id: str, format: str) -> tuple[str, Iterator[bytes]]:
+    """The media type and the pieces of a job's result in a format."""
+    job = service.get(workspace, job_id)
+    kind = KINDS[job.kind]
+    if not kind.files:
+        instead = f"; its result is the posterior {sibling_id(job.id, 'post')}" if kind.makes_posterior else ""
+        raise Conflict(f"this job makes no file{instead}")
+    if format not in kind.files:
+        raise InvalidRequest.at(("query", "format"), f"this job's file is {' or '.join(kind.files)}")
+    if job.state != "succeeded":
+        raise Conflict(f"the job is {job.state} ({job.progress:.0%}); the result is there once it has succeeded")
+    chosen = kind.files[format]
+    return chosen.media_type, chosen.write(parts.Results(job_id))
