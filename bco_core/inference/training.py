@@ -1,4 +1,4 @@
-"""Minibatch training of R independent members as one batch, each stopped early on its own held-out rows.
+"""Minibatch training of R independent members as one batch, each stopped early by a cost on rows held out.
 
 What is learned is a tensor of shape (P, R, d): P parameters (μ and ρ for a mean-field member, θ alone for a point
 estimate), R members, d coordinates. Members never interact, so the sum of their losses has their own gradients, and a
@@ -98,8 +98,12 @@ def train(
     generator: torch.Generator,
     progress: Progress = no_progress,
     watch: Callable[[Epoch], None] = lambda epoch: None,
+    together: int = 1,
 ) -> Trained:
-    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch."""
+    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch.
+
+    Members that stand ``together``, so many in a row, leave the batch together: the last of them to improve decides.
+    """
     members = initial.shape[1]
     steps = max(math.ceil(train_rows.shape[1] / options.batch_size), MINIMUM_STEPS_PER_EPOCH)
     state = _State(initial.clone(), torch.zeros_like(initial), torch.zeros_like(initial), initial.clone())
@@ -125,6 +129,7 @@ def train(
             best[:, winners], best_cost[winners], best_epoch[winners] = current[:, better], costs[better], epoch
             cost = costs.mean().item()
             going = epoch - best_epoch[active] < options.patience
+            going = going.view(-1, together).any(dim=1).repeat_interleave(together)
             if not going.all():
                 state, active = state.keep(going), active[going]
         watch(Epoch(epoch, met, cost, current))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bco_core.data import Arrays
+from bco_core.data import Arrays, Folds
 from bco_core.families import FAMILIES
 from bco_core.inference.method import Part
 from bco_core.inference.vi.mixture import fit_configurations, joined, packed, unpacked, warm_start
@@ -40,7 +40,7 @@ def work(plan: Plan, part: Arrays, progress: Progress) -> Arrays:
     """One member under each of its configurations."""
     kind, member = str(part["kind"][0]), int(part["member"][0])
     sweeps, options = plan.settings.sweeps, plan.settings.variational
-    target, folds = plan.target(kind), plan.folds[member : member + 1]
+    target, folds = plan.target(kind), _stopped_inside(plan.folds[member : member + 1])
     seed = entropy(plan.task.options.seed, list(sweeps).index(kind), member)
     generator = torch.Generator().manual_seed(seed)
     sweep, recipe = sweeps[kind], recipe_for(kind)
@@ -49,6 +49,15 @@ def work(plan: Plan, part: Arrays, progress: Progress) -> Arrays:
     start = warm_start(target, folds, recipe, options, generator, part_of(progress, 0.0, 0.4))
     rest = part_of(progress, 0.4, 1.0)
     return packed(fit_configurations(target, folds, recipe, sweep, options, start, generator, rest))
+
+
+def _stopped_inside(folds: Folds) -> Folds:
+    """The fold of one member that learns alone: it is stopped by a tenth of its own rows, not by those it is judged on.
+
+    Rows are in random order.
+    """
+    few = max(1, folds.train.shape[1] // 10)
+    return Folds(folds.train[:, :-few], folds.train[:, -few:])
 
 
 def collected(plan: Plan, results: Sequence[Arrays]) -> Fits | None:

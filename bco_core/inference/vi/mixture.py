@@ -44,7 +44,7 @@ def warm_start(
     scale = torch.full_like(loc, recipe.initial_scale)
     if recipe.fit_rate is not None:
         surrogate = replace(target, problem=SquaredError(predictor.outcomes.scale), cost_scale=1.0)
-        options = replace(options, learning_rate=recipe.fit_rate, patience=recipe.patience)
+        options = replace(options, learning_rate=recipe.fit_rate, patience=recipe.patience, peers=len(folds.train))
         fitted = fit_variational(surrogate, folds, options, generator, progress, (loc, scale)).mixture
         loc, scale = fitted.loc, fitted.scale
     return shift_to_decisions(target, encoded, folds.train, loc), scale
@@ -73,6 +73,7 @@ def fit_configurations(
         kl_weight=options.kl_weight * kl,
         learning_rate=recipe.decision_rate * rates[:, None] * units,
         patience=recipe.patience,
+        peers=members,
     )
     begin = loc.repeat(count, 1), scale.repeat(count, 1) * scales[:, None] * units
     fit = fit_variational(target, everyone, options, generator, progress, begin)

@@ -37,6 +37,7 @@ def _plan(task: Task) -> Plan:
             initial_scale=options.initial_scale,
             draws=options.draws,
             averaging=len(folds.train) > 1,
+            peers=len(folds.train),
         )
         kind = "mlp" if options.predictor.kind == "auto" else options.predictor.kind
         return Settings(variational, {kind: options.prior_scale}, {kind: ()})

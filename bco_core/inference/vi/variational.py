@@ -5,8 +5,13 @@ Each member r minimises, over q_r = Π_j q(θ_j; μ_rj, σ_rj),
     E_q[R_n(θ)] + κ KL(q ‖ ρ_0),    κ = 1/(λn),                                     (equation VI of the paper)
 
 on minibatches of its own training rows, with θ = μ + σ ∘ ξ drawn afresh at every step, σ = softplus(ρ) and the KL in
-closed form. After every epoch a member is judged by the cost of its own policy's decisions on its held-out rows. One
-member without averaging is the paper's algorithm.
+closed form. After every epoch members are judged by the cost of their own policies' decisions on held-out rows, and
+each keeps what it was at its best.
+
+A member that is stopped by the rows that it holds out looks better on them than it is. So members that learn together
+are stopped by each other: the curve that stops member r is the mean over the others' held-out rows, less the rows that
+r itself holds out, and r may then be judged on those. One member alone is stopped by its own rows, which, without
+averaging, is the paper's algorithm.
 """
 
 from __future__ import annotations
@@ -31,13 +36,17 @@ _CHUNK_NUMBERS = 2_000_000
 
 @dataclass(frozen=True)
 class VariationalOptions(TrainingOptions):
-    """How to run Algorithm 1; the temperature and the initial scale may differ by member, (R,)."""
+    """How to run Algorithm 1; the temperature and the initial scale may differ by member, (R,).
+
+    ``peers`` members in a row stop each other; with 1 each is stopped by its own held-out rows.
+    """
 
     kl_weight: float | Tensor = 1e-5
     policy: str = "bcp"
     initial_scale: float | Tensor = 0.05
     draws: int = 1
     validation_draws: int = 16
+    peers: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ def fit_variational(
     rho = scales + torch.log(-torch.expm1(-scales))
     kl_weight = torch.as_tensor(options.kl_weight, dtype=loc.dtype).expand(members)
     noise = family.noise((members, options.validation_draws, loc.shape[1]), generator, loc.dtype)
+    others = _rows_of_others(folds.validation[: options.peers], len(target.sample))
     trace: list[TracePoint] = []
 
     def loss(value: Tensor, rows: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,8 +111,10 @@ def fit_variational(
         held_out = folds.validation[active]
         scenarios = member_scenarios(target, held_out, encoded, value[0], softplus(value[1]), noise[active])
         decisions = decide(target.problem, scenarios, options.policy, Terms(generator)).decisions
-        costs = target.problem.cost(decisions, outcomes[held_out.flatten()])
-        return costs.view(held_out.shape).mean(dim=1) / scale_of_cost
+        costs = target.problem.cost(decisions, outcomes[held_out.flatten()]).view(held_out.shape) / scale_of_cost
+        if options.peers == 1:
+            return costs.mean(dim=1)
+        return torch.einsum("rsv,gsv->gr", others, costs.view(-1, options.peers, held_out.shape[1])).flatten()
 
     def watch(epoch: Epoch) -> None:
         scale = softplus(epoch.value[1])
@@ -111,9 +123,17 @@ def fit_variational(
         trace.append(TracePoint(epoch.number, epoch.loss * scale_of_cost, kl, cost, scale.mean().item()))
 
     initial = torch.stack([loc, rho])
-    trained = train(initial, folds.train, loss, judge, options, generator, progress, watch)
+    trained = train(initial, folds.train, loss, judge, options, generator, progress, watch, options.peers)
     mixture = equal_mixture(family, trained.value[0], softplus(trained.value[1]))
     return VariationalFit(mixture, trained.best_epochs, trained.stopped_early, _thinned(trace))
+
+
+def _rows_of_others(validation: Tensor, rows: int) -> Tensor:
+    """How much the cost of member s on its held-out row v counts for member r: (M, M, V), zero where r holds it out."""
+    members = len(validation)
+    held_out = torch.zeros(members, rows, dtype=torch.bool).scatter_(1, validation, True)
+    counts = (~held_out[:, validation]).double()
+    return counts / counts.sum(dim=(1, 2), keepdim=True).clamp_min(1)
 
 
 def member_scenarios(
