@@ -42,10 +42,23 @@ def select(costs: list[Tensor], labels: Table) -> Selection:
     return Selection(chosen, table)
 
 
-def stack(problem: DecisionProblem, first: Scenarios, second: Scenarios, outcomes: Tensor) -> tuple[float, Table]:
-    """The share of ``second`` in the averaged decision of two candidates that costs least on outcomes (m, d_y)."""
+@dataclass(frozen=True)
+class ShareCosts:
+    """Costs (shares, m) of the averaged decisions of two candidates at each share of the second, row by row."""
+
+    costs: Tensor
+
+    def best(self, rows: Tensor | slice = slice(None)) -> float:
+        """The share of least mean cost over some of the rows."""
+        return _STACK_WEIGHTS[int(self.costs[:, rows].mean(dim=1).argmin())].item()
+
+    def table(self) -> Table:
+        means = self.costs.mean(dim=1).tolist()
+        return [{"share": share, "cost": cost} for share, cost in zip(_STACK_WEIGHTS.tolist(), means, strict=True)]
+
+
+def share_costs(problem: DecisionProblem, first: Scenarios, second: Scenarios, outcomes: Tensor) -> ShareCosts:
+    """What mixing two candidates costs on outcomes (m, d_y)."""
     each = [torch.einsum("bkz,k->bz", problem.decide(s.outcomes), s.weights) for s in (first, second)]
-    costs = [problem.cost(torch.lerp(each[0], each[1], share), outcomes).mean().item() for share in _STACK_WEIGHTS]
-    best = int(torch.tensor(costs).argmin())
-    table = [{"share": share, "cost": cost} for share, cost in zip(_STACK_WEIGHTS.tolist(), costs, strict=True)]
-    return _STACK_WEIGHTS[best].item(), table
+    costs = [problem.cost(torch.lerp(each[0], each[1], share), outcomes) for share in _STACK_WEIGHTS]
+    return ShareCosts(torch.stack(costs))

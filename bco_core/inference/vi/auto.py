@@ -20,6 +20,7 @@ from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
 from bco_core.inference.vi import members
 from bco_core.inference.vi.conclude import Candidate, conclude
+from bco_core.inference.vi.judgement import Views, blocks_of, judge
 from bco_core.inference.vi.mixture import fit_configurations, joined, linear_in_network, warm_start
 from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold, pooled
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
@@ -28,7 +29,7 @@ from bco_core.inference.vi.variational import VariationalFit, VariationalOptions
 from bco_core.policies import decide
 from bco_core.predictors.registry import PREDICTORS
 from bco_core.progress import Progress, part_of
-from bco_core.select import select, stack
+from bco_core.select import select, share_costs
 
 # κ at 256 rows; it goes with priors scaled to the predictor.
 KL_WEIGHT = 2e-4
@@ -76,16 +77,23 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
     fits = members.collected(plan, results)
-    learned, last = [], len(plan.settings.sweeps) - 1
+    learned: list[Candidate] = []
+    kinds: list[Views] = []
+    last = len(plan.settings.sweeps) - 1
     for index, kind in enumerate(plan.settings.sweeps):
         part = part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == last else 0.1)
-        learned.append(_learn_kind(plan, kind, part, None if fits is None else fits[kind]))
+        candidate, views = _learn_kind(plan, kind, part, None if fits is None else fits[kind])
+        learned.append(candidate)
+        kinds.append(views)
     final = learned[-1] if len(learned) == 1 else _stacked(*learned)
     candidates = [row for one in learned for row in one.candidates]
-    return conclude(plan, replace(final, candidates=candidates), recommend=True)
+    judged = judge(final.target, kinds, blocks_of(plan.folds, len(task.sample)), plan.generator)
+    return conclude(plan, replace(final, candidates=candidates), judged, recommend=True)
 
 
-def _learn_kind(plan: Plan, kind: str, progress: Progress, fits: list[VariationalFit] | None) -> Candidate:
+def _learn_kind(
+    plan: Plan, kind: str, progress: Progress, fits: list[VariationalFit] | None
+) -> tuple[Candidate, Views]:
     """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all.
 
     Linear members are cheap, and compete on all partitions; so do those that have been learned already.
@@ -100,7 +108,8 @@ def _learn_kind(plan: Plan, kind: str, progress: Progress, fits: list[Variationa
         fits = fit_configurations(target, folds[first], recipe, sweep, options, start, generator, part)
     seen = [out_of_fold(target, folds[first], fit.mixture, generator) for fit in fits]
     labels = [{"predictor": kind} | asdict(configuration) for configuration in sweep]
-    choice = select([_averaged_costs(target, view) for view in seen], labels)
+    costs = [_averaged_costs(target, view) for view in seen]
+    choice = select(costs, labels)
     fit, configuration = fits[choice.chosen], sweep[choice.chosen]
     if len(folds.train) > competing:
         start, part = (loc[later], scale[later]), part_of(progress, 0.9, 1.0)
@@ -110,13 +119,15 @@ def _learn_kind(plan: Plan, kind: str, progress: Progress, fits: list[Variationa
     view = out_of_fold(target, folds, fit.mixture, generator)
     kl_weight = plan.kl_weight * configuration.kl_factor
     classes = [ModelClass(target, fit.mixture, 1.0)]
-    return Candidate(target, fit.mixture, classes, view, [fit], kl_weight, choice.table)
+    candidate = Candidate(target, fit.mixture, classes, view, [fit], kl_weight, choice.table)
+    return candidate, Views(seen, costs, choice.chosen, view)
 
 
 def _stacked(linear: Candidate, network: Candidate) -> Candidate:
     """The mixture of a linear and a network candidate whose averaged decisions cost least out of fold."""
     outcomes = linear.target.sample.outcomes[linear.seen.rows]
-    share, table = stack(linear.target.problem, linear.seen.scenarios, network.seen.scenarios, outcomes)
+    shares = share_costs(linear.target.problem, linear.seen.scenarios, network.seen.scenarios, outcomes)
+    share = shares.best()
     embedded = linear_in_network(network.target, linear.mixture)
     mixture = Mixture(
         network.mixture.family,
@@ -130,7 +141,9 @@ def _stacked(linear: Candidate, network: Candidate) -> Candidate:
     ]
     seen = pooled(linear.seen, network.seen, share)
     fits = linear.fits + network.fits
-    return Candidate(network.target, mixture, classes, seen, fits, network.kl_weight, share=share, shares=table)
+    return Candidate(
+        network.target, mixture, classes, seen, fits, network.kl_weight, share=share, shares=shares.table()
+    )
 
 
 def _averaged_costs(target: GibbsTarget, seen: OutOfFold) -> Tensor:

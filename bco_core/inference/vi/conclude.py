@@ -14,10 +14,11 @@ from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.method import Learned
 from bco_core.inference.vi.diagnostics import diagnose
+from bco_core.inference.vi.judgement import Judged
 from bco_core.inference.vi.out_of_fold import OutOfFold
 from bco_core.inference.vi.plan import Plan
 from bco_core.inference.vi.variational import VariationalFit
-from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide
+from bco_core.policies import RECOMMENDABLE
 from bco_core.posterior import Posterior
 from bco_core.select import Table, select
 
@@ -45,19 +46,19 @@ class Candidate:
     shares: Table = field(default_factory=list)
 
 
-def conclude(plan: Plan, learned: Candidate, recommend: bool) -> Learned:
+def conclude(plan: Plan, learned: Candidate, judged: Judged, recommend: bool) -> Learned:
     """The posterior; with ``recommend`` the policy that held-out rows recommend is its own, else the caller's or BCP.
 
     The order in which random numbers are drawn is part of what a seed means.
     """
     options, generator = plan.task.options, plan.generator
-    costs = held_out_costs(learned.target, learned.seen, generator)
+    costs = judged.policies
     choice = select([costs[name] for name in RECOMMENDABLE], [{"policy": name} for name in RECOMMENDABLE])
     policy = options.policy or (RECOMMENDABLE[choice.chosen] if recommend else "bcp")
     diagnostics = diagnose(
         learned.target,
-        learned.seen,
-        costs,
+        judged,
+        judged.recommended if options.policy is None else costs[policy],
         learned.mixture,
         learned.fits,
         policy=policy,
@@ -72,15 +73,6 @@ def conclude(plan: Plan, learned: Candidate, recommend: bool) -> Learned:
     history = _history(plan, learned, generator).history
     posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, history)
     return Learned(posterior, diagnostics)
-
-
-def held_out_costs(target: GibbsTarget, seen: OutOfFold, generator: torch.Generator) -> dict[str, Tensor]:
-    """Cost (m,) of every policy on the rows of ``seen``, in the user's units."""
-    outcomes, terms = target.sample.outcomes[seen.rows], Terms(generator)
-    return {
-        name: target.problem.cost(decide(target.problem, seen.scenarios, name, terms).decisions, outcomes)
-        for name in POLICIES
-    }
 
 
 def _history(plan: Plan, learned: Candidate, generator: torch.Generator) -> Choice:

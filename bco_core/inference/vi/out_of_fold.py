@@ -23,6 +23,11 @@ class OutOfFold:
     rows: Tensor
     scenarios: Scenarios
 
+    def only(self, places: Tensor) -> OutOfFold:
+        """The view of some of its rows, by their places among them."""
+        scenarios = Scenarios(self.scenarios.outcomes[places], self.scenarios.weights, self.scenarios.mode[places])
+        return OutOfFold(self.rows[places], scenarios)
+
 
 def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: torch.Generator) -> OutOfFold:
     """Judge every row that each full partition of the folds holds out, by draws of the members that did not see it."""

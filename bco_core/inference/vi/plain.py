@@ -11,6 +11,7 @@ from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import ViOptions
 from bco_core.inference.vi import members
 from bco_core.inference.vi.conclude import Candidate, conclude
+from bco_core.inference.vi.judgement import Judged, policy_costs
 from bco_core.inference.vi.out_of_fold import out_of_fold
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
@@ -63,7 +64,10 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         (fit,) = fits[kind]
     seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
     classes = [ModelClass(target, fit.mixture, 1.0)]
-    return conclude(plan, Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight), recommend=False)
+    costs = policy_costs(task.problem, seen.scenarios, task.sample.outcomes[seen.rows], plan.generator)
+    judged = Judged(seen.rows, costs, costs[task.options.policy or "bcp"])
+    candidate = Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight)
+    return conclude(plan, candidate, judged, recommend=False)
 
 
 def _vectors(options: ViOptions, rows: int) -> int:
