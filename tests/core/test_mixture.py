@@ -237,9 +237,7 @@ def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> Non
     )
     assert few[0]["kl_factor"] == many[0]["kl_factor"] == 1
     weights = [
-        learn(PROBLEM, wavy(rows), make_options(method="vi", predictor="linear", hidden=(), epochs=1))[1][
-            "kl_weight"
-        ]
+        learn(PROBLEM, wavy(rows), make_options(method="vi", predictor="linear", hidden=(), epochs=1))[1]["kl_weight"]
         for rows in (100, 400)
     ]
     assert weights[0] / weights[1] == pytest.approx(2.0)
