@@ -261,3 +261,17 @@ def test_contexts_with_the_wrong_number_of_columns_are_refused(columns: int) -> 
     predictor = build_predictor("linear", make_sample(context_dim=3))
     with pytest.raises(InvalidInput):
         predictor.predict(random_theta(predictor, 2), torch.zeros(5, columns, dtype=torch.float64))
+
+
+def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
+    sample = make_sample(rows=60, outcome_dim=1)
+    stretched = Sample(sample.contexts * torch.tensor([10.0, 1.0, 0.1]), sample.outcomes)
+    predictor = build_predictor("linear", stretched)
+    units = predictor.units()
+    spread = stretched.contexts.std(dim=0, correction=0)
+    columns, bias = units[: len(spread)], units[len(spread) :]
+    torch.testing.assert_close(columns, spread / spread.square().mean().sqrt())
+    assert (bias == 1).all()
+    network = build_predictor("skip_mlp", stretched, (3,))
+    assert torch.equal(network.units()[: 3 * len(spread)], columns.repeat_interleave(3))
+    assert torch.equal(network.units()[-len(spread) - 1 : -1], columns)
