@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -128,13 +129,6 @@ def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
     assert density.argmax() == draws.best
 
 
-def test_fresh_draws_take_every_kept_draw_once_before_any_twice() -> None:
-    draws = ChainDraws(torch.arange(5.0)[:, None], 2)
-    taken = draws.sample(7, torch.Generator().manual_seed(0))[:, 0]
-    assert sorted(taken[:5].tolist()) == [0, 1, 2, 3, 4]
-    assert draws.mode().item() == 2
-
-
 def test_decisions_from_chains_keep_the_return_more_often_than_the_point_decision() -> None:
     sample, fresh = make_sample(200), make_sample(600, seed=5)
     posterior, _ = learned(replace(QUICK, particles=100), sample)
@@ -237,6 +231,14 @@ def test_the_report_counts_steps_draws_and_acceptance_of_the_sampled_steps() -> 
     assert [point["step"] for point in chains.trace] == list(range(1, 121))
     late = [[point["loss"][chain] for point in chains.trace[60:]] for chain in range(3)]
     assert chains.mean_loss == pytest.approx([sum(losses) / 60 for losses in late])
+
+
+def test_diagnostics_of_chains_are_plain_json() -> None:
+    _, told = learned(replace(QUICK, inverse_temperature=None))
+    plain = told.to_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["chains"]["loss"]["r_hat"] == told.chains.loss.r_hat
+    assert plain["certificate"] == {"bound": None, "reason": "a certificate needs variational inference"}
 
 
 def test_what_is_told_of_the_learned_rows_is_what_bcp_decides_for_them() -> None:
