@@ -43,7 +43,9 @@ def commands(text: str) -> Iterator[list[str]]:
 def check(command: list[str]) -> None:
     """Fail with a sentence if a command is not there or not as written."""
     program, *words = command
-    assert program in CHECKS, f"no test knows the program {program}: mark the block 'run', or teach tests/docs/commands.py"
+    assert program in CHECKS, (
+        f"no test knows the program {program}: mark the block 'run', or teach tests/docs/commands.py"
+    )
     CHECKS[program](words)
 
 
