@@ -11,13 +11,13 @@ Row = dict[str, float]
 
 
 def steel(draw: random.Random) -> Row:
-    """A month at a steel trader: demand follows orders in hand and building permits, and is noisier when both are many."""
+    """A month at a steel trader: demand follows orders in hand and permits, and is noisier with more orders."""
     orders, permits = draw.uniform(50, 150), draw.uniform(20, 80)
     return {"orders": orders, "permits": permits, "demand": max(0, 40 + orders + permits + draw.gauss(0, 0.2 * orders))}
 
 
 def regions(draw: random.Random) -> Row:
-    """A day of heating oil: the colder it is, the more each of three regions asks for; holidays shift it to the coast."""
+    """A day of heating oil: three regions ask for more when it is colder; holidays shift demand to the coast."""
     cold, holiday = draw.uniform(0, 20), draw.choice((0, 1))
     mean = {"city": 30 + 4 * cold - 15 * holiday, "valley": 20 + 6 * cold, "coast": 15 + 2 * cold + 25 * holiday}
     return {"cold": cold, "holiday": holiday} | {name: max(0, draw.gauss(level, 8)) for name, level in mean.items()}

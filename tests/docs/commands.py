@@ -57,7 +57,10 @@ def _bco(words: list[str]) -> None:
         command = command.commands[words[0]]
         context = command.make_context(words[0], [], parent=context, resilient_parsing=True)
         words = words[1:]
-    given, left, _ = command.make_parser(context).parse_args(list(words))
+    try:
+        given, left, _ = command.make_parser(context).parse_args(list(words))
+    except Exception as error:
+        raise AssertionError(f"{command.name}: {error}") from error
     assert not left, f"{command.name} does not take {left}"
     for parameter in command.params:
         if parameter.required:
