@@ -2,7 +2,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/bco
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 # torch's CPU build has its own index; set TORCH_INDEX to it, or leave it empty to use the default one.
 ARG TORCH_INDEX=""
 # The dependencies first: they change less often than the code, and a layer of their own is built less often.

@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 EXIT ?=
 
-.PHONY: help setup demo serve test torture lint types bench clean
+.PHONY: help setup demo serve test torture lint docs bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -31,6 +31,9 @@ lint: .venv/ready  ## format, lint and type checks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: .venv/ready  ## write the table of settings in docs/operations.md anew
+	$(BIN)/python -m docs.settings
 
 bench: .venv/ready  ## measure the running parts; figures are printed as JSON
 	$(BIN)/bco bench serving --json

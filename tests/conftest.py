@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     import starlette.testclient  # noqa: F401
 
 # What tests share are modules beside them.
-sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core")]
+sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core", "contract")]
 
 
 @pytest.fixture(scope="session")

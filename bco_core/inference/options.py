@@ -162,7 +162,7 @@ class AutoOptions(LearningOptions):
 
     def _refuse(self, names: Sequence[str], because: str) -> None:
         for name in names:
-            if getattr(self, name):
+            if getattr(self, name) is not None:
                 raise InvalidInput(f"{because}, and {name} would make no difference; leave it out", (name,))
 
 

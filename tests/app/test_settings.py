@@ -47,14 +47,15 @@ def test_help_documents_every_setting_with_its_default_and_meaning(help_text: st
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_the_readme_documents_every_setting_with_its_default_and_meaning(repository: Path, name: str) -> None:
+def test_the_docs_document_every_setting_with_its_default_and_meaning(repository: Path, name: str) -> None:
     field = FIELDS[name]
-    assert f"| `{variable(name)}` | `{field.default}` | {field.description} |" in (repository / "README.md").read_text()
+    page = (repository / "docs" / "operations.md").read_text()
+    assert f"| `{variable(name)}` | `{field.default}` | {field.description} |" in page
 
 
 def test_neither_documents_a_setting_that_is_not_there(repository: Path, help_text: str) -> None:
     known = {variable(name) for name in FIELDS}
-    for text in (help_text, (repository / "README.md").read_text()):
+    for text in (help_text, (repository / "docs" / "operations.md").read_text()):
         assert set(re.findall(r"BCO_[A-Z_]+[A-Z]", text)) == known
 
 

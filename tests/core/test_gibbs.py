@@ -113,4 +113,4 @@ def test_the_default_kl_weight_falls_with_the_square_root_of_the_rows(rows: int)
 def test_two_temperatures_are_one_too_many() -> None:
     with pytest.raises(InvalidInput, match="give kl_weight or inverse_temperature, not both") as refusal:
         resolve_kl_weight(100, 0.01, 100.0, default=7.0)
-    assert refusal.value.where == ("posterior", "kl_weight")
+    assert refusal.value.where == ("kl_weight",)

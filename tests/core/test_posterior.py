@@ -14,7 +14,7 @@ from bco_core.data import Sample
 from bco_core.distributions import Mixture
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
-from bco_core.policies import POLICIES
+from bco_core.policies import POLICIES, Terms, decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
@@ -59,7 +59,7 @@ def test_a_restored_posterior_prescribes_bit_identically(
     description, arrays = posterior.to_arrays()
     restored = Posterior.from_arrays(json.loads(json.dumps(description)), arrays)
     first, second = (
-        POLICIES[policy](PROBLEM, p.scenarios(make_contexts(), p.draws(count, seed)), generator(5))
+        decide(PROBLEM, p.scenarios(make_contexts(), p.draws(count, seed)), policy, Terms(generator(5)))
         for p in (posterior, restored)
     )
     assert torch.equal(first.decisions, second.decisions)
@@ -152,15 +152,20 @@ def test_scenarios_are_the_predictions_of_each_draw_and_of_the_mode_for_each_con
     assert torch.allclose(scenarios.mode, mode, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(40,), (40, 3), (2, 40, 38)])
-def test_particles_that_do_not_fit_the_predictor_are_refused(shape: tuple[int, ...]) -> None:
+def test_particles_that_do_not_fit_the_predictor_are_refused() -> None:
     posterior = make_posterior()
     with pytest.raises(InvalidInput, match=f"particles do not fit a predictor of {posterior.predictor.dim} parameters"):
-        replace(posterior, particles=torch.zeros(shape))
+        replace(posterior, particles=torch.zeros(40, 3))
+
+
+@pytest.mark.parametrize("shape", [(40,), (2, 40, 38)])
+def test_particles_that_are_no_table_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput, match="particles are a table of parameter vectors"):
+        replace(make_posterior(), particles=torch.zeros(shape))
 
 
 def test_locations_that_do_not_fit_the_predictor_are_refused() -> None:
     posterior = make_posterior()
     narrow = Mixture(FAMILIES["laplace"], torch.ones(1), torch.zeros(1, 4), torch.ones(1, 4))
     with pytest.raises(InvalidInput, match=f"locations do not fit a predictor of {posterior.predictor.dim} parameters"):
-        replace(posterior, mixture=narrow)
+        replace(posterior, distribution=narrow)

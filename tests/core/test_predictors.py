@@ -8,15 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core import predictors
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
-from bco_core.predictors import (
-    Predictor,
-    build_predictor,
-    predictor_from_arrays,
-    predictor_to_arrays,
-)
+from bco_core.predictors import base
+from bco_core.predictors.base import Predictor
+from bco_core.predictors.registry import build_predictor, predictor_from_arrays, predictor_to_arrays
 
 SHAPES = [("linear", ()), ("relu_affine", ()), ("mlp", (7,)), ("mlp", (6, 5)), ("skip_mlp", (7,)), ("skip_mlp", (6, 5))]
 
@@ -115,7 +111,7 @@ def test_prediction_in_chunks_equals_one_forward_pass_in_bounded_memory(monkeypa
         return forward(self, theta, encoded)
 
     monkeypatch.setattr(Predictor, "forward", counted)
-    monkeypatch.setattr(predictors, "_CHUNK_NUMBERS", 16 * 5 * 10)
+    monkeypatch.setattr(base, "_CHUNK_NUMBERS", 16 * 5 * 10)
     assert torch.allclose(predictor.predict(theta, sample.contexts), whole, rtol=1e-12, atol=1e-12)
     assert rows == [10] * 10 + [1]
 
@@ -127,7 +123,7 @@ def test_prediction_goes_on_one_row_at_a_time_when_one_row_exceeds_the_memory_bo
     predictor = build_predictor("linear", sample)
     theta = random_theta(predictor, 5)
     whole = predictor.predict(theta, sample.contexts)
-    monkeypatch.setattr(predictors, "_CHUNK_NUMBERS", 1)
+    monkeypatch.setattr(base, "_CHUNK_NUMBERS", 1)
     assert torch.allclose(predictor.predict(theta, sample.contexts), whole, rtol=1e-12, atol=1e-12)
 
 
@@ -224,12 +220,12 @@ def test_a_linear_model_is_a_skip_network_whose_network_is_zero() -> None:
 @pytest.mark.parametrize(
     ("kind", "hidden", "where", "message"),
     [
-        ("forest", (), ("kind",), "the predictor must be one of linear, relu_affine, mlp, skip_mlp"),
-        ("mlp", (), ("hidden",), "a network needs at least one hidden layer"),
-        ("skip_mlp", (), ("hidden",), "a network needs at least one hidden layer"),
-        ("linear", (8,), ("hidden",), "hidden layers belong to the mlp and skip_mlp predictors"),
-        ("relu_affine", (8,), ("hidden",), "hidden layers belong to the mlp and skip_mlp predictors"),
-        ("mlp", (8, 0), ("hidden",), "hidden layers need at least one unit"),
+        ("forest", (), ("predictor", "kind"), "the predictor must be one of linear, relu_affine, mlp, skip_mlp"),
+        ("mlp", (), ("predictor", "hidden"), "a network needs at least one hidden layer"),
+        ("skip_mlp", (), ("predictor", "hidden"), "a network needs at least one hidden layer"),
+        ("linear", (8,), ("predictor", "hidden"), "hidden layers belong to mlp and skip_mlp"),
+        ("relu_affine", (8,), ("predictor", "hidden"), "hidden layers belong to mlp and skip_mlp"),
+        ("mlp", (8, 0), ("predictor", "hidden"), "hidden layers need at least one unit"),
     ],
 )
 def test_an_impossible_predictor_is_refused_at_the_field_that_is_wrong(
@@ -265,3 +261,17 @@ def test_contexts_with_the_wrong_number_of_columns_are_refused(columns: int) -> 
     predictor = build_predictor("linear", make_sample(context_dim=3))
     with pytest.raises(InvalidInput):
         predictor.predict(random_theta(predictor, 2), torch.zeros(5, columns, dtype=torch.float64))
+
+
+def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
+    sample = make_sample(rows=60, outcome_dim=1)
+    stretched = Sample(sample.contexts * torch.tensor([10.0, 1.0, 0.1]), sample.outcomes)
+    predictor = build_predictor("linear", stretched)
+    units = predictor.units()
+    spread = stretched.contexts.std(dim=0, correction=0)
+    columns, bias = units[: len(spread)], units[len(spread) :]
+    torch.testing.assert_close(columns, spread / spread.square().mean().sqrt())
+    assert (bias == 1).all()
+    network = build_predictor("skip_mlp", stretched, (3,))
+    assert torch.equal(network.units()[: 3 * len(spread)], columns.repeat_interleave(3))
+    assert torch.equal(network.units()[-len(spread) - 1 : -1], columns)

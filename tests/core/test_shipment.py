@@ -23,7 +23,7 @@ def findings() -> list[Finding]:
         changed.setattr(shipment, "TEST_CONTEXTS", 20)
         changed.setattr(shipment, "PENALTIES", (0.0, 1e-3))
         brief = make_options(predictor="linear", members=5, epochs=3, particles=40)
-        changed.setattr(shipment, "LearningOptions", lambda seed: brief)
+        changed.setattr(shipment, "make_options", lambda seed: brief)
         return shipment.perform(KEY, list(shipment.METHODS))
 
 

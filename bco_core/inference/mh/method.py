@@ -171,7 +171,8 @@ def _candidates(facts: Arrays) -> Table:
 
 def _vectors(options: MhOptions, rows: int) -> int:
     """Every kept draw of every chain."""
-    return options.chains * math.ceil(max(DRAWS, options.particles) / options.chains)
+    wanted = math.ceil(max(DRAWS, options.particles) / options.chains)
+    return options.chains * min(wanted, options.steps - options.burn_in)
 
 
 def _passes(options: MhOptions, rows: int) -> float:

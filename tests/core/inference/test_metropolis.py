@@ -14,12 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.data import Sample
+from bco_core.data import Sample, Standardizer
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.families import FAMILIES
-from bco_core.gibbs import GibbsTarget
-from bco_core.inference.mh.metropolis import MetropolisOptions, MetropolisState, begin, dealt, joined, run
-from bco_core.predictors import Predictor, Standardizer, build_predictor
+from bco_core.features.standardized import Standardized
+from bco_core.gibbs import GibbsTarget, make_target
+from bco_core.inference.mh.chains import Chains, dealt, joined
+from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
+from bco_core.predictors.linear import Linear
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
 from bco_core.problems.portfolio import ReturnConstrainedPortfolio
 
@@ -65,13 +68,14 @@ def toy_target(problem: Any, outcomes: list[float]) -> GibbsTarget:
     sample = Sample(torch.zeros(len(outcomes), 0, dtype=torch.float64), torch.tensor(outcomes).double()[:, None])
     nothing = Standardizer(torch.zeros(0).double(), torch.ones(0).double())
     unit = Standardizer(torch.zeros(1).double(), torch.ones(1).double())
-    predictor = Predictor("linear", (0, 1), nothing, unit)
-    return GibbsTarget(problem, predictor, sample, FAMILIES["gaussian"], torch.tensor(1.0).double(), 1.0)
+    predictor = Linear((0, 1), Standardized(nothing), unit)
+    prior_scale = torch.tensor(1.0).double()
+    return GibbsTarget(problem, predictor, sample, sample.contexts, FAMILIES["gaussian"], prior_scale, cost_scale=1.0)
 
 
 def draws(target: GibbsTarget, options: MetropolisOptions, start: float = 1.0, chains: int = 6) -> Tensor:
     theta = torch.full((chains, 1), start, dtype=torch.float64)
-    return run(target, options, begin(target, options, theta, 3)).kept[:, :, 0]
+    return run(target, options, begin(target, options, theta, 3)).info.kept[:, :, 0]
 
 
 def close_to(values: Tensor, expected: float) -> bool:
@@ -142,7 +146,7 @@ def portfolio() -> tuple[GibbsTarget, Tensor]:
     }
     problem = ReturnConstrainedPortfolio.from_spec(spec)
     predictor = build_predictor("mlp", sample, (6,))
-    target = GibbsTarget(problem, predictor, sample, FAMILIES["gaussian"], torch.tensor(1.0), 1e-5)
+    target = replace(make_target(problem, predictor, sample, FAMILIES["gaussian"]), cost_scale=1e-5)
     theta = 0.1 * predictor.initial(4, generator)
     theta[:, -8:] -= 1.0
     return target, theta
@@ -151,12 +155,12 @@ def portfolio() -> tuple[GibbsTarget, Tensor]:
 QUICK = MetropolisOptions(30.0, steps=240, burn_in=120, kept=40, minimum_feasibility=0.9)
 
 
-def chains(portfolio: tuple[GibbsTarget, Tensor], options: MetropolisOptions = QUICK, **more: Any) -> MetropolisState:
+def chains(portfolio: tuple[GibbsTarget, Tensor], options: MetropolisOptions = QUICK, **more: Any) -> Chains:
     target, theta = portfolio
     return run(target, options, begin(target, options, theta, 7), **more)
 
 
-def assert_same(first: MetropolisState, second: MetropolisState, *but: str) -> None:
+def assert_same(first: Chains, second: Chains, *but: str) -> None:
     for name, values in first.to_arrays().items():
         if name not in but:
             assert np.array_equal(values, second.to_arrays()[name]), name
@@ -165,21 +169,21 @@ def assert_same(first: MetropolisState, second: MetropolisState, *but: str) -> N
 def test_early_rejection_changes_no_bit_of_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     quick, thorough = chains(portfolio), chains(portfolio, replace(QUICK, early_rejection=False))
     assert_same(quick, thorough, "unseen", "early")
-    assert quick.early.sum() > 50
-    assert (quick.accepted.sum(dim=0) > 20).all()
+    assert quick.info.early.sum() > 50
+    assert (quick.info.accepted.sum(dim=0) > 20).all()
 
 
 def test_proposals_are_rejected_unseen_where_no_cost_could_save_them(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     cold = replace(QUICK, inverse_temperature=1e-3)
     quick, thorough = chains(portfolio, cold), chains(portfolio, replace(cold, early_rejection=False))
-    assert quick.unseen.sum() > 20
+    assert quick.info.unseen.sum() > 20
     assert_same(quick, thorough, "unseen", "early")
 
 
 def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, _ = portfolio
-    state = chains(portfolio)
-    predictions = target.predictor.predict(state.kept.flatten(0, 1), target.sample.contexts)
+    found = chains(portfolio)
+    predictions = target.predictor.predict(found.info.kept.flatten(0, 1), target.sample.contexts)
     kept = target.problem.feasible(target.problem.decide(predictions), target.sample.outcomes)
     assert kept.double().mean(dim=1).min() >= 0.9
 
@@ -195,17 +199,17 @@ def test_chains_run_by_several_processes_are_the_same(portfolio: tuple[GibbsTarg
 def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     all_, few = chains(portfolio), run(target, QUICK, begin(target, QUICK, theta[:2], 7))
-    assert torch.equal(all_.kept[:, :2], few.kept)
-    assert torch.equal(all_.risks[:, :2], few.risks)
+    assert torch.equal(all_.info.kept[:, :2], few.info.kept)
+    assert torch.equal(all_.info.risks[:, :2], few.info.risks)
 
 
 def test_another_seed_makes_other_chains_and_chains_differ(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     same_start = theta[:1].expand(4, -1)
-    state = run(target, QUICK, begin(target, QUICK, same_start, 7))
-    assert not torch.equal(state.kept[:, 0], state.kept[:, 1])
+    found = run(target, QUICK, begin(target, QUICK, same_start, 7))
+    assert not torch.equal(found.info.kept[:, 0], found.info.kept[:, 1])
     other = run(target, QUICK, begin(target, QUICK, same_start, 8))
-    assert not torch.equal(state.kept, other.kept)
+    assert not torch.equal(found.info.kept, other.info.kept)
 
 
 def test_a_run_resumed_from_a_checkpoint_ends_as_if_it_had_never_stopped(
@@ -214,10 +218,10 @@ def test_a_run_resumed_from_a_checkpoint_ends_as_if_it_had_never_stopped(
     target, _ = portfolio
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     stored: list[dict[str, Any]] = []
-    whole = chains(portfolio, checkpoint=lambda state: stored.append(state.to_arrays()))
+    whole = chains(portfolio, checkpoint=lambda current: stored.append(current.to_arrays()))
     assert len(stored) == 5
     for arrays in stored[:-1]:
-        assert_same(whole, run(target, QUICK, MetropolisState.from_arrays(arrays)))
+        assert_same(whole, run(target, QUICK, Chains.from_arrays(arrays)))
 
 
 def test_cancelling_from_the_progress_callback_stops_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
@@ -243,10 +247,11 @@ def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(
     target, theta = portfolio
     after_burn_in = run(target, replace(options, steps=401), begin(target, options, theta, 7))
     end = chains(portfolio, options)
+    adapted = end.state.adaptation
     for name in ("mean", "variance", "log_scale"):
-        assert torch.equal(getattr(end, name), getattr(after_burn_in, name))
-    assert not torch.equal(end.variance, torch.full_like(end.variance, 0.01))
-    assert 0.1 < end.accepted[400:].double().mean().item() < 0.4
+        assert torch.equal(getattr(adapted, name), getattr(after_burn_in.state.adaptation, name))
+    assert not torch.equal(adapted.variance, torch.full_like(adapted.variance, 0.01))
+    assert 0.1 < end.info.accepted[400:].double().mean().item() < 0.4
 
 
 def test_draws_are_kept_at_regular_intervals_after_burn_in() -> None:

@@ -1,0 +1,251 @@
+"""The tables behind the contract: a new problem, policy, predictor, kind of features, method, family or distribution
+needs one row here.
+
+The tables hold only what the promises need to get going; nothing in a promise knows which kind it is about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bco_core.data import Sample
+from bco_core.distributions import ChainDraws, Distribution, equal_mixture
+from bco_core.families import FAMILIES
+from bco_core.inference.learn import learn
+from bco_core.inference.method import Learned
+from bco_core.inference.options import make_options
+from bco_core.problems.base import DecisionProblem
+
+Spec = dict[str, Any]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# problems
+
+
+@dataclass(frozen=True)
+class ProblemRow:
+    """A specification as the API takes it, and outcomes (n, d_y) that such a problem may meet.
+
+    ``certain`` tells that a decision keeps its constraints whatever the outcome. ``optimal`` are the policies that no
+    other beats: others than BCP where an outcome's mean is all that counts.
+    """
+
+    spec: Spec
+    outcomes: Callable[[int, torch.Generator], Tensor]
+    certain: bool = True
+    optimal: frozenset[str] = frozenset({"bcp"})
+
+
+def demands(*means: float) -> Callable[[int, torch.Generator], Tensor]:
+    """Positive, skewed, and now and then beyond the order bounds."""
+    levels = torch.tensor(means, dtype=torch.float64)
+    return lambda n, generator: levels * torch.randn(n, len(means), generator=generator, dtype=torch.float64).exp()
+
+
+def returns(count: int) -> Callable[[int, torch.Generator], Tensor]:
+    """Around a tenth, one asset always well above it, so that a target of 0.08 can be reached."""
+
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        values = 0.1 + 0.03 * torch.randn(n, count, generator=generator, dtype=torch.float64)
+        values[:, 0] = values[:, 0].abs() + 0.1
+        return values
+
+    return draw
+
+
+FACTORS = {"loadings": [[0.02], [-0.01], [0.005], [0.03]], "residual_variances": [0.0009, 0.0004, 0.0001, 0.0004]}
+ASSETS = [{"name": name} for name in ("shares", "bonds", "cash", "gold")]
+HELD = [{"name": "shares", "minimum": 0.1}, *({"name": n, "minimum": -0.2, "maximum": 0.5} for n in ("bonds", "gold"))]
+
+# Two machines, one of them for one product only; what they do not make is bought, and overtime is limited.
+FACTORY = {
+    "kind": "two_stage_linear",
+    "decisions": [
+        {"name": "shift", "cost": 7, "maximum": 60},
+        {"name": "stock", "cost": 2.3, "minimum": -5, "maximum": 40},
+        {"name": "reserve", "cost": 0.9, "minimum": None},
+    ],
+    "decision_rows": [
+        {"name": "floor", "coefficients": {"shift": 1, "stock": 0.7}, "sense": "<=", "limit": 70},
+        {"name": "kept", "coefficients": {"reserve": 1, "stock": 1}, "sense": ">=", "limit": 1},
+    ],
+    "outcomes": [{"name": "bolts", "minimum": 0}, {"name": "nuts", "minimum": 0}],
+    "recourse": [
+        {"name": "overtime", "cost": 11, "maximum": 15},
+        {"name": "bought bolts", "cost": 19},
+        {"name": "bought nuts", "cost": 8},
+        {"name": "scrap", "cost": 0.4},
+    ],
+    "rows": [
+        {
+            "name": "bolts",
+            "recourse": {"overtime": 1.1, "bought bolts": 1, "scrap": -1},
+            "decisions": {"shift": 1.3},
+            "sense": "=",
+            "outcomes": {"bolts": 1},
+        },
+        {
+            "name": "nuts",
+            "recourse": {"bought nuts": -1, "overtime": -0.2},
+            "decisions": {"stock": -1, "reserve": -0.3},
+            "sense": "<=",
+            "constant": 2,
+            "outcomes": {"nuts": -1},
+        },
+    ],
+}
+
+PROBLEM_ROWS = {
+    "two_stage_linear": [ProblemRow(FACTORY, demands(40, 20))],
+    "shipment": [
+        ProblemRow(
+            {
+                "kind": "shipment",
+                "sources": [
+                    {"name": "north", "order_cost": 5, "emergency_cost": 100},
+                    {"name": "south", "order_cost": 6, "emergency_cost": 90, "maximum_order": 25},
+                ],
+                "destinations": ["port", "market", "mill"],
+                "transport_costs": [[1.0, 4.0, 2.5], [3.0, 1.5, 7.0]],
+            },
+            demands(10, 12, 8),
+        )
+    ],
+    "return_constrained_portfolio": [
+        ProblemRow(
+            {"kind": "return_constrained_portfolio", "assets": ASSETS, "factors": FACTORS, "target_return": 0.08},
+            returns(4),
+            certain=False,
+        ),
+        ProblemRow(
+            {
+                "kind": "return_constrained_portfolio",
+                "assets": HELD,
+                "covariance": [[0.04, 0.01, 0.0], [0.01, 0.02, 0.001], [0.0, 0.001, 0.03]],
+                "target_return": 0.03,
+                "confidence": 0.8,
+                "maximum_short": 0.3,
+                "infeasible": "error",
+            },
+            returns(3),
+            certain=False,
+        ),
+    ],
+    "mean_variance_portfolio": [
+        ProblemRow(
+            {"kind": "mean_variance_portfolio", "assets": ASSETS, "factors": FACTORS, "risk_aversion": 40},
+            returns(4),
+            optimal=frozenset({"bcp", "blended"}),
+        ),
+        ProblemRow(
+            {
+                "kind": "mean_variance_portfolio",
+                "assets": HELD,
+                "covariance": [[0.04, 0.01, 0.0], [0.01, 0.02, 0.001], [0.0, 0.001, 0.03]],
+                "budget": 2,
+                "risk_aversion": 5,
+            },
+            returns(3),
+            optimal=frozenset({"bcp", "blended"}),
+        ),
+    ],
+    "newsvendor": [
+        ProblemRow(
+            {"kind": "newsvendor", "items": [{"name": "rolls", "underage_cost": 3, "overage_cost": 1}]}, demands(50)
+        ),
+        ProblemRow(
+            {
+                "kind": "newsvendor",
+                "items": [
+                    {"name": "croissants", "underage_cost": 1.8, "overage_cost": 0.6},
+                    {"name": "loaves", "underage_cost": 2.4, "overage_cost": 1.2, "maximum_order": 60},
+                    {"name": "cakes", "underage_cost": 20, "overage_cost": 9, "minimum_order": 2, "maximum_order": 2},
+                    {"name": "credit", "underage_cost": 0.1, "overage_cost": 7, "minimum_order": None},
+                ],
+            },
+            demands(50, 80, 3, 10),
+        ),
+    ],
+}
+
+
+def learned(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> Learned:
+    """A posterior of a quick method for the problem, from 60 of its outcomes."""
+    quick = {"method": "vi", "members": 2, "epochs": 2}
+    if not problem.differentiable:
+        quick = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 30, "inverse_temperature": 200.0}
+    options = quick | {"predictor": "linear", "particles": 12} | changes
+    return learn(problem, history_of(row), make_options(**options))
+
+
+def history_of(row: ProblemRow) -> Sample:
+    """60 outcomes that the problem may meet, and contexts that say something of the first."""
+    generator = seeded(14)
+    outcomes = row.outcomes(60, generator)
+    contexts = torch.cat([outcomes[:, :1], torch.randn(60, 2, generator=generator, dtype=torch.float64)], dim=1)
+    return Sample(contexts, outcomes)
+
+
+# policies: whether a decision depends on random numbers
+
+POLICY_ROWS = {"bcp": False, "averaged": False, "blended": False, "map": False, "thompson": True}
+
+# predictors: hidden layers, and how long θ is for three features and two outcomes
+
+PREDICTOR_ROWS: dict[str, dict[str, Any]] = {
+    "linear": {"hidden": (), "dim": 4 * 2},
+    "relu_affine": {"hidden": (), "dim": 4 * 2},
+    "mlp": {"hidden": (5, 6), "dim": 4 * 5 + 6 * 6 + 7 * 2},
+    "skip_mlp": {"hidden": (5,), "dim": 4 * 5 + 6 * 2 + 4 * 2},
+}
+
+# features: how many columns a context of three columns becomes
+
+FEATURE_ROWS = {"standardized": 3}
+
+
+class MethodRow(NamedTuple):
+    """Quick options, the kind of problem to learn, and how many parts there are where they are shared out."""
+
+    problem: str
+    options: dict[str, Any]
+    parts: int
+
+
+METHOD_ROWS = {
+    "auto": MethodRow("newsvendor", {"hidden": (4,), "members": 5, "epochs": 2}, 10),
+    "vi": MethodRow("newsvendor", {"predictor": "linear", "members": 3, "epochs": 2}, 3),
+    "mh": MethodRow(
+        "return_constrained_portfolio",
+        {"predictor": "linear", "chains": 3, "steps": 120, "burn_in": 60, "inverse_temperature": 200.0},
+        3,
+    ),
+}
+
+# families: mean absolute deviation of the standard member, known in closed form
+
+FAMILY_ROWS = {"gaussian": math.sqrt(2 / math.pi), "laplace": 1.0}
+
+
+def two_members(family: str) -> Distribution:
+    loc = torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    return equal_mixture(FAMILIES[family], loc, torch.full_like(loc, 0.1))
+
+
+# distributions: one over three parameters
+
+DISTRIBUTION_ROWS: dict[str, Distribution] = {
+    "gaussian": two_members("gaussian"),
+    "laplace": two_members("laplace"),
+    "chains": ChainDraws(torch.randn(11, 3, generator=seeded(23)), 4),
+}

@@ -1,0 +1,132 @@
+"""``auto``: what competes, what is mixed, and members that are learned wherever there is room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from wavy_demand import PROBLEM, generator, target_of, wavy
+
+from bco_core.data import Sample, make_folds
+from bco_core.distributions import Mixture, equal_mixture
+from bco_core.inference.learn import Learning, learn
+from bco_core.inference.options import LearningOptions, make_options
+from bco_core.inference.vi.diagnostics import VariationalDiagnostics
+from bco_core.inference.vi.mixture import linear_in_network, packed, unpacked
+from bco_core.inference.vi.recipes import LINEAR, NETWORK, members_for, sweep_for
+from bco_core.inference.vi.variational import VariationalOptions, fit_variational
+from bco_core.policies import decide
+from bco_core.posterior import Posterior, digest
+from bco_core.predictors.registry import PredictorOptions
+
+
+def told(sample: Sample, options: LearningOptions) -> VariationalDiagnostics:
+    diagnostics = learn(PROBLEM, sample, options).diagnostics
+    assert isinstance(diagnostics, VariationalDiagnostics)
+    return diagnostics
+
+
+def averaged_cost(posterior: Posterior, fresh: Sample) -> float:
+    scenarios = posterior.scenarios(fresh.contexts, posterior.draws())
+    return PROBLEM.cost(decide(PROBLEM, scenarios, "averaged").decisions, fresh.outcomes).mean().item()
+
+
+def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
+    sample = wavy()
+    linear, network = target_of("linear", sample), target_of("skip_mlp", sample, (8, 8))
+    loc = torch.randn(3, linear.predictor.dim, generator=generator())
+    mixture = equal_mixture(linear.family, loc, torch.full_like(loc, 0.01))
+    embedded = linear_in_network(network, mixture)
+    alone = linear.predictor.predict(mixture.loc, sample.contexts)
+    inside = network.predictor.predict(embedded.loc, sample.contexts)
+    assert torch.allclose(alone, inside, atol=1e-4)
+    drawn = network.predictor.predict(embedded.sample(50, generator()), sample.contexts)
+    assert (drawn.mean(0) - alone.mean(0)).abs().max() < 0.1 * sample.outcomes.std()
+
+
+def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
+    sample, fresh = wavy(300), wavy(2000, seed=9)
+    options = make_options(hidden=(24,), epochs=80, seed=3)
+    costs = {}
+    for name, chosen in (("auto", options), ("linear", replace(options, predictor=PredictorOptions("linear")))):
+        costs[name] = averaged_cost(learn(PROBLEM, sample, chosen).posterior, fresh)
+    assert costs["auto"] < 0.75 * costs["linear"]
+
+
+def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
+    diagnostics = told(wavy(120), make_options(hidden=(8,), epochs=15))
+    names = [(row["predictor"], row["name"]) for row in diagnostics.candidates]
+    linear, network = sweep_for(120, LINEAR), sweep_for(120, NETWORK)
+    assert names == [("linear", one.name) for one in linear] + [("skip_mlp", one.name) for one in network]
+    assert sum(row["chosen"] for row in diagnostics.candidates) == 2
+    assert diagnostics.policy in diagnostics.held_out_cost
+    assert diagnostics.network_share is not None
+    assert 0 <= diagnostics.network_share <= 1
+    cheapest = min(row["cost"] for row in diagnostics.shares)
+    assert next(r["cost"] for r in diagnostics.shares if r["share"] == diagnostics.network_share) == cheapest
+
+
+def test_an_explicit_temperature_holds_for_every_candidate() -> None:
+    diagnostics = told(wavy(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
+    assert diagnostics.kl_weight == pytest.approx(3e-4)
+    assert all(row["kl_factor"] == 1 for row in diagnostics.candidates)
+
+
+def test_more_rows_need_fewer_members() -> None:
+    assert (members_for(300), members_for(3000), members_for(3001)) == (10, 10, 5)
+
+
+def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> None:
+    few, many = (told(wavy(rows), make_options(predictor="linear", epochs=1)).candidates for rows in (100, 400))
+    assert few[0]["kl_factor"] == many[0]["kl_factor"] == 1
+    weights = [
+        told(wavy(rows), make_options(method="vi", predictor="linear", epochs=1)).kl_weight for rows in (100, 400)
+    ]
+    assert weights[0] / weights[1] == pytest.approx(2.0)
+    assert LINEAR.prior_scale == 1.0
+
+
+@pytest.mark.parametrize("method", ["auto", "vi"])
+def test_members_learned_anywhere_in_any_order_give_the_same_posterior(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 150)
+    sample = wavy(150)
+    options = make_options(method=method, hidden=(8,), epochs=6, members=6, certify=True, seed=4)
+    here = learn(PROBLEM, sample, options)
+    learning = Learning.of(PROBLEM, sample, options)
+    parts = learning.split()
+    done = [learning.work(part.data) for part in reversed(parts)]
+    elsewhere = learning.join(done[::-1])
+    assert digest(*elsewhere.posterior.to_arrays()) == digest(*here.posterior.to_arrays())
+    assert elsewhere.diagnostics == here.diagnostics
+    kinds = ["linear"] * 6 + ["skip_mlp"] * 6 if method == "auto" else ["mlp"] * 6
+    assert [str(part.data["kind"][0]) for part in parts] == kinds
+    assert [int(part.data["member"][0]) for part in parts] == list(range(6)) * (len(kinds) // 6)
+    mixture = here.posterior.distribution
+    assert isinstance(mixture, Mixture)
+    assert len({fit.tobytes() for fit in mixture.loc.numpy()}) == len(mixture.loc), "members differ"
+    assert isinstance(here.diagnostics, VariationalDiagnostics)
+    assert [len(epochs) for epochs in here.diagnostics.best_epochs] == [6] * len(set(kinds))
+
+
+def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, fresh = wavy(300), wavy(2000, seed=9)
+    options = make_options(hidden=(24,), epochs=80, seed=3)
+    costs = []
+    for rows in (10_000, 300):
+        monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", rows)
+        costs.append(averaged_cost(learn(PROBLEM, sample, options).posterior, fresh))
+    assert costs[1] == pytest.approx(costs[0], rel=0.1)
+
+
+def test_the_trace_of_a_member_survives_being_packed() -> None:
+    target = target_of("linear", wavy(60))
+    fit = fit_variational(
+        target, make_folds(60, 1, generator()), VariationalOptions(epochs=3, patience=None), generator()
+    )
+    (again,) = unpacked(packed([fit]), target.family)
+    assert again.trace == fit.trace
+    assert again.trace[0].validation_cost is None
+    assert torch.equal(again.mixture.loc, fit.mixture.loc)

@@ -1,0 +1,139 @@
+"""What is told of a mixture: held-out costs, the constant decision beside them, and a verdict in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from plain_demand import AUTO, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
+
+from bco_core.data import Sample, make_folds
+from bco_core.distributions import Mixture
+from bco_core.evaluation import Estimate
+from bco_core.inference.diagnostics import FEW_ROWS
+from bco_core.inference.options import LearningOptions
+from bco_core.inference.vi.diagnostics import judge
+from bco_core.policies import POLICIES
+from bco_core.problems.newsvendor import Newsvendor
+
+BRIEF = replace(OPTIONS, epochs=3, members=2)
+
+
+def numbers_in(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for part in value.values() for number in numbers_in(part)]
+    if isinstance(value, list):
+        return [number for part in value for number in numbers_in(part)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize(
+    ("rows", "gain", "converged", "verdict", "reason"),
+    [
+        (FEW_ROWS, Estimate(-2.0, 1.0), True, "ok", "decisions beat the best constant decision"),
+        (FEW_ROWS - 1, Estimate(-2.0, 1.0), True, "warn", f"only {FEW_ROWS - 1} rows of history"),
+        (1000, Estimate(-0.5, 1.0), True, "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(0.5, 1.0), True, "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-3.0, math.inf), True, "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-2.0, 1.0), False, "warn", "reached its epoch limit"),
+        (1000, Estimate(1.5, 1.0), True, "bad", "cost more than one constant decision"),
+        (FEW_ROWS - 1, Estimate(1.5, 1.0), False, "bad", "cost more than one constant decision"),
+    ],
+)
+def test_the_verdict_names_the_first_thing_a_planner_should_know(
+    rows: int, gain: Estimate, converged: bool, verdict: str, reason: str
+) -> None:
+    quality = judge(rows, gain, converged)
+    assert quality.verdict == verdict
+    assert reason in quality.reason
+
+
+def test_an_exact_tie_with_the_constant_decision_is_not_called_a_gain() -> None:
+    assert judge(1000, Estimate(0.0, 0.0), converged=True).verdict == "warn"
+
+
+def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant() -> None:
+    fixed = Newsvendor.from_spec(
+        {"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 210, "maximum_order": 210}]}
+    )
+    diagnostics = told(make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2), fixed)
+    assert diagnostics.gain_over_constant.mean == pytest.approx(0, abs=1e-9)
+    assert diagnostics.quality == "warn"
+
+
+def test_a_good_fit_on_plenty_of_rows_is_called_ok_and_noise_is_not() -> None:
+    options = replace(OPTIONS, epochs=300, patience=5)
+    assert told(make_sample(), options).quality == "ok"
+    sample = make_sample()
+    shuffled = torch.randperm(len(sample), generator=torch.Generator().manual_seed(4))
+    unrelated = Sample(sample.contexts, sample.outcomes[shuffled])
+    assert told(unrelated, options).quality != "ok"
+
+
+def test_stopping_at_the_epoch_limit_is_reported() -> None:
+    diagnostics = told(make_sample(), replace(OPTIONS, epochs=12, patience=12))
+    assert diagnostics.stopped_early is False
+    assert diagnostics.quality == "warn"
+
+
+@pytest.mark.parametrize("options", [BRIEF, replace(AUTO, epochs=3)], ids=["vi", "auto"])
+def test_diagnostics_are_finite_plain_json(options: LearningOptions) -> None:
+    diagnostics = told(make_sample(), options)
+    plain = diagnostics.to_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    numbers = numbers_in(plain)
+    assert len(numbers) > 20
+    assert all(math.isfinite(number) for number in numbers)
+    assert set(diagnostics.held_out_cost) == set(POLICIES)
+    assert plain["held_out_cost"]["map"]["mean"] == diagnostics.held_out_cost["map"].mean
+    assert [point["epoch"] for point in plain["trace"]] == [1, 2, 3]
+    assert plain["certificate"] == diagnostics.certificate.to_json()
+
+
+@pytest.mark.parametrize(("members", "rows"), [(1, 10), (2, 20), (5, 50), (7, 50)])
+def test_a_row_is_judged_if_every_full_partition_holds_it_out(members: int, rows: int) -> None:
+    diagnostics = told(make_sample(rows=53), replace(BRIEF, epochs=1, members=members))
+    assert diagnostics.held_out_rows == rows
+
+
+def test_auto_recommends_a_policy_from_its_table_and_a_choice_of_policy_is_obeyed() -> None:
+    diagnostics = told(make_sample(), replace(AUTO, epochs=3))
+    chosen = [row["policy"] for row in diagnostics.policies if row["chosen"]]
+    assert chosen == [diagnostics.policy]
+    assert diagnostics.policies[0]["policy"] == "averaged"
+    cost = diagnostics.held_out_cost[diagnostics.policy].mean
+    gain = cost - diagnostics.constant_decision_cost.mean
+    assert diagnostics.gain_over_constant.mean == pytest.approx(gain)
+    obedient = told(make_sample(), replace(AUTO, epochs=3, policy="thompson"))
+    assert obedient.policy == "thompson"
+
+
+def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_from_it() -> None:
+    sample, options = make_sample(), replace(BRIEF, members=5)
+    posterior, diagnostics = learned(sample, options)
+    folds = make_folds(len(sample), 5, torch.Generator().manual_seed(options.seed))
+    costs: dict[int, float] = {}
+    assert isinstance(posterior.distribution, Mixture)
+    for loc, rows in zip(posterior.distribution.loc, folds.validation.tolist(), strict=True):
+        held_out = sample.rows(torch.tensor(rows))
+        decisions = posterior.predictor.predict(loc[None], held_out.contexts)[0]
+        for row, cost in zip(rows, PROBLEM.cost(decisions, held_out.outcomes).tolist(), strict=True):
+            costs[row] = cost
+    by_row = torch.tensor([costs[row] for row in sorted(costs)], dtype=torch.float64)
+    reported = diagnostics.held_out_cost["map"]
+    assert reported.mean == pytest.approx(by_row.mean().item(), rel=1e-5)
+    assert reported.standard_error == pytest.approx(by_row.std().item() / math.sqrt(len(by_row)), rel=1e-4)
+
+
+def test_the_constant_decision_it_is_compared_with_has_not_seen_the_rows_it_is_judged_on() -> None:
+    sample = make_sample()
+    diagnostics = told(sample, replace(BRIEF, members=5))
+    in_sample = constant_cost(sample, sample)
+    assert in_sample < diagnostics.constant_decision_cost.mean < 1.1 * in_sample
+    assert diagnostics.cost_scale == pytest.approx(constant_cost(sample, sample))
+    gain = diagnostics.held_out_cost["bcp"].mean - diagnostics.constant_decision_cost.mean
+    assert diagnostics.gain_over_constant.mean == pytest.approx(gain)

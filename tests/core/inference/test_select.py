@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from wavy_demand import PROBLEM, generator
+
+from bco_core.inference.select import select, stack
+from bco_core.scenarios import Scenarios
+
+
+def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
+    default = torch.ones(400, dtype=torch.float64)
+    noise = torch.randn(400, generator=generator(), dtype=torch.float64)
+    unclear = default - 0.01 + noise
+    clear = default - 0.2 + 0.1 * noise
+    better_mean_but_noisy = default - 0.04 + noise - noise.mean()
+    labels = [{"name": str(index)} for index in range(3)]
+    assert select([default, unclear - unclear.mean() + 0.99, better_mean_but_noisy], labels).chosen == 0
+    assert select([default, unclear, clear], labels).chosen == 2
+    table = select([default, unclear, clear], labels).table
+    assert [row["chosen"] for row in table] == [False, False, True]
+    assert table[2]["against_default"]["mean"] == pytest.approx(-0.2, abs=0.02)
+
+
+def test_stacking_finds_the_cheapest_share() -> None:
+    outcomes = torch.full((50, 1), 10.0, dtype=torch.float64)
+    low = Scenarios.equal(torch.full((50, 1, 1), 4.0, dtype=torch.float64), outcomes)
+    high = Scenarios.equal(torch.full((50, 1, 1), 14.0, dtype=torch.float64), outcomes)
+    share, table = stack(PROBLEM, low, high, outcomes)
+    assert share == pytest.approx(0.6)
+    assert [row["cost"] for row in table][6] == pytest.approx(0.0)

@@ -1,0 +1,213 @@
+"""Every command, JSON value and program in README and docs works; ``pages.py`` says how a block is marked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import check, commands
+from pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
+from pydantic import TypeAdapter
+
+from app.commands.serve import LocalService
+from app.posteriors.options import PosteriorSpec, PredictorSpec
+from app.prescriptions.schemas import RiskMeasure
+
+MODELS: dict[str, TypeAdapter[Any]] = {
+    "PosteriorSpec": TypeAdapter(PosteriorSpec),
+    "PredictorSpec": TypeAdapter(PredictorSpec),
+    "RiskMeasure": TypeAdapter(RiskMeasure),
+}
+# Only a run that hangs takes so long.
+LONGEST_SECONDS = 1800
+# A request that the service refuses is written down, wherever in a pipe it is.
+CURL = """
+curl() {
+  local code=0
+  command curl --fail-with-body "$@" || code=$?
+  if [ $code -eq 22 ]; then printf '%s\\n' "$*" >> "$REFUSED"; fi
+  return $code
+}
+"""
+
+
+def is_known(block: Block) -> bool:
+    if block.language == "bash":
+        return block.mark in ("run", "refused", "check")
+    if block.language == "json":
+        return block.mark in MODELS or block.mark.endswith(".json")
+    return block.language in ("python", "text") and not block.mark
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_every_block_says_how_it_is_tested(page: str) -> None:
+    assert [block.name for block in blocks(page) if not is_known(block)] == []
+    # An indented block would escape the tests.
+    assert [line for line in prose(page).splitlines() if line.startswith("    ")] == []
+    assert "```" not in prose(page)
+
+
+# commands
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalService]:
+    for name in [name for name in os.environ if name.startswith("BCO_")]:
+        monkeypatch.delenv(name)
+    database = f"sqlite:///{tmp_path / 'service.db'}"
+    with LocalService(BCO_DATABASE_URL=database, PYTHONPATH=str(ROOT)) as service:
+        yield service
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that looks like a checkout to the commands of a page."""
+    place = tmp_path / "checkout"
+    programs = place / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (place / "docs").symlink_to(ROOT / "docs")
+    bco = programs / "bco"
+    bco.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m app.commands.cli "$@"\n')
+    bco.chmod(0o755)
+    return place
+
+
+def script(page: str, port: int) -> str:
+    """The page's commands as one script; a request refused in the wrong place ends it with status 3."""
+    parts = [CURL]
+    for block in blocks(page, "bash", "run", "refused"):
+        text = block.text.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        if block.mark == "run":
+            parts.append(f'{text}\n[ ! -s "$REFUSED" ] || exit 3')
+        else:
+            parts.append(f'set +e\n{text}\nset -e\n[ -s "$REFUSED" ] || exit 3\nrm "$REFUSED"')
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "bash", "run")])
+def test_the_commands_of_a_page_run_and_answer_as_it_says(page: str, service: LocalService, checkout: Path) -> None:
+    refused = checkout.parent / "refused"
+    paths = [str(checkout / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    ended = subprocess.run(
+        ["bash", "-e", "-c", script(page, service.port)],
+        cwd=checkout,
+        env=os.environ | {"PATH": ":".join(paths), "REFUSED": str(refused)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+        check=False,
+    )
+    said = refused.read_text() if refused.exists() else ""
+    assert ended.returncode == 0, f"{said}\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
+    for block in blocks(page, "json"):
+        if block.mark.endswith(".json"):
+            assert_shown(json.loads(block.text), json.loads((checkout / block.mark).read_text()), block.name)
+
+
+def assert_shown(shown: Any, answered: Any, where: str) -> None:
+    """What a page shows is a part of the answer: texts may be cut short with …, and other machines round otherwise.
+
+    A number is right within a tenth of the largest beside it.
+    """
+    if isinstance(shown, dict):
+        scale = max((abs(value) for value in shown.values() if isinstance(value, float)), default=0.0)
+        for name, value in shown.items():
+            assert name in answered, f"{where}: no {name} in the answer"
+            if isinstance(value, float):
+                assert answered[name] == pytest.approx(value, abs=0.1 * scale), f"{where}/{name}"
+            else:
+                assert_shown(value, answered[name], f"{where}/{name}")
+    elif isinstance(shown, list):
+        assert len(shown) == len(answered), where
+        for index, (one, other) in enumerate(zip(shown, answered, strict=True)):
+            assert_shown(one, other, f"{where}/{index}")
+    elif isinstance(shown, str) and shown.endswith("…"):
+        assert answered.startswith(shown[:-1]), where
+    else:
+        assert shown == answered, where
+
+
+@pytest.mark.parametrize("block", all_blocks("bash", "check"), ids=lambda block: block.name)
+def test_commands_that_are_not_run_are_there(block: Block) -> None:
+    found = list(commands(block.text))
+    assert found
+    for command in found:
+        check(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bco cook",
+        "bco experiment newsvendor --nonsense 3",
+        "bco export",
+        "make dinner",
+        "docker compose stop cook",
+        "export BCO_DINNER=late",
+        "cp dinner.md lunch.md",
+        "curl http://127.0.0.1:8000/v1/dinners",
+        "cook dinner",
+    ],
+)
+def test_commands_that_are_not_there_are_found_out(command: str) -> None:
+    with pytest.raises(AssertionError):
+        check(shlex.split(command))
+
+
+# values and programs
+
+
+@pytest.mark.parametrize("block", all_blocks("json", *MODELS), ids=lambda block: block.name)
+def test_json_values_are_taken_by_their_models(block: Block) -> None:
+    MODELS[block.mark].validate_python(json.loads(block.text))
+
+
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python")])
+def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
+    """In a process of their own, as a reader would run them."""
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(block.text for block in blocks(page, "python")))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("ok ")
+
+
+# words
+
+
+def test_the_settings_table_is_the_one_that_the_settings_make() -> None:
+    renewed = runpy.run_path(str(ROOT / "docs" / "settings.py"))["renewed"]
+    page = read("docs/operations.md")
+    assert renewed(page) == page, "run `make docs`: it writes the table of docs/operations.md anew"
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_links_lead_to_files_and_headings_that_are_there(page: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
+        if re.match(r"https?://", target):
+            continue
+        path, _, heading = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert heading in anchors, target
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_files_that_a_page_names_are_there(page: str) -> None:
+    named = re.findall(r"`((?:app|bco_core|benchmarks|docs|migrations|tests)/[\w./\-]*)`", prose(page))
+    assert [path for path in named if not (ROOT / path).exists()] == []
