@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from app.db import outage
-from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
+from bco_core.errors import BcoError, InvalidInput, SolverFailure
 from bco_core.problems.registry import PROBLEMS
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def install(app: FastAPI) -> None:
         fields = []
         if isinstance(error, InvalidInput) and error.where:
             fields = [FieldProblem(pointer=pointer(error.where), detail=str(error))]
-        kinds = {InvalidInput: "invalid-input", Infeasible: "infeasible", SolverFailure: "solver-failure"}
+        kinds = {InvalidInput: "invalid-input", SolverFailure: "solver-failure"}
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error), fields)
 

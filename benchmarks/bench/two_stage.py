@@ -20,7 +20,8 @@ from torch import Tensor
 from app.problems import schemas as problems
 from bco_core.inference.learn import LearningOptions, learn
 from bco_core.problems.base import EXPECTATION
-from bco_core.problems.linear.problem import TwoStageLinear, extensive, together
+from bco_core.problems.linear.extensive import extensive, together
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearProgram
 from benchmarks.bench.load import load

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from bco_core.data import Sample
 from bco_core.families import FAMILIES
@@ -22,8 +21,7 @@ from bco_core.inference.training import Progress
 from bco_core.policies import POLICIES
 from bco_core.posterior import Arrays, ChainDraws, Posterior, digest
 from bco_core.predictors import build_predictor
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
-from bco_core.support_points import energy_distance, support_points
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 ASSETS = 6
 PROBLEM = ReturnConstrainedPortfolio.from_spec(
@@ -207,37 +205,6 @@ def test_separate_chains_have_an_r_hat_far_from_one_and_mixed_ones_do_not() -> N
 
 
 # thinning
-
-
-def cloud(count: int = 400) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    two = torch.randn(count, 3, generator=generator, dtype=torch.float64)
-    two[: count // 4] += torch.tensor([6.0, 0.0, 0.0])
-    return two
-
-
-@pytest.mark.parametrize("count", [1, 5, 20, 60])
-def test_support_points_are_nearer_in_energy_than_random_draws(count: int) -> None:
-    points = cloud()
-    distances = torch.cdist(points, points)
-    chosen = support_points(points, count)
-    assert len(set(chosen.tolist())) == count
-    generator = torch.Generator().manual_seed(1)
-    at_random = [energy_distance(distances, torch.randperm(400, generator=generator)[:count]) for _ in range(20)]
-    assert energy_distance(distances, chosen) < min(at_random)
-
-
-def test_all_points_are_their_own_support_points() -> None:
-    points = cloud(30)
-    assert sorted(support_points(points, 50).tolist()) == list(range(30))
-    distances = torch.cdist(points, points)
-    assert energy_distance(distances, torch.arange(30)) == pytest.approx(0, abs=1e-12)
-
-
-def test_the_first_support_points_are_spread_over_both_clusters() -> None:
-    points = cloud()
-    far = points[support_points(points, 40)[:8], 0] > 3
-    assert 1 <= int(far.sum()) <= 4
 
 
 def test_regular_thinning_takes_the_same_share_of_every_chain_at_even_intervals() -> None:

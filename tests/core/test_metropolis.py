@@ -21,7 +21,7 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.metropolis import MetropolisOptions, MetropolisState, begin, dealt, joined, run
 from bco_core.predictors import Predictor, Standardizer, build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 
 @dataclass(frozen=True)
