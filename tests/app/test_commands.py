@@ -216,3 +216,9 @@ def test_a_demo_that_is_told_to_stop_leaves_no_process(demo: Part, processes: in
         kill(everyone)
     assert demo.process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in demo.messages(), demo.messages()
+
+
+def test_the_command_line_starts_without_the_numerics() -> None:
+    script = "import sys, app.commands.cli, app.keys.service; print('torch' in sys.modules, 'sqlalchemy' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
