@@ -14,11 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from in_process import service_on
-<<<<<<< HEAD
-from journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learned, prescribe
-from patience import wait_until
-from processes import finished, is_ready
-=======
 from journey import (
     CONTEXTS,
     QUICK,
@@ -31,7 +26,8 @@ from journey import (
     learned,
     prescribe,
 )
->>>>>>> solvers
+from patience import wait_until
+from processes import finished, is_ready
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
