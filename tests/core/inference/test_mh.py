@@ -25,7 +25,7 @@ from bco_core.inference.options import LearningOptions, make_options
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import AUTO, PredictorOptions, build_predictor
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 ASSETS = 6
 PROBLEM = ReturnConstrainedPortfolio.from_spec(
