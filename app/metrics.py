@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from app.db.engine import transaction
 from app.db.tables import JobRow, WorkerRow, now
+from bco_core.status import HIGHS, Status
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None
     found = TallyOf(zip(statuses, solvers or ["formula"] * len(statuses), strict=True))
     for (status, solver), number in found.items():
         PRESCRIPTIONS.labels(status, solver).inc(number)
-        if solver == "highs" or status != "optimal":
+        if solver == HIGHS or status != Status.OPTIMAL:
             FALLBACKS.inc(number)
 
 

@@ -31,9 +31,11 @@ _PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Choice:
-    """The history with the carrier of least score, and every candidate's mean score."""
+    """The history with the carrier of least score, the ``order`` (H,) in which it holds the rows, and every candidate's
+    score."""
 
     history: History
+    order: Tensor
     table: Table
 
 
@@ -72,7 +74,7 @@ def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, featur
     labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
     choice = select(scores, labels)
     chosen = candidates[choice.chosen]
-    return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), choice.table)
+    return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), order, choice.table)
 
 
 def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[History]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
+from bco_core.problems.base import cost_bound_breach, cost_bound_remedy
 
 _DRAWS = 500
 _GRID = torch.logspace(-3, 1, 33, dtype=torch.float64)
@@ -70,9 +71,10 @@ def certify(
 
     ``rows`` are those that the prior does not depend on; None if it depends on all of them.
     """
-    bound = classes[0].target.problem.cost_bound
+    problem = classes[0].target.problem
+    bound = problem.cost_bound
     if bound is None:
-        return Certificate.absent("no bound on the cost is known: give every item a maximum_order and a maximum_demand")
+        return Certificate.absent(f"no bound on the cost is known: {cost_bound_remedy(problem)}")
     if rows is None:
         return Certificate.absent(
             "the prior is scaled with all rows; learn with certify, which sets rows aside to scale it with"
@@ -81,7 +83,7 @@ def certify(
     used = [part for part in classes if part.weight > 0]
     costs = [_drawn_costs(part, rows, generator) for part in used]
     if max(worst for _, worst in costs) > bound:
-        return Certificate.absent("the history holds outcomes beyond the bounds that the problem states")
+        return Certificate.absent(f"the history holds {cost_bound_breach(problem)}")
     risk = sum(part.weight * risks.mean().item() for part, (risks, _) in zip(used, costs, strict=True)) / bound
     share = failure / (2 * len(used))
     margin = sum(p.weight * _bernstein_margin(risks / bound, share) for p, (risks, _) in zip(used, costs, strict=True))

@@ -18,10 +18,6 @@ class InvalidInput(BcoError, ValueError):
         self.where = where
 
 
-class Infeasible(BcoError):
-    """No decision satisfies the constraints."""
-
-
 class SolverFailure(BcoError):
     """A solver stopped without a certified answer."""
 

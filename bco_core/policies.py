@@ -5,6 +5,7 @@
 ``blended``   between the two: BCP over y_k(α) = f̄ + α (f_θk − f̄), with f̄ the mean prediction. α = 0 optimises at the
               mean prediction, α = 1 is BCP.
 ``bcp``       π_ρ: minimises expected cost, or another risk, over the posterior predictive distribution.
+``predictive``  the same over predictive scenarios, which add the noise that no predictor removes.
 ``map``       the decision of the posterior's mode.
 ``thompson``  the decision of one posterior draw, chosen afresh for each context.
 
@@ -40,7 +41,8 @@ class Policy:
     """One policy. ``hedges``: it minimises a risk over scenarios, rather than averaging or picking decisions.
 
     ``recommendable``: it uses the whole posterior. Held-out rows are seen by few members, so they would flatter a
-    policy that needs only one. ``parameters`` names the terms that are its own.
+    policy that needs only one. ``parameters`` names the terms that are its own. ``predictive``: it decides over
+    predictive scenarios instead of posterior draws.
     """
 
     name: str
@@ -48,6 +50,14 @@ class Policy:
     hedges: bool = False
     recommendable: bool = False
     parameters: tuple[str, ...] = ()
+    predictive: bool = False
+
+
+def decide_over(
+    problem: DecisionProblem, draws: Scenarios, atoms: Scenarios, policy: str, terms: Terms | None = None
+) -> Prescription:
+    """One decision for each context, over posterior draws or predictive scenarios, whichever the policy is for."""
+    return decide(problem, atoms if POLICIES[policy].predictive else draws, policy, terms)
 
 
 def decide(problem: DecisionProblem, scenarios: Scenarios, policy: str, terms: Terms | None = None) -> Prescription:
@@ -127,6 +137,7 @@ POLICIES: dict[str, Policy] = {
         Policy("averaged", _averaged, recommendable=True),
         Policy("blended", _blended, hedges=True, recommendable=True, parameters=("alpha",)),
         Policy("bcp", _bcp, hedges=True, recommendable=True),
+        Policy("predictive", _bcp, hedges=True, recommendable=True, predictive=True),
         Policy("map", _map),
         Policy("thompson", _thompson),
     )

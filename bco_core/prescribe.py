@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.policies import POLICIES, Terms, check_risk, decide, decide_for
+from bco_core.policies import POLICIES, Terms, check_risk, decide_for, decide_over
 from bco_core.posterior import Posterior
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
 from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost
@@ -120,10 +120,11 @@ def decisions(
     """
     options = options or PrescribeOptions()
     scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
-    atoms = cost_scenarios(posterior, contexts, scenarios, options) if options.risk else scenarios
+    predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, None, options.alpha)
-    return decide(problem, atoms, options.chosen_policy, terms).decisions
+    hedged = atoms if options.risk else scenarios
+    return decide_over(problem, hedged, predictive, options.chosen_policy, terms).decisions
 
 
 def _prescribe(
@@ -137,8 +138,8 @@ def _prescribe(
     scenarios = posterior.scenarios(contexts, theta)
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
-    atoms = cost_scenarios(posterior, contexts, scenarios, options)
-    found = decide(problem, atoms if options.risk else scenarios, options.chosen_policy, terms)
+    predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
+    found = decide_over(problem, atoms if options.risk else scenarios, predictive, options.chosen_policy, terms)
     decisions = shown_decisions(found)
     costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)
     map_decisions = decide_for(problem, scenarios.mode)
@@ -155,13 +156,15 @@ def _prescribe(
     )
 
 
-def cost_scenarios(
+def _what_may_happen(
     posterior: Posterior, contexts: Tensor, scenarios: Scenarios, options: PrescribeOptions
-) -> Scenarios:
-    """The scenarios that costs are computed over, as many as the decision hedges over."""
-    if options.costs_over == POSTERIOR:
-        return scenarios
-    return posterior.predictive(contexts, scenarios.mean(), options.scenarios) or scenarios
+) -> tuple[Scenarios, Scenarios]:
+    """The scenarios that a predictive policy decides over, and those that costs are computed over."""
+    over_draws = options.costs_over == POSTERIOR
+    if over_draws and not POLICIES[options.chosen_policy].predictive:
+        return scenarios, scenarios
+    atoms = posterior.predictive(contexts, scenarios.mean(), options.scenarios) or scenarios
+    return atoms, scenarios if over_draws else atoms
 
 
 def shown_decisions(found: Prescription) -> Tensor:

@@ -16,12 +16,6 @@ from torch import Tensor
 _PASSES = 10
 
 
-def energy_distance(distances: Tensor, chosen: Tensor) -> float:
-    """Between the chosen (K,) and all N points, by their distances (N, N)."""
-    between = distances[chosen].mean()
-    return (2 * between - distances[chosen][:, chosen].mean() - distances.mean()).item()
-
-
 def support_points(features: Tensor, count: int) -> Tensor:
     """``count`` of the N points (N, f), as indices in the order in which each adds most to those before it."""
     distances = torch.cdist(features.double(), features.double())

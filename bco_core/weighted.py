@@ -36,8 +36,3 @@ def weighted_quantile(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor
     columns = values.transpose(1, 2).contiguous()
     ordered, share = sort_atoms(columns, weights if weights.ndim == 1 else weights[:, None])
     return sorted_quantile(ordered, share, levels[:, None]).squeeze(-1)
-
-
-def conditional_value_at_risk(values: Tensor, weights: Tensor, level: float) -> Tensor:
-    """CVaR of values (B, K) with weights (K,) or (B, K): → (B,)."""
-    return sorted_cvar(*sort_atoms(values, weights), level)

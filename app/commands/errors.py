@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import typer
 
-from bco_core.errors import InvalidInput
-
 UNUSABLE = 2
 
 
@@ -21,7 +19,13 @@ def plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except InvalidInput as error:
+    except ValueError as error:
+        # Loaded only now: the core takes seconds, and most commands never need it.
+        from app.keys.service import InvalidKey
+        from bco_core.errors import InvalidInput
+
+        if not isinstance(error, InvalidInput | InvalidKey):
+            raise
         raise ended(f"This cannot be used: {error}.", 1) from None
     except sa.exc.SQLAlchemyError as error:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from app.db import outage
-from bco_core.errors import BcoError, Infeasible, InvalidInput, SolverFailure
+from bco_core.errors import BcoError, InvalidInput, SolverFailure
 from bco_core.inference.options import OPTIONS
 from bco_core.problems.registry import PROBLEMS
 
@@ -189,7 +189,7 @@ def install(app: FastAPI) -> None:
     async def on_core_error(request: Request, error: BcoError) -> JSONResponse:
         if isinstance(error, InvalidInput) and error.where:
             return of_core(error).answer()
-        kinds = {InvalidInput: "invalid-input", Infeasible: "infeasible", SolverFailure: "solver-failure"}
+        kinds = {InvalidInput: "invalid-input", SolverFailure: "solver-failure"}
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error))
 

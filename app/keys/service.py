@@ -18,21 +18,24 @@ from app.db.engine import transaction
 from app.db.tables import KeyRow, now
 from app.db.text import is_storable
 from app.ids import is_id, new_id, sibling_id
-from bco_core.errors import InvalidInput
 
 SCOPES = ("read", "train", "admin")
 _WORKSPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
+class InvalidKey(ValueError):
+    """A key cannot be as it was asked for; the message says what would be right."""
+
+
 def create(name: str, workspace: str, scopes: list[str], days: float | None) -> tuple[KeyRow, str]:
     """A new key, and the text that is shown this once."""
     if not _WORKSPACE.fullmatch(workspace):
-        raise InvalidInput("a workspace's name is up to 63 small letters, digits and hyphens, such as 'planning'")
+        raise InvalidKey("a workspace's name is up to 63 small letters, digits and hyphens, such as 'planning'")
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
-        raise InvalidInput(f"the scopes of a key are one or more of {', '.join(SCOPES)}")
+        raise InvalidKey(f"the scopes of a key are one or more of {', '.join(SCOPES)}")
     if not is_storable(name) or not name.strip():
-        raise InvalidInput("a key needs a name that says what it is for")
+        raise InvalidKey("a key needs a name that says what it is for")
     key_id = new_id("key")
     text = f"{sibling_id(key_id, 'bco')}_{secrets.token_urlsafe(32)}"
     row = KeyRow(

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from bco_core.certificates import Certificate
-from bco_core.data import FOLDS
+from bco_core.data import FOLDS, Sample, Standardizer
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
+from bco_core.regression import ridge
+from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
 FEW_ROWS = 50
+_RESIDUALS = 100
 
 
 @dataclass(frozen=True)
@@ -58,4 +61,29 @@ def constant_costs(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
         others[fold] = False
         decision = best_constant(problem, outcomes[others] if others.any() else outcomes).decisions
         costs[fold] = problem.cost(decision, outcomes[fold])
+    return costs
+
+
+def regression_costs(problem: DecisionProblem, sample: Sample) -> Tensor | None:
+    """Cost (m,) on each row of predicting by ridge regression and deciding over its residuals, without the row's fifth.
+
+    None where there are too few rows for a regression.
+    """
+    count = len(sample)
+    if count < 2 * FOLDS:
+        return None
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    inputs = Standardizer.fit(sample.contexts).apply(sample.contexts)
+    costs = torch.empty(count, dtype=torch.float64)
+    for fold in order.chunk(FOLDS):
+        others = torch.ones(count, dtype=torch.bool)
+        others[fold] = False
+        fitted = ridge(inputs[others], sample.outcomes[others])
+        predicted = inputs @ fitted[:-1] + fitted[-1]
+        residuals = (sample.outcomes - predicted)[others]
+        picks = torch.linspace(0, len(residuals) - 1, min(_RESIDUALS, len(residuals))).long()
+        atoms = residuals[residuals.sum(dim=1).argsort()[picks]]
+        scenarios = Scenarios.equal(predicted[fold][:, None] + atoms, predicted[fold])
+        decisions = problem.prescribe(scenarios.outcomes, scenarios.weights).decisions
+        costs[fold] = problem.cost(decisions, sample.outcomes[fold])
     return costs

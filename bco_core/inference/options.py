@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
+from bco_core.features.registry import FEATURES
 from bco_core.inference.training import OPTIMIZERS
 from bco_core.policies import POLICIES
 from bco_core.predictors.registry import PredictorOptions
@@ -44,6 +45,8 @@ class LearningOptions:
             self._known("policy", tuple(POLICIES))
         if self.kl_weight is not None and self.inverse_temperature is not None:
             raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
+        if getattr(self, "certify", None) and FEATURES[self.predictor.features].sees_outcomes:
+            raise InvalidInput("features fitted to outcomes leave no prior to certify with", ("certify",))
 
     @property
     def has_temperature(self) -> bool:

@@ -1,27 +1,33 @@
 """The protocol everything hangs on: what inference and policies may ask of a decision problem.
 
 Shapes: outcomes (..., d_y), decisions (..., d_z), costs (...). Everything is batched; nothing outside a problem's own
-file knows which problem it has.
+file knows which problem it has. :class:`Problem` has defaults for what most problems answer alike.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from bco_core.status import Status
 
-class Status(StrEnum):
-    """How a solve ended, in one vocabulary for every solver."""
-
-    OPTIMAL = "optimal"
-    BEST_EFFORT = "best_effort"
-    INFEASIBLE = "infeasible"
-    UNBOUNDED = "unbounded"
-    TIME_LIMIT = "time_limit"
+__all__ = [
+    "EXPECTATION",
+    "DecisionProblem",
+    "Prescription",
+    "Problem",
+    "Risk",
+    "Status",
+    "UncertainConstraints",
+    "cost_bound_breach",
+    "cost_bound_remedy",
+    "cost_floor",
+]
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Prescription:
     """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
 
     ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
-    says what found each decision, or is empty where a formula did.
+    says what found each decision (CUTS or HIGHS of :mod:`bco_core.status`), or is empty where a formula did.
     """
 
     decisions: Tensor
@@ -109,6 +115,87 @@ class UncertainConstraints(Protocol):
         ...
 
 
+class Problem(ABC):
+    """A decision problem by its differences: one decision an outcome, differentiable, convex, without known bounds.
+
+    Subclasses say ``outcome_dim``, ``decide``, ``cost`` and ``prescribe``, and whatever else is not as usual.
+    """
+
+    @property
+    @abstractmethod
+    def outcome_dim(self) -> int: ...
+
+    @abstractmethod
+    def decide(self, outcomes: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription: ...
+
+    @property
+    def decision_dim(self) -> int:
+        return self.outcome_dim
+
+    @property
+    def differentiable(self) -> bool:
+        return True
+
+    @property
+    def cost_bound(self) -> float | None:
+        return None
+
+    @property
+    def cost_bound_remedy(self) -> str:
+        """What a planner could state for ``cost_bound`` to be known, after "no bound on the cost is known:"."""
+        return _NO_REMEDY
+
+    @property
+    def cost_bound_breach(self) -> str:
+        """What a history holds whose costs exceed ``cost_bound``, after "the history holds"."""
+        return _BREACH
+
+    @property
+    def cost_floor(self) -> float:
+        """A number that no cost falls below."""
+        return -math.inf
+
+    @property
+    def relaxation(self) -> Self:
+        return self
+
+    def within(self, decisions: Tensor) -> Tensor:
+        """Whether decisions keep what no outcome has a say in: (..., d_z) → bool (...)."""
+        return torch.ones(decisions.shape[:-1], dtype=torch.bool)
+
+    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        within = self.within(decisions)
+        return within.expand(torch.broadcast_shapes(within.shape, outcomes.shape[:-1]))
+
+    def optimal(self, decisions: Tensor, outcomes: Tensor, weights: Tensor) -> Prescription:
+        """The prescription of decisions (B, d_z) known to be optimal over outcomes (B, K, d_y), weights (B, K) or (K,):
+        their expected cost."""
+        objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
+        return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
+
+
+_NO_REMEDY = "problems of this kind cannot state one"
+_BREACH = "outcomes beyond the stated bounds"
+
+
 def cost_floor(problem: DecisionProblem) -> float:
     """A number that no cost falls below, as far as the problem knows one (its own ``cost_floor``)."""
     return float(getattr(problem, "cost_floor", -math.inf))
+
+
+def cost_bound_remedy(problem: DecisionProblem) -> str:
+    """What a planner could state for the problem's ``cost_bound`` to be known, in the problem's own words."""
+    return str(getattr(problem, "cost_bound_remedy", _NO_REMEDY))
+
+
+def cost_bound_breach(problem: DecisionProblem) -> str:
+    """What a history holds whose costs exceed the problem's ``cost_bound``, in the problem's own words."""
+    return str(getattr(problem, "cost_bound_breach", _BREACH))

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
+from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk
 from bco_core.weighted import weighted_quantile
 
 
 @dataclass(frozen=True)
-class Newsvendor:
+class Newsvendor(Problem):
     """Unit costs, order bounds and the most demand there can be, each (d_y,), float64."""
 
     underage: Tensor
@@ -70,14 +70,6 @@ class Newsvendor:
         return len(self.underage)
 
     @property
-    def decision_dim(self) -> int:
-        return len(self.underage)
-
-    @property
-    def differentiable(self) -> bool:
-        return True
-
-    @property
     def cost_bound(self) -> float | None:
         """With demand from 0 to its stated most and orders between bounds, each item's cost is largest at a corner."""
         short = self.underage * (self.most - self.minimum).clamp_min(0)
@@ -86,8 +78,12 @@ class Newsvendor:
         return bound if math.isfinite(bound) and bool((self.minimum >= 0).all()) else None
 
     @property
-    def relaxation(self) -> Newsvendor:
-        return self
+    def cost_bound_remedy(self) -> str:
+        return "give every item a maximum_order and a maximum_demand"
+
+    @property
+    def cost_bound_breach(self) -> str:
+        return "outcomes beyond the stated bounds, such as demand above maximum_demand"
 
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes.clamp(self.minimum, self.maximum)
@@ -96,9 +92,8 @@ class Newsvendor:
         short = outcomes - decisions
         return torch.where(short > 0, self.underage * short, -self.overage * short).sum(-1)
 
-    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        within = ((decisions >= self.minimum) & (decisions <= self.maximum)).all(-1)
-        return within.expand(torch.broadcast_shapes(within.shape, outcomes.shape[:-1]))
+    def within(self, decisions: Tensor) -> Tensor:
+        return ((decisions >= self.minimum) & (decisions <= self.maximum)).all(-1)
 
     def prescribe(
         self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
@@ -107,5 +102,4 @@ class Newsvendor:
             raise InvalidInput("the newsvendor prescribes for expected cost only", ("risk",))
         weights = weights.to(outcomes)
         decisions = self.decide(weighted_quantile(outcomes, weights, self.underage / (self.underage + self.overage)))
-        objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
-        return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
+        return self.optimal(decisions, outcomes, weights)

@@ -9,7 +9,8 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.problems.newsvendor import Newsvendor
-from bco_core.problems.portfolio import MeanVariancePortfolio, ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 PROBLEMS: dict[str, Callable[[dict[str, Any]], DecisionProblem]] = {
     "newsvendor": Newsvendor.from_spec,

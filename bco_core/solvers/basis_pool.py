@@ -16,21 +16,33 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bco_core.solvers import highs
+from bco_core.solvers.dual_simplex import (
+    ENTRY_ERROR,
+    FAILED,
+    INFEASIBLE,
+    NONE,
+    OPTIMAL,
+    TOLERANCE,
+    Index,
+    Room,
+    Tableaus,
+    continue_dual_simplex,
+    is_optimal,
+    kernel,
+    piece,
+    set_dual,
+)
 from bco_core.solvers.linear_form import Array, LinearForm
-
-Index = NDArray[np.int64]
 
 # More bases start closer to the optimum but take longer to compare: 64 was fastest for programs of 7 to 60 rows.
 CAPACITY = 64
-OPTIMAL, INFEASIBLE, FAILED = 0, 1, 2
-# How far below zero a basic variable may be, relative to the size of the terms it is the sum of.
-TOLERANCE = 1e-9
-# A basis must reproduce b to 1e-8 of each row's terms and 1e-13 of the largest; so it does if B B⁻¹ − I is this small.
+# A basis must reproduce b to this share of each row's terms, and to ENTRY_ERROR of that share of the largest row's.
+_REPRODUCED = 1e-8
+# So it does if B B⁻¹ − I is this small.
 _SHARP = 1e-13
 _CHUNK = 4096
 
@@ -93,12 +105,12 @@ class BasisPool:
     def _solve_chunk(self, chunk: Tensor, sizes: Tensor, jacobian: bool) -> Solved:
         form, bases = self.form, self.bases
         rhs, start = chunk.numpy(), bases.closest(chunk).numpy()
-        place = np.full(sum(form.matrix.shape), -1)
+        place = np.full(sum(form.matrix.shape), NONE)
         place[self.watched] = np.arange(len(self.watched))
-        count = len(self.watched)
-        program = form.matrix, form.transposed, form.cost
-        found = _solve_all(rhs, sizes.numpy(), start, *bases, *program, place, count, jacobian, TOLERANCE)
-        value, dual, primal, by_rhs, status, columns, pivots = found
+        program = _Program(form.matrix, form.transposed, form.cost)
+        answers = _Answers.of(len(rhs), len(form.matrix), len(self.watched), jacobian)
+        _solve_all(rhs, sizes.numpy(), start, bases, program, place, TOLERANCE, answers)
+        value, dual, primal, by_rhs, status, columns, pivots = answers
         if not (pivots.any() or status.any()):
             return Solved(value, dual, primal, by_rhs, status)
         failed = np.flatnonzero(status == FAILED)
@@ -142,208 +154,140 @@ def _bases(form: LinearForm, columns: Index) -> Bases:
     return Bases(columns.astype(np.int64), np.ascontiguousarray(inverse), dual, np.maximum(reduced, 0.0), sharp)
 
 
-# Sums may be reordered, which lets the processor take several terms at once; infinities keep their meaning.
-FAST = {"reassoc", "contract", "nsz"}
+class _Program(NamedTuple):
+    """What the kernel needs to know of the program: A (m, N), A' (N, m) and c (N,)."""
+
+    matrix: Array
+    transposed: Array
+    cost: Array
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def below_zero(amount, row, size, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether ``amount``, the product of ``row`` of B⁻¹ with b, is negative by more than rounding.
+class _Answers(NamedTuple):
+    """:class:`Solved` while the kernel writes it, with the final bases (n, m) and how many pivots led there (n,)."""
 
-    Entries of B⁻¹ have errors of their own, in proportion to the row's largest; the last term is for these.
-    """
-    if not amount < 0.0:
-        return False
-    scale = 0.0
-    entry = 0.0
-    largest = 0.0
-    for k in range(len(row)):
-        scale += abs(row[k]) * size[k]
-        entry = max(entry, abs(row[k]))
-        largest = max(largest, size[k])
-    return amount < -tolerance * (scale + 1e-5 * entry * largest)
+    value: Array
+    dual: Array
+    primal: Array
+    jacobian: Array
+    status: NDArray[np.int8]
+    columns: Index
+    pivots: Index
 
-
-# In kernels arrays are copied entry by entry: slices are as fast but take seconds to compile.
-@njit(cache=True, nogil=True, fastmath=FAST)
-def continue_dual_simplex(columns, inverse, reduced, basic, size, matrix, tolerance, row_entries, column_entries):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Pivot in place from a dual feasible basis until ``basic`` = B⁻¹b ≥ 0 up to rounding; the number of pivots, or
-    −1 − row when that row of B⁻¹ proves infeasibility, or −1000000 when it takes too long."""
-    rows = len(basic)
-    count = matrix.shape[1]
-    for pivots in range(50 * rows + 100):
-        leaving = -1
-        worst = 0.0
-        for i in range(rows):
-            if basic[i] < worst and below_zero(basic[i], inverse[i], size, tolerance):
-                worst = basic[i]
-                leaving = i
-        if leaving < 0:
-            return pivots
-        entering = -1
-        best = np.inf
-        largest = 0.0
-        for j in range(count):
-            row_entries[j] = 0.0
-        for i in range(rows):
-            factor = inverse[leaving, i]
-            row_entries[count + i] = -factor
-            if factor != 0.0:
-                for j in range(count):
-                    row_entries[j] += factor * matrix[i, j]
-        for j in range(count + rows):
-            entry = row_entries[j]
-            if entry < -1e-9:
-                ratio = -reduced[j] / entry
-                if ratio < best or (ratio == best and -entry > largest):
-                    best = ratio
-                    largest = -entry
-                    entering = j
-        if entering < 0:
-            return -1 - leaving
-        step = reduced[entering] / row_entries[entering]
-        for j in range(count + rows):
-            reduced[j] -= step * row_entries[j]
-            if reduced[j] < 0.0:
-                reduced[j] = 0.0
-        reduced[columns[leaving]] = -step
-        reduced[entering] = 0.0
-        if entering < count:
-            for i in range(rows):
-                column_entries[i] = 0.0
-            for k in range(rows):
-                factor = matrix[k, entering]
-                if factor != 0.0:
-                    for i in range(rows):
-                        column_entries[i] += inverse[i, k] * factor
-        else:
-            for i in range(rows):
-                column_entries[i] = -inverse[i, entering - count]
-        pivot = column_entries[leaving]
-        for k in range(rows):
-            inverse[leaving, k] /= pivot
-        basic[leaving] /= pivot
-        for i in range(rows):
-            if i != leaving and column_entries[i] != 0.0:
-                factor = column_entries[i]
-                for k in range(rows):
-                    inverse[i, k] -= factor * inverse[leaving, k]
-                basic[i] -= factor * basic[leaving]
-        columns[leaving] = entering
-    return -1000000
+    @staticmethod
+    def of(total: int, rows: int, watched: int, jacobian: bool) -> _Answers:
+        return _Answers(
+            np.empty(total),
+            np.empty((total, rows)),
+            np.zeros((total, watched)),
+            np.zeros((total, watched, rows if jacobian else 0)),
+            np.zeros(total, dtype=np.int8),
+            np.empty((total, rows), dtype=np.int64),
+            np.zeros(total, dtype=np.int64),
+        )
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def _solve_all(  # type: ignore[no-untyped-def]  # pragma: no cover
-    rhs,
-    size,
-    start,
-    columns,
-    inverse,
-    dual,
-    reduced,
-    sharp,
-    matrix,
-    transposed,
-    cost,
-    place,
-    watched,
-    jacobian,
-    tolerance,
-):
+@kernel
+def _solve_all(rhs, size, start, bases, program, place, tolerance, answers):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Write the answer for each right-hand side (n, m); ``place`` (N + m,) is where a column is watched, or NONE."""
     total, rows = rhs.shape
-    count = matrix.shape[1]
-    value = np.empty(total)
-    duals = np.empty((total, rows))
-    primal = np.zeros((total, watched))
-    by_rhs = np.zeros((total, watched, rows if jacobian else 0))
-    status = np.zeros(total, dtype=np.int8)
-    final = np.empty((total, rows), dtype=np.int64)
-    pivots = np.zeros(total, dtype=np.int64)
-    own_columns = np.empty(rows, dtype=np.int64)
-    own_inverse = np.empty((rows, rows))
-    own_reduced = np.empty(count + rows)
-    basic = np.empty(rows)
-    row_entries = np.empty(count + rows)
-    column_entries = np.empty(rows)
+    columns = program.matrix.shape[1] + rows
+    own = Tableaus(np.empty((1, rows), dtype=np.int64), np.empty((1, rows, rows)), np.empty((1, columns)))
+    room = Room(np.empty(rows), np.empty(columns), np.empty(rows))
     scale = np.empty(rows)
     for n in range(total):
         at = start[n]
-        feasible = True
-        for i in range(rows):
-            amount = 0.0
-            for k in range(rows):
-                amount += inverse[at, i, k] * rhs[n, k]
-            basic[i] = amount
-            if feasible and below_zero(amount, inverse[at, i], size[n], tolerance):
-                feasible = False
-        taken = 0
-        if feasible:
-            for i in range(rows):
-                duals[n, i] = dual[at, i]
-                final[n, i] = columns[at, i]
+        if is_optimal(bases.inverse[at], rhs[n], size[n], tolerance, room.basic):
+            _take(bases, at, n, answers)
         else:
-            for i in range(rows):
-                own_columns[i] = columns[at, i]
-                for k in range(rows):
-                    own_inverse[i, k] = inverse[at, i, k]
-            for j in range(count + rows):
-                own_reduced[j] = reduced[at, j]
-            taken = continue_dual_simplex(
-                own_columns, own_inverse, own_reduced, basic, size[n], matrix, tolerance, row_entries, column_entries
-            )
-            for i in range(rows):
-                final[n, i] = own_columns[i]
-            if taken < 0:
-                if taken == -1000000:
-                    status[n] = 2
-                    continue
-                # Row r of B⁻¹ is non-negative on every column and negative on b: no x can do it.
-                status[n] = 1
-                value[n] = np.inf
-                for i in range(rows):
-                    duals[n, i] = -own_inverse[-1 - taken, i]
-                for j in range(watched):
-                    primal[n, j] = np.nan
+            _copy(bases, at, own)
+            status, number = continue_dual_simplex(own, 0, size[n], program.matrix, tolerance, room)
+            _write(own, status, number, program.cost, n, answers)
+            if status != OPTIMAL:
                 continue
-            pivots[n] = taken
-            for k in range(rows):
-                duals[n, k] = 0.0
-            for i in range(rows):
-                if own_columns[i] < count:
-                    price = cost[own_columns[i]]
-                    for k in range(rows):
-                        duals[n, k] += price * own_inverse[i, k]
         amount = 0.0
         for k in range(rows):
-            amount += duals[n, k] * rhs[n, k]
-        value[n] = amount
-        if taken > 0 or not sharp[at]:
-            # The certificate: the basis must reproduce b.
-            for k in range(rows):
-                column_entries[k] = -rhs[n, k]
-                scale[k] = size[n, k]
-            for i in range(rows):
-                j = final[n, i]
-                if j < count:
-                    for k in range(rows):
-                        part = basic[i] * transposed[j, k]
-                        column_entries[k] += part
-                        scale[k] += abs(part)
-                else:
-                    column_entries[j - count] -= basic[i]
-                    scale[j - count] += abs(basic[i])
-            largest = 0.0
-            for k in range(rows):
-                largest = max(largest, scale[k])
-            for k in range(rows):
-                if not abs(column_entries[k]) <= 1e-8 * (scale[k] + 1e-5 * largest):
-                    status[n] = 2
+            amount += answers.dual[n, k] * rhs[n, k]
+        answers.value[n] = amount
+        moved = answers.pivots[n] > 0
+        if (moved or not bases.sharp[at]) and not _reproduces(
+            answers.columns[n], room.basic, rhs[n], size[n], program, room.column, scale
+        ):
+            answers.status[n] = FAILED
+        _watch(own.inverse[0] if moved else bases.inverse[at], room.basic, place, n, answers)
+
+
+@piece
+def _take(bases, at, n, answers):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The pool's basis is the answer."""
+    for i in range(answers.dual.shape[1]):
+        answers.dual[n, i] = bases.dual[at, i]
+        answers.columns[n, i] = bases.columns[at, i]
+
+
+@piece
+def _copy(bases, at, own):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """A basis of the pool to pivot from."""
+    rows = own.columns.shape[1]
+    for i in range(rows):
+        own.columns[0, i] = bases.columns[at, i]
+        for k in range(rows):
+            own.inverse[0, i, k] = bases.inverse[at, i, k]
+    for j in range(own.reduced.shape[1]):
+        own.reduced[0, j] = bases.reduced[at, j]
+
+
+@piece
+def _write(own, status, number, cost, n, answers):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The basis that the pivots led to: its duals, or the ray that proves infeasibility."""
+    rows = own.columns.shape[1]
+    answers.status[n] = status
+    for i in range(rows):
+        answers.columns[n, i] = own.columns[0, i]
+    if status == OPTIMAL:
+        answers.pivots[n] = number
+        set_dual(own.columns[0], own.inverse[0], cost, answers.dual[n])
+    elif status == INFEASIBLE:
+        # The row of B⁻¹ is non-negative on every column and negative on b: no x can do it.
+        answers.value[n] = np.inf
         for i in range(rows):
-            j = place[final[n, i]]
-            if j >= 0:
-                primal[n, j] = max(basic[i], 0.0)
-                if jacobian:
-                    for k in range(rows):
-                        by_rhs[n, j, k] = inverse[at, i, k] if taken == 0 else own_inverse[i, k]
-    return value, duals, primal, by_rhs, status, final, pivots
+            answers.dual[n, i] = -own.inverse[0, number, i]
+        for j in range(answers.primal.shape[1]):
+            answers.primal[n, j] = np.nan
+
+
+@piece
+def _reproduces(columns, basic, rhs, size, program, error, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The certificate: whether the basis reproduces b."""
+    rows, count = program.matrix.shape
+    for k in range(rows):
+        error[k] = -rhs[k]
+        scale[k] = size[k]
+    for i in range(rows):
+        j = columns[i]
+        if j < count:
+            for k in range(rows):
+                part = basic[i] * program.transposed[j, k]
+                error[k] += part
+                scale[k] += abs(part)
+        else:
+            error[j - count] -= basic[i]
+            scale[j - count] += abs(basic[i])
+    largest = 0.0
+    for k in range(rows):
+        largest = max(largest, scale[k])
+    kept = True
+    for k in range(rows):
+        if not abs(error[k]) <= _REPRODUCED * (scale[k] + ENTRY_ERROR * largest):
+            kept = False
+    return kept
+
+
+@piece
+def _watch(inverse, basic, place, n, answers):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The watched columns' values and, if asked for, their derivatives."""
+    for i in range(len(basic)):
+        j = place[answers.columns[n, i]]
+        if j != NONE:
+            answers.primal[n, j] = max(basic[i], 0.0)
+            for k in range(answers.jacobian.shape[2]):
+                answers.jacobian[n, j, k] = inverse[i, k]

@@ -25,33 +25,36 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numba
 import numpy as np
+
+from bco_core.solvers.newton import BEST_EFFORT, OPTIMAL, UNSOLVED, compiled, newton, norm
+
+__all__ = [
+    "BEST_EFFORT",
+    "MAXIMUM_RANK",
+    "OPTIMAL",
+    "UNSOLVED",
+    "Array",
+    "FactorQP",
+    "least_variance",
+    "mean_variance",
+    "tail_portfolio",
+    "tail_rows",
+]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Codes = np.ndarray[Any, np.dtype[np.int64]]
 
-OPTIMAL, BEST_EFFORT, UNSOLVED = 0, 1, 2
 MAXIMUM_RANK = 16
-_ITERATIONS = 100
-_HALVINGS = 60
 # A target missed by less than this share of the scale of returns counts as reached.
 _ROUNDING = 1e-12
 # How many rows a tail may need before another solver takes over, and how nearly they are kept.
 _CUTS = 40
 _TAIL_TOLERANCE = 1e-10
-
-
-def _compiled(function: Any) -> Any:
-    """Compiled at its first call, without the interpreter's lock; kept on disk where some place can be written to.
-
-    Sums may be reordered, so that they run in vectors; nothing else about the arithmetic is loosened.
-    """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        return numba.njit(**options)(function)
+# Of the returns' scale: soft enough for Newton to settle, hard enough for rows (nearly) those of the best effort.
+_SOFTNESS = 0.03
+# Duals below the negative of the largest value, by this factor, prove that there is no portfolio.
+_BEYOND = 1.0001
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def _solved(qp: FactorQP, returns: Array, target: float, given_price: bool) -> t
     return portfolios, codes
 
 
-@_compiled
+@compiled
 def _solve_rows(  # type: ignore[no-untyped-def]
     returns, columns, scale, bounds, budget, target, given_price, long_only, portfolios, codes
 ):
@@ -138,14 +141,14 @@ def _solve_rows(  # type: ignore[no-untyped-def]
     small, large, hessian = np.empty((3, size)), np.empty((3, assets)), np.empty((size, size))
     linear[0], linear[size - 1] = budget, -target
     for a in range(size - 1):
-        norms[a] = _norm(columns[a])
+        norms[a] = norm(columns[a])
     for i in range(rows):
         y, row = returns[i], columns[size - 1]
         largest = 0.0
         for j in range(assets):
             row[j] = y[j] * scale[j]
             largest = max(largest, abs(y[j]))
-        norms[size - 1] = _norm(row)
+        norms[size - 1] = norm(row)
         if not given_price:
             best = _largest_return(y, lower, upper, budget, long_only, portfolios[i])
             if best < target - _ROUNDING * (abs(target) + largest):
@@ -161,19 +164,11 @@ def _solve_rows(  # type: ignore[no-untyped-def]
                 total += max(row[j], 0.0) ** 2
             value[size - 1] = target / total
         fixed = size - 1 if given_price else -1
-        codes[i] = _newton(
+        codes[i] = newton(
             columns, size, size - 2, linear, fixed, low, high, value, norms, small, large, hessian, -math.inf
         )
         for j in range(assets):
             portfolios[i, j] = large[0, j] * scale[j]
-
-
-@_compiled
-def _norm(row):  # type: ignore[no-untyped-def]
-    total = 1e-300
-    for j in range(len(row)):
-        total += row[j] * row[j]
-    return total
 
 
 def tail_portfolio(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> tuple[Array, int]:
@@ -186,8 +181,7 @@ def tail_portfolio(qp: FactorQP, scenarios: Array, weights: Array, level: float,
 def tail_rows(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> Array:
     """The rows (c, m) that bind when the worst tail falls short of the target by as little as can be, or nearly so."""
     largest = max(float(np.abs(scenarios).max()), abs(target))
-    # Soft enough for Newton to settle, hard enough for the rows to be (nearly) those of the best effort.
-    softness = 0.03 * largest / math.sqrt(qp.largest_value)
+    softness = _SOFTNESS * largest / math.sqrt(qp.largest_value)
     return _cut(qp, scenarios, weights, level, target, softness)[2]
 
 
@@ -200,7 +194,7 @@ def _cut(
     room = np.zeros((qp.rank + 1 + _CUTS, len(scale) + 1))
     room[: qp.rank + 1, :-1] = columns[:-1]
     limits = np.hstack([bounds[2:], [[0.0], [math.inf]]])
-    floor = -math.inf if softness else -1.0001 * qp.largest_value
+    floor = -math.inf if softness else -_BEYOND * qp.largest_value
     code, rows = _cut_tail(
         np.ascontiguousarray(scenarios),
         np.ascontiguousarray(weights),
@@ -218,7 +212,7 @@ def _cut(
     return int(code), portfolio, room[qp.rank + 1 : rows, :-1] / scale
 
 
-@_compiled
+@compiled
 def _cut_tail(  # type: ignore[no-untyped-def]
     scenarios, weights, level, target, columns, rank, scale, limits, budget, floor, softness, portfolio
 ):
@@ -234,7 +228,7 @@ def _cut_tail(  # type: ignore[no-untyped-def]
     returns, mean = np.empty(count), np.zeros(assets)
     linear[0] = budget
     for a in range(rank + 1):
-        norms[a] = _norm(columns[a])
+        norms[a] = norm(columns[a])
     largest = abs(target)
     for k in range(count):
         for j in range(assets):
@@ -244,8 +238,8 @@ def _cut_tail(  # type: ignore[no-untyped-def]
         for j in range(assets):
             columns[size - 1, j] = mean[j] * scale[j]
         columns[size - 1, assets] = softness
-        norms[size - 1] = _norm(columns[size - 1])
-        code = _newton(columns, size, rank, linear, -1, low, high, value, norms, small, large, hessian, floor)
+        norms[size - 1] = norm(columns[size - 1])
+        code = newton(columns, size, rank, linear, -1, low, high, value, norms, small, large, hessian, floor)
         if code != OPTIMAL:
             return UNSOLVED, size
         for j in range(assets):
@@ -273,7 +267,7 @@ def _cut_tail(  # type: ignore[no-untyped-def]
     return UNSOLVED, capacity
 
 
-@_compiled
+@compiled
 def _largest_return(y, lower, upper, budget, long_only, portfolio):  # type: ignore[no-untyped-def]
     """Fill the portfolio of largest return, best asset first, and say what it returns."""
     assets = len(y)
@@ -299,139 +293,3 @@ def _largest_return(y, lower, upper, budget, long_only, portfolio):  # type: ign
         if long_only:
             break
     return total
-
-
-@_compiled
-def _dual(columns, size, rank, linear, low, high, value, point):  # type: ignore[no-untyped-def]
-    """The dual objective at ``value``; ``point`` becomes the x it goes with."""
-    assets = len(point)
-    for j in range(assets):
-        point[j] = columns[0, j] * value[0]
-    total = linear[0] * value[0]
-    for a in range(1, size):
-        for j in range(assets):
-            point[j] += columns[a, j] * value[a]
-        total += 0.5 * value[a] * value[a] if a <= rank else linear[a] * value[a]
-    for j in range(assets):
-        w = point[j]
-        x = min(max(w, low[j]), high[j])
-        total += (w - 0.5 * x) * x
-        point[j] = x
-    return total
-
-
-@_compiled
-def _slope(columns, rank, linear, value, point, a, tolerance):  # type: ignore[no-untyped-def]
-    """Entry a of the gradient; what rounding leaves of its sum counts as zero."""
-    total, magnitude = 0.0, 0.0
-    for j in range(len(point)):
-        term = columns[a, j] * point[j]
-        total += term
-        magnitude += abs(term)
-    more = value[a] if 1 <= a <= rank else linear[a]
-    total += more
-    magnitude += abs(more)
-    if abs(total) <= tolerance * magnitude:
-        return 0.0
-    # A multiplier at zero cannot go lower.
-    if (a == 0 or a > rank) and value[a] <= 0.0 and total > 0.0:
-        return 0.0
-    return total
-
-
-@_compiled
-def _newton(  # type: ignore[no-untyped-def]
-    columns, size, rank, linear, fixed, low, high, value, norms, small, large, hessian, floor
-):
-    """Minimise from ``value``. A dual below ``floor`` proves that there is no portfolio: UNSOLVED."""
-    gradient, step, trial = small[0], small[1], small[2]
-    point, free, row = large[0], large[1], large[2]
-    current = _dual(columns, size, rank, linear, low, high, value, point)
-    for _ in range(_ITERATIONS):
-        done = True
-        for a in range(size):
-            gradient[a] = 0.0 if a == fixed else _slope(columns, rank, linear, value, point, a, 1e-13)
-            done = done and gradient[a] == 0.0
-        if done:
-            return OPTIMAL
-        _hessian(columns, size, rank, low, high, point, hessian, free, row)
-        for a in range(size):
-            if gradient[a] == 0.0 and (a == fixed or ((a == 0 or a > rank) and value[a] <= 0.0)):
-                for b in range(size):
-                    hessian[a, b] = 0.0
-                    hessian[b, a] = 0.0
-                hessian[a, a] = norms[a]
-        _solve_positive(hessian, size, gradient, step, norms)
-        length, found, reached = 1.0, False, current
-        for _ in range(_HALVINGS):
-            slope = 0.0
-            for a in range(size):
-                trial[a] = value[a] - length * step[a]
-                if a == 0 or a > rank:
-                    trial[a] = max(trial[a], 0.0)
-                slope += gradient[a] * (trial[a] - value[a])
-            reached = _dual(columns, size, rank, linear, low, high, trial, point)
-            # A step so small that only rounding is left to gain is taken as it is.
-            if reached <= current + 1e-4 * slope + 1e-15 * abs(current):
-                found = True
-                break
-            length *= 0.5
-        if not found:
-            break
-        current = reached
-        for a in range(size):
-            value[a] = trial[a]
-        if current < floor:
-            return UNSOLVED
-    # No descent is left above rounding: the point stands if its conditions hold to a relative 1e-10.
-    _dual(columns, size, rank, linear, low, high, value, point)
-    for a in range(size):
-        if a != fixed and _slope(columns, rank, linear, value, point, a, 1e-10) != 0.0:
-            return UNSOLVED
-    return OPTIMAL
-
-
-@_compiled
-def _hessian(columns, size, rank, low, high, point, hessian, free, row):  # type: ignore[no-untyped-def]
-    assets = len(point)
-    for j in range(assets):
-        free[j] = 1.0 if low[j] < point[j] < high[j] else 0.0
-    for a in range(size):
-        for j in range(assets):
-            row[j] = columns[a, j] * free[j]
-        for b in range(a + 1):
-            total = 0.0
-            for j in range(assets):
-                total += row[j] * columns[b, j]
-            hessian[a, b] = total
-            hessian[b, a] = total
-        if 1 <= a <= rank:
-            hessian[a, a] += 1.0
-
-
-@_compiled
-def _solve_positive(hessian, size, right, solution, norms):  # type: ignore[no-untyped-def]
-    """Cholesky in place, with a floor under pivots that vanish because too few positions are free to move."""
-    for a in range(size):
-        pivot = hessian[a, a]
-        for c in range(a):
-            pivot -= hessian[a, c] * hessian[a, c]
-        if pivot < 1e-13 * norms[a]:
-            pivot = 1e-9 * norms[a]
-        root = math.sqrt(pivot)
-        hessian[a, a] = root
-        for b in range(a + 1, size):
-            total = hessian[b, a]
-            for c in range(a):
-                total -= hessian[b, c] * hessian[a, c]
-            hessian[b, a] = total / root
-    for a in range(size):
-        total = right[a]
-        for c in range(a):
-            total -= hessian[a, c] * solution[c]
-        solution[a] = total / hessian[a, a]
-    for a in range(size - 1, -1, -1):
-        total = solution[a]
-        for c in range(a + 1, size):
-            total -= hessian[c, a] * solution[c]
-        solution[a] = total / hessian[a, a]

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from bco_core.errors import InvalidInput, SolverFailure
-from bco_core.problems.base import Status
+from bco_core.solvers.dual_simplex import INFEASIBLE, OPTIMAL
 from bco_core.solvers.linear_form import Array, LinearForm, LinearProgram
+from bco_core.status import Status
 
 _STATUSES = {
     highspy.HighsModelStatus.kOptimal: Status.OPTIMAL,
@@ -114,7 +115,7 @@ def solve_form(
         solver.run()
         ray = solver.getDualRay()  # type: ignore[attr-defined]
         direction = np.abs(np.array(ray[2])) if len(ray) > 2 and ray[1] else np.zeros(rows)
-        return np.inf, direction, np.full(len(watched), np.nan), by_rhs, 1
+        return np.inf, direction, np.full(len(watched), np.nan), by_rhs, INFEASIBLE
     columns = _basic_columns(solver, count)
     whole = np.concatenate([form.matrix, -np.eye(rows)], axis=1)
     inverse = np.linalg.inv(whole[:, columns])
@@ -127,7 +128,7 @@ def solve_form(
                 by_rhs[index] = inverse[place[column]]
     basic = np.zeros(count + rows)
     basic[columns] = np.maximum(inverse @ rhs, 0)
-    return float(dual @ rhs), dual, basic[watched], by_rhs, 0
+    return float(dual @ rhs), dual, basic[watched], by_rhs, OPTIMAL
 
 
 def _model_of_form(form: LinearForm, rhs: Array) -> highspy.Highs:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -216,3 +217,10 @@ def test_a_demo_that_is_told_to_stop_leaves_no_process(demo: Part, processes: in
         kill(everyone)
     assert demo.process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in demo.messages(), demo.messages()
+
+
+def test_the_command_line_starts_without_the_numerics() -> None:
+    script = "import sys, app.commands.cli, app.keys.service; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "sqlalchemy" in found.stdout.split()
+    assert "torch" not in found.stdout.split()

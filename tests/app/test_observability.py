@@ -14,7 +14,18 @@ from typing import Any
 import httpx
 import pytest
 from in_process import service_on
-from journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learned, prescribe
+from journey import (
+    CONTEXTS,
+    QUICK,
+    ROWS,
+    Json,
+    answered,
+    create_dataset,
+    create_job,
+    create_problem,
+    learned,
+    prescribe,
+)
 from patience import wait_until
 from processes import finished, is_ready
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,6 +38,7 @@ from app.logs import JsonLines, PlainLines, blotted
 from app.main import create_app
 from app.problems import service as problems
 from app.settings import Settings
+from bco_core.status import CUTS, HIGHS
 
 KEY = "bco_01M7HHJHXCKX15YKTS59YF7F5C_hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU"
 
@@ -299,12 +311,39 @@ def test_jobs_caches_and_decisions_are_measured(client: TestClient, rise: Callab
     assert rise("bco_solver_fallbacks_total") == 0
 
 
-def test_what_a_fast_path_leaves_to_others_is_counted(client: TestClient, rise: Callable[..., float]) -> None:
-    from app.metrics import count_prescriptions
+TRUCKS: Json = {
+    "kind": "two_stage_linear",
+    "decisions": [{"name": "trucks", "cost": 9, "maximum": 50}],
+    "outcomes": [{"name": "croissants", "minimum": 0}],
+    "recourse": [{"name": "courier", "cost": 3}],
+    "rows": [{"recourse": {"courier": 1}, "decisions": {"trucks": 5}, "sense": ">=", "outcomes": {"croissants": 1}}],
+}
 
-    count_prescriptions(["optimal", "optimal", "best_effort", "time_limit"], ["cuts", "highs", "cuts", "highs"])
-    assert rise("bco_solver_fallbacks_total") == 3
-    assert rise("bco_prescriptions_total", status="optimal", solver="cuts") == 1
+
+def trucks_posterior(client: TestClient, integer: bool) -> Json:
+    (trucks,) = TRUCKS["decisions"]
+    problem = create_problem(client, spec=TRUCKS | {"decisions": [trucks | {"integer": integer}]})
+    rows = [{name: value for name, value in row.items() if name != "loaves"} for row in ROWS]
+    dataset = create_dataset(client, outcomes=["croissants"], rows=rows)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
+
+
+@pytest.mark.parametrize(("integer", "solver", "fallbacks"), [(True, HIGHS, 2), (False, CUTS, 0)])
+def test_decisions_that_highs_has_to_make_are_counted(
+    client: TestClient, rise: Callable[..., float], integer: bool, solver: str, fallbacks: int
+) -> None:
+    posterior = trucks_posterior(client, integer)
+    found = prescribe(client, posterior["id"], contexts=CONTEXTS[:2], scenarios=20, policy="bcp")["prescriptions"]
+    assert [one["solver"] for one in found] == [solver] * 2
+    assert rise("bco_prescriptions_total", status="optimal", solver=solver) == 2
+    assert rise("bco_solver_fallbacks_total") == fallbacks
+
+
+def test_decisions_cut_off_by_the_time_limit_are_counted(client: TestClient, rise: Callable[..., float]) -> None:
+    posterior = trucks_posterior(client, integer=False)
+    prescribe(client, posterior["id"], scenarios=20, policy="bcp", time_limit_seconds=1e-9)
+    assert rise("bco_prescriptions_total", status="time_limit", solver=CUTS) == 1
+    assert rise("bco_solver_fallbacks_total") == 1
 
 
 def test_metrics_can_be_read_while_the_database_is_away() -> None:

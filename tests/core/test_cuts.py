@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from programs import entries, random_two_stage, saa_by_cvxpy
 
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.linear.problem import CUTS, HIGHS, TwoStageLinear, extensive
+from bco_core.problems.linear.extensive import extensive
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.solvers import cuts
-from bco_core.weighted import conditional_value_at_risk
+from bco_core.status import CUTS, HIGHS
+from bco_core.weighted import sort_atoms, sorted_cvar
 
 SEEDS = st.integers(0, 10**9)
 RISKS = st.sampled_from([EXPECTATION, Risk(1.0, 0.9), Risk(0.5, 0.6), Risk(1.0, 0.0), Risk(0.3, 0.99)])
@@ -20,7 +22,7 @@ RISKS = st.sampled_from([EXPECTATION, Risk(1.0, 0.9), Risk(0.5, 0.6), Risk(1.0, 
 
 def risk_of(costs: torch.Tensor, weights: torch.Tensor, risk: Risk) -> float:
     """(1 − w)·E + w·CVaR by the sorted tail."""
-    tail = conditional_value_at_risk(costs[None], weights, risk.cvar_level).item()
+    tail = sorted_cvar(*sort_atoms(costs, weights), risk.cvar_level).item()
     return (1 - risk.cvar_weight) * float(costs @ weights) + risk.cvar_weight * tail
 
 

@@ -212,3 +212,30 @@ def test_a_certificate_is_refused_where_features_have_seen_outcomes(options: Any
         learn(PROBLEM, noise(), options(predictor=on("honest"), certify=True))
     assert refusal.value.where == ("certify",)
     assert told(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
+
+
+def wave(rows: int = 120, seed: int = 0) -> Sample:
+    draw = torch.Generator().manual_seed(seed)
+    contexts = torch.rand(rows, 1, generator=draw, dtype=torch.float64)
+    noise = 5 * torch.randn(rows, 1, generator=draw, dtype=torch.float64)
+    return Sample(contexts, 100 + 30 * torch.sin(6 * contexts) + noise)
+
+
+def test_what_chains_decide_for_learned_rows_is_not_flattered_by_the_rows_own_outcomes() -> None:
+    options = MhOptions(predictor=on("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
+    diagnostics = learn(STEPWISE, wave(), options).diagnostics
+    assert isinstance(diagnostics, ChainDiagnostics)
+    assert diagnostics.history.cost.mean > 0.9 * sum(diagnostics.chains.mean_loss) / 2
+
+
+def test_the_predictor_of_chains_is_chosen_on_the_features_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    build = build_predictor
+
+    def spy(kind: str, sample: Sample, hidden: tuple[int, ...] = (), features: Any = None) -> Any:
+        seen.append(features.kind)
+        return build(kind, sample, hidden, features)
+
+    monkeypatch.setattr("bco_core.inference.mh.starts.build_predictor", spy)
+    learn(STEPWISE, wave(60), MhOptions(predictor=on("honest", "auto"), chains=1, steps=20, burn_in=10))
+    assert seen == ["honest", "honest"]

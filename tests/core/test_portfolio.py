@@ -10,7 +10,8 @@ import torch
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Risk, Status
-from bco_core.problems.portfolio import MeanVariancePortfolio, ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 Spec = dict[str, Any]
 

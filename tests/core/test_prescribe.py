@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core import prescribe as front_door
 from bco_core.data import Sample
 from bco_core.distributions import Mixture
 from bco_core.errors import InvalidInput, OutOfTime
@@ -22,9 +22,12 @@ from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import CVAR_LEVEL, QUANTILES, Prescribed, PrescribeOptions, decisions, prescribe
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.problems.registry import build_problem
 from bco_core.scenarios import History, predictive_scenarios
+
+# The package exports the function of the same name.
+front_door = import_module("bco_core.prescribe")
 
 Array = np.ndarray[Any, Any]
 UNDER, OVER, LOW, HIGH = (

@@ -65,3 +65,12 @@ def test_one_row_of_history_is_enough() -> None:
     one = torch.tensor([[7.0]], dtype=torch.float64)
     history = History.of(one, one, torch.ones(1, dtype=torch.float64))
     assert predictive_scenarios(history, one, 5).outcomes.flatten().tolist() == [7.0] * 5
+
+
+def test_atoms_of_equal_weight_share_all_of_it_and_keep_their_mode() -> None:
+    outcomes = torch.arange(12, dtype=torch.float64).view(2, 3, 2)
+    scenarios = Scenarios.equal(outcomes, outcomes[:, 1])
+    assert scenarios.weights.tolist() == pytest.approx([1 / 3] * 3)
+    assert scenarios.weights.dtype == torch.float64
+    assert torch.equal(scenarios.mode, outcomes[:, 1])
+    assert scenarios.mean().flatten().tolist() == pytest.approx([2, 3, 8, 9])

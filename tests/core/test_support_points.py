@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.support_points import energy_distance, support_points
+from bco_core.support_points import support_points
+
+
+def energy_distance(distances: Tensor, chosen: Tensor) -> float:
+    """Between the chosen (K,) and all N points, by their distances (N, N)."""
+    between = distances[chosen].mean()
+    return (2 * between - distances[chosen][:, chosen].mean() - distances.mean()).item()
 
 
 def cloud(count: int = 400) -> Tensor:

@@ -18,10 +18,11 @@ from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
-from bco_core.policies import POLICIES
+from bco_core.policies import POLICIES, Terms, decide
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.linear.problem import HIGHS, TwoStageLinear
+from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.scenarios import Scenarios
+from bco_core.status import HIGHS
 from benchmarks.experiments.shipment.data import draw_contexts, draw_sample, shipment_problem
 
 SEEDS = st.integers(0, 10**9)
@@ -168,7 +169,7 @@ def test_whole_number_decisions_are_those_of_trying_them_all() -> None:
 def test_every_policy_gives_whole_numbers_where_they_are_asked_for(policy: str) -> None:
     problem = trucks()
     outcomes = demands(4, 5, 1, level=10)
-    found = POLICIES[policy](problem, Scenarios(outcomes, equal(5), outcomes[:, 0]), seeded())
+    found = decide(problem, Scenarios(outcomes, equal(5), outcomes[:, 0]), policy, Terms(seeded()))
     assert (found.decisions == found.decisions.round()).all()
     assert problem.feasible(found.decisions[:, None], outcomes).all()
     assert found.solvers == (HIGHS,) * 4
@@ -182,7 +183,7 @@ def test_learning_works_on_the_relaxation_of_whole_number_decisions() -> None:
     contexts = torch.randn(40, 2, generator=seeded(), dtype=torch.float64)
     sample = Sample(contexts, 10 + 3 * contexts[:, :1] + demands(40, 1, level=1))
     options = make_options(method="vi", predictor="linear", members=2, epochs=2, particles=8)
-    whole, relaxed = (learn(trucks(integer), sample, options)[0] for integer in (True, False))
+    whole, relaxed = (learn(trucks(integer), sample, options).posterior for integer in (True, False))
     assert torch.equal(whole.particles, relaxed.particles)
 
 

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bco_core.weighted import conditional_value_at_risk, weighted_quantile
+from bco_core.weighted import sort_atoms, sorted_cvar, weighted_quantile
+
+
+def conditional_value_at_risk(values: Tensor, weights: Tensor, level: float) -> Tensor:
+    """CVaR of values (B, K) with weights (K,) or (B, K): → (B,)."""
+    return sorted_cvar(*sort_atoms(values, weights), level)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 from pages import ROOT
-from starlette.routing import Match, Route
 from typer.main import get_command
 
 from app.commands import cli
@@ -57,6 +56,7 @@ def _bco(words: list[str]) -> None:
         command = command.commands[words[0]]
         context = command.make_context(words[0], [], parent=context, resilient_parsing=True)
         words = words[1:]
+    context.resilient_parsing = False
     try:
         given, left, _ = command.make_parser(context).parse_args(list(words))
     except Exception as error:
@@ -101,9 +101,8 @@ def _cp(words: list[str]) -> None:
 def _curl(words: list[str]) -> None:
     (address,) = [word for word in words if re.match(r"\$BCO|http://", word)]
     path = re.sub(r"^(\$BCO|http://[^/]+)|\?.*$", "", address)
-    routes = [route for route in create_app().routes if isinstance(route, Route)]
-    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
-    assert any(route.matches(scope)[0] != Match.NONE for route in routes), f"the API has no address {path}"
+    known = [re.sub(r"\{\w+\}", "[^/]+", template) for template in create_app().openapi()["paths"]]
+    assert any(re.fullmatch(template, path) for template in known), f"the API has no address {path}"
 
 
 def _python(words: list[str]) -> None:

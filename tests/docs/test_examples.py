@@ -59,13 +59,14 @@ def test_every_block_says_how_it_is_tested(page: str) -> None:
 # commands
 
 
-@pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalService]:
-    for name in [name for name in os.environ if name.startswith("BCO_")]:
-        monkeypatch.delenv(name)
-    database = f"sqlite:///{tmp_path / 'service.db'}"
-    with LocalService(BCO_DATABASE_URL=database, PYTHONPATH=str(ROOT)) as service:
-        yield service
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
+    database = f"sqlite:///{tmp_path_factory.mktemp('docs') / 'bco.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("BCO_")]:
+            patch.delenv(name)
+        with LocalService(BCO_DATABASE_URL=database, PYTHONPATH=str(ROOT)) as service:
+            yield service
 
 
 @pytest.fixture

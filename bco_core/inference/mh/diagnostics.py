@@ -18,6 +18,7 @@ from bco_core.inference.mh.thinning import probed
 from bco_core.policies import decide
 from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
+from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
 R_HAT = 1.1
@@ -117,8 +118,9 @@ def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> Chai
 
 def learned_rows(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, posterior: Posterior) -> LearnedRows:
     """What BCP's decisions do on the history that the chains learned from."""
-    sample = target.sample
-    found = decide(target.problem, posterior.scenarios(sample.contexts, posterior.particles), "bcp")
+    sample, particles = target.sample, posterior.particles
+    outcomes = target.predictor.predict_encoded(particles, target.encoded(particles.dtype)).transpose(0, 1)
+    found = decide(target.problem, Scenarios.equal(outcomes, outcomes.mean(dim=1)), "bcp")
     return LearnedRows(
         rows=len(sample),
         cost=estimate(target.problem.cost(found.decisions, sample.outcomes)),

@@ -19,6 +19,7 @@ from bco_core.data import Arrays, fold_numbers
 from bco_core.distributions import ChainDraws
 from bco_core.evaluation import Estimate
 from bco_core.families import FAMILIES
+from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
@@ -56,7 +57,7 @@ def _split(task: Task, progress: Progress) -> list[Part]:
     kind = options.predictor.kind
     errors: list[Estimate] = []
     if kind == "auto":
-        kind, errors = choose_predictor(task.problem, task.sample, options)
+        kind, errors = choose_predictor(task.problem, task.sample, options, _features(task))
     target, plan = _target(task, kind), _plan(task)
     starts = find_starts(target, options.chains, plan.minimum_feasibility, torch.Generator().manual_seed(options.seed))
     progress(0.2, "chains have their starts; looking for a temperature")
@@ -113,10 +114,14 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
 
 def _target(task: Task, kind: str) -> GibbsTarget:
     options: MhOptions = task.options
-    features = FEATURES[options.predictor.features].fit(task.sample, fold_numbers(len(task.sample), options.seed))
-    predictor = build_predictor(kind, task.sample, options.predictor.layers(kind), features)
+    predictor = build_predictor(kind, task.sample, options.predictor.layers(kind), _features(task))
     target = make_target(task.problem, predictor, task.sample, FAMILIES[options.family], options.prior_scale)
     return target if options.scale_costs else replace(target, cost_scale=1.0)
+
+
+def _features(task: Task) -> Features:
+    kind = FEATURES[task.options.predictor.features]
+    return kind.fit(task.sample, fold_numbers(len(task.sample), task.options.seed))
 
 
 def _plan(task: Task) -> MetropolisOptions:

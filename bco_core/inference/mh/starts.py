@@ -14,6 +14,7 @@ from torch import Tensor
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.evaluation import Estimate, estimate, paired_difference
 from bco_core.families import FAMILIES
+from bco_core.features.base import Features
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.options import MhOptions
 from bco_core.inference.training import TrainingOptions, by_autograd, train
@@ -34,7 +35,9 @@ class Starts:
     feasibility: Tensor
 
 
-def choose_predictor(problem: DecisionProblem, sample: Sample, options: MhOptions) -> tuple[str, list[Estimate]]:
+def choose_predictor(
+    problem: DecisionProblem, sample: Sample, options: MhOptions, features: Features | None = None
+) -> tuple[str, list[Estimate]]:
     """A linear model, in whose few dimensions chains move well, unless a network predicts clearly better.
 
     Both are fitted to squared error on five folds and compared on the rows each fold held out. Those rows also told the
@@ -44,7 +47,7 @@ def choose_predictor(problem: DecisionProblem, sample: Sample, options: MhOption
     errors = []
     for kind in AUTO:
         generator = torch.Generator().manual_seed(options.seed)
-        predictor = build_predictor(kind, sample, options.predictor.layers(kind))
+        predictor = build_predictor(kind, sample, options.predictor.layers(kind), features)
         target = make_target(problem, predictor, sample, FAMILIES[options.family])
         folds = make_folds(len(sample), FOLDS, generator)
         theta = fitted(target, folds, generator)

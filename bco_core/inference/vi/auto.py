@@ -19,8 +19,8 @@ from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
 from bco_core.inference.vi import members
-from bco_core.inference.vi.conclude import Candidate, conclude
-from bco_core.inference.vi.judgement import Views, blocks_of, judge
+from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
+from bco_core.inference.vi.judgement import Views, judge
 from bco_core.inference.vi.mixture import fit_configurations, joined, linear_in_network, warm_start
 from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold, pooled
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
@@ -87,8 +87,10 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         kinds.append(views)
     final = learned[-1] if len(learned) == 1 else _stacked(*learned)
     candidates = [row for one in learned for row in one.candidates]
-    judged = judge(final.target, kinds, blocks_of(plan.folds, len(task.sample)), plan.generator)
-    return conclude(plan, replace(final, candidates=candidates), judged, recommend=True)
+    final = replace(final, candidates=candidates)
+    kept, table = keep_history(plan, final)
+    judged = judge(final.target, kinds, kept, plan.folds, plan.generator)
+    return conclude(plan, final, kept, table, judged.under(task.options.policy))
 
 
 def _learn_kind(

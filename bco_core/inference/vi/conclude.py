@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bco_core.calibration import Choice, choose_history
+from bco_core.calibration import choose_history
 from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.method import Learned
 from bco_core.inference.vi.diagnostics import diagnose
-from bco_core.inference.vi.judgement import Judged
+from bco_core.inference.vi.judgement import Judged, Kept
 from bco_core.inference.vi.out_of_fold import OutOfFold
 from bco_core.inference.vi.plan import Plan
 from bco_core.inference.vi.variational import VariationalFit
@@ -46,45 +46,38 @@ class Candidate:
     shares: Table = field(default_factory=list)
 
 
-def conclude(plan: Plan, learned: Candidate, judged: Judged, recommend: bool) -> Learned:
-    """The posterior; with ``recommend`` the policy that held-out rows recommend is its own, else the caller's or BCP.
-
-    The order in which random numbers are drawn is part of what a seed means.
-    """
-    options, generator = plan.task.options, plan.generator
-    costs = judged.policies
-    choice = select([costs[name] for name in RECOMMENDABLE], [{"policy": name} for name in RECOMMENDABLE])
-    policy = options.policy or (RECOMMENDABLE[choice.chosen] if recommend else "bcp")
+def conclude(plan: Plan, learned: Candidate, kept: Kept, carriers: Table, judged: Judged) -> Learned:
+    """The posterior, and what held-out rows say of it."""
+    options = plan.task.options
+    table = select([judged.costs[name] for name in RECOMMENDABLE], [{"policy": name} for name in RECOMMENDABLE]).table
     diagnostics = diagnose(
         learned.target,
         judged,
-        judged.recommended if options.policy is None else costs[policy],
+        kept,
         learned.mixture,
         learned.fits,
-        policy=policy,
-        policies=choice.table,
+        policies=table,
         kl_weight=learned.kl_weight,
         candidates=learned.candidates,
         network_share=learned.share,
         shares=learned.shares,
-        certificate=certify(learned.classes, plan.judged, CONFIDENCE, generator),
+        carriers=carriers,
+        certificate=certify(learned.classes, plan.judged, CONFIDENCE, plan.generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
-    history = _history(plan, learned, generator).history
-    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, history)
+    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, kept.history)
     return Learned(posterior, diagnostics)
 
 
-def _history(plan: Plan, learned: Candidate, generator: torch.Generator) -> Choice:
+def keep_history(plan: Plan, learned: Candidate) -> tuple[Kept, Table]:
     """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
     target, rows = learned.target, learned.seen.rows
     predictions, outcomes = learned.seen.scenarios.mean(), target.sample.outcomes[rows]
-    kept = torch.randperm(len(rows), generator=generator)[:HISTORY_ROWS]
-    residuals = outcomes[kept] - predictions[kept]
-    shrink = _averaging_gain(plan, learned, rows[kept], residuals)
-    return choose_history(
-        predictions[kept], outcomes[kept], target.predictor.outcomes.scale, target.features[rows[kept]], shrink
-    )
+    chosen = torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]
+    predictions, outcomes, rows = predictions[chosen], outcomes[chosen], rows[chosen]
+    shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
+    choice = choose_history(predictions, outcomes, target.predictor.outcomes.scale, target.features[rows], shrink)
+    return Kept(choice.history, rows[choice.order]), choice.table
 
 
 def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:

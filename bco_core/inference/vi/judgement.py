@@ -16,10 +16,12 @@ from torch import Tensor
 from bco_core.data import FOLDS, Folds
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.vi.out_of_fold import OutOfFold, pooled
-from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide
-from bco_core.problems.base import DecisionProblem
-from bco_core.scenarios import Scenarios
+from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide_over
+from bco_core.predictive import History, predictive_scenarios
+from bco_core.scenarios import Scenarios, expected_cost
 from bco_core.select import select, share_costs
+
+_ATOMS = 100
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,32 @@ class Views:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The history that a posterior keeps, and which ``rows`` (H,) of the sample it is made of, in its order."""
+
+    history: History
+    rows: Tensor
+
+
+@dataclass(frozen=True)
 class Judged:
-    """Costs on ``rows`` (m,) of the sample: of every policy (m,), and of the policy that the other blocks recommend."""
+    """What policies do on ``rows`` (m,) of the sample: cost (m,) and decisions (m, d_z) of each, and of the policy that
+    the other blocks recommend; ``atoms`` are what may happen on each row, made without it."""
 
     rows: Tensor
-    policies: dict[str, Tensor]
-    recommended: Tensor
+    costs: dict[str, Tensor]
+    decisions: dict[str, Tensor]
+    recommended: str
+    recommended_costs: Tensor
+    recommended_decisions: Tensor
+    atoms: Scenarios
+
+    def under(self, policy: str | None) -> Judged:
+        """The same with a policy of the caller's choice."""
+        if policy is None:
+            return self
+        chosen = self.costs[policy], self.decisions[policy]
+        return Judged(self.rows, self.costs, self.decisions, policy, *chosen, self.atoms)
 
 
 def blocks_of(folds: Folds, rows: int) -> Tensor:
@@ -50,24 +72,70 @@ def blocks_of(folds: Folds, rows: int) -> Tensor:
     return blocks
 
 
-def judge(target: GibbsTarget, kinds: list[Views], blocks: Tensor, generator: torch.Generator) -> Judged:
-    """Judge one kind of predictor, or two that are mixed, by the costs of all policies."""
-    problem, rows = target.problem, kinds[0].final.rows
-    outcomes, block = target.sample.outcomes[rows], blocks[rows]
-    shares = share_costs(problem, kinds[0].final.scenarios, kinds[1].final.scenarios, outcomes) if kinds[1:] else None
-    policies = {name: torch.full((len(rows),), torch.nan, dtype=torch.float64) for name in POLICIES}
+def judge(target: GibbsTarget, kinds: list[Views], kept: Kept, folds: Folds, generator: torch.Generator) -> Judged:
+    """Judge one kind of predictor, or two that are mixed, on the rows of the history."""
+    problem, final = target.problem, kinds[0].final
+    places = torch.searchsorted(final.rows, kept.rows)
+    outcomes, block = target.sample.outcomes[kept.rows], blocks_of(folds, len(target.sample))[kept.rows]
+    shares = None
+    if kinds[1:]:
+        first, second = (kind.final.only(places).scenarios for kind in kinds)
+        shares = share_costs(problem, first, second, outcomes)
+    seen: list[tuple[Tensor, Scenarios]] = []
     for number in block.unique().tolist():
-        inside, outside = block == number, block != number
-        if not outside.any():
-            outside = inside
-        views = [_view(kind, rows, inside, outside) for kind in kinds]
-        seen = views[0]
-        if shares is not None:
-            seen = pooled(views[0], views[1], shares.best(outside))
-        costs = policy_costs(problem, seen.scenarios, outcomes[inside], generator)
-        for name, values in costs.items():
-            policies[name][inside] = values
-    return Judged(rows, policies, _recommended(policies, block))
+        inside, outside = _sides(block, number)
+        views = [_view(kind, kept.rows, inside, outside) for kind in kinds]
+        view = views[0] if shares is None else pooled(views[0], views[1], shares.best(outside))
+        seen.append((inside.nonzero().flatten(), view.scenarios))
+    return judge_scenarios(target, seen, kept, block, outcomes, generator)
+
+
+def judge_scenarios(
+    target: GibbsTarget,
+    seen: list[tuple[Tensor, Scenarios]],
+    kept: Kept,
+    block: Tensor,
+    outcomes: Tensor,
+    generator: torch.Generator,
+) -> Judged:
+    """Judge every policy over scenarios that are given for groups of the history's rows, by their places in it."""
+    problem, terms = target.problem, Terms(generator)
+    count = len(kept.rows)
+    decisions = {name: torch.empty(count, problem.decision_dim, dtype=torch.float64) for name in POLICIES}
+    atoms = torch.empty(count, _ATOMS, problem.outcome_dim, dtype=torch.float64)
+    features = target.features[kept.rows]
+    for places, scenarios in seen:
+        what = predictive_scenarios(kept.history, scenarios.mean(), _ATOMS, features[places], own=places)
+        atoms[places] = what.outcomes
+        for name in POLICIES:
+            decisions[name][places] = decide_over(problem, scenarios, what, name, terms).decisions.double()
+    costs = {name: problem.cost(values, outcomes) for name, values in decisions.items()}
+    chosen = select([costs[name] for name in RECOMMENDABLE], [{} for _ in RECOMMENDABLE]).chosen
+    best_costs, best_decisions = costs[RECOMMENDABLE[0]].clone(), decisions[RECOMMENDABLE[0]].clone()
+    for number in block.unique().tolist():
+        inside, outside = _sides(block, number)
+        name = RECOMMENDABLE[select([costs[one][outside] for one in RECOMMENDABLE], [{} for _ in RECOMMENDABLE]).chosen]
+        best_costs[inside], best_decisions[inside] = costs[name][inside], decisions[name][inside]
+    mode = torch.cat([scenarios.mode for _, scenarios in seen])
+    return Judged(
+        kept.rows,
+        costs,
+        decisions,
+        RECOMMENDABLE[chosen],
+        best_costs,
+        best_decisions,
+        Scenarios.equal(atoms, mode),
+    )
+
+
+def promised_costs(target: GibbsTarget, judged: Judged) -> Tensor:
+    """What each judged decision was expected to cost, (m,)."""
+    return expected_cost(target.problem, judged.recommended_decisions, judged.atoms)
+
+
+def _sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    inside, outside = block == number, block != number
+    return inside, outside if outside.any() else inside
 
 
 def _view(kind: Views, rows: Tensor, inside: Tensor, outside: Tensor) -> OutOfFold:
@@ -75,24 +143,5 @@ def _view(kind: Views, rows: Tensor, inside: Tensor, outside: Tensor) -> OutOfFo
     places = torch.searchsorted(kind.competing[0].rows, rows)
     choice = select([costs[places[outside]] for costs in kind.costs], [{} for _ in kind.costs]).chosen
     if choice == kind.chosen:
-        return kind.final.only(inside.nonzero().flatten())
+        return kind.final.only(torch.searchsorted(kind.final.rows, rows[inside]))
     return kind.competing[choice].only(places[inside])
-
-
-def _recommended(policies: dict[str, Tensor], block: Tensor) -> Tensor:
-    costs = torch.empty_like(policies[RECOMMENDABLE[0]])
-    for number in block.unique().tolist():
-        inside, outside = block == number, block != number
-        if not outside.any():
-            outside = inside
-        choice = select([policies[name][outside] for name in RECOMMENDABLE], [{} for _ in RECOMMENDABLE]).chosen
-        costs[inside] = policies[RECOMMENDABLE[choice]][inside]
-    return costs
-
-
-def policy_costs(
-    problem: DecisionProblem, scenarios: Scenarios, outcomes: Tensor, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Cost (m,) of every policy's decisions over scenarios for m contexts, under the outcomes (m, d_y)."""
-    terms = Terms(generator)
-    return {name: problem.cost(decide(problem, scenarios, name, terms).decisions, outcomes) for name in POLICIES}

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Folds, Sample, fold_numbers, make_folds
-from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
@@ -79,8 +78,6 @@ class Plan:
 
 def make_plan(task: Task, members: int, settle: Callable[[Folds], Settings]) -> Plan:
     options: AutoOptions | ViOptions = task.options
-    if options.certify and FEATURES[options.predictor.features].sees_outcomes:
-        raise InvalidInput("features fitted to outcomes leave no prior to certify with", ("certify",))
     rows, generator = len(task.sample), torch.Generator().manual_seed(options.seed)
     scaling, judged = _set_aside(rows, generator) if options.certify else (torch.arange(rows), None)
     folds = make_folds(rows, members, generator)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from bco_core.gibbs import GibbsTarget
 from bco_core.predictors.base import Predictor
-from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
+from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk
 from bco_core.regression import ridge
 
 _SHIFT_STEPS = 120
 
 
-class SquaredError:
+class SquaredError(Problem):
     """The surrogate problem of predicting well: ½‖(z − y)/s‖², averaged over outcomes, with s their spread."""
 
     def __init__(self, spread: Tensor) -> None:
@@ -30,37 +30,16 @@ class SquaredError:
     def outcome_dim(self) -> int:
         return len(self.spread)
 
-    @property
-    def decision_dim(self) -> int:
-        return len(self.spread)
-
-    @property
-    def differentiable(self) -> bool:
-        return True
-
-    @property
-    def cost_bound(self) -> float | None:
-        return None
-
-    @property
-    def relaxation(self) -> SquaredError:
-        return self
-
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes
 
     def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
         return 0.5 * ((decisions - outcomes) / self.spread).square().mean(-1)
 
-    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        return torch.ones(torch.broadcast_shapes(decisions.shape, outcomes.shape)[:-1], dtype=torch.bool)
-
     def prescribe(
         self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
     ) -> Prescription:
-        decisions = (outcomes * weights[..., None]).sum(1)
-        objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
-        return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
+        return self.optimal((outcomes * weights[..., None]).sum(1), outcomes, weights)
 
 
 def ridge_start(predictor: Predictor, encoded: Tensor, standardized: Tensor, rows: Tensor, loc: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.nn.functional import softplus
 from bco_core.data import FOLDS, Sample, make_folds
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.mh.starts import find_starts, fitted
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 BANDWIDTHS = (0.2, 0.25, 0.3, 0.4, 0.7, 1.0, 2.0, 4.0)
 # Rows to judge a bandwidth by; more hardly change the choice.

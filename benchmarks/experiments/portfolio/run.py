@@ -33,7 +33,7 @@ from bco_core.inference.mh.thinning import thin
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import Status
 from bco_core.problems.constant import best_constant
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.seeds import entropy
 from benchmarks.experiments import harness
 from benchmarks.experiments.harness import append_rows, read_rows

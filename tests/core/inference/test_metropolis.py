@@ -24,7 +24,7 @@ from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
 from bco_core.predictors.linear import Linear
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 
 @dataclass(frozen=True)

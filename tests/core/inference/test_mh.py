@@ -25,7 +25,7 @@ from bco_core.inference.options import LearningOptions, make_options
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import AUTO, PredictorOptions, build_predictor
-from bco_core.problems.portfolio import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 ASSETS = 6
 PROBLEM = ReturnConstrainedPortfolio.from_spec(
@@ -234,8 +234,11 @@ def test_the_report_counts_steps_draws_and_acceptance_of_the_sampled_steps() -> 
 
 
 def test_diagnostics_of_chains_are_plain_json() -> None:
-    _, told = learned(replace(QUICK, inverse_temperature=None))
+    _, told = learned(QUICK)
     plain = told.to_json()
+    assert plain["temperatures"] == [
+        {"inverse_temperature": 200.0, "loss_before": None, "loss_after": None, "chosen": 1.0}
+    ]
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain["chains"]["loss"]["r_hat"] == told.chains.loss.r_hat
     assert plain["certificate"] == {"bound": None, "reason": "a certificate needs variational inference"}

@@ -1,0 +1,194 @@
+"""The portfolios to choose from and their risk: l ≤ z ≤ u, 1'z ≤ budget, and limits on long and short sums.
+
+Σ is a covariance matrix, or loadings and residual variances of a factor model. The kernels of
+:mod:`bco_core.solvers.dual_newton` solve for it where they can, and :mod:`bco_core.solvers.cvar_cuts` elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bco_core.errors import InvalidInput
+from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, point_portfolio
+from bco_core.solvers.dual_newton import (
+    MAXIMUM_RANK,
+    OPTIMAL,
+    UNSOLVED,
+    Array,
+    FactorQP,
+    least_variance,
+    tail_portfolio,
+    tail_rows,
+)
+
+# Positions, sums and returns are kept to this, relative to their own scale.
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Portfolios:
+    """The portfolios to choose from and their risk: Σ (m, m), bounds (m,), budget, limits on long and short sums.
+
+    Σ is also loadings (m, r) and deviations (m,) of a factor model.
+
+    ``factors`` and ``dense`` are the same set in the form that each solver takes.
+    """
+
+    covariance: Tensor
+    loadings: Tensor
+    deviations: Tensor
+    lower: Tensor
+    upper: Tensor
+    budget: float
+    longest: float | None
+    shortest: float | None
+    factors: FactorQP
+    dense: DenseQP
+
+    @staticmethod
+    def from_spec(spec: dict[str, Any]) -> Portfolios:
+        assets = spec.get("assets") or []
+        if not assets:
+            raise InvalidInput("a portfolio needs at least one asset", ("assets",))
+        budget = number(spec, "budget", 1.0)
+        if budget <= 0:
+            raise InvalidInput("the budget must be a positive number", ("budget",))
+        lower = _bounds(assets, "minimum", 0.0)
+        upper = _bounds(assets, "maximum", math.inf)
+        for index in np.flatnonzero(lower > upper).tolist():
+            raise InvalidInput("the minimum position is above the maximum", ("assets", index, "minimum"))
+        if lower.sum() > budget:
+            raise InvalidInput("the minimum positions together exceed the budget", ("budget",))
+        longest, shortest = _limit(spec, "maximum_long"), _limit(spec, "maximum_short")
+        for name, limit, needed in (
+            ("maximum_long", longest, lower.clip(min=0).sum()),
+            ("maximum_short", shortest, (-upper).clip(min=0).sum()),
+        ):
+            if limit is not None and needed > limit:
+                raise InvalidInput(f"the bounds of the assets alone exceed {name}", (name,))
+        covariance, factors = _risk(spec, lower, upper, budget)
+        dense = DenseQP.of(covariance, lower, upper, budget, longest, shortest)
+        return Portfolios(
+            torch.from_numpy(covariance),
+            torch.from_numpy(factors.loadings),
+            torch.from_numpy(factors.deviations),
+            torch.from_numpy(lower),
+            torch.from_numpy(upper),
+            budget,
+            longest,
+            shortest,
+            factors,
+            dense,
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.lower)
+
+    @property
+    def has_fast_kernel(self) -> bool:
+        return self.factors.rank <= MAXIMUM_RANK and self.longest is None and self.shortest is None
+
+    def variance(self, positions: Tensor) -> Tensor:
+        """z'Σz: (..., m) → (...)."""
+        return (positions @ self.loadings).square().sum(-1) + (positions * self.deviations).square().sum(-1)
+
+    def hold(self, positions: Tensor) -> Tensor:
+        """Whether positions (..., m) keep bounds, budget and limits."""
+        room = TOLERANCE * max(1.0, self.budget)
+        kept = ((positions >= self.lower - room) & (positions <= self.upper + room)).all(-1)
+        kept &= positions.sum(-1) <= self.budget + room
+        if self.longest is not None:
+            kept &= positions.clamp_min(0).sum(-1) <= self.longest + room
+        if self.shortest is not None:
+            kept &= (-positions).clamp_min(0).sum(-1) <= self.shortest + room
+        return kept
+
+    def least_variance(self, returns: Array, target: float) -> Array:
+        """The portfolio of least variance that returns the target, or its best effort: (n, m) → (n, m)."""
+        if not self.has_fast_kernel:
+            return np.array([point_portfolio(self.dense, row, target).portfolio for row in returns]).reshape(
+                returns.shape
+            )
+        found, codes = least_variance(self.factors, returns, target)
+        for row in np.flatnonzero(codes == UNSOLVED):
+            found[row] = point_portfolio(self.dense, returns[row], target).portfolio
+        return found
+
+    def keep_tail(self, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
+        """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or best effort."""
+        rows = None
+        if self.has_fast_kernel:
+            weights = weights / weights.sum()
+            portfolio, code = tail_portfolio(self.factors, scenarios, weights, level, target)
+            if code == OPTIMAL:
+                return Tail(portfolio, 0.0, True)
+            rows = tail_rows(self.factors, scenarios, weights, level, target)
+        return cvar_portfolio(self.dense, scenarios, weights, level, target, rows)
+
+
+def number(spec: dict[str, Any], name: str, default: float | None = None) -> float:
+    """The number of this name in a specification, refused by its name if it is none."""
+    value = spec.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(f"{name} must be a number", (name,))
+    return float(value)
+
+
+def _limit(spec: dict[str, Any], name: str) -> float | None:
+    if spec.get(name) is None:
+        return None
+    value = number(spec, name)
+    if value < 0:
+        raise InvalidInput(f"{name} must not be negative", (name,))
+    return value
+
+
+def _bounds(assets: list[dict[str, Any]], name: str, default: float) -> Array:
+    values = [default if asset.get(name) is None else asset[name] for asset in assets]
+    for index, value in enumerate(values):
+        if not isinstance(value, int | float) or math.isnan(value) or value == -math.inf:
+            raise InvalidInput(f"the {name} position must be a number", ("assets", index, name))
+    return np.array(values, dtype=np.float64)
+
+
+def _matrix(value: Any, where: tuple[str | int, ...], rows: int, columns: int | None) -> Array:
+    try:
+        matrix = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput("a matrix is a list of rows of numbers, all of the same length", where) from None
+    if matrix.ndim != 2 or len(matrix) != rows or columns not in (None, matrix.shape[1]):
+        size = f"{rows} rows" if columns is None else f"{rows} rows of {columns} numbers"
+        raise InvalidInput(f"with {rows} assets the matrix needs {size}", where)
+    if not np.isfinite(matrix).all():
+        raise InvalidInput("a matrix needs finite numbers", where)
+    return matrix
+
+
+def _risk(spec: dict[str, Any], lower: Array, upper: Array, budget: float) -> tuple[Array, FactorQP]:
+    """The covariance matrix and its factor form, from whichever of the two is given."""
+    count = len(lower)
+    if (spec.get("covariance") is None) == (spec.get("factors") is None):
+        raise InvalidInput("give the risk as covariance or as factors, exactly one of them", ("covariance",))
+    if spec.get("factors") is not None:
+        loadings = _matrix(spec["factors"].get("loadings"), ("factors", "loadings"), count, None)
+        residual = np.array(spec["factors"].get("residual_variances"), dtype=np.float64)
+        if residual.shape != (count,) or not (residual > 0).all() or not np.isfinite(residual).all():
+            raise InvalidInput("every asset needs a positive residual variance", ("factors", "residual_variances"))
+        covariance = loadings @ loadings.T + np.diag(residual)
+        return covariance, FactorQP(loadings, np.sqrt(residual), lower, upper, budget)
+    covariance = _matrix(spec["covariance"], ("covariance",), count, count)
+    if np.abs(covariance - covariance.T).max() > 1e-9 * np.abs(covariance).max():
+        raise InvalidInput("the covariance matrix is not symmetric", ("covariance",))
+    covariance = (covariance + covariance.T) / 2
+    values = np.linalg.eigvalsh(covariance)
+    if not values[0] > 1e-10 * values[-1]:
+        raise InvalidInput("the covariance matrix must be positive definite", ("covariance",))
+    return covariance, FactorQP.of(covariance, lower, upper, budget)

@@ -1,0 +1,111 @@
+"""Portfolios of least variance that keep a return.
+
+Minimise the variance z'Σz subject to the return: ŷ'z ≥ target for a prediction, and for scenarios
+CVaR_α(target − Y'z) ≤ 0, the tractable form of P(Y'z ≥ target) ≥ α (section 6.3 of the paper). Outcomes decide whether
+a decision keeps its constraint, not what it costs, and the decision has kinks, so it is learned by
+Metropolis–Hastings. Where no portfolio reaches the target, the decision is a best effort: the portfolio of largest
+return, or of largest mean return in the worst tail of its scenarios.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
+from bco_core.problems.portfolio.positions import TOLERANCE, Portfolios, number
+from bco_core.solvers.dual_newton import Array
+
+INFEASIBLE = ("best_effort", "error")
+
+
+@dataclass(frozen=True)
+class ReturnConstrainedPortfolio(Problem):
+    """Least variance under a return that must be kept with this confidence.
+
+    ``infeasible`` says what a target beyond reach is called: a best effort, or an infeasible answer.
+    """
+
+    portfolios: Portfolios
+    target: float
+    confidence: float
+    infeasible: str = "best_effort"
+
+    @staticmethod
+    def from_spec(spec: dict[str, Any]) -> ReturnConstrainedPortfolio:
+        confidence = number(spec, "confidence", 0.95)
+        if not 0 <= confidence < 1:
+            raise InvalidInput("the confidence must be at least 0 and below 1, such as 0.95", ("confidence",))
+        infeasible = spec.get("infeasible") or INFEASIBLE[0]
+        if infeasible not in INFEASIBLE:
+            raise InvalidInput("a target beyond reach may be met by best_effort or be an error", ("infeasible",))
+        target = number(spec, "target_return")
+        return ReturnConstrainedPortfolio(Portfolios.from_spec(spec), target, confidence, infeasible)
+
+    @property
+    def outcome_dim(self) -> int:
+        return self.portfolios.count
+
+    @property
+    def differentiable(self) -> bool:
+        return False
+
+    @property
+    def cost_floor(self) -> float:
+        return 0.0
+
+    def decide(self, outcomes: Tensor) -> Tensor:
+        rows = outcomes.detach().reshape(-1, self.outcome_dim).numpy()
+        return torch.from_numpy(self.portfolios.least_variance(rows, self.target)).view(outcomes.shape)
+
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        variance = self.portfolios.variance(decisions)
+        if decisions.shape == outcomes.shape:
+            return variance
+        return variance.expand(torch.broadcast_shapes(variance.shape, outcomes.shape[:-1]))
+
+    def slack(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """How far the return stays above the target: (..., m), (..., m) → (...)."""
+        return (decisions * outcomes).sum(-1) - self.target
+
+    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        scale = abs(self.target) + (decisions * outcomes).abs().sum(-1)
+        return self.portfolios.hold(decisions) & (self.slack(decisions, outcomes) >= -TOLERANCE * scale)
+
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
+        if risk.cvar_weight:
+            raise InvalidInput("the cost is certain here; the risk is in the return, by its confidence", ("risk",))
+        until = math.inf if time_limit is None else time.monotonic() + time_limit
+        shares = weights.expand(outcomes.shape[:2]).double()
+        simple = self.decide(torch.einsum("bky,bk->by", outcomes, shares)).numpy()
+        found = [self._prescribe_one(*one, until) for one in zip(outcomes.numpy(), shares.numpy(), simple, strict=True)]
+        decisions = torch.from_numpy(np.stack([decision for decision, _, _ in found]))
+        status, reasons = [status for _, status, _ in found], tuple(reason for _, _, reason in found)
+        return Prescription(decisions, self.portfolios.variance(decisions), status, reasons if any(reasons) else ())
+
+    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> tuple[Array, Status, str]:
+        if time.monotonic() > until:
+            return simple, Status.TIME_LIMIT, "there was no time to hedge: this is the decision for the mean outcome"
+        tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
+        if not tail.verified:
+            return tail.portfolio, Status.TIME_LIMIT, "the allowed rounds did not suffice to prove this decision best"
+        if not tail.shortfall:
+            return tail.portfolio, Status.OPTIMAL, ""
+        status = Status.INFEASIBLE if self.infeasible == "error" else Status.BEST_EFFORT
+        return tail.portfolio, status, self._reason(tail.shortfall)
+
+    def _reason(self, shortfall: float) -> str:
+        worst = f"in the worst {1 - self.confidence:.3g} of the scenarios" if self.confidence else "on average"
+        return (
+            f"no portfolio returns {self.target:g} {worst}; "
+            f"the best there is returns {self.target - shortfall:.6g}, {shortfall:.3g} less"
+        )

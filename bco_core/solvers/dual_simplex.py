@@ -1,0 +1,189 @@
+"""The dual simplex method on min c'x, A x − s = b, x, s ≥ 0 with dense B⁻¹, compiled; slack i is column N + i.
+
+Kernels copy arrays entry by entry: slices are as fast but take seconds to compile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from bco_core.solvers.linear_form import Array
+
+Index = NDArray[np.int64]
+
+# How a solve ended.
+OPTIMAL, INFEASIBLE, FAILED = 0, 1, 2
+# How far below zero a basic variable may be, relative to the size of the terms it is the sum of.
+TOLERANCE = 1e-9
+# Sums may be reordered, which lets the processor take several terms at once; infinities keep their meaning. In which
+# order the compiler adds depends on what is around a loop, so moving loops between functions changes last digits.
+kernel = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+# A part of kernels: its source is put wherever it is called, which saves passing arrays and counting references.
+piece = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, inline="always")
+
+NONE = -1
+# Entries of B⁻¹ have errors of their own: this share of the row's largest entry, measured in units of the tolerance.
+ENTRY_ERROR = 1e-5
+# A column may enter if its entry in the leaving row is below minus this.
+_LEAST_PIVOT = 1e-9
+# The most pivots of one solve.
+_PIVOTS_PER_ROW, _PIVOTS_MORE = 50, 100
+
+
+class Tableaus(NamedTuple):
+    """K dual feasible bases to pivot: columns (K, m), B⁻¹ (K, m, m) and reduced costs of all columns (K, N + m)."""
+
+    columns: Index
+    inverse: Array
+    reduced: Array
+
+
+class Room(NamedTuple):
+    """For one right-hand side: x_B = B⁻¹b (m,), the leaving row over all columns (N + m,), the entering column (m,)."""
+
+    basic: Array
+    row: Array
+    column: Array
+
+
+@piece
+def below_zero(amount, row, size, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Whether ``amount``, the product of ``row`` of B⁻¹ with b, is negative by more than rounding."""
+    if not amount < 0.0:
+        return False
+    scale = 0.0
+    entry = 0.0
+    largest = 0.0
+    for k in range(len(row)):
+        scale += abs(row[k]) * size[k]
+        entry = max(entry, abs(row[k]))
+        largest = max(largest, size[k])
+    return amount < -tolerance * (scale + ENTRY_ERROR * entry * largest)
+
+
+@piece
+def is_optimal(inverse, rhs, size, tolerance, basic):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Whether a dual feasible basis is optimal for b as it is; ``basic`` becomes B⁻¹b."""
+    rows = len(rhs)
+    optimal = True
+    for i in range(rows):
+        amount = 0.0
+        for k in range(rows):
+            amount += inverse[i, k] * rhs[k]
+        basic[i] = amount
+        if optimal and amount < 0.0 and below_zero(amount, inverse[i], size, tolerance):
+            optimal = False
+    return optimal
+
+
+@piece
+def set_dual(columns, inverse, cost, dual):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """``dual`` becomes π = c_B'B⁻¹; slacks cost nothing."""
+    rows = len(columns)
+    for k in range(rows):
+        dual[k] = 0.0
+    for i in range(rows):
+        if columns[i] < len(cost):
+            price = cost[columns[i]]
+            for k in range(rows):
+                dual[k] += price * inverse[i, k]
+
+
+@piece
+def continue_dual_simplex(tableaus, at, size, matrix, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Pivot basis ``at`` in place until B⁻¹b ≥ 0 up to rounding, where b is a sum of terms of this ``size`` (m,).
+
+    Gives OPTIMAL and the number of pivots, INFEASIBLE and the row of B⁻¹ that proves it, or FAILED when it takes too
+    long.
+    """
+    most = _PIVOTS_PER_ROW * len(size) + _PIVOTS_MORE
+    for pivots in range(most):
+        leaving = _leaving(tableaus, at, size, tolerance, room)
+        if leaving == NONE:
+            return OPTIMAL, pivots
+        entering = _entering(tableaus, at, leaving, matrix, room)
+        if entering == NONE:
+            return INFEASIBLE, leaving
+        _pivot(tableaus, at, leaving, entering, matrix, room)
+    return FAILED, most
+
+
+@piece
+def _leaving(tableaus, at, size, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The row whose basic variable is furthest below zero, or NONE."""
+    leaving = NONE
+    worst = 0.0
+    for i in range(len(size)):
+        amount = room.basic[i]
+        if amount < worst and below_zero(amount, tableaus.inverse[at, i], size, tolerance):
+            worst = amount
+            leaving = i
+    return leaving
+
+
+@piece
+def _entering(tableaus, at, leaving, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The column that keeps all reduced costs non-negative, or NONE; ``room.row`` becomes the leaving row's entries."""
+    rows, count = matrix.shape
+    row = room.row
+    for j in range(count):
+        row[j] = 0.0
+    for i in range(rows):
+        factor = tableaus.inverse[at, leaving, i]
+        row[count + i] = -factor
+        if factor != 0.0:
+            for j in range(count):
+                row[j] += factor * matrix[i, j]
+    entering = NONE
+    best = np.inf
+    largest = 0.0
+    for j in range(count + rows):
+        entry = row[j]
+        if entry < -_LEAST_PIVOT:
+            ratio = -tableaus.reduced[at, j] / entry
+            if ratio < best or (ratio == best and -entry > largest):
+                best = ratio
+                largest = -entry
+                entering = j
+    return entering
+
+
+@piece
+def _pivot(tableaus, at, leaving, entering, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Exchange the two columns in the basis."""
+    columns, inverse, reduced = tableaus
+    basic, row, column = room
+    rows, count = matrix.shape
+    step = reduced[at, entering] / row[entering]
+    for j in range(count + rows):
+        reduced[at, j] -= step * row[j]
+        if reduced[at, j] < 0.0:
+            reduced[at, j] = 0.0
+    reduced[at, columns[at, leaving]] = -step
+    reduced[at, entering] = 0.0
+    if entering < count:
+        for i in range(rows):
+            column[i] = 0.0
+        for k in range(rows):
+            factor = matrix[k, entering]
+            if factor != 0.0:
+                for i in range(rows):
+                    column[i] += inverse[at, i, k] * factor
+    else:
+        for i in range(rows):
+            column[i] = -inverse[at, i, entering - count]
+    pivot = column[leaving]
+    for k in range(rows):
+        inverse[at, leaving, k] /= pivot
+    basic[leaving] /= pivot
+    for i in range(rows):
+        if i != leaving and column[i] != 0.0:
+            factor = column[i]
+            for k in range(rows):
+                inverse[at, i, k] -= factor * inverse[at, leaving, k]
+            basic[i] -= factor * basic[leaving]
+    columns[at, leaving] = entering

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from bco_core.errors import Cancelled
+from bco_core.progress import no_progress, part_of
+
+
+def test_a_part_moves_the_whole_between_its_first_and_its_last() -> None:
+    seen: list[tuple[float, str]] = []
+    part = part_of(lambda fraction, message: seen.append((fraction, message)), 0.2, 0.6)
+    for fraction in (0.0, 0.5, 1.0):
+        part(fraction, f"at {fraction}")
+    assert [fraction for fraction, _ in seen] == pytest.approx([0.2, 0.4, 0.6])
+    assert [message for _, message in seen] == ["at 0.0", "at 0.5", "at 1.0"]
+
+
+def test_a_part_of_a_part_stays_within_it() -> None:
+    seen: list[float] = []
+    inner = part_of(part_of(lambda fraction, message: seen.append(fraction), 0.5, 1.0), 0.0, 0.5)
+    inner(1.0, "")
+    assert seen == [0.75]
+
+
+def test_what_raises_for_the_whole_stops_the_part() -> None:
+    def cancel(fraction: float, message: str) -> None:
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        part_of(cancel, 0.0, 0.5)(0.1, "")
+    no_progress(0.5, "nobody watches")
