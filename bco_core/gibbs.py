@@ -22,9 +22,9 @@ REFERENCE_ROWS = 256
 class GibbsTarget:
     """What inference needs to know: the rows, the problem, the predictor and the prior.
 
-    ``features`` (n, width) are the rows as the predictor sees them. Costs are divided by ``cost_scale``, the best
-    constant decision's mean cost, so that a temperature means the same on every problem; users only ever see costs in
-    their own units.
+    ``features`` (n, width) are the rows as the predictor sees them. Costs are divided by ``cost_scale``, what the best
+    constant decision costs more than foresight would, so that a temperature means the same on every problem, whatever
+    fixed costs it has; users only ever see costs in their own units.
     """
 
     problem: DecisionProblem
@@ -61,12 +61,19 @@ class GibbsTarget:
 def make_target(
     problem: DecisionProblem, predictor: Predictor, sample: Sample, family: Family, prior_scale: float = 1.0
 ) -> GibbsTarget:
-    """The target for this sample, with costs scaled by the best constant decision's."""
-    reference = best_constant(problem, sample.outcomes).objective.item()
-    # A history that a constant decision serves perfectly has no natural scale: keep the user's. Gains scale like costs.
-    scale = abs(reference) or 1.0
+    """The target for this sample, with costs scaled by what there is to gain over the best constant decision."""
+    constant = best_constant(problem, sample.outcomes).objective.item()
+    gain = constant - perfect_cost(problem, sample.outcomes)
+    # A history that a constant decision serves as well as foresight has no such scale: keep the costs' own.
+    scale = gain if gain > 1e-9 * abs(constant) else abs(constant) or 1.0
     features = predictor.features.of_history(sample)
     return GibbsTarget(problem, predictor, sample, features, family, torch.tensor(prior_scale), scale)
+
+
+def perfect_cost(problem: DecisionProblem, outcomes: Tensor) -> float:
+    """The mean cost of decisions that know the outcomes (n, d_y)."""
+    with torch.no_grad():
+        return problem.cost(problem.decide(outcomes), outcomes).nanmean().item()
 
 
 def resolve_kl_weight(rows: int, kl_weight: float | None, inverse_temperature: float | None, default: float) -> float:

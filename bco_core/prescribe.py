@@ -25,6 +25,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CVAR_LEVEL = 0.95
 PREDICTIVE, POSTERIOR = "predictive", "posterior"
 _CHUNK_NUMBERS = 4_000_000
+_FEASIBILITY_ROOM = 0.02
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,15 @@ def _prescribe(
     costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)
     map_decisions = decide_for(problem, scenarios.mode)
     nothing = ("",) * len(decisions)
+    kept = feasibility(problem, decisions, atoms)
+    status, reasons = _kept_or_said(problem, found.status, found.reasons or nothing, kept, decisions, atoms)
     return Prescribed(
         decisions,
-        found.status,
-        found.reasons or nothing,
+        status,
+        reasons,
         found.solvers or nothing,
         costs,
-        feasibility(problem, decisions, atoms),
+        kept,
         map_decisions,
         expected_cost(problem, map_decisions, atoms),
     )
@@ -179,6 +182,33 @@ def feasibility(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -
     if not isinstance(problem, UncertainConstraints):
         return torch.full((len(decisions),), torch.nan, dtype=torch.float64)
     return problem.feasible(decisions[:, None], atoms.outcomes).double() @ atoms.weights
+
+
+def _kept_or_said(
+    problem: DecisionProblem,
+    status: list[Status],
+    reasons: tuple[str, ...],
+    kept: Tensor,
+    decisions: Tensor,
+    atoms: Scenarios,
+) -> tuple[list[Status], tuple[str, ...]]:
+    """No decision is called optimal that keeps constraints clearly less often than asked, or not even on average."""
+    if not isinstance(problem, UncertainConstraints):
+        return status, reasons
+    asked = problem.confidence
+    room = 2 * math.sqrt(asked * (1 - asked) / atoms.outcomes.shape[1]) + _FEASIBILITY_ROOM
+    mean = problem.slack(decisions[:, None], atoms.outcomes) @ atoms.weights
+    broken = ((kept < asked - room) | (mean < 0)).tolist()
+    said = [
+        f"it keeps its constraints in {share:.1%} of what may happen, and {asked:.0%} is asked"
+        if one == Status.OPTIMAL and bad
+        else reason
+        for one, bad, share, reason in zip(status, broken, kept.tolist(), reasons, strict=True)
+    ]
+    demoted = [
+        Status.BEST_EFFORT if one == Status.OPTIMAL and bad else one for one, bad in zip(status, broken, strict=True)
+    ]
+    return demoted, tuple(said)
 
 
 def _joined(parts: list[Prescribed]) -> Prescribed:

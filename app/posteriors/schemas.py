@@ -45,6 +45,24 @@ class Diagnostics(BaseModel):
     )
     constant_decision_cost: dict[str, Any] = Field({}, description="the best constant decision's cost on the same rows")
     gain_over_constant: dict[str, Any] = Field({}, description="paired difference; negative is better")
+    judged_cost: dict[str, Any] = Field(
+        {},
+        description="mean cost of the recommended policy where other rows have chosen it, its settings and its share",
+    )
+    regression_cost: dict[str, Any] | None = Field(
+        None, description="cost of ridge regression and its residuals on the same rows, held out too"
+    )
+    gain_over_regression: dict[str, Any] | None = Field(None, description="paired difference; negative is better")
+    promise: dict[str, Any] = Field(
+        {},
+        description="expected cost over realised cost on held-out rows, with its standard error; 1 is a promise kept",
+    )
+    promise_warning: str = Field("", description="what is wrong with promised costs and ranges, if anything")
+    calibration: dict[str, Any] = Field(
+        {}, description="predictive scenarios on held-out rows: PIT histogram, coverage of central ranges, mean score"
+    )
+    carriers: list[dict[str, Any]] = Field([], description="ways to carry outcomes to new contexts, with their scores")
+    order: float = Field(0.0, description="correlation of the errors of neighbouring rows; high where time matters")
     members: dict[str, Any] = Field(
         {}, description="how many, how much they disagree, how far they moved from the prior"
     )
@@ -64,3 +82,9 @@ class Diagnostics(BaseModel):
     prior: dict[str, Any] = Field({}, description="mh: family and scale of the prior")
     start: dict[str, Any] = Field({}, description="mh: how far each start was shifted, and its feasibility")
     history: dict[str, Any] = Field({}, description="mh: cost and feasibility of the decisions on the learned rows")
+    held_out_feasibility: float | None = Field(
+        None, description="mh: share of rows whose constraints hold under decisions made without the row"
+    )
+    effective_draws: float | None = Field(
+        None, description="mh: least number of draws that a row's leave-one-out weights are worth"
+    )

@@ -45,6 +45,9 @@ def prescribe(cache: Cache, workspace: str, posterior_id: str, request: Prescrib
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
+    doubt = row.diagnostics.get("promise_warning")
+    if request.risk and doubt and doubt != row.diagnostics["reason"]:
+        warnings.append(f"a risk is judged over predictive scenarios, and {doubt}")
     return {
         "posterior_id": row.id,
         "digest": row.digest,

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from bco_core.calibration import Calibration
 from bco_core.certificates import Certificate
-from bco_core.data import FOLDS, Sample, Standardizer
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
-from bco_core.regression import ridge
-from bco_core.scenarios import Scenarios
+from bco_core.evaluation import Estimate
+from bco_core.inference.held_out import HeldOut, Promise
 from bco_core.select import Table
 
 FEW_ROWS = 50
-_RESIDUALS = 100
+# A paired difference is clear beyond so many standard errors.
+CLEAR = 2.0
+# Errors of neighbouring rows that correlate more than this speak of time.
+ORDERED = 0.25
+# How far the 90 % range may be from holding 90 %, and promised costs from real ones, besides what chance explains.
+_COVERAGE_ROOM, _PROMISE_ROOM = 0.04, 0.15
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Diagnostics:
     """What every method tells. ``method`` is what was asked for, ``inference`` what it came to, and why.
 
     ``kl_weight`` and its reciprocal are the temperature that was used, for costs divided by ``cost_scale``.
+    ``promise_warning`` says what is wrong with promised costs and ranges; it is empty where they held.
     """
 
     quality: str
@@ -43,47 +45,83 @@ class Diagnostics:
     cost_scale: float
     certificate: Certificate
     candidates: Table
+    held_out_rows: int
+    held_out_cost: dict[str, Estimate]
+    policies: Table
+    judged_cost: Estimate
+    constant_decision_cost: Estimate
+    gain_over_constant: Estimate
+    regression_cost: Estimate | None
+    gain_over_regression: Estimate | None
+    promise: Promise
+    promise_warning: str
+    calibration: Calibration
+    carriers: Table
+    order: float
     method: str = ""
     inference: str = ""
     inference_reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, texts, lists and dicts."""
-        return asdict(self) | {"certificate": self.certificate.to_json()}
+        """Plain numbers, texts, lists and dicts; what is not finite is null."""
+        told: dict[str, Any] = plain(asdict(self) | {"certificate": self.certificate.to_json()})
+        return told
 
 
-def constant_costs(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
-    """Cost (m,) of the best constant decision on each row, found without that row's fifth, as ours are."""
-    order = torch.randperm(len(outcomes), generator=torch.Generator().manual_seed(0))
-    costs = torch.empty(len(outcomes), dtype=outcomes.dtype)
-    for fold in order.chunk(FOLDS):
-        others = torch.ones(len(outcomes), dtype=torch.bool)
-        others[fold] = False
-        decision = best_constant(problem, outcomes[others] if others.any() else outcomes).decisions
-        costs[fold] = problem.cost(decision, outcomes[fold])
-    return costs
+def plain(value: Any) -> Any:
+    """The same without numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def regression_costs(problem: DecisionProblem, sample: Sample) -> Tensor | None:
-    """Cost (m,) on each row of predicting by ridge regression and deciding over its residuals, without the row's fifth.
+def of_held_out(found: HeldOut) -> dict[str, Any]:
+    """The fields of :class:`Diagnostics` that held-out rows fill."""
+    return {
+        "held_out_rows": found.rows,
+        "held_out_cost": found.cost,
+        "policies": found.policies,
+        "judged_cost": found.judged,
+        "constant_decision_cost": found.constant,
+        "gain_over_constant": found.over_constant,
+        "regression_cost": found.regression,
+        "gain_over_regression": found.over_regression,
+        "promise": found.promise,
+        "promise_warning": promise_warning(found.calibration, found.promise),
+        "calibration": found.calibration,
+        "carriers": found.carriers,
+        "order": found.order,
+    }
 
-    None where there are too few rows for a regression.
-    """
-    count = len(sample)
-    if count < 2 * FOLDS:
-        return None
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    inputs = Standardizer.fit(sample.contexts).apply(sample.contexts)
-    costs = torch.empty(count, dtype=torch.float64)
-    for fold in order.chunk(FOLDS):
-        others = torch.ones(count, dtype=torch.bool)
-        others[fold] = False
-        fitted = ridge(inputs[others], sample.outcomes[others])
-        predicted = inputs @ fitted[:-1] + fitted[-1]
-        residuals = (sample.outcomes - predicted)[others]
-        picks = torch.linspace(0, len(residuals) - 1, min(_RESIDUALS, len(residuals))).long()
-        atoms = residuals[residuals.sum(dim=1).argsort()[picks]]
-        scenarios = Scenarios.equal(predicted[fold][:, None] + atoms, predicted[fold])
-        decisions = problem.prescribe(scenarios.outcomes, scenarios.weights).decisions
-        costs[fold] = problem.cost(decisions, sample.outcomes[fold])
-    return costs
+
+def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
+    """What speaks against decisions from so many rows of history, worst news first; None if nothing does."""
+    gain, beside = found.over_constant, found.over_regression
+    if gain.mean > gain.standard_error:
+        return Quality("bad", "on held-out rows these decisions cost more than one constant decision for all contexts")
+    if rows < FEW_ROWS:
+        return Quality("warn", f"only {rows} rows of history: decisions may change much with a little more data")
+    if gain.mean >= -CLEAR * gain.standard_error:
+        return Quality("warn", "on held-out rows these decisions are no clear gain over one constant decision")
+    if beside is not None and beside.mean > CLEAR * beside.standard_error:
+        return Quality("warn", "on held-out rows plain regression with its residuals decides better than this")
+    if found.order > ORDERED:
+        return Quality(
+            "warn",
+            f"errors of neighbouring rows go together (correlation {found.order:.2f}): these rows look ordered in "
+            "time, and what they promise may not hold later; judge forward",
+        )
+    said = promise_warning(found.calibration, found.promise)
+    return Quality("warn", said) if said else None
+
+
+def promise_warning(calibration: Calibration, promise: Promise) -> str:
+    """What is wrong with the promises, in a sentence; nothing if they held."""
+    covered, rows = calibration.coverage["0.9"], calibration.rows
+    if abs(covered - 0.9) > _COVERAGE_ROOM + 2 * math.sqrt(0.09 / max(rows, 1)):
+        return f"promised ranges are off: the 90 % range of an outcome held {covered:.0%} of the held-out ones"
+    if abs(promise.ratio - 1) > _PROMISE_ROOM + 2 * promise.standard_error:
+        return f"promised costs are off: on held-out rows they were {promise.ratio:.2f} times what decisions cost"
+    return ""

@@ -11,7 +11,8 @@ import torch
 
 from bco_core.evaluation import Estimate, estimate
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.diagnostics import FEW_ROWS, Diagnostics, Quality
+from bco_core.inference.diagnostics import CLEAR, FEW_ROWS, Diagnostics, Quality, judge_held_out
+from bco_core.inference.held_out import HeldOut
 from bco_core.inference.mh.chains import Chains
 from bco_core.inference.mh.metropolis import MetropolisOptions
 from bco_core.inference.mh.thinning import probed
@@ -21,9 +22,11 @@ from bco_core.problems.base import DecisionProblem, UncertainConstraints
 from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
-R_HAT = 1.1
-FEW_DRAWS = 100
+# What Vehtari et al. (2021) advise; up to the weaker figure chains nearly agree.
+R_HAT, WEAK_R_HAT = 1.01, 1.1
+FEW_DRAWS = 400
 _TRACE_POINTS = 200
+_FEASIBILITY_ROOM = 0.01
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class ChainDiagnostics(Diagnostics):
     prior: Prior
     start: Start
     history: LearnedRows
+    held_out_feasibility: float
+    effective_draws: float
 
 
 def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> ChainReport:
@@ -160,8 +165,15 @@ def convergence(values: np.ndarray[Any, Any]) -> Convergence:
     return Convergence(*(float(value) if np.isfinite(value) else None for value in found))
 
 
-def judge_chains(rows: int, found: ChainReport, plan: MetropolisOptions, problem: DecisionProblem) -> Quality:
-    """A verdict in a planner's words."""
+def judge_chains(
+    rows: int,
+    found: ChainReport,
+    plan: MetropolisOptions,
+    problem: DecisionProblem,
+    held_out: HeldOut,
+    feasibility: float,
+) -> Quality:
+    """A verdict in a planner's words; ``feasibility`` is the share of held-out rows that keep uncertain constraints."""
     required = problem.confidence if isinstance(problem, UncertainConstraints) else None
     if min(found.acceptance) == 0:
         return Quality("bad", "a chain did not move after burn-in: allow more steps, or a lower inverse temperature")
@@ -171,8 +183,29 @@ def judge_chains(rows: int, found: ChainReport, plan: MetropolisOptions, problem
             f"no model was found whose decisions keep their constraints in {required:.0%} of the history; "
             f"the chains only ask for {plan.minimum_feasibility:.1%}",
         )
+    if required is not None:
+        room = CLEAR * math.sqrt(required * (1 - required) / held_out.rows) + _FEASIBILITY_ROOM
+        if feasibility < required - room:
+            return Quality(
+                "warn",
+                f"on held-out rows decisions keep their constraints in {feasibility:.1%}, and {required:.0%} is asked",
+            )
+        doubt = None
+    else:
+        doubt = judge_held_out(rows, held_out)
+    if doubt is not None and doubt.verdict == "bad":
+        return doubt
+    return (
+        _judge_mixing(found)
+        or doubt
+        or _few(rows)
+        or Quality("ok", "the chains agree, and held-out rows bear them out")
+    )
+
+
+def _judge_mixing(found: ChainReport) -> Quality | None:
     worst = max((figures.r_hat or math.inf) for figures in (found.loss, found.predictions))
-    if worst > R_HAT:
+    if worst > WEAK_R_HAT:
         return Quality(
             "warn",
             f"chains disagree: R-hat is {worst:.2f}, and predictions differ {found.between_over_within:.1f} times as "
@@ -180,8 +213,17 @@ def judge_chains(rows: int, found: ChainReport, plan: MetropolisOptions, problem
             "or chains help",
         )
     few = min((figures.ess_bulk or 0.0) for figures in (found.loss, found.predictions))
-    if few < FEW_DRAWS:
-        return Quality("warn", f"chains move slowly: all draws are worth {few:.0f} independent ones; more steps help")
-    if rows < FEW_ROWS:
-        return Quality("warn", f"only {rows} rows of history: decisions may change much with a little more data")
-    return Quality("ok", "the chains agree, and their draws are worth enough independent ones")
+    if worst > R_HAT or few < FEW_DRAWS:
+        return Quality(
+            "warn",
+            f"chains nearly agree: R-hat is {worst:.3f} ({R_HAT} is advised) and all draws are worth {few:.0f} "
+            f"independent ones ({FEW_DRAWS} are advised), enough for mean predictions and hardly for their tails; "
+            "more steps help",
+        )
+    return None
+
+
+def _few(rows: int) -> Quality | None:
+    if rows >= FEW_ROWS:
+        return None
+    return Quality("warn", f"only {rows} rows of history: decisions may change much with a little more data")

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bco_core.calibration import choose_history
 from bco_core.certificates import Certificate
@@ -22,6 +23,8 @@ from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
+from bco_core.inference.diagnostics import of_held_out
+from bco_core.inference.held_out import Judged, Kept, judge_scenarios, summarize
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
@@ -33,6 +36,7 @@ from bco_core.inference.mh.diagnostics import (
     report,
     temperatures,
 )
+from bco_core.inference.mh.leave_one_out import LeaveOneOut, leave_one_out
 from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
 from bco_core.inference.mh.starts import choose_predictor, find_starts
 from bco_core.inference.mh.temperature import LADDER, PILOT, find_temperature
@@ -42,13 +46,16 @@ from bco_core.posterior import Posterior
 from bco_core.predictors.registry import AUTO, build_predictor
 from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Progress
+from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
 DRAWS = 1000
 HISTORY_ROWS = 1000
+# Standard errors of a share that are asked of the history besides the confidence.
+_MARGIN = 2.0
 # What all chains know of how they were begun: the kind of predictor and the errors (2, 2) it was chosen by, the
-# temperatures tried, and for every start its shift and feasibility.
-_FACTS = ("kind", "errors", "ladder", "shift", "start_feasibility")
+# temperatures tried, and for every start its shift, its feasibility and whether it keeps constraints on average.
+_FACTS = ("kind", "errors", "ladder", "shift", "start_feasibility", "keeps_mean")
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
@@ -66,8 +73,9 @@ def _split(task: Task, progress: Progress) -> list[Part]:
         "errors": np.array([[error.mean, error.standard_error] for error in errors]).reshape(-1, 2),
         "shift": starts.shift.numpy(),
         "start_feasibility": starts.feasibility.numpy(),
+        "keeps_mean": starts.keeps_mean.numpy(),
     }
-    asked = replace(plan, minimum_feasibility=_required(plan, facts))
+    asked = _reachable(plan, facts)
     facts["ladder"] = find_temperature(target, asked, starts, options, progress)
     chains = begin(target, _planned(plan, facts), starts.theta, options.seed)
     return [Part(plan.steps, one.to_arrays() | facts) for one in dealt(chains)]
@@ -91,13 +99,20 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     target, plan = _target(task, str(facts["kind"][0])), _planned(_plan(task), facts)
     chains = joined([Chains.from_arrays(one) for one in results])
     progress(0.0, "judging the chains")
-    posterior = _posterior(target, plan, chains, options)
+    draws, best, chosen = _draws(target, plan, chains, options)
+    # Few rows are enough to judge by and to carry outcomes from.
+    rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
+    without = leave_one_out(target, rows, chosen, plan.inverse_temperature)
+    kept, judged = _judged(target, rows, without, options)
+    held_out = summarize(target, kept, judged)
+    posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, kept.history)
     found = report(chains, plan, target)
-    quality = judge_chains(len(task.sample), found, plan, task.problem)
+    share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[kept.rows]).double().mean().item()
+    quality = judge_chains(len(task.sample), found, plan, task.problem, held_out, share)
     diagnostics = ChainDiagnostics(
         quality=quality.verdict,
         reason=quality.reason,
-        policy=options.policy or "bcp",
+        policy=judged.policy,
         kl_weight=1 / plan.inverse_temperature,
         inverse_temperature=plan.inverse_temperature,
         cost_scale=target.cost_scale,
@@ -108,6 +123,9 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         prior=Prior(target.family.name, target.prior_scale.item()),
         start=Start(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
         history=learned_rows(target, plan, chains, posterior),
+        held_out_feasibility=share,
+        effective_draws=without.effective,
+        **of_held_out(held_out),
     )
     return Learned(posterior, diagnostics)
 
@@ -126,13 +144,18 @@ def _features(task: Task) -> Features:
 
 def _plan(task: Task) -> MetropolisOptions:
     """What does not depend on the data; the temperature is yet to be found."""
-    options, problem = task.options, task.problem
+    options, problem, rows = task.options, task.problem, len(task.sample)
+    required = None
+    if isinstance(problem, UncertainConstraints):
+        # Rows that were learned from keep constraints more often than others: ask two standard errors more of them.
+        asked = problem.confidence
+        required = min(1.0, asked + _MARGIN * math.sqrt(asked * (1 - asked) / rows))
     return MetropolisOptions(
         inverse_temperature=1.0,
         steps=options.steps,
         burn_in=options.burn_in,
         kept=max(1, math.ceil(max(DRAWS, options.particles) / options.chains)),
-        minimum_feasibility=problem.confidence if isinstance(problem, UncertainConstraints) else None,
+        minimum_feasibility=required,
         initial_scale=0.1 * options.prior_scale,
     )
 
@@ -140,30 +163,42 @@ def _plan(task: Task) -> MetropolisOptions:
 def _planned(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
     """With the temperature chosen, and a feasibility that every chain's start has."""
     chosen = facts["ladder"][facts["ladder"][:, -1] == 1][0, 0]
-    return replace(plan, inverse_temperature=float(chosen), minimum_feasibility=_required(plan, facts))
+    return replace(_reachable(plan, facts), inverse_temperature=float(chosen))
 
 
-def _required(plan: MetropolisOptions, facts: Arrays) -> float | None:
+def _reachable(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
+    """With a feasibility that every chain's start has."""
     if plan.minimum_feasibility is None:
-        return None
-    return min(plan.minimum_feasibility, float(facts["start_feasibility"].min()))
+        return plan
+    required = min(plan.minimum_feasibility, float(facts["start_feasibility"].min()))
+    return replace(plan, minimum_feasibility=required, keep_mean=bool(facts["keeps_mean"].all()))
 
 
-def _posterior(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, options: MhOptions) -> Posterior:
+def _draws(
+    target: GibbsTarget, plan: MetropolisOptions, chains: Chains, options: MhOptions
+) -> tuple[Tensor, int, Tensor]:
+    """All kept draws (N, d), which of them is densest, and the particles (K, d)."""
     info = chains.info
     draws = info.kept.flatten(0, 1)
     # The density of a kept draw: its loss is in the trace, its prior is cheap.
     loss = info.risks[torch.tensor(plan.keeping) - 1].flatten()
     prior = target.family.log_prob(draws.double(), torch.zeros(()).double(), target.prior_scale.double()).sum(dim=1)
     best = int((prior - plan.inverse_temperature * loss).argmax())
-    chosen = draws[thin(target.predictor, info.kept, target.sample.contexts, options.particles, options.thinning)]
-    # Chains learn from all rows, so these predictions are of rows that were learned from.
-    rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
-    seen = target.rows(rows)
-    predictions = target.predictor.predict_encoded(chosen, seen.encoded(chosen.dtype)).mean(dim=0)
-    spread = target.predictor.outcomes.scale
-    history = choose_history(predictions, seen.sample.outcomes, spread, seen.features, torch.ones_like(spread)).history
-    return Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, history)
+    chosen = thin(target.predictor, info.kept, target.sample.contexts, options.particles, options.thinning)
+    return draws, best, draws[chosen]
+
+
+def _judged(target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: MhOptions) -> tuple[Kept, Judged]:
+    """The history, each of its rows predicted without it, and what policies do on those rows."""
+    spread, outcomes = target.predictor.outcomes.scale, target.sample.outcomes[rows]
+    choice = choose_history(without.predictions, outcomes, spread, target.features[rows], torch.ones_like(spread))
+    kept = Kept(choice.history, rows[choice.order], choice.table)
+    seen = without.scenarios
+    ordered = Scenarios(seen.outcomes[choice.order], seen.weights, seen.mode[choice.order])
+    everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
+    generator = torch.Generator().manual_seed(options.seed)
+    judged = judge_scenarios(target, [(everything, ordered)], kept, one_block, generator)
+    return kept, judged.under(options.policy or "bcp")
 
 
 def _candidates(facts: Arrays) -> Table:

@@ -56,7 +56,9 @@ CHECKPOINT_SECONDS = 10.0
 class MetropolisOptions:
     """λn for the scaled cost, the length of a chain, how much of it is burn-in, and how many draws of it are kept.
 
-    ``minimum_feasibility`` is F_0; None where constraints are certain. ``initial_scale`` is the spread √v_0 of each
+    ``minimum_feasibility`` is F_0; None where constraints are certain. ``keep_mean`` asks besides that constraints are
+    kept on average over the rows: without it a small F_0 would let chains inflate predictions until doing nothing seems
+    enough. ``initial_scale`` is the spread √v_0 of each
     coordinate that proposals begin with, before the factor s_0 = 2.38/√d.
     """
 
@@ -65,6 +67,7 @@ class MetropolisOptions:
     burn_in: int = 5_000
     kept: int = 250
     minimum_feasibility: float | None = None
+    keep_mean: bool = False
     initial_scale: float = 0.1
     early_rejection: bool = True
 
@@ -185,6 +188,7 @@ class _Rows:
     floor: float
     early: bool
     first: int
+    keep_mean: bool
 
     @staticmethod
     def of(target: GibbsTarget, options: MetropolisOptions) -> _Rows:
@@ -197,7 +201,9 @@ class _Rows:
             first = min(max(2 * allowed, count // 10, 1), count)
         encoded = target.encoded()
         floor = cost_floor(target.problem) / target.cost_scale
-        return _Rows(target, constrained, encoded, count, allowed, floor, options.early_rejection, first)
+        return _Rows(
+            target, constrained, encoded, count, allowed, floor, options.early_rejection, first, options.keep_mean
+        )
 
     def visit(self, order: Tensor) -> _Visit:
         return _Visit(order, self.encoded[order], self.target.sample.outcomes[order])
@@ -205,7 +211,7 @@ class _Rows:
     def evaluate(self, theta: Tensor, visit: _Visit, limit: float) -> _Evaluated:
         """Visit the rows for one θ (d,); a risk of infinity says that θ is rejected, early or late."""
         problem, constrained = self.target.problem, self.constrained
-        total, failures, first, rejected, danger = 0.0, 0, 0, False, []
+        total, failures, first, rejected, danger, room = 0.0, 0, 0, False, [], 0.0
         with torch.no_grad():
             for last in sorted({self.first, self.count}):
                 predictions = self.target.predictor.forward(theta[None], visit.encoded[None, first:last])[0]
@@ -217,6 +223,7 @@ class _Rows:
                 else:
                     slack = constrained.slack(decisions, truth)
                     failures += int((slack < 0).sum())
+                    room += slack.sum().item()
                     danger.append(slack)
                 # What later rows may still add is at least their floor.
                 least = total + ((self.count - last) * self.floor if last < self.count else 0.0)
@@ -224,7 +231,7 @@ class _Rows:
                 if rejected and self.early:
                     return _Evaluated(math.inf, last, failures, visit.order)
                 first = last
-        if rejected or not math.isfinite(total):
+        if rejected or not math.isfinite(total) or (self.keep_mean and room < 0):
             return _Evaluated(math.inf, self.count, failures, visit.order)
         order = visit.order[torch.cat(danger).argsort(stable=True)]
         return _Evaluated(total / self.count, self.count, failures, order)

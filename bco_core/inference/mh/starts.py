@@ -28,11 +28,13 @@ _FIT = TrainingOptions(epochs=300, patience=15, batch_size=64, learning_rate=0.0
 
 @dataclass(frozen=True)
 class Starts:
-    """θ (C, d) with the least shift, in standard deviations of the outcomes, that reaches F_0; what F_n it has."""
+    """θ (C, d) with the least shift, in standard deviations of the outcomes, that reaches F_0; what F_n it has, and
+    whether its decisions keep their constraints on average, (C,)."""
 
     theta: Tensor
     shift: Tensor
     feasibility: Tensor
+    keeps_mean: Tensor
 
 
 def choose_predictor(
@@ -67,8 +69,8 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
     theta = fitted(target, folds, generator)
     if required is None:
         nothing = torch.zeros(chains, dtype=torch.float64)
-        return Starts(theta, nothing, torch.ones_like(nothing))
-    best_shift, best_share = torch.zeros(chains, dtype=torch.float64), torch.full((chains,), -1.0).double()
+        return Starts(theta, nothing, torch.ones_like(nothing), nothing > 0)
+    best_shift, best_share = torch.zeros(chains, dtype=torch.float64), torch.full((chains,), -2.0).double()
     encoded = target.encoded(theta.dtype)
     predictions = predictor.predict_encoded(theta, encoded)
     for sign in (-1.0, 1.0):
@@ -79,6 +81,8 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
             shifted = predictions[todo] + sign * size * predictor.outcomes.scale
             decisions = target.problem.decide(shifted)
             share = _kept(target.problem, decisions, sample.outcomes).double().mean(dim=1)
+            # One that does not keep its constraints on average will not do, however few rows must.
+            share = torch.where(_keeps_mean(target.problem, decisions, sample.outcomes), share, share - 1)
             better = todo.clone()
             better[todo] = share > best_share[todo]
             best_shift[better] = sign * size
@@ -89,7 +93,7 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
     # Predictions clipped at zero, or rounding of θ, may say otherwise than the shifted ones: believe θ itself.
     decisions = target.problem.decide(predictor.predict_encoded(theta, encoded))
     share = _kept(target.problem, decisions, sample.outcomes).double().mean(dim=1)
-    return Starts(theta, best_shift, share)
+    return Starts(theta, best_shift, share, _keeps_mean(target.problem, decisions, sample.outcomes))
 
 
 def _kept(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tensor:
@@ -97,6 +101,13 @@ def _kept(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tens
     if isinstance(problem, UncertainConstraints):
         return problem.slack(decisions, outcomes) >= 0
     return problem.feasible(decisions, outcomes)
+
+
+def _keeps_mean(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tensor:
+    """Whether each start's decisions (C, n, d_z) keep their constraints on average, (C,)."""
+    if not isinstance(problem, UncertainConstraints):
+        return torch.zeros(len(decisions), dtype=torch.bool)
+    return problem.slack(decisions, outcomes).mean(dim=1) >= 0
 
 
 def fitted(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:

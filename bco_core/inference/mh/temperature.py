@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bco_core.data import make_folds
-from bco_core.gibbs import GibbsTarget
+from bco_core.gibbs import GibbsTarget, perfect_cost
 from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
 from bco_core.inference.mh.starts import Starts, find_starts
 from bco_core.inference.options import MhOptions
@@ -47,14 +47,15 @@ def find_temperature(
     if options.temperature == "validation":
         return _by_validation(target, pilot, options, progress)
     tried: list[list[float]] = []
-    theta = starts.theta
+    theta, foresight = starts.theta, perfect_cost(target.problem, target.sample.outcomes) / target.cost_scale
     for number, level in enumerate(LADDER):
         progress(0.2 + 0.8 * number / len(LADDER), f"trying an inverse temperature of {level:g}")
         colder = replace(pilot, inverse_temperature=level)
         done = run(target, colder, begin(target, colder, theta, options.seed))
         quarters = done.info.risks.chunk(4)
         before, after = quarters[1].mean().item(), quarters[3].mean().item()
-        settled = abs(after - before) <= _DRIFT * before
+        # Against what there is to lose, so that fixed costs and gains make no difference.
+        settled = abs(after - before) <= _DRIFT * abs(before - foresight)
         tried.append([level, before * target.cost_scale, after * target.cost_scale, float(settled)])
         if settled:
             break
@@ -73,6 +74,7 @@ def _by_validation(
     starts = find_starts(training, options.chains, required, generator)
     if required is not None:
         required = min(required, starts.feasibility.min().item())
+        pilot = replace(pilot, keep_mean=bool(starts.keeps_mean.all()))
     tried = []
     for number, level in enumerate(LADDER[::2]):
         progress(0.2 + 0.8 * number / len(LADDER), f"trying an inverse temperature of {level:g}")

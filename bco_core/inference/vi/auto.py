@@ -88,9 +88,9 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     final = learned[-1] if len(learned) == 1 else _stacked(*learned)
     candidates = [row for one in learned for row in one.candidates]
     final = replace(final, candidates=candidates)
-    kept, table = keep_history(plan, final)
+    kept = keep_history(plan, final)
     judged = judge(final.target, kinds, kept, plan.folds, plan.generator)
-    return conclude(plan, final, kept, table, judged.under(task.options.policy))
+    return conclude(plan, final, kept, judged.under(task.options.policy))
 
 
 def _learn_kind(

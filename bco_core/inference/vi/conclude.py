@@ -12,15 +12,14 @@ from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
+from bco_core.inference.held_out import Judged, Kept, summarize
 from bco_core.inference.method import Learned
 from bco_core.inference.vi.diagnostics import diagnose
-from bco_core.inference.vi.judgement import Judged, Kept
 from bco_core.inference.vi.out_of_fold import OutOfFold
 from bco_core.inference.vi.plan import Plan
 from bco_core.inference.vi.variational import VariationalFit
-from bco_core.policies import RECOMMENDABLE
 from bco_core.posterior import Posterior
-from bco_core.select import Table, select
+from bco_core.select import Table
 
 CONFIDENCE = 0.95
 HISTORY_ROWS = 1000
@@ -46,22 +45,19 @@ class Candidate:
     shares: Table = field(default_factory=list)
 
 
-def conclude(plan: Plan, learned: Candidate, kept: Kept, carriers: Table, judged: Judged) -> Learned:
+def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Learned:
     """The posterior, and what held-out rows say of it."""
     options = plan.task.options
-    table = select([judged.costs[name] for name in RECOMMENDABLE], [{"policy": name} for name in RECOMMENDABLE]).table
     diagnostics = diagnose(
         learned.target,
-        judged,
-        kept,
+        summarize(learned.target, kept, judged),
         learned.mixture,
         learned.fits,
-        policies=table,
-        kl_weight=learned.kl_weight,
+        learned.kl_weight,
+        policy=judged.policy,
         candidates=learned.candidates,
         network_share=learned.share,
         shares=learned.shares,
-        carriers=carriers,
         certificate=certify(learned.classes, plan.judged, CONFIDENCE, plan.generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
@@ -69,7 +65,7 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, carriers: Table, judged
     return Learned(posterior, diagnostics)
 
 
-def keep_history(plan: Plan, learned: Candidate) -> tuple[Kept, Table]:
+def keep_history(plan: Plan, learned: Candidate) -> Kept:
     """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
     target, rows = learned.target, learned.seen.rows
     predictions, outcomes = learned.seen.scenarios.mean(), target.sample.outcomes[rows]
@@ -77,7 +73,7 @@ def keep_history(plan: Plan, learned: Candidate) -> tuple[Kept, Table]:
     predictions, outcomes, rows = predictions[chosen], outcomes[chosen], rows[chosen]
     shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
     choice = choose_history(predictions, outcomes, target.predictor.outcomes.scale, target.features[rows], shrink)
-    return Kept(choice.history, rows[choice.order]), choice.table
+    return Kept(choice.history, rows[choice.order], choice.table)
 
 
 def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ class OutOfFold:
     rows: Tensor
     scenarios: Scenarios
 
-    def only(self, places: Tensor) -> OutOfFold:
-        """The view of some of its rows, by their places among them."""
-        scenarios = Scenarios(self.scenarios.outcomes[places], self.scenarios.weights, self.scenarios.mode[places])
-        return OutOfFold(self.rows[places], scenarios)
+    def at(self, rows: Tensor) -> OutOfFold:
+        """The view of some of its rows, by their numbers in the sample."""
+        places, seen = torch.searchsorted(self.rows, rows), self.scenarios
+        return OutOfFold(rows, Scenarios(seen.outcomes[places], seen.weights, seen.mode[places]))
 
 
 def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: torch.Generator) -> OutOfFold:

@@ -9,11 +9,12 @@ import torch
 from bco_core.certificates import ModelClass
 from bco_core.data import Arrays, Folds
 from bco_core.gibbs import resolve_kl_weight
+from bco_core.inference.held_out import judge_scenarios
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import ViOptions
 from bco_core.inference.vi import members
 from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
-from bco_core.inference.vi.judgement import blocks_of, judge_scenarios
+from bco_core.inference.vi.judgement import blocks_of
 from bco_core.inference.vi.out_of_fold import out_of_fold
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
@@ -67,17 +68,11 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
     classes = [ModelClass(target, fit.mixture, 1.0)]
     candidate = Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight)
-    kept, table = keep_history(plan, candidate)
-    places = torch.searchsorted(seen.rows, kept.rows)
-    judged = judge_scenarios(
-        target,
-        [(torch.arange(len(places)), seen.only(places).scenarios)],
-        kept,
-        blocks_of(plan.folds, len(task.sample))[kept.rows],
-        task.sample.outcomes[kept.rows],
-        plan.generator,
-    )
-    return conclude(plan, candidate, kept, table, judged.under(task.options.policy or "bcp"))
+    kept = keep_history(plan, candidate)
+    block = blocks_of(plan.folds, len(task.sample))[kept.rows]
+    whole = [(torch.arange(len(block)), seen.at(kept.rows).scenarios)]
+    judged = judge_scenarios(target, whole, kept, block, plan.generator)
+    return conclude(plan, candidate, kept, judged.under(task.options.policy or "bcp"))
 
 
 def _vectors(options: ViOptions, rows: int) -> int:

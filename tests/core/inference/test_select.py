@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bco_core.inference.select import select, stack
 from wavy_demand import PROBLEM, generator
 
-from bco_core.inference.select import select, stack
 from bco_core.scenarios import Scenarios
 
 
