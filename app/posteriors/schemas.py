@@ -47,7 +47,7 @@ class Diagnostics(BaseModel):
     gain_over_constant: dict[str, Any] = Field({}, description="paired difference; negative is better")
     judged_cost: dict[str, Any] = Field(
         {},
-        description="mean cost of the recommended policy where other rows have chosen it, its settings and its share",
+        description="mean cost of the recommended policy; it and all its settings are chosen by other rows",
     )
     regression_cost: dict[str, Any] | None = Field(
         None, description="cost of ridge regression and its residuals on the same rows, held out too"
@@ -55,7 +55,7 @@ class Diagnostics(BaseModel):
     gain_over_regression: dict[str, Any] | None = Field(None, description="paired difference; negative is better")
     promise: dict[str, Any] = Field(
         {},
-        description="expected cost over realised cost on held-out rows, with its standard error; 1 is a promise kept",
+        description="expected over realised cost on held-out rows, with its standard error; 1 is a promise kept",
     )
     promise_warning: str = Field("", description="what is wrong with promised costs and ranges, if anything")
     calibration: dict[str, Any] = Field(

@@ -26,13 +26,13 @@ from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.inference.training import TrainingOptions
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
-from bco_core.policies import Terms, decide
+from bco_core.policies import POLICIES, Terms, decide
 from bco_core.posterior import Posterior
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.linear import ReluAffine
 from bco_core.problems.constant import best_constant
 from bco_core.problems.linear.problem import TwoStageLinear
-from bco_core.scenarios import Scenarios, predictive_scenarios
+from bco_core.scenarios import Scenarios
 from bco_core.seeds import entropy
 from benchmarks.experiments.harness import Finding, Key
 from benchmarks.experiments.shipment.data import (
@@ -171,15 +171,15 @@ def _averaged(trial: Trial) -> Tensor:
 
 
 def _predictive(trial: Trial) -> Tensor:
-    """SAA over outcomes of rows with similar predictions."""
-    history = trial.learned[0].history
-    assert history is not None  # noqa: S101 (learning always keeps one)
-    similar = predictive_scenarios(history, trial.scenarios.mean(), DRAWS)
-    return _decided(trial, similar, "bcp")
+    """SAA over predictive scenarios."""
+    atoms = trial.learned[0].predictive(trial.contexts, trial.scenarios.mean(), DRAWS)
+    assert atoms is not None  # noqa: S101 (learning always keeps a history)
+    return _decided(trial, atoms, "predictive")
 
 
 def _auto(trial: Trial) -> Tensor:
-    return _decided(trial, trial.scenarios, trial.learned[1])
+    policy = trial.learned[1]
+    return _predictive(trial) if POLICIES[policy].predictive else _decided(trial, trial.scenarios, policy)
 
 
 METHODS: dict[str, Callable[[Trial], Tensor]] = {
