@@ -14,7 +14,7 @@ from bco_core.select import Table
 
 FEW_ROWS = 50
 # A paired difference is clear beyond so many standard errors.
-CLEAR = 2.0
+CLEAR = 2.5
 # Errors of neighbouring rows that correlate more than this speak of time.
 ORDERED = 0.25
 # How far the 90 % range may be from holding 90 %, and promised costs from real ones, besides what chance explains.
