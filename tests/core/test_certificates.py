@@ -69,7 +69,7 @@ def test_outcomes_beyond_the_stated_bounds_void_the_certificate() -> None:
     target = linear_target(beyond)
     mixture = equal_mixture(target.family, torch.zeros(1, 2), torch.full((1, 2), 0.1))
     certificate = certify([ModelClass(target, mixture, 1.0)], torch.arange(60), 0.95, generator())
-    assert "beyond the bounds that the problem states" in certificate.reason
+    assert "beyond the stated bounds, such as demand above maximum_demand" in certificate.reason
 
 
 def test_the_terms_are_those_of_the_lemma() -> None:
