@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,7 +40,8 @@ def split(plan: Plan) -> list[Part]:
 def work(plan: Plan, part: Arrays, progress: Progress) -> Arrays:
     """One member under each of its configurations."""
     kind, member = str(part["kind"][0]), int(part["member"][0])
-    sweeps, options = plan.settings.sweeps, plan.settings.variational
+    # It learns alone, so nobody else stops it.
+    sweeps, options = plan.settings.sweeps, replace(plan.settings.variational, peers=1)
     target, folds = plan.target(kind), _stopped_inside(plan.folds[member : member + 1])
     seed = entropy(plan.task.options.seed, list(sweeps).index(kind), member)
     generator = torch.Generator().manual_seed(seed)
