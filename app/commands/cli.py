@@ -243,6 +243,18 @@ def bench_portfolio(
     run(json, steps)
 
 
+@bench.command("trust")
+def bench_trust(
+    json: Json = False,
+    seeds: Annotated[int, typer.Option(help="histories of each source", min=1)] = 3,
+    judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
+) -> None:
+    """Whether promises hold on rows nobody saw: costs, ranges, feasibility, verdicts."""
+    from benchmarks.bench.trust import run
+
+    run(json, seeds, judged)
+
+
 def main() -> None:
     app()
 
