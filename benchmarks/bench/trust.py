@@ -4,7 +4,7 @@ Every history is drawn anew from its seed, learned with ``auto``, and judged on 
 
 ``promise_*``     expected over realised mean cost (for the portfolio: promised over realised feasibility)
 ``coverage90_*``  share of fresh outcomes within the predictive 5–95 % range
-``cvar_gain``     true CVaR of the decision that minimises CVaR less that of the averaged one, paired: negative is better
+``cvar_gain``     true CVaR of the decision that minimises CVaR less that of the averaged one, paired; negative wins
 ``ok_on_noise``   share of posteriors called ok that learned from pure noise
 ``false_ok``      share called ok on noise or weak signal that truly cost more than the best constant decision
 ``ok_on_signal``  share called ok where contexts explain most of the outcome
