@@ -14,7 +14,7 @@ from torch import Tensor
 
 from app.http.schemas import PolicyName
 from app.problems.schemas import NewProblem, decision_names, outcome_names
-from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide
+from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide, decide_over
 from bco_core.prescribe import PrescribeOptions
 from bco_core.problems.base import DecisionProblem, Prescription, Risk, Status, UncertainConstraints
 from bco_core.problems.linear.problem import TwoStageLinear
@@ -255,8 +255,10 @@ def test_a_posterior_can_be_learned_for_the_problem_and_every_policy_decides_fro
     found = learned(problem, row)
     contexts = torch.randn(4, 3, generator=seeded(13), dtype=torch.float64)
     scenarios = found.posterior.scenarios(contexts, found.posterior.draws())
+    atoms = found.posterior.predictive(contexts, scenarios.mean(), 50)
+    assert atoms is not None
     for policy in POLICIES:
-        prescription = decide(problem, scenarios, policy)
+        prescription = decide_over(problem, scenarios, atoms, policy)
         assert torch.isfinite(prescription.decisions).all()
         assert torch.isfinite(prescription.objective).all()
     assert math.isfinite(found.diagnostics.cost_scale)
@@ -291,7 +293,7 @@ def test_a_policy_gives_one_feasible_decision_for_each_context_and_its_expected_
     found = apply(policy, problem, scenarios)
     assert found.decisions.shape == (40, problem.decision_dim)
     assert len(found.status) == 40
-    if row.certain or policy == "bcp":
+    if row.certain or policy in {"bcp", "predictive"}:
         assert keeps_its_promise(row, problem, found.decisions, scenarios.outcomes, scenarios.weights)
     torch.testing.assert_close(found.objective, expected_cost(problem, found.decisions, scenarios))
 
@@ -332,6 +334,16 @@ def test_a_policy_hedges_if_and_only_if_it_reacts_to_risk(policy: str) -> None:
     scenarios = Scenarios(outcomes, weights, row.outcomes(6, seeded(15)))
     calm, wary = (decide(problem, scenarios, policy, Terms(seeded(), risk=risk)) for risk in (Risk(), Risk(1.0, 0.9)))
     assert POLICIES[policy].hedges != torch.allclose(calm.decisions, wary.decisions, rtol=1e-6)
+
+
+def test_a_policy_decides_over_predictive_scenarios_if_and_only_if_it_says_so(policy: str) -> None:
+    row = PROBLEM_ROWS["newsvendor"][0]
+    problem, (outcomes, weights) = build_problem(row.spec), scenarios_for(row)
+    draws = Scenarios(outcomes, weights, row.outcomes(6, seeded(15)))
+    atoms = Scenarios(outcomes + 100, weights, draws.mode + 100)
+    over = decide_over(problem, draws, atoms, policy, Terms(seeded())).decisions
+    assert torch.equal(over, apply(policy, problem, draws).decisions) != POLICIES[policy].predictive
+    assert torch.equal(over, apply(policy, problem, atoms).decisions) == POLICIES[policy].predictive
 
 
 # Two values of every term that a policy may have for its own.

@@ -33,12 +33,13 @@ FORBIDDEN = {
 # package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
-        {"errors", "status", "seeds", "progress", "weighted", "data"},
+        {"errors", "status", "seeds", "progress", "weighted", "data", "regression"},
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
-        {"distributions", "evaluation", "families", "gibbs", "policies", "scenarios", "support_points"},
-        {"certificates", "posterior"},
+        {"distributions", "evaluation", "families", "gibbs", "scenarios", "support_points"},
+        {"policies", "predictive", "select"},
+        {"calibration", "certificates", "posterior"},
         {"prescribe"},
         {"inference"},
         {"baselines"},

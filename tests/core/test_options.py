@@ -55,7 +55,7 @@ def test_a_method_that_there_is_not_is_refused_with_those_that_there_are() -> No
         ("vi", "optimizer", "newton", ("optimizer",), "adam, sgd"),
         ("auto", "family", "cauchy", ("family",), "gaussian, laplace"),
         ("auto", "predictor", "forest", ("predictor", "kind"), "auto, linear, relu_affine, mlp, skip_mlp"),
-        ("auto", "policy", "greedy", ("policy",), "averaged, blended, bcp, map, thompson"),
+        ("auto", "policy", "greedy", ("policy",), "averaged, blended, bcp, predictive, map, thompson"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_known_ones(

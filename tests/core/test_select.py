@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bco_core.inference.select import select, stack
 from wavy_demand import PROBLEM, generator
 
 from bco_core.scenarios import Scenarios
+from bco_core.select import select, share_costs
 
 
 def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
@@ -26,6 +26,18 @@ def test_stacking_finds_the_cheapest_share() -> None:
     outcomes = torch.full((50, 1), 10.0, dtype=torch.float64)
     low = Scenarios.equal(torch.full((50, 1, 1), 4.0, dtype=torch.float64), outcomes)
     high = Scenarios.equal(torch.full((50, 1, 1), 14.0, dtype=torch.float64), outcomes)
-    share, table = stack(PROBLEM, low, high, outcomes)
-    assert share == pytest.approx(0.6)
-    assert [row["cost"] for row in table][6] == pytest.approx(0.0)
+    shares = share_costs(PROBLEM, low, high, outcomes)
+    assert shares.best() == pytest.approx(0.6)
+    assert [row["cost"] for row in shares.table()][6] == pytest.approx(0.0)
+    assert [row["share"] for row in shares.table()] == pytest.approx([step / 10 for step in range(11)])
+
+
+def test_the_cheapest_share_of_some_rows_is_found_from_those_rows_alone() -> None:
+    outcomes = torch.tensor([[10.0]] * 5 + [[4.0]] * 45, dtype=torch.float64)
+    low = Scenarios.equal(torch.full((50, 1, 1), 4.0, dtype=torch.float64), outcomes)
+    high = Scenarios.equal(torch.full((50, 1, 1), 14.0, dtype=torch.float64), outcomes)
+    shares = share_costs(PROBLEM, low, high, outcomes)
+    first = torch.arange(50) < 5
+    assert shares.best(first) == pytest.approx(0.6)
+    assert shares.best(~first) == 0.0
+    assert shares.best() == 0.0

@@ -143,6 +143,7 @@ def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_ave
             initial_scale=0.13,
             draws=3,
             averaging=members > 1,
+            peers=members,
         ),
         generator,
     )
