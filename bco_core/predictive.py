@@ -108,15 +108,15 @@ def predictive_scenarios(
 def weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
     """How much each row of the history counts at predictions (B, d_y): (B, H), the largest near one."""
     if history.carrier.bandwidth is None:
-        found = torch.ones(len(predictions), len(history), dtype=torch.float64)
+        distance = torch.zeros(len(predictions), len(history), dtype=torch.float64)
     else:
         distance = torch.cdist(predictions / history.spread, history.predictions / history.spread)
-        # The nearest row always counts, however far it is.
-        found = ((distance.amin(dim=1, keepdim=True) - distance) / history.carrier.bandwidth).exp()
+        distance = distance / history.carrier.bandwidth
     if own is not None:
         known = own >= 0
-        found[known.nonzero().flatten(), own[known]] = 0.0
-    return found
+        distance[known.nonzero().flatten(), own[known]] = torch.inf
+    # The nearest row always counts, however far it is; a row that must not be seen is not the nearest.
+    return (distance.amin(dim=1, keepdim=True) - distance).exp()
 
 
 def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tensor | None) -> Tensor:

@@ -102,7 +102,7 @@ def train(
 ) -> Trained:
     """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch.
 
-    Members that stand ``together``, so many in a row, leave the batch together: the last of them to improve decides.
+    Members that stand ``together``, so many in a row, leave the batch together, when most of them have stopped improving.
     """
     members = initial.shape[1]
     steps = max(math.ceil(train_rows.shape[1] / options.batch_size), MINIMUM_STEPS_PER_EPOCH)
@@ -129,7 +129,7 @@ def train(
             best[:, winners], best_cost[winners], best_epoch[winners] = current[:, better], costs[better], epoch
             cost = costs.mean().item()
             going = epoch - best_epoch[active] < options.patience
-            going = going.view(-1, together).any(dim=1).repeat_interleave(together)
+            going = (going.view(-1, together).double().mean(dim=1) >= 0.5).repeat_interleave(together)
             if not going.all():
                 state, active = state.keep(going), active[going]
         watch(Epoch(epoch, met, cost, current))
