@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from plain_demand import AUTO, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
+from held_out_facts import HELD_OUT, PROMISE
+from plain_demand import AUTO, LINEAR, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
 
 from bco_core.data import Sample, make_folds
 from bco_core.distributions import Mixture
 from bco_core.evaluation import Estimate
-from bco_core.inference.diagnostics import FEW_ROWS
+from bco_core.inference.diagnostics import FEW_ROWS, judge_held_out, promise_warning
 from bco_core.inference.options import LearningOptions
-from bco_core.inference.vi.diagnostics import judge
 from bco_core.policies import POLICIES
 from bco_core.problems.newsvendor import Newsvendor
 
@@ -32,28 +32,75 @@ def numbers_in(value: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "gain", "converged", "verdict", "reason"),
+    ("rows", "gain", "verdict", "reason"),
     [
-        (FEW_ROWS, Estimate(-2.0, 1.0), True, "ok", "decisions beat the best constant decision"),
-        (FEW_ROWS - 1, Estimate(-2.0, 1.0), True, "warn", f"only {FEW_ROWS - 1} rows of history"),
-        (1000, Estimate(-0.5, 1.0), True, "warn", "no clear gain over one constant decision"),
-        (1000, Estimate(0.5, 1.0), True, "warn", "no clear gain over one constant decision"),
-        (1000, Estimate(-3.0, math.inf), True, "warn", "no clear gain over one constant decision"),
-        (1000, Estimate(-2.0, 1.0), False, "warn", "reached its epoch limit"),
-        (1000, Estimate(1.5, 1.0), True, "bad", "cost more than one constant decision"),
-        (FEW_ROWS - 1, Estimate(1.5, 1.0), False, "bad", "cost more than one constant decision"),
+        (FEW_ROWS, Estimate(-2.6, 1.0), None, ""),
+        (FEW_ROWS - 1, Estimate(-2.6, 1.0), "warn", f"only {FEW_ROWS - 1} rows of history"),
+        (1000, Estimate(-2.4, 1.0), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-0.5, 1.0), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(0.5, 1.0), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-3.0, math.inf), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(1.5, 1.0), "bad", "cost more than one constant decision"),
+        (FEW_ROWS - 1, Estimate(1.5, 1.0), "bad", "cost more than one constant decision"),
     ],
 )
 def test_the_verdict_names_the_first_thing_a_planner_should_know(
-    rows: int, gain: Estimate, converged: bool, verdict: str, reason: str
+    rows: int, gain: Estimate, verdict: str | None, reason: str
 ) -> None:
-    quality = judge(rows, gain, converged)
-    assert quality.verdict == verdict
-    assert reason in quality.reason
+    quality = judge_held_out(rows, replace(HELD_OUT, over_constant=gain))
+    assert (quality.verdict if quality else None) == verdict
+    assert reason in (quality.reason if quality else "")
 
 
 def test_an_exact_tie_with_the_constant_decision_is_not_called_a_gain() -> None:
-    assert judge(1000, Estimate(0.0, 0.0), converged=True).verdict == "warn"
+    quality = judge_held_out(1000, replace(HELD_OUT, over_constant=Estimate(0.0, 0.0)))
+    assert quality is not None
+    assert quality.verdict == "warn"
+
+
+@pytest.mark.parametrize(("gain", "warned"), [(Estimate(2.6, 1.0), True), (Estimate(2.4, 1.0), False), (None, False)])
+def test_decisions_that_plain_regression_clearly_betters_are_warned_of(gain: Estimate | None, warned: bool) -> None:
+    quality = judge_held_out(1000, replace(HELD_OUT, over_regression=gain))
+    assert (quality is not None) == warned
+    if quality is not None:
+        assert (quality.verdict, "plain regression" in quality.reason) == ("warn", True)
+
+
+@pytest.mark.parametrize(("order", "warned"), [(0.26, True), (0.24, False), (-0.9, False)])
+def test_rows_whose_errors_go_together_are_said_to_look_ordered_in_time(order: float, warned: bool) -> None:
+    quality = judge_held_out(1000, replace(HELD_OUT, order=order))
+    assert (quality is not None) == warned
+    if quality is not None:
+        assert (quality.verdict, "judge forward" in quality.reason) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("covered", "rows", "ratio", "error", "words"),
+    [
+        (0.90, 300, 1.0, 0.05, ""),
+        # Four hundredths are left, and two standard errors of a share of 0.9: 0.035 for 300 rows.
+        (0.83, 300, 1.0, 0.05, ""),
+        (0.82, 300, 1.0, 0.05, "the 90 % range of an outcome held 82% of the held-out ones"),
+        (0.98, 300, 1.0, 0.05, "the 90 % range of an outcome held 98% of the held-out ones"),
+        (0.82, 100, 1.0, 0.05, ""),
+        (0.90, 300, 1.24, 0.05, ""),
+        (0.90, 300, 1.26, 0.05, "1.26 times what decisions cost"),
+        (0.90, 300, 0.74, 0.05, "0.74 times what decisions cost"),
+        (0.90, 300, 0.74, 0.06, ""),
+        (0.90, 300, math.inf, 0.0, "inf times what decisions cost"),
+    ],
+)
+def test_promises_that_are_off_by_more_than_chance_are_said_to_be_off(
+    covered: float, rows: int, ratio: float, error: float, words: str
+) -> None:
+    coverage = HELD_OUT.calibration.coverage | {"0.9": covered}
+    calibration = replace(HELD_OUT.calibration, rows=rows, coverage=coverage)
+    promise = replace(PROMISE, ratio=ratio, standard_error=error)
+    said = promise_warning(calibration, promise)
+    assert words in said
+    assert bool(said) == bool(words)
+    quality = judge_held_out(1000, replace(HELD_OUT, calibration=calibration, promise=promise))
+    assert (quality.reason if quality else "") == said
 
 
 def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant() -> None:
@@ -66,12 +113,21 @@ def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant
 
 
 def test_a_good_fit_on_plenty_of_rows_is_called_ok_and_noise_is_not() -> None:
-    options = replace(OPTIONS, epochs=300, patience=5)
+    options = replace(OPTIONS, predictor=LINEAR, epochs=300, patience=8)
     assert told(make_sample(), options).quality == "ok"
     sample = make_sample()
     shuffled = torch.randperm(len(sample), generator=torch.Generator().manual_seed(4))
     unrelated = Sample(sample.contexts, sample.outcomes[shuffled])
     assert told(unrelated, options).quality != "ok"
+
+
+def test_a_network_that_stops_short_of_plain_regression_is_warned_of() -> None:
+    diagnostics = told(make_sample(), replace(OPTIONS, epochs=300, patience=5))
+    assert diagnostics.gain_over_regression is not None
+    assert diagnostics.gain_over_regression.mean > 2.5 * diagnostics.gain_over_regression.standard_error
+    assert diagnostics.gain_over_constant.mean < -10
+    assert diagnostics.quality == "warn"
+    assert "plain regression" in diagnostics.reason
 
 
 def test_stopping_at_the_epoch_limit_is_reported() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from held_out_facts import HELD_OUT
 
 from bco_core.data import Arrays, Sample
 from bco_core.distributions import ChainDraws
+from bco_core.evaluation import Estimate
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import Learning, learn
@@ -25,8 +27,10 @@ from bco_core.inference.options import LearningOptions, make_options
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import AUTO, PredictorOptions, build_predictor
+from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
+NEWSVENDOR = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 ASSETS = 6
 PROBLEM = ReturnConstrainedPortfolio.from_spec(
     {
@@ -129,16 +133,24 @@ def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
     assert density.argmax() == draws.best
 
 
-def test_decisions_from_chains_keep_the_return_more_often_than_the_point_decision() -> None:
+def test_decisions_from_chains_keep_the_return_as_often_as_asked_and_point_predictions_do_not() -> None:
     sample, fresh = make_sample(200), make_sample(600, seed=5)
     posterior, _ = learned(replace(QUICK, particles=100), sample)
     scenarios = posterior.scenarios(fresh.contexts, posterior.particles)
-    kept = {
-        name: PROBLEM.feasible(decide(PROBLEM, scenarios, name).decisions, fresh.outcomes).double().mean()
-        for name in ("bcp", "map")
-    }
-    assert kept["bcp"] >= kept["map"]
-    assert kept["bcp"] > 0.85
+    ours = PROBLEM.feasible(decide(PROBLEM, scenarios, "bcp").decisions, fresh.outcomes).double().mean()
+    inputs = np.c_[sample.contexts.numpy(), np.ones(200)]
+    slopes = np.linalg.lstsq(inputs, sample.outcomes.numpy(), rcond=None)[0]
+    point = torch.from_numpy(np.c_[fresh.contexts.numpy(), np.ones(600)] @ slopes)
+    theirs = PROBLEM.feasible(PROBLEM.decide(point), fresh.outcomes).double().mean()
+    assert ours >= 0.95
+    assert theirs < 0.7
+
+
+@pytest.mark.parametrize("rows", [320, 640])
+def test_chains_ask_two_standard_errors_more_of_the_history_than_the_problem_of_the_future(rows: int) -> None:
+    _, told = learned(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
+    assert min(told.start.feasibility) >= min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / rows)) - 1e-12
+    assert told.history.required_feasibility == pytest.approx(0.95 + 2 * math.sqrt(0.95 * 0.05 / rows))
 
 
 @pytest.mark.parametrize("temperature", ["settle", "validation"])
@@ -162,7 +174,7 @@ def test_raw_costs_may_be_asked_for() -> None:
     assert scaled.cost_scale < 0.01
 
 
-PLAN = MetropolisOptions(100.0, minimum_feasibility=0.95)
+PLAN = MetropolisOptions(100.0, minimum_feasibility=0.98)
 MIXED = Convergence(r_hat=1.0, ess_bulk=1000.0, ess_tail=1000.0)
 REPORT = ChainReport(
     count=2,
@@ -186,27 +198,52 @@ REPORT = ChainReport(
         ({}, "ok", "the chains agree"),
         ({"predictions": replace(MIXED, r_hat=1.8)}, "warn", "chains disagree: R-hat is 1.80"),
         ({"predictions": replace(MIXED, r_hat=1.8)}, "warn", "predictions differ 2.0 times as much between chains"),
+        ({"predictions": replace(MIXED, r_hat=1.05)}, "warn", "chains nearly agree: R-hat is 1.050 (1.01 is advised)"),
+        ({"loss": replace(MIXED, r_hat=1.009, ess_bulk=401)}, "ok", "the chains agree"),
+        ({"loss": replace(MIXED, ess_bulk=399)}, "warn", "worth 399 independent ones (400 are advised)"),
         ({"loss": replace(MIXED, ess_bulk=20)}, "warn", "worth 20 independent ones"),
         ({"acceptance": [0.2, 0.0]}, "bad", "did not move"),
         ({"loss": Convergence(None, None, None)}, "warn", "chains disagree"),
     ],
 )
 def test_the_verdict_on_chains_is_in_words(changes: dict[str, Any], verdict: str, words: str) -> None:
-    quality = judge_chains(100, replace(REPORT, **changes), PLAN, PROBLEM)
+    quality = judge_chains(100, replace(REPORT, **changes), PLAN, PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == verdict
     assert words in quality.reason
 
 
 def test_chains_of_few_rows_are_warned_of_however_well_they_mix() -> None:
-    quality = judge_chains(20, REPORT, PLAN, PROBLEM)
+    quality = judge_chains(20, REPORT, PLAN, PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == "warn"
     assert "only 20 rows" in quality.reason
 
 
 def test_chains_that_had_to_ask_for_less_feasibility_than_the_problem_are_bad() -> None:
-    quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=0.5), PROBLEM)
+    quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=0.5), PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == "bad"
     assert "in 95% of the history" in quality.reason
+
+
+def test_chains_whose_decisions_break_constraints_on_held_out_rows_are_warned_of() -> None:
+    # 95 % are asked of 400 rows: two and a half standard errors are 2.7 %, and a hundredth is left besides.
+    far, near = (judge_chains(400, REPORT, PLAN, PROBLEM, HELD_OUT, share) for share in (0.905, 0.92))
+    assert (far.verdict, near.verdict) == ("warn", "ok")
+    assert far.reason == "on held-out rows decisions keep their constraints in 90.5%, and 95% is asked"
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict", "words"),
+    [
+        (Estimate(-10.0, 1.0), "ok", "held-out rows bear them out"),
+        (Estimate(-1.0, 1.0), "warn", "no clear gain over one constant decision"),
+        (Estimate(2.0, 1.0), "bad", "cost more than one constant decision"),
+    ],
+)
+def test_chains_of_certain_constraints_are_judged_by_held_out_costs(gain: Estimate, verdict: str, words: str) -> None:
+    held_out = replace(HELD_OUT, over_constant=gain)
+    quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=None), NEWSVENDOR, held_out, 1.0)
+    assert quality.verdict == verdict
+    assert words in quality.reason
 
 
 def test_separate_chains_have_an_r_hat_far_from_one_and_mixed_ones_do_not() -> None:
