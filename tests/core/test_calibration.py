@@ -1,0 +1,177 @@
+"""Scores and calibration against their definitions: an integral, a double loop, a plain count."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+
+from bco_core.calibration import BINS, LEVELS, calibrate, choose_history, crps, energy_score, score
+from bco_core.predictive import Carrier, History
+
+Array = np.ndarray[Any, Any]
+
+
+def weighted_atoms(seed: int, count: int) -> tuple[Array, Array, float]:
+    rng = np.random.default_rng(seed)
+    shares = rng.exponential(size=count) * (rng.random(count) < 0.8)
+    shares[0] += 0.1
+    return rng.normal(size=count).round(1), shares / shares.sum(), float(rng.normal(scale=2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("seed", range(5))
+def test_crps_is_the_integral_of_the_squared_distance_between_distributions(seed: int, count: int) -> None:
+    atoms, shares, truth = weighted_atoms(seed, count)
+
+    def squared(t: float) -> float:
+        return float((shares[atoms <= t].sum() - (truth <= t)) ** 2)
+
+    edges = sorted({*atoms.tolist(), truth})
+    expected = sum(integrate.quad(squared, left, right, limit=10)[0] for left, right in pairwise(edges))
+    found = crps(*(torch.from_numpy(np.array([values])) for values in (atoms, shares)), torch.tensor([truth]).double())
+    assert found.item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_crps_of_many_rows_is_that_of_each(seed: int) -> None:
+    rows = [weighted_atoms(10 * seed + number, 9) for number in range(4)]
+    atoms, shares, truth = (torch.from_numpy(np.array(part)) for part in zip(*rows, strict=True))
+    each = [crps(atoms[i : i + 1], shares[i : i + 1], truth[i : i + 1]).item() for i in range(4)]
+    assert crps(atoms, shares, truth).tolist() == pytest.approx(each)
+
+
+@pytest.mark.parametrize(("count", "items"), [(1, 2), (2, 1), (12, 3)])
+def test_the_energy_score_is_its_double_loop(count: int, items: int) -> None:
+    rng = np.random.default_rng(count)
+    atoms, truth = rng.normal(size=(4, count, items)), rng.normal(size=(4, items))
+    expected = []
+    for points, outcome in zip(atoms, truth, strict=True):
+        near = sum(math.dist(point, outcome) for point in points) / count
+        # Each of the pairs of different atoms, so that the score is fair to few atoms.
+        between = [math.dist(points[i], points[j]) for i in range(count) for j in range(count) if i != j]
+        expected.append(near - 0.5 * (sum(between) / len(between) if between else 0.0))
+    found = energy_score(torch.from_numpy(atoms), torch.from_numpy(truth))
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def make_history(items: int, carry: str, bandwidth: float | None, rows: int = 60) -> tuple[History, torch.Tensor]:
+    draw = torch.Generator().manual_seed(items)
+    features = torch.randn(rows, 2, generator=draw, dtype=torch.float64)
+    predictions = 10 + 2 * torch.randn(rows, items, generator=draw, dtype=torch.float64)
+    outcomes = predictions + torch.randn(rows, items, generator=draw, dtype=torch.float64)
+    shrink = torch.full((items,), 0.9, dtype=torch.float64)
+    return History(predictions, outcomes, outcomes.std(dim=0), Carrier(carry, bandwidth, shrink)), features
+
+
+def left_out(history: History, row: int) -> tuple[Array, Array]:
+    """Atoms (H − 1, d_y) and shares at a row of the history, from the other rows alone."""
+    others = np.arange(len(history)) != row
+    predictions, outcomes = history.predictions.numpy(), history.outcomes.numpy()
+    atoms = outcomes[others]
+    if history.carrier.carry == "shift":
+        atoms = predictions[row] + history.carrier.shrink.numpy() * (outcomes - predictions)[others]
+    far = np.linalg.norm((predictions[others] - predictions[row]) / history.spread.numpy(), axis=1)
+    shares = np.ones(len(far)) if history.carrier.bandwidth is None else np.exp(-far / history.carrier.bandwidth)
+    return atoms, shares / shares.sum()
+
+
+@pytest.mark.parametrize("items", [1, 2])
+@pytest.mark.parametrize(("carry", "bandwidth"), [("shift", None), ("shift", 0.3), ("keep", 0.2)])
+def test_coverage_and_pit_count_where_outcomes_lie_among_what_other_rows_say(
+    items: int, carry: str, bandwidth: float | None
+) -> None:
+    history, features = make_history(items, carry, bandwidth)
+    found = calibrate(history, features)
+    places: list[float] = []
+    for row in range(len(history)):
+        atoms, shares = left_out(history, row)
+        for item in range(items):
+            truth = history.outcomes[row, item].item()
+            below, equal = shares[atoms[:, item] < truth].sum(), shares[atoms[:, item] == truth].sum()
+            places.append(min(float(below + 0.5 * equal), 1.0))
+    counts, _ = np.histogram(places, bins=BINS, range=(0, 1))
+    assert found.pit == pytest.approx((counts / len(places)).tolist(), abs=1e-6)
+    inside = {str(level): np.mean([abs(place - 0.5) <= level / 2 for place in places]) for level in LEVELS}
+    assert found.coverage == pytest.approx(inside)
+    assert (found.rows, found.carry, found.bandwidth) == (60, carry, bandwidth)
+
+
+@pytest.mark.parametrize(("carry", "bandwidth"), [("shift", None), ("shift", 0.3), ("keep", 0.2)])
+def test_a_rows_score_is_the_crps_of_what_other_rows_say(carry: str, bandwidth: float | None) -> None:
+    history, features = make_history(1, carry, bandwidth)
+    expected = []
+    for row in range(len(history)):
+        atoms, shares = left_out(history, row)
+        truth, flat = history.outcomes[row, 0].item(), atoms[:, 0]
+        pairs = np.abs(flat[:, None] - flat[None]) * shares[:, None] * shares[None]
+        expected.append(((np.abs(flat - truth) * shares).sum() - 0.5 * pairs.sum()) / history.spread.item())
+    found = score(history, torch.arange(len(history)), features)
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    assert calibrate(history, features).score == pytest.approx(float(np.mean(expected)))
+
+
+def test_the_constant_score_is_that_of_outcomes_without_context() -> None:
+    history, features = make_history(1, "shift", None)
+    outcomes = history.outcomes[:, 0].numpy()
+    expected = []
+    for row, truth in enumerate(outcomes):
+        others = np.delete(outcomes, row)
+        pairs = np.abs(others[:, None] - others[None]).mean()
+        expected.append((np.abs(others - truth).mean() - 0.5 * pairs) / history.spread.item())
+    assert calibrate(history, features).constant_score == pytest.approx(float(np.mean(expected)))
+
+
+# which carrier is chosen
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("noise", "carry"), [("even", "shift"), ("by level", "stretch"), ("by context", "scaled"), ("unpredicted", "keep")]
+)
+def test_the_carrier_that_fits_the_noise_is_chosen(noise: str, carry: str, seed: int) -> None:
+    features, xi = normal(600, 2, seed=seed), normal(600, 1, seed=seed + 50)
+    level = 100 + 30 * features[:, :1].clamp(-2.5, 2.5)
+    outcomes = {
+        "even": level + 10 * xi,
+        "by level": level * (1 + 0.2 * xi.clamp(-3, 3)),
+        "by context": level + 5 * (features[:, 1:]).exp() * xi,
+        # Two modes, of which the prediction tells the share and not the place.
+        "unpredicted": torch.where(xi < 0.5 * features[:, :1], 160.0, 40.0).double(),
+    }[noise]
+    unit = torch.ones(1, dtype=torch.float64)
+    # The features do not tell the level: a spread that grows with it is not one that grows with them.
+    chosen = choose_history(level, outcomes, outcomes.std(dim=0), features[:, 1:], unit)
+    assert chosen.history.carrier.carry == carry
+    assert [row["carry"] for row in chosen.table if row["chosen"]] == [carry]
+
+
+def test_rows_are_kept_with_their_own_predictions_in_the_order_told() -> None:
+    features, predictions = normal(80, 2), normal(80, 2, seed=1)
+    outcomes = predictions + normal(80, 2, seed=2)
+    shrink = torch.tensor([0.8, 0.7], dtype=torch.float64)
+    chosen = choose_history(predictions, outcomes, outcomes.std(dim=0), features, shrink)
+    assert chosen.order.sort().values.tolist() == list(range(80))
+    assert torch.equal(chosen.history.outcomes, outcomes[chosen.order])
+    assert torch.equal(chosen.history.predictions, predictions[chosen.order])
+    assert torch.equal(chosen.history.carrier.shrink, shrink)
+
+
+def test_a_judged_score_does_not_depend_on_its_own_row() -> None:
+    history, features = make_history(1, "keep", 0.3)
+    rows = torch.tensor([5])
+    outcomes = history.outcomes.clone()
+    outcomes[5] += 1e6
+    apart = History(history.predictions, outcomes, history.spread, history.carrier)
+    far, near = (score(one, rows, features).item() * history.spread.item() for one in (apart, history))
+    assert far == pytest.approx(1e6, rel=1e-4)
+    assert near < 10
