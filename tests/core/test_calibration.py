@@ -12,7 +12,7 @@ import torch
 from scipy import integrate
 
 from bco_core.calibration import BINS, LEVELS, calibrate, choose_history, crps, energy_score, score
-from bco_core.predictive import Carrier, History
+from bco_core.predictive import Carrier, History, predictive_scenarios
 
 Array = np.ndarray[Any, Any]
 
@@ -134,15 +134,14 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("noise", "carry"), [("even", "shift"), ("by level", "stretch"), ("by context", "scaled"), ("unpredicted", "keep")]
+    ("noise", "carry"), [("by level", "stretch"), ("by context", "scaled"), ("unpredicted", "keep")]
 )
 def test_the_carrier_that_fits_the_noise_is_chosen(noise: str, carry: str, seed: int) -> None:
     features, xi = normal(600, 2, seed=seed), normal(600, 1, seed=seed + 50)
     level = 100 + 30 * features[:, :1].clamp(-2.5, 2.5)
     outcomes = {
-        "even": level + 10 * xi,
         "by level": level * (1 + 0.2 * xi.clamp(-3, 3)),
         "by context": level + 5 * (features[:, 1:]).exp() * xi,
         # Two modes, of which the prediction tells the share and not the place.
@@ -153,6 +152,18 @@ def test_the_carrier_that_fits_the_noise_is_chosen(noise: str, carry: str, seed:
     chosen = choose_history(level, outcomes, outcomes.std(dim=0), features[:, 1:], unit)
     assert chosen.history.carrier.carry == carry
     assert [row["carry"] for row in chosen.table if row["chosen"]] == [carry]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_even_noise_is_promised_evenly(seed: int) -> None:
+    features, xi = normal(600, 2, seed=seed), normal(600, 1, seed=seed + 50)
+    level = 100 + 30 * features[:, :1].clamp(-2.5, 2.5)
+    outcomes = level + 10 * xi
+    unit = torch.ones(1, dtype=torch.float64)
+    chosen = choose_history(level, outcomes, outcomes.std(dim=0), features, unit).history
+    places = torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    atoms = predictive_scenarios(chosen, 100 + 30 * places[:, :1], 300, places).outcomes[:, :, 0]
+    assert atoms.std(dim=1).tolist() == pytest.approx([10.0] * 3, rel=0.15)
 
 
 def test_rows_are_kept_with_their_own_predictions_in_the_order_told() -> None:

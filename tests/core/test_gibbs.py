@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.families import FAMILIES
-from bco_core.gibbs import REFERENCE_ROWS, GibbsTarget, make_target, resolve_kl_weight
+from bco_core.gibbs import REFERENCE_ROWS, GibbsTarget, make_target, perfect_cost, resolve_kl_weight
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 
@@ -79,13 +80,49 @@ def test_multiplying_unit_costs_leaves_the_scaled_risk_unchanged() -> None:
     assert torch.allclose(dear.empirical_risk(theta), cheap.empirical_risk(theta), rtol=1e-12)
 
 
-def test_the_cost_scale_is_the_mean_cost_of_the_best_constant_order() -> None:
+def test_the_cost_scale_is_what_the_best_constant_order_costs_more_than_foresight() -> None:
     target = make_linear_target()
     expected = 0.0
+    # Foresight orders what is asked for, and that is free.
     for column, (under, over) in zip(target.sample.outcomes.numpy().T, [(3.0, 1.0), (0.5, 2.0)], strict=True):
         short = column[:, None] - column[None, :]
         expected += (under * short.clip(0) + over * (-short).clip(0)).mean(0).min()
     assert target.cost_scale == pytest.approx(expected, rel=1e-12)
+
+
+class Rented(Newsvendor):
+    """A newsvendor with a rent to pay whatever it orders; a negative one is a grant."""
+
+    rent: float = 0.0
+
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        return super().cost(decisions, outcomes) + self.rent
+
+
+def rented(rent: float) -> Rented:
+    problem = Rented(**vars(newsvendor()))
+    problem.rent = rent
+    return problem
+
+
+@pytest.mark.parametrize("rent", [1e5, -1e3, -20.0])
+def test_a_fixed_cost_changes_neither_the_scale_nor_the_posterior(rent: float) -> None:
+    sample = make_sample()
+    predictor = build_predictor("linear", sample)
+    plain, fixed = (make_target(rented(one), predictor, sample, FAMILIES["gaussian"]) for one in (0.0, rent))
+    assert fixed.cost_scale == pytest.approx(plain.cost_scale, rel=1e-9)
+    theta = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first, second = (target.log_density(theta, 500.0) for target in (plain, fixed))
+    torch.testing.assert_close(second - second[0], first - first[0], rtol=1e-6, atol=1e-6)
+
+
+def test_perfect_cost_is_the_mean_cost_of_knowing_the_outcome() -> None:
+    sample = make_sample()
+    assert perfect_cost(newsvendor(), sample.outcomes) == 0
+    assert perfect_cost(rented(7.0), sample.outcomes) == pytest.approx(7.0)
+    capped = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1, "maximum_order": 20}] * 2})
+    short = (sample.outcomes.numpy() - 20).clip(0)
+    assert perfect_cost(capped, sample.outcomes) == pytest.approx(3 * short.sum(axis=1).mean())
 
 
 @pytest.mark.parametrize("value", [7.0, 0.1, 1 / 3])
