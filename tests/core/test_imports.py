@@ -37,7 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
-        {"distributions", "evaluation", "families", "gibbs", "policies", "scenarios", "support_points"},
+        {"distributions", "evaluation", "families", "gibbs", "pac_bayes", "policies", "scenarios", "support_points"},
         {"certificates", "posterior"},
         {"prescribe"},
         {"inference"},

@@ -64,7 +64,7 @@ def conclude(plan: Plan, learned: Candidate, recommend: bool) -> Learned:
         candidates=learned.candidates,
         network_share=learned.share,
         shares=learned.shares,
-        certificate=certify(learned.classes, plan.judged, CONFIDENCE, generator),
+        certificate=certify(learned.classes, plan.judged, CONFIDENCE, options.particles, generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
     history = _history(learned, generator)
