@@ -50,10 +50,15 @@ def linear_target(sample: Sample, problem: Newsvendor = BOUNDED) -> GibbsTarget:
     return make_target(problem, build_predictor("linear", sample), sample, FAMILIES["laplace"])
 
 
-def test_no_cost_exceeds_the_newsvendors_bound_and_some_cost_reaches_it() -> None:
-    grid = torch.linspace(0, 50, 51, dtype=torch.float64)
-    costs = BOUNDED.cost(grid[:, None, None].expand(51, 51, 1), grid[None, :, None].expand(51, 51, 1))
-    assert costs.max().item() == pytest.approx(BOUNDED.cost_bound)
+@pytest.mark.parametrize(("underage", "overage", "most"), [(3, 1, 50), (1, 3, 50), (1, 1, 20), (2, 1, 90)])
+def test_no_cost_exceeds_the_newsvendors_bound_and_some_cost_reaches_it(
+    underage: float, overage: float, most: float
+) -> None:
+    item = {"underage_cost": underage, "overage_cost": overage, "minimum_order": 5, "maximum_order": 50}
+    problem = Newsvendor.from_spec({"items": [item | {"maximum_demand": most}]})
+    orders, demands = (torch.linspace(*ends, 46, dtype=torch.float64) for ends in ((5, 50), (0, most)))
+    costs = problem.cost(orders[:, None, None].expand(46, 46, 1), demands[None, :, None].expand(46, 46, 1))
+    assert costs.max().item() == pytest.approx(problem.cost_bound)
 
 
 def certified(

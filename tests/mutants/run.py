@@ -9,18 +9,21 @@ mutants whose tests did not run, are printed last; with any of them the exit cod
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from queue import SimpleQueue
 
+import numba
+import pytest
 from table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +31,10 @@ COPIED = ("app", "bco_core", "tests", "migrations", "benchmarks", "docs")
 WORKERS = min(2, os.cpu_count() or 1)
 # A mutant may loop for ever.
 SECONDS = 300
-PASSED, FAILED = 0, 1
+PASSED, FAILED, NO_VERDICT = 0, 1, 70
+# Every run forks from a process that has imported what takes long, so that most of its time goes to tests.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch", "numba", "scipy.stats", "scipy.optimize", "pytest", "cvxpy"])
 
 
 def main(words: list[str]) -> int:
@@ -90,16 +96,36 @@ def compiles(path: Path) -> bool:
     return any(mark in path.read_text() for mark in ("@njit", "@kernel", "@piece"))
 
 
-def run_tests(tree: Path, tests: Sequence[str], seconds: float | None, fresh_kernels: bool = False) -> int:
+def run_tests(tree: Path, tests: Sequence[str], seconds: float | None, fresh_kernels: bool = False) -> int | None:
     """How pytest ends, at the first failure; running out of time is one."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    with tempfile.TemporaryDirectory(prefix="bco-kernels-") as cache:
-        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
-        environment |= {"NUMBA_CACHE_DIR": cache} if fresh_kernels else {}
+    process = PROCESSES.Process(target=in_tree, args=(tree, tests, fresh_kernels))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return FAILED
+    return process.exitcode
+
+
+def in_tree(tree: Path, tests: Sequence[str], fresh_kernels: bool) -> None:
+    """End this process as pytest ends in the tree. Of the project, nothing has been imported yet."""
+    os.chdir(tree)
+    sys.path[:0] = [str(tree)]
+    sys.dont_write_bytecode = True
+    # No mutant needs a plugin, and some take seconds to load.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with tempfile.TemporaryDirectory(prefix="bco-kernels-") as cache, open(os.devnull, "w") as nowhere:
+        if fresh_kernels:
+            numba.config.CACHE_DIR = cache
         try:
-            return subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=seconds).returncode
-        except subprocess.TimeoutExpired:
-            return FAILED
+            with redirect_stdout(nowhere), redirect_stderr(nowhere):
+                result = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        except BaseException:
+            # Else the process would end as if a test had failed.
+            traceback.print_exc()
+            result = NO_VERDICT
+    sys.exit(result)
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/problems/newsvendor.py",
-        "tests/core/test_certificates.py tests/core/test_newsvendor.py",
+        "tests/core/test_certificates.py",
         ("largest cost of what is left over", "torch.maximum(short, left).sum()", "short.sum()"),
         ("largest cost of what is short", "torch.maximum(short, left).sum()", "left.sum()"),
     ),
