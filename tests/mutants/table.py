@@ -19,8 +19,11 @@ class Mutant(NamedTuple):
 
 
 def group(file: str, tests: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
-    """Mutants of one file, each as (breaks, old, new), that the same tests must kill: paths or node ids."""
-    return [Mutant(breaks, file, old, new, tuple(tests.split())) for breaks, old, new in mutants]
+    """Mutants of one file, each as (breaks, old, new), that the same tests must kill: a test file, and after a colon
+    the names of its tests if these few are enough."""
+    path, _, names = tests.partition(": ")
+    chosen = tuple(f"{path}::{name}" for name in names.split()) or (path,)
+    return [Mutant(breaks, file, old, new, chosen) for breaks, old, new in mutants]
 
 
 MUTANTS = [
@@ -76,7 +79,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/solvers/basis_pool.py",
-        "tests/core/test_basis_pool.py",
+        "tests/core/test_basis_pool.py: test_a_basis_whose_inverse_has_lost_its_accuracy_gives_no_wrong_answer",
         (
             "pool certificate off",
             "if (moved or not bases.sharp[at]) and not _reproduces(",
@@ -86,13 +89,16 @@ MUTANTS = [
     ),
     *group(
         "bco_core/solvers/cuts.py",
-        "tests/core/test_cuts.py",
+        "tests/core/test_cuts.py: test_risk_weights_are_probabilities_that_give_the_sorted_tail "
+        "test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated",
         ("gap a hundred times as wide", "GAP = 1e-7", "GAP = 1e-5"),
         ("tail of CVaR", "taken = min(weights[k], left)", "taken = weights[k]"),
     ),
     *group(
         "bco_core/inference/mh/diagnostics.py",
-        "tests/core/inference/test_mh.py",
+        "tests/core/inference/test_mh.py: test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
+        "test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse "
+        "test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing",
         ("worst R-hat", "np.max(worst)", "np.min(worst)"),
         ("least bulk ESS", "np.min(bulk)", "np.max(bulk)"),
         ("least tail ESS", "np.min(tail)", "np.max(tail)"),
@@ -101,7 +107,8 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/mh/metropolis.py",
-        "tests/core/inference/test_metropolis.py",
+        "tests/core/inference/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
+        "test_every_state_keeps_the_feasibility_asked_for test_a_gaussian_target_has_its_known_moments",
         ("variance recursion, decay", "variance.mul_(1 - rate).addcmul_(", "variance.addcmul_("),
         ("variance recursion, weight", "addcmul_(away, away, value=rate)", "addcmul_(away, away, value=rate**2)"),
         ("mean recursion", "mean.add_(away, alpha=rate)", "mean.add_(away, alpha=0.5 * rate)"),
@@ -124,14 +131,14 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/vi/warm_start.py",
-        "tests/core/inference/test_warm_start.py",
+        "tests/core/inference/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
         ("ridge leverage", " / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]", ""),
         ("leverage of the intercept", "(u**2).T + 1 / count", "(u**2).T"),
         ("penalty of the first outcome for all", "error.argmin(dim=0)", "error[:, :1].argmin(dim=0)"),
     ),
     *group(
         "bco_core/inference/vi/conclude.py",
-        "tests/core/inference/test_learn.py::test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
+        "tests/core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
         ("history from mode", "learned.seen.scenarios.mean()", "learned.seen.scenarios.mode"),
     ),
 ]
