@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 EXIT ?=
 
-.PHONY: help setup demo serve test torture lint docs bench clean
+.PHONY: help setup demo serve test torture mutants lint docs bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ test: .venv/ready  ## all tests, on SQLite and on a PostgreSQL that the run star
 
 torture: .venv/ready  ## the long tests: minutes of load, fuzzing and dying processes
 	$(BIN)/pytest -m torture
+
+mutants: .venv/ready  ## break the numerics in small ways, one at a time, and see that a test notices each
+	$(BIN)/python tests/mutants/run.py
 
 lint: .venv/ready  ## format, lint and type checks
 	$(BIN)/ruff format --check .

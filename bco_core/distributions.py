@@ -51,10 +51,7 @@ class Mixture:
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """``count`` draws (count, d), stratified: member r contributes count·weights_r draws up to rounding."""
-        edges = self.weights.double().cumsum(0)
-        offsets = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        member = torch.searchsorted(edges / edges[-1], offsets).clamp_max(len(edges) - 1)
-        member = member[torch.randperm(count, generator=generator)]
+        member = strata(self.weights, count)[torch.randperm(count, generator=generator)]
         noise = self.family.noise((count, self.loc.shape[1]), generator, self.loc.dtype)
         return self.loc[member] + self.scale[member] * noise
 
@@ -75,6 +72,13 @@ class Mixture:
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"family": self.family.name}, {"weights": self.weights, "loc": self.loc, "scale": self.scale}
+
+
+def strata(weights: Tensor, count: int) -> Tensor:
+    """The member, by weights (R,), that each of ``count`` stratified draws comes from: (count,), in order."""
+    edges = weights.double().cumsum(0)
+    offsets = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    return torch.searchsorted(edges / edges[-1], offsets).clamp_max(len(edges) - 1)
 
 
 def equal_mixture(family: Family, loc: Tensor, scale: Tensor) -> Mixture:

@@ -27,6 +27,7 @@ __all__ = [
     "cost_bound_breach",
     "cost_bound_remedy",
     "cost_floor",
+    "outcome_bounds",
 ]
 
 
@@ -159,6 +160,12 @@ class Problem(ABC):
         return _BREACH
 
     @property
+    def outcome_bounds(self) -> tuple[Tensor, Tensor] | None:
+        """The least and the largest outcome, each (d_y,), that ``cost_bound`` takes for granted; None if it takes
+        nothing for granted."""
+        return None
+
+    @property
     def cost_floor(self) -> float:
         """A number that no cost falls below."""
         return -math.inf
@@ -199,3 +206,9 @@ def cost_bound_remedy(problem: DecisionProblem) -> str:
 def cost_bound_breach(problem: DecisionProblem) -> str:
     """What a history holds whose costs exceed the problem's ``cost_bound``, in the problem's own words."""
     return str(getattr(problem, "cost_bound_breach", _BREACH))
+
+
+def outcome_bounds(problem: DecisionProblem) -> tuple[Tensor, Tensor] | None:
+    """The least and the largest outcome, each (d_y,), that the problem's ``cost_bound`` takes for granted, if any."""
+    bounds: tuple[Tensor, Tensor] | None = getattr(problem, "outcome_bounds", None)
+    return bounds

@@ -83,7 +83,11 @@ class Newsvendor(Problem):
 
     @property
     def cost_bound_breach(self) -> str:
-        return "outcomes beyond the stated bounds, such as demand above maximum_demand"
+        return "demand beyond the bounds that the problem states, from 0 to maximum_demand"
+
+    @property
+    def outcome_bounds(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(self.most), self.most
 
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes.clamp(self.minimum, self.maximum)

@@ -233,6 +233,26 @@ def test_what_the_kernel_gives_up_on_is_solved_by_highs(monkeypatch: pytest.Monk
         assert is_ray(pool.form, limits[n], found.dual[n])
 
 
+@pytest.mark.parametrize("error", [1e-6, 1e-3, 0.5])
+def test_a_basis_whose_inverse_has_lost_its_accuracy_gives_no_wrong_answer(error: float) -> None:
+    """Whether the basis is optimal as it stands or pivots lead away from it."""
+    rng = np.random.default_rng(7)
+    program = random_program(rng, 6, 9)
+    limits = reachable_limits(rng, program, 40)
+    pool = pool_of(program)
+    solve(pool, limits[:20])
+    bases = pool.bases
+    # The last field says which bases need no check.
+    unchecked = {bases._fields[-1]: np.zeros(len(bases.columns), dtype=bool)}
+    pool.bases = bases._replace(inverse=(1 + error) * bases.inverse, **unchecked)
+    solved = solve(pool, limits)
+    assert (solved.status == OPTIMAL).all()
+    for n, one in enumerate(limits):
+        value = solved.value[n] + pool.form.base_cost
+        truth = highs.solve_program(program, one).objective
+        assert_optimal(program, one, values_of(pool, solved)[n], truth, value)
+
+
 def test_a_cost_that_can_fall_without_limit_is_refused() -> None:
     program = LinearProgram(
         np.array([1.0, -1.0]), np.array([[1.0, 1.0]]), np.array([1]), np.zeros(2), np.array([np.inf, np.inf])

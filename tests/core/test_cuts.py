@@ -48,6 +48,18 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     assert risk_of(costs, shares, risk) == pytest.approx(found.objective.item(), rel=1e-8, abs=1e-8)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 4, 6])
+def test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated(seed: int) -> None:
+    """So many scenarios make the objective all but smooth: cuts come near its optimum and do not end upon it."""
+    rng = np.random.default_rng(seed)
+    problem = TwoStageLinear.from_spec(random_two_stage(rng, 3, 4))
+    atoms, weights = rng.normal(size=(400, 2)), np.full(400, 1 / 400)
+    found = problem.prescribe(torch.from_numpy(atoms)[None], torch.from_numpy(weights))
+    assert found.solvers == (CUTS,)
+    truth = extensive(problem.data, atoms, weights, EXPECTATION, None)
+    assert found.objective.item() == pytest.approx(truth.objective, rel=1.5e-7, abs=0)
+
+
 @settings(max_examples=6)
 @given(SEEDS, RISKS)
 def test_the_cuts_reach_the_optimum_that_cvxpy_finds(seed: int, risk: Risk) -> None:

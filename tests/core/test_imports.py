@@ -37,7 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
-        {"distributions", "evaluation", "families", "gibbs", "scenarios", "support_points"},
+        {"distributions", "evaluation", "families", "gibbs", "pac_bayes", "scenarios", "support_points"},
         {"policies", "predictive", "select"},
         {"calibration", "certificates", "posterior"},
         {"prescribe"},

@@ -22,6 +22,13 @@ def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
     assert table[2]["against_default"]["mean"] == pytest.approx(-0.2, abs=0.02)
 
 
+def test_the_largest_of_several_clear_gains_is_chosen_wherever_it_stands() -> None:
+    default = torch.linspace(1, 2, 400, dtype=torch.float64)
+    labels = [{"name": str(index)} for index in range(3)]
+    assert select([default, default - 0.3, default - 0.1], labels).chosen == 1
+    assert select([default, default - 0.1, default - 0.3], labels).chosen == 2
+
+
 def test_stacking_finds_the_cheapest_share() -> None:
     outcomes = torch.full((50, 1), 10.0, dtype=torch.float64)
     low = Scenarios.equal(torch.full((50, 1, 1), 4.0, dtype=torch.float64), outcomes)

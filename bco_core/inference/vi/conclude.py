@@ -58,7 +58,7 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Lear
         candidates=learned.candidates,
         network_share=learned.share,
         shares=learned.shares,
-        certificate=certify(learned.classes, plan.judged, CONFIDENCE, plan.generator),
+        certificate=certify(learned.classes, plan.judged, CONFIDENCE, options.particles, plan.generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
     posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, kept.history)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import MINIMUM_ROWS, learn
 from bco_core.inference.options import LearningOptions, make_options
+from bco_core.inference.vi import plain
+from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES, decide
 from bco_core.posterior import Posterior, digest
@@ -153,6 +156,21 @@ def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_ave
     assert diagnostics.best_epochs == [fit.best_epochs]
     assert diagnostics.trace == fit.trace
     assert len(posterior.particles) == 4
+
+
+def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    views: list[OutOfFold] = []
+
+    def with_an_odd_mode(*arguments: Any) -> OutOfFold:
+        seen = out_of_fold(*arguments)
+        views.append(replace(seen, scenarios=replace(seen.scenarios, mode=seen.scenarios.mode + 1000)))
+        return views[-1]
+
+    monkeypatch.setattr(plain, "out_of_fold", with_an_odd_mode)
+    posterior = learn(PROBLEM, make_sample(), BRIEF).posterior
+    assert posterior.history is not None
+    kept = posterior.history.predictions.sort(dim=0).values
+    torch.testing.assert_close(kept, views[-1].scenarios.mean().sort(dim=0).values)
 
 
 def test_a_kl_weight_and_its_inverse_temperature_mean_the_same() -> None:

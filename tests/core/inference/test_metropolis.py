@@ -20,7 +20,7 @@ from bco_core.families import FAMILIES
 from bco_core.features.standardized import Standardized
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.mh.chains import Chains, dealt, joined
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
+from bco_core.inference.mh.metropolis import MetropolisOptions, advance, begin, run
 from bco_core.predictors.linear import Linear
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
@@ -252,6 +252,28 @@ def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(
         assert torch.equal(getattr(adapted, name), getattr(after_burn_in.state.adaptation, name))
     assert not torch.equal(adapted.variance, torch.full_like(adapted.variance, 0.01))
     assert 0.1 < end.info.accepted[400:].double().mean().item() < 0.4
+
+
+def test_adaptation_follows_its_recursion_step_by_step(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    """μ ← μ + α (θ − μ), v ← (1 − α) v + α (θ − μ)², ln s ← ln s + α (accepted − 0.234), α = (1 + t)^-0.6."""
+    target, theta = portfolio
+    options = replace(QUICK, burn_in=40)
+    state = begin(target, options, theta, 7).state
+    mean, variance = theta.clone(), torch.full_like(theta, 0.01)
+    log_scale = torch.full((4,), math.log(2.38 / math.sqrt(theta.shape[1])), dtype=torch.float64)
+    for step in range(1, 41):
+        state, info = advance(target, options, step, state)
+        rate = (1 + step) ** -0.6
+        variance = (1 - rate) * variance + rate * (state.theta - mean) ** 2
+        mean = mean + rate * (state.theta - mean)
+        log_scale = log_scale + rate * (info.accepted[0].double() - 0.234)
+        torch.testing.assert_close(state.adaptation.mean, mean)
+        torch.testing.assert_close(state.adaptation.variance, variance)
+        torch.testing.assert_close(state.adaptation.log_scale, log_scale)
+    assert not torch.equal(state.theta, theta)
+    later, _ = advance(target, options, 60, state)
+    for name in ("mean", "variance", "log_scale"):
+        assert torch.equal(getattr(later.adaptation, name), getattr(state.adaptation, name))
 
 
 def test_draws_are_kept_at_regular_intervals_after_burn_in() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from held_out_facts import HELD_OUT
+from scipy.stats import norm, rankdata
 
 from bco_core.data import Arrays, Sample
 from bco_core.distributions import ChainDraws
@@ -256,6 +257,57 @@ def test_separate_chains_have_an_r_hat_far_from_one_and_mixed_ones_do_not() -> N
     assert mixed.ess_bulk is not None
     assert 400 < mixed.ess_bulk < 1600
     assert convergence(np.zeros((4, 200, 1))) == Convergence(None, None, None)
+
+
+def split_r_hat(values: np.ndarray[Any, Any]) -> float:
+    """√(((N − 1)/N · W + B/N) / W) of the halves of chains (chains, draws), by the textbook."""
+    half = values.shape[1] // 2
+    halves = np.concatenate([values[:, :half], values[:, -half:]])
+    within, between = halves.var(axis=1, ddof=1).mean(), half * halves.mean(axis=1).var(ddof=1)
+    return float(np.sqrt(((half - 1) / half * within + between / half) / within))
+
+
+def rank_normalized(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Normal scores of the ranks over all chains (Vehtari et al., 2021, equation 14)."""
+    ranks = rankdata(values).reshape(values.shape)
+    return np.asarray(norm.ppf((ranks - 3 / 8) / (values.size + 1 / 4)))
+
+
+@pytest.mark.parametrize("kind", ["mixed", "heavy tails", "one chain is wider", "one chain is apart"])
+def test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.standard_cauchy((4, 200)) if kind == "heavy tails" else rng.normal(size=(4, 200))
+    if kind == "one chain is wider":
+        values[0] *= 10
+    if kind == "one chain is apart":
+        values[0] += 1
+    folded = np.abs(values - np.median(values))
+    expected = max(split_r_hat(rank_normalized(values)), split_r_hat(rank_normalized(folded)))
+    assert convergence(values[:, :, None]).r_hat == pytest.approx(expected, rel=1e-6)
+    assert (expected > 1.1) == kind.startswith("one chain")
+
+
+def test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did() -> None:
+    noise = np.random.default_rng(0).normal(size=(4, 200, 3))
+    stuck = noise.copy()
+    stuck[:, :, 1] += 5 * np.arange(4)[:, None]
+    found, alone = convergence(stuck), convergence(stuck[:, :, 1:2])
+    assert found == alone
+    assert alone.r_hat is not None
+    assert alone.r_hat > 2
+    slow = noise.copy()
+    slow[:, :, 2] = slow[:, :, 2].cumsum(axis=1)
+    found, alone = convergence(slow), convergence(slow[:, :, 2:])
+    assert (found.ess_bulk, found.ess_tail) == (alone.ess_bulk, alone.ess_tail)
+    assert alone.ess_bulk is not None
+    assert alone.ess_bulk < 50
+
+
+def test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing() -> None:
+    _, told = learned(QUICK)
+    losses = np.array([point["loss"] for point in told.chains.trace])
+    assert told.chains.loss.r_hat == pytest.approx(convergence(losses[60:].T[:, :, None]).r_hat, rel=1e-6)
+    assert told.chains.loss.r_hat != pytest.approx(convergence(losses.T[:, :, None]).r_hat, rel=1e-6)
 
 
 def test_the_report_counts_steps_draws_and_acceptance_of_the_sampled_steps() -> None:

@@ -21,28 +21,35 @@ def test_ridge_without_need_for_shrinking_is_least_squares() -> None:
     assert torch.allclose(ridge(contexts, outcomes), expected, atol=5e-3)
 
 
-def test_ridge_chooses_the_penalty_of_least_leave_one_out_error() -> None:
-    draw = generator(3)
-    contexts = torch.randn(20, 6, generator=draw, dtype=torch.float64)
-    outcomes = torch.randn(20, 1, generator=draw, dtype=torch.float64)
+@pytest.mark.parametrize("seed", range(12))
+def test_ridge_chooses_the_penalty_of_least_leave_one_out_error(seed: int) -> None:
+    """Two outcomes of their own penalty; few rows, so that each has a say in its own prediction."""
+    draw, count, columns = generator(seed), 12, 5
+    contexts = torch.randn(count, columns, generator=draw, dtype=torch.float64)
+    # One row far from the others all but decides about its own prediction.
+    contexts[0] *= 4
+    noise = torch.randn(count, 2, generator=draw, dtype=torch.float64)
+    outcomes = torch.cat([noise[:, :1], contexts[:, :1] + 0.5 * noise[:, 1:]], dim=1)
 
     def fit(x: Tensor, y: Tensor, penalty: float) -> Tensor:
-        centred = x - x.mean(0)
-        slopes = torch.linalg.solve(centred.T @ centred + len(x) * penalty * torch.eye(6), centred.T @ (y - y.mean(0)))
+        centred, identity = x - x.mean(0), torch.eye(columns)
+        slopes = torch.linalg.solve(centred.T @ centred + len(x) * penalty * identity, centred.T @ (y - y.mean(0)))
         return torch.cat([slopes, (y.mean(0) - x.mean(0) @ slopes)[None]])
 
-    def leave_one_out(penalty: float) -> float:
+    def leave_one_out(penalty: float, outcome: int) -> float:
         # The penalty is of the full sample's size throughout, as in the closed form.
-        errors = []
-        for row in range(20):
-            keep = torch.arange(20) != row
-            theta = fit(contexts[keep], outcomes[keep], penalty * 20 / 19)
-            errors.append((outcomes[row] - contexts[row] @ theta[:-1] - theta[-1]).square().item())
-        return sum(errors)
+        total = 0.0
+        for row in range(count):
+            keep = torch.arange(count) != row
+            theta = fit(contexts[keep], outcomes[keep], penalty * count / (count - 1))[:, outcome]
+            total += (outcomes[row, outcome] - contexts[row] @ theta[:-1] - theta[-1]).square().item()
+        return total
 
-    penalties = [10.0**power for power in torch.linspace(-3, 1, 17).tolist()]
-    best = min(penalties, key=leave_one_out)
-    assert torch.allclose(ridge(contexts, outcomes), fit(contexts, outcomes, best), atol=1e-8)
+    penalties = [10.0**power for power in torch.linspace(-3, 1, 17, dtype=torch.float64).tolist()]
+    for outcome in range(2):
+        best = min(penalties, key=lambda penalty, outcome=outcome: leave_one_out(penalty, outcome))
+        expected = fit(contexts, outcomes, best)[:, outcome]
+        assert torch.allclose(ridge(contexts, outcomes)[:, outcome], expected, atol=1e-8)
 
 
 def test_ridge_survives_repeated_and_constant_columns() -> None:

@@ -1,0 +1,144 @@
+"""The mutants: small changes that a reader would call bugs, and the tests that must notice each of them.
+
+A new one is one line of the group that it belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """``old`` stands once in ``file`` and becomes ``new``, which ``breaks`` something; one of ``tests`` must fail."""
+
+    breaks: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def group(file: str, tests: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
+    """Mutants of one file, each as (breaks, old, new), that the same tests must kill: a test file, and after a colon
+    the names of its tests if these few are enough."""
+    path, _, names = tests.partition(": ")
+    chosen = tuple(f"{path}::{name}" for name in names.split()) or (path,)
+    return [Mutant(breaks, file, old, new, chosen) for breaks, old, new in mutants]
+
+
+MUTANTS = [
+    *group(
+        "bco_core/pac_bayes.py",
+        "tests/core/test_pac_bayes.py",
+        ("union bound over λ, lemma", "math.log(len(LEMMA_GRID) / failure)", "math.log(1 / failure)"),
+        ("union bound over λ, Bernstein", "math.log(len(grid) / failure)", "math.log(1 / failure)"),
+        ("Maurer's 2√n", "math.log(2 * math.sqrt(rows) / failure)", "math.log(1 / failure)"),
+        ("KL in PAC-Bayes-kl", "(divergence + math.log(2 *", "(math.log(2 *"),
+        ("Bernstein's second term", " + 7 * log / (3 * (count - 1))", ""),
+        ("second moments in the Bernstein bound", " + by_square * found.square", ""),
+        ("λ²/8 of Hoeffding's lemma", " + LEMMA_GRID / 8", ""),
+        (
+            "which way kl is inverted",
+            "divergence_of(observed, mean) <= budget",
+            "divergence_of(mean, observed) <= budget",
+        ),
+        ("the number of particles", "math.log(1 / failure) / count", "math.log(1 / failure) / count**2"),
+    ),
+    *group(
+        "bco_core/certificates.py",
+        "tests/core/test_certificates.py",
+        ("η split between the bounds", "* failure / len(BOUNDS)", "* failure"),
+        ("η split between averages", 'shares["draws"] / (2 * len(used))', 'shares["draws"]'),
+        ("class prior", " + math.log(part.weight * len(classes))", ""),
+        ("class prior over the used classes", "part.weight * len(classes)", "part.weight * len(used)"),
+        (
+            "judged on all rows",
+            "rows[torch.randint(len(rows), ",
+            "torch.arange(len(outcomes))[torch.randint(len(outcomes), ",
+        ),
+        ("margin of the draws", "Moments(estimated.risk + margins.risk, ", "Moments(estimated.risk, "),
+        ("margin of the squares", "estimated.square + margins.square)", "estimated.square)"),
+        ("outcomes below their bounds", "(outcomes < lower) | (outcomes > upper)", "outcomes > upper"),
+        ("outcomes above their bounds", "(outcomes < lower) | (outcomes > upper)", "outcomes < lower"),
+        ("costs above their bound", "max(one.worst for one in drawn) > 1", "max(one.worst for one in drawn) > 1000"),
+        ("particles shared unevenly", "min(value + rounding, 1.0)", "value"),
+        ("KL of the heaviest member alone", "(kl * mixture.weights.double()).sum().item()", "kl[0].item()"),
+        ("the largest of the bounds", "best = min(bounds, ", "best = max(bounds, "),
+    ),
+    *group(
+        "bco_core/inference/vi/plan.py",
+        "tests/core/test_certificates.py",
+        ("prior scaled with all rows", "return self.task.sample.rows(self.scaling)", "return self.task.sample"),
+        ("rows to scale with are judged", "return shuffled[:few], shuffled[few:]", "return shuffled[:few], shuffled"),
+    ),
+    *group(
+        "bco_core/problems/newsvendor.py",
+        "tests/core/test_certificates.py",
+        ("largest cost of what is left over", "torch.maximum(short, left).sum()", "short.sum()"),
+        ("largest cost of what is short", "torch.maximum(short, left).sum()", "left.sum()"),
+    ),
+    *group(
+        "bco_core/solvers/basis_pool.py",
+        "tests/core/test_basis_pool.py: test_a_basis_whose_inverse_has_lost_its_accuracy_gives_no_wrong_answer",
+        (
+            "pool certificate off",
+            "if (moved or not bases.sharp[at]) and not _reproduces(",
+            "if False and not _reproduces(",
+        ),
+        ("certificate of bases that were not moved", "(moved or not bases.sharp[at])", "moved"),
+    ),
+    *group(
+        "bco_core/solvers/cuts.py",
+        "tests/core/test_cuts.py: test_risk_weights_are_probabilities_that_give_the_sorted_tail "
+        "test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated",
+        ("gap a hundred times as wide", "GAP = 1e-7", "GAP = 1e-5"),
+        ("tail of CVaR", "taken = min(weights[k], left)", "taken = weights[k]"),
+    ),
+    *group(
+        "bco_core/inference/mh/diagnostics.py",
+        "tests/core/inference/test_mh.py: test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
+        "test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse "
+        "test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing",
+        ("worst R-hat", "np.max(worst)", "np.min(worst)"),
+        ("least bulk ESS", "np.min(bulk)", "np.max(bulk)"),
+        ("least tail ESS", "np.min(tail)", "np.max(tail)"),
+        ("rank-normalised R-hat", 'stats.rhat(values, method="rank"', 'stats.rhat(values, method="identity"'),
+        ("split R-hat of the sampled steps", "sampled = info.risks[plan.burn_in :]", "sampled = info.risks"),
+    ),
+    *group(
+        "bco_core/inference/mh/metropolis.py",
+        "tests/core/inference/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
+        "test_every_state_keeps_the_feasibility_asked_for test_a_gaussian_target_has_its_known_moments",
+        ("variance recursion, decay", "variance.mul_(1 - rate).addcmul_(", "variance.addcmul_("),
+        ("variance recursion, weight", "addcmul_(away, away, value=rate)", "addcmul_(away, away, value=rate**2)"),
+        ("mean recursion", "mean.add_(away, alpha=rate)", "mean.add_(away, alpha=0.5 * rate)"),
+        ("decay of adaptation", "_DECAY = 0.6", "_DECAY = 0.9"),
+        ("acceptance aimed at", "ACCEPTANCE = 0.234", "ACCEPTANCE = 0.334"),
+        ("adaptation beyond burn-in", "if step <= options.burn_in:", "if step <= options.burn_in + 1:"),
+        ("prior of the proposal", "gain = (prior - log_prior[c]).item() - ", "gain = -"),
+        (
+            "one failure too many",
+            "rejected or failures > self.allowed or",
+            "rejected or failures > self.allowed + 1 or",
+        ),
+    ),
+    *group(
+        "bco_core/inference/select.py",
+        "tests/core/inference/test_select.py",
+        ("a gain that is not clear", "if gain.mean < -gain.standard_error", "if gain.mean < 0"),
+        ("the smallest clear gain", "chosen = min(clear, ", "chosen = max(clear, "),
+        ("the dearest share", "torch.tensor(costs).argmin()", "torch.tensor(costs).argmax()"),
+    ),
+    *group(
+        "bco_core/inference/vi/warm_start.py",
+        "tests/core/inference/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
+        ("ridge leverage", " / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]", ""),
+        ("leverage of the intercept", "(u**2).T + 1 / count", "(u**2).T"),
+        ("penalty of the first outcome for all", "error.argmin(dim=0)", "error[:, :1].argmin(dim=0)"),
+    ),
+    *group(
+        "bco_core/inference/vi/conclude.py",
+        "tests/core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
+        ("history from mode", "learned.seen.scenarios.mean()", "learned.seen.scenarios.mode"),
+    ),
+]
