@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # What ``Prescription.solvers`` may name.
-CUTS, HIGHS = "cutting planes", "HiGHS"
+CUTS, HIGHS, DENSE = "cutting planes", "HiGHS", "daqp"
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ class Prescription:
     """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
 
     ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
-    says what found each decision (CUTS or HIGHS of :mod:`bco_core.status`), or is empty where a formula did.
-    ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far the objective is above, as a share
-    of what decisions can change (:class:`~bco_core.status.Gap`); NaN where nothing is proven, None where a formula is
-    its own proof.
+    says what found each decision (CUTS, HIGHS or DENSE of :mod:`bco_core.status`), "" or nothing where a formula did.
+    ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far the objective is above them, as a
+    share of what decisions can change (:class:`~bco_core.status.Gap`): zero for formulas, NaN where nothing is proven,
+    None where the decisions were not chosen to minimise the objective.
     """
 
     decisions: Tensor
