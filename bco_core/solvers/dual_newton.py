@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bco_core.solvers.newton import BEST_EFFORT, OPTIMAL, UNSOLVED, compiled, newton, norm
+from bco_core.solvers.newton import BEST_EFFORT, OPTIMAL, UNSOLVED, compiled, inlined, newton, norm
 
 __all__ = [
     "BEST_EFFORT",
@@ -269,7 +269,7 @@ def _cut_tail(  # type: ignore[no-untyped-def]
     return UNSOLVED, capacity
 
 
-@compiled
+@inlined
 def _largest_return(y, lower, upper, budget, long_only, portfolio):  # type: ignore[no-untyped-def]
     """Fill the portfolio of largest return, best asset first, and say what it returns."""
     assets = len(y)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
+from bco_core.errors import SolverFailure
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.linear.description import Description
 from bco_core.solvers import highs
@@ -20,8 +22,8 @@ REASONS = {
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
-# How nearly HiGHS keeps rows and reduced costs; and for whole numbers, whose search is long, as it does by default.
-_TOLERANCE = 1e-9
+# Presolve, and how nearly HiGHS keeps rows and reduced costs; with whole numbers, whose search is long, as by default.
+_ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def together(data: Description) -> LinearProgram:
     )
 
 
-def fixed_cost(program: LinearProgram) -> float:
+def cost_at_bounds(program: LinearProgram) -> float:
     """What variables at their lower bounds cost, at upper bounds where there is no lower: no decision changes it."""
     at = np.where(np.isfinite(program.lower), program.lower, np.where(np.isfinite(program.upper), program.upper, 0.0))
     return float(program.cost @ at)
@@ -80,31 +82,36 @@ def extensive(
 
     A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
     """
-    program = _program(data, atoms, weights, risk)
-    fixed = fixed_cost(data.first) + fixed_cost(data.recourse)
+    program = program_of(data, atoms, weights, risk)
+    fixed = cost_at_bounds(data.first) + cost_at_bounds(data.recourse)
     dim = len(data.first.cost)
     whole = np.zeros(len(program.cost), dtype=bool)
     whole[:dim] = data.integer
-    matrix = sparse.csr_array(program.matrix)
-    row_lower = np.where(program.senses >= 0, program.limits, -np.inf)
-    row_upper = np.where(program.senses <= 0, program.limits, np.inf)
-    model = (program.cost, matrix, row_lower, row_upper, program.lower, program.upper)
+    model = program.rows_and_bounds
     decision, bound = np.full(dim, np.nan), np.nan
-    # What presolve has blurred, the program as it stands may tell.
-    for presolve in ("choose", "off"):
+    answer: highs.Answer | None = None
+    failed = SolverFailure("HiGHS found no answer")
+    # What presolve has blurred, the program as it stands may tell; where HiGHS gives up at that, by its own tolerances.
+    for presolve, tolerance in _ATTEMPTS:
         solver = highs.model_of(*model, whole, -fixed)
         solver.setOptionValue("presolve", presolve)
         solver.setOptionValue("mip_rel_gap", gap.relative / 2)
         solver.setOptionValue("mip_abs_gap", gap.absolute / 2)
         if not data.integer.any():
-            solver.setOptionValue("primal_feasibility_tolerance", _TOLERANCE)
-            solver.setOptionValue("dual_feasibility_tolerance", _TOLERANCE)
-        answer = highs.run(solver, None if until is None else until - time.monotonic())
+            solver.setOptionValue("primal_feasibility_tolerance", tolerance)
+            solver.setOptionValue("dual_feasibility_tolerance", tolerance)
+        try:
+            answer = highs.run(solver, None if until is None else until - time.monotonic())
+        except SolverFailure as failure:
+            failed = failure
+            continue
         bound = answer.bound + fixed
         if answer.status is Status.OPTIMAL and not data.integer.any():
             bound = highs.lower_bound(*model, answer)
         if answer.status is not Status.OPTIMAL or gap.closes(answer.objective + fixed, bound, fixed):
             break
+    if answer is None:
+        raise failed
     if len(answer.values):
         decision = np.where(data.integer, np.round(answer.values[:dim]), answer.values[:dim])
     return judged(
@@ -126,18 +133,30 @@ def judged(solution: Solution, fixed: float, gap: Gap) -> Solution:
 
 
 @dataclass(frozen=True)
-class _Program:
-    """A linear program with a sparse matrix, and its limits."""
+class Program:
+    """A linear program with a sparse matrix, and its limits: variables z first."""
 
     cost: Array
     matrix: sparse.csr_array
-    senses: Array
+    senses: NDArray[np.int64]
     limits: Array
     lower: Array
     upper: Array
 
+    @property
+    def rows_and_bounds(self) -> tuple[Array, sparse.csr_array, Array, Array, Array, Array]:
+        """Cost, matrix, least and most of rows and of variables: what HiGHS takes."""
+        least = np.where(self.senses >= 0, self.limits, -np.inf)
+        most = np.where(self.senses <= 0, self.limits, np.inf)
+        return self.cost, self.matrix, least, most, self.lower, self.upper
 
-def _program(data: Description, atoms: Array, weights: Array, risk: Risk) -> _Program:
+    def held(self, decision: Array, which: NDArray[np.bool_]) -> Program:
+        """The program with the marked variables held at the decision's."""
+        at = np.pad(decision, (0, len(which) - len(decision)))
+        return replace(self, lower=np.where(which, at, self.lower), upper=np.where(which, at, self.upper))
+
+
+def program_of(data: Description, atoms: Array, weights: Array, risk: Risk) -> Program:
     count = len(weights)
     first, recourse = data.first, data.recourse
     shares = weights * (1 - risk.cvar_weight)
@@ -165,4 +184,4 @@ def _program(data: Description, atoms: Array, weights: Array, risk: Risk) -> _Pr
         senses = np.concatenate([senses, np.ones(count, dtype=np.int64)])
         right = np.concatenate([right, np.zeros(count)])
     matrix = sparse.csr_array(sparse.block_array(blocks))
-    return _Program(np.concatenate(cost), matrix, senses, right, np.concatenate(lower), np.concatenate(upper))
+    return Program(np.concatenate(cost), matrix, senses, right, np.concatenate(lower), np.concatenate(upper))

@@ -32,7 +32,7 @@ from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Sta
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
 from bco_core.problems.linear.check import check_recourse
 from bco_core.problems.linear.description import Description, describe, describe_shipment
-from bco_core.problems.linear.extensive import REASONS, Solution, extensive, fixed_cost, judged, risk_of, together
+from bco_core.problems.linear.extensive import REASONS, Solution, cost_at_bounds, extensive, judged, risk_of, together
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
 from bco_core.solvers.dual_simplex import TOLERANCE
@@ -171,7 +171,7 @@ class TwoStageLinear(Problem):
         objective = self._certified_risk(found.decision, atoms, weights, risk)
         if objective is None or found.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
             return found
-        return judged(replace(found, objective=objective), self._fixed, self.gap)
+        return judged(replace(found, objective=objective), self.fixed_cost, self.gap)
 
     def _certified_risk(self, decision: Array, atoms: Array, weights: Array, risk: Risk) -> float | None:
         """The risk of a decision (d_z,) by certified recourse in every scenario; None where there is none."""
@@ -188,8 +188,9 @@ class TwoStageLinear(Problem):
         return first + self.recourse.form.base_cost + risk_of(solved.value, weights, risk)
 
     @cached_property
-    def _fixed(self) -> float:
-        return fixed_cost(self.data.first) + fixed_cost(self.data.recourse)
+    def fixed_cost(self) -> float:
+        """What bounds alone make every decision cost; gaps are judged without it."""
+        return cost_at_bounds(self.data.first) + cost_at_bounds(self.data.recourse)
 
     def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: Flag) -> Solution | None:
         """The cutting planes' answer, if they closed the gap, which is proven here, or had to stop."""
@@ -209,7 +210,7 @@ class TwoStageLinear(Problem):
                 bases.reduced,
                 start.numpy(),
             ),
-            cuts.FirstStage(data.first.cost, rows, limits, begin, fixed_cost(data.first)),
+            cuts.FirstStage(data.first.cost, rows, limits, begin, cost_at_bounds(data.first)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
             min(cuts.GAP, self.gap.relative / 2),
             TOLERANCE,
@@ -219,9 +220,11 @@ class TwoStageLinear(Problem):
         z = np.clip(z, data.first.lower, data.first.upper)
         if ended == cuts.CONVERGED:
             proven = self._certified_risk(z, atoms, weights, risk)
-            if proven is None or not self.gap.closes(proven, bound + form.base_cost, self._fixed):
+            if proven is None or not self.gap.closes(proven, bound + form.base_cost, self.fixed_cost):
                 return None
-            return judged(Solution(z, proven, Status.OPTIMAL, "", CUTS, bound + form.base_cost), self._fixed, self.gap)
+            return judged(
+                Solution(z, proven, Status.OPTIMAL, "", CUTS, bound + form.base_cost), self.fixed_cost, self.gap
+            )
         if ended != cuts.STOPPED:
             return None
         if np.isfinite(objective):

@@ -1,0 +1,418 @@
+"""Two-stage problems on which solvers go wrong without a word, and how often ours does.
+
+Each instance is small, so that it can be judged: by HiGHS on all scenarios at once and, where the two differ, by
+arithmetic without rounding, whose bounds leave no doubt. The kinds are what practice brings: recourse columns and rows
+that nearly coincide, numbers that are 10⁷ apart, ties, data that passed through single precision, whole numbers beside
+a large fixed cost, decisions that no recourse mends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import highspy
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+
+from bco_core.errors import InvalidInput, SolverFailure
+from bco_core.problems.base import EXPECTATION, Risk, Status
+from bco_core.problems.linear.extensive import Program, program_of
+from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.solvers import highs
+
+Array = NDArray[np.float64]
+Random = np.random.Generator
+Spec = dict[str, Any]
+
+# An answer is wrong if its cost is off by this share of what decisions can change.
+WRONG = 1e-5
+_ROUNDING = Fraction(1, 10**14)
+RISKS = (EXPECTATION, EXPECTATION, Risk(1.0, 0.7), Risk(0.5, 0.5))
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A specification, its scenarios (K, d_y) with weights (K,), the risk to minimise, and what makes it hard."""
+
+    kind: str
+    spec: Spec
+    atoms: Array
+    weights: Array
+    risk: Risk
+
+
+def instances(count: int, seed: int) -> list[Instance]:
+    """So many instances, every kind in turn."""
+    kinds = list(KINDS)
+    return [_instance(kinds[index % len(kinds)], np.random.default_rng([seed, index])) for index in range(count)]
+
+
+def false_optimal(count: int, seed: int) -> tuple[int, int]:
+    """Of ``count`` hard instances, how many answers were called optimal and are not, and how many were tried.
+
+    An instance that is refused when it is specified counts as tried: it was not called optimal.
+    """
+    verdicts = [is_false_optimal(instance) for instance in instances(count, seed)]
+    return sum(verdicts), len(verdicts)
+
+
+def is_false_optimal(instance: Instance) -> bool:
+    """Whether the answer says optimal, and is not the optimum, or has no recourse, or costs other than it says."""
+    try:
+        problem = TwoStageLinear.from_spec(instance.spec)
+    except InvalidInput:
+        return False
+    atoms, weights = torch.from_numpy(instance.atoms), torch.from_numpy(instance.weights)
+    found = problem.prescribe(atoms[None], weights, instance.risk)
+    if found.status[0] is not Status.OPTIMAL:
+        return False
+    ours = found.objective.item()
+    program = program_of(problem.data, instance.atoms, instance.weights, instance.risk)
+    whole = np.zeros(len(program.cost), dtype=bool)
+    whole[: len(problem.data.integer)] = problem.data.integer
+    room = WRONG * (abs(ours - problem.fixed_cost) + 1e-6)
+    truth = _by_highs(program, whole)
+    if truth is not None and abs(truth - ours) <= room:
+        return False
+    if whole.any():
+        # Without whole numbers to branch on, the others are a linear program, which exact arithmetic can judge.
+        return _wrong_whole(program, whole, found.decisions[0].numpy(), ours, truth, room)
+    exact = exact_optimum(program)
+    return exact is None or abs(float(exact) - ours) > room
+
+
+def _wrong_whole(
+    program: Program, whole: NDArray[np.bool_], decision: Array, ours: float, truth: float | None, room: float
+) -> bool:
+    """HiGHS differs: wrong if the decision's own program costs more than ours says, or HiGHS knows a better one."""
+    exact = exact_optimum(program.held(decision, whole))
+    if exact is None or abs(float(exact) - ours) > room:
+        return True
+    return truth is not None and truth < ours - room
+
+
+def _by_highs(program: Program, whole: NDArray[np.bool_]) -> float | None:
+    try:
+        answer = highs.run(_model(program, whole))
+    except SolverFailure:
+        return None
+    return answer.objective if answer.status is Status.OPTIMAL else None
+
+
+def _model(program: Program, whole: NDArray[np.bool_] | None = None) -> highspy.Highs:
+    solver = highs.model_of(*program.rows_and_bounds, whole)
+    solver.setOptionValue("primal_feasibility_tolerance", 1e-10)
+    solver.setOptionValue("dual_feasibility_tolerance", 1e-10)
+    solver.setOptionValue("mip_rel_gap", 1e-9)
+    solver.setOptionValue("mip_abs_gap", 1e-9)
+    return solver
+
+
+def exact_optimum(program: Program, pivots: int = 200) -> Fraction | None:
+    """The optimum without rounding: the simplex method in fractions, from the basis that HiGHS ends with, or None.
+
+    Rows are A v − s = 0 with s within the rows' limits; a variable that is not basic sits at a bound, or at zero.
+    """
+    solver = _model(program)
+    solver.setOptionValue("presolve", "off")
+    with suppress(SolverFailure):
+        # Where HiGHS has doubts, its last basis is still a place to begin.
+        highs.run(solver)
+    if not solver.getBasis().valid:
+        return None
+    cost, matrix, row_lower, row_upper, lower, upper = program.rows_and_bounds
+    tableau = _Tableau.of(cost, sparse.csr_array(matrix).toarray(), (lower, row_lower), (upper, row_upper))
+    basic = np.array(solver.getBasicVariables()[1], dtype=np.int64)  # type: ignore[attr-defined]
+    values = np.concatenate([solver.getSolution().col_value, solver.getSolution().row_value])
+    columns = [int(b) if b >= 0 else len(cost) - 1 - int(b) for b in basic]
+    return tableau.solve(columns, values, pivots)
+
+
+@dataclass
+class _Tableau:
+    """min cost'w, rows w = 0, low ≤ w ≤ high in fractions; None for no bound."""
+
+    cost: list[Fraction]
+    columns: list[list[Fraction]]
+    low: list[Fraction | None]
+    high: list[Fraction | None]
+
+    @staticmethod
+    def of(cost: Array, matrix: Array, lower: tuple[Array, ...], upper: tuple[Array, ...]) -> _Tableau:
+        rows = len(matrix)
+        whole = np.concatenate([matrix, -np.eye(rows)], axis=1)
+
+        def bounds(parts: tuple[Array, ...]) -> list[Fraction | None]:
+            return [Fraction(float(b)) if np.isfinite(b) else None for b in np.concatenate(parts)]
+
+        prices = [Fraction(float(c)) for c in np.concatenate([cost, np.zeros(rows)])]
+        columns = [[Fraction(float(entry)) for entry in column] for column in whole.T]
+        return _Tableau(prices, columns, bounds(lower), bounds(upper))
+
+    def solve(self, basic: list[int], near: Array, pivots: int) -> Fraction | None:
+        """From a basis and values (N + m,) near the optimum's; both phases of the simplex method, by Bland's rule."""
+        rows, count = len(basic), len(self.cost)
+        value = [self._at_bound(j, float(near[j])) for j in range(count)]
+        inverse = _inverse([self.columns[j] for j in basic])
+        if inverse is None:
+            return None
+        for _ in range(pivots):
+            inside = set(basic)
+            right = [Fraction(0)] * rows
+            for j in range(count):
+                if j not in inside and value[j]:
+                    for i, entry in enumerate(self.columns[j]):
+                        if entry:
+                            right[i] -= entry * value[j]
+            x = [_dot(row, right) for row in inverse]
+            for i, j in enumerate(basic):
+                value[j] = x[i]
+            # Phase one where something is beyond its bounds: the cost is then how far.
+            broken = [self._side(j, value[j]) for j in basic]
+            one = any(broken)
+            prices = [Fraction(side) for side in broken] if one else [self.cost[j] for j in basic]
+            dual = [sum((p * inverse[i][k] for i, p in enumerate(prices) if p), Fraction(0)) for k in range(rows)]
+            entering, direction = self._entering(inside, value, dual, one)
+            if entering is None:
+                return None if one else sum((c * v for c, v in zip(self.cost, value, strict=True) if c), Fraction(0))
+            move = [_dot(row, self.columns[entering]) for row in inverse]
+            step, leaving = self._step(basic, value, broken, move, entering, direction)
+            if step is None:
+                return None
+            if leaving is None:
+                value[entering] += direction * step
+                continue
+            value[entering] += direction * step
+            j = basic[leaving]
+            after = value[j] - direction * step * move[leaving]
+            value[j] = after
+            _exchange(inverse, move, leaving)
+            basic[leaving] = entering
+        return None
+
+    def _at_bound(self, j: int, near: float) -> Fraction:
+        ends = [end for end in (self.low[j], self.high[j]) if end is not None]
+        return min(ends, key=lambda end: abs(float(end) - near)) if ends else Fraction(0)
+
+    def _side(self, j: int, value: Fraction) -> int:
+        low, high = self.low[j], self.high[j]
+        return -1 if low is not None and value < low else 1 if high is not None and value > high else 0
+
+    def _entering(
+        self, inside: set[int], value: list[Fraction], dual: list[Fraction], one: bool
+    ) -> tuple[int | None, int]:
+        """The first column whose move lowers the cost (Bland), and which way."""
+        for j in range(len(self.cost)):
+            low, high = self.low[j], self.high[j]
+            if j in inside or (low is not None and low == high):
+                continue
+            price = Fraction(0) if one else self.cost[j]
+            slope = price - _dot(dual, self.columns[j])
+            # Costs that were computed to be a combination of rows are so but for rounding, which is no descent.
+            terms = abs(price) + sum((abs(x * y) for x, y in zip(dual, self.columns[j], strict=True)), Fraction(0))
+            if abs(slope) <= _ROUNDING * terms:
+                continue
+            if slope < 0 and (high is None or value[j] < high):
+                return j, 1
+            if slope > 0 and (low is None or value[j] > low):
+                return j, -1
+        return None, 0
+
+    def _step(
+        self,
+        basic: list[int],
+        value: list[Fraction],
+        broken: list[int],
+        move: list[Fraction],
+        entering: int,
+        direction: int,
+    ) -> tuple[Fraction | None, int | None]:
+        """How far to go, and the row that stops it; no row where the column reaches its own other bound."""
+        low, high = self.low[entering], self.high[entering]
+        best: Fraction | None = high - low if low is not None and high is not None else None
+        leaving: int | None = None
+        for i, j in enumerate(basic):
+            change = -direction * move[i]
+            if not change:
+                continue
+            # What is beyond a bound stops where it comes back to it, what is within stops at the one ahead.
+            end = (self.low[j] if broken[i] < 0 else self.high[j]) if change > 0 else None
+            if change < 0:
+                end = self.high[j] if broken[i] > 0 else self.low[j]
+            if end is None or (broken[i] and (change > 0) != (broken[i] < 0)):
+                continue
+            length = (end - value[j]) / change
+            if best is None or length < best or (length == best and leaving is not None and j < basic[leaving]):
+                best, leaving = length, i
+        return best, leaving
+
+
+def _dot(a: list[Fraction], b: list[Fraction]) -> Fraction:
+    return sum((x * y for x, y in zip(a, b, strict=True) if x and y), Fraction(0))
+
+
+def _inverse(columns: list[list[Fraction]]) -> list[list[Fraction]] | None:
+    """By elimination; None where the columns depend on each other."""
+    size = len(columns)
+    rows = [[columns[j][i] for j in range(size)] + [Fraction(int(i == k)) for k in range(size)] for i in range(size)]
+    for c in range(size):
+        pivot = next((r for r in range(c, size) if rows[r][c]), None)
+        if pivot is None:
+            return None
+        rows[c], rows[pivot] = rows[pivot], rows[c]
+        lead = rows[c][c]
+        rows[c] = [entry / lead if entry else entry for entry in rows[c]]
+        for r in range(size):
+            factor = rows[r][c]
+            if r != c and factor:
+                rows[r] = [x - factor * y if y else x for x, y in zip(rows[r], rows[c], strict=True)]
+    return [row[size:] for row in rows]
+
+
+def _exchange(inverse: list[list[Fraction]], move: list[Fraction], leaving: int) -> None:
+    lead = move[leaving]
+    inverse[leaving] = [entry / lead if entry else entry for entry in inverse[leaving]]
+    for i, factor in enumerate(move):
+        if i != leaving and factor:
+            inverse[i] = [x - factor * y if y else x for x, y in zip(inverse[i], inverse[leaving], strict=True)]
+
+
+# instances
+
+
+def _instance(kind: str, random: Random) -> Instance:
+    spec = _plain(random)
+    KINDS[kind](spec, random)
+    count = int(random.integers(1, 6))
+    atoms = random.choice([-2.0, -1.0, 0.0, 1.0, 3.0], (count, len(spec["outcomes"])))
+    if random.random() < 0.5:
+        atoms = atoms + random.normal(size=atoms.shape)
+    atoms = np.clip(atoms, *(spec["outcomes"][0].get(name, end) for name, end in (("minimum", -9.0), ("maximum", 9.0))))
+    weights = random.random(count) + 0.1
+    return Instance(kind, spec, atoms, weights / weights.sum(), RISKS[int(random.integers(len(RISKS)))])
+
+
+def _plain(random: Random) -> Spec:
+    """One to three decisions, two to four rows, small numbers; every row can be mended, at a cost."""
+    decisions, rows, recourse, outcomes = (int(random.integers(*ends)) for ends in ((1, 4), (2, 5), (2, 5), (1, 3)))
+    senses = [str(sense) for sense in random.choice(["<=", ">="], rows)]
+    mend = [{"name": f"m{i}", "cost": float(random.choice([15.0, 20.0, 30.0]))} for i in range(rows)]
+
+    def some(letter: str, count: int) -> dict[str, float]:
+        numbers = random.integers(-2, 3, count)
+        return {f"{letter}{j}": float(number) for j, number in enumerate(numbers) if number}
+
+    return {
+        "decisions": [
+            {"name": f"z{j}", "cost": float(random.integers(1, 6)), "maximum": float(random.integers(2, 9))}
+            for j in range(decisions)
+        ],
+        "outcomes": [{"name": f"y{j}"} for j in range(outcomes)],
+        "recourse": [{"name": f"x{j}", "cost": float(random.integers(1, 9))} for j in range(recourse)] + mend,
+        "rows": [
+            {
+                "recourse": some("x", recourse) | {f"m{i}": 1.0 if senses[i] == ">=" else -1.0},
+                "decisions": some("z", decisions),
+                "sense": senses[i],
+                "constant": float(random.integers(-3, 4)),
+                "outcomes": some("y", outcomes),
+            }
+            for i in range(rows)
+        ],
+    }
+
+
+def _parallel_columns(spec: Spec, random: Random) -> None:
+    """A recourse that is another one but for the ninth digit, or the seventh, at the same cost or nearly so."""
+    for index in range(int(random.integers(1, 3))):
+        like = spec["recourse"][int(random.integers(len(spec["recourse"])))]
+        by = 10.0 ** random.uniform(-9, -7)
+        twin = like | {"name": f"twin{index}", "cost": like["cost"] * (1 + random.choice([0.0, by, -by]))}
+        spec["recourse"].append(twin)
+        for row in spec["rows"]:
+            entry = row["recourse"].get(like["name"])
+            if entry:
+                row["recourse"][twin["name"]] = entry * (1 - by * random.choice([1.0, 0.5, -1.0]))
+
+
+def _parallel_rows(spec: Spec, random: Random) -> None:
+    """A row that is another one but for the ninth digit, or the seventh."""
+    like = spec["rows"][int(random.integers(len(spec["rows"])))]
+    by = 10.0 ** random.uniform(-9, -7)
+
+    def nearly(numbers: dict[str, float]) -> dict[str, float]:
+        return {name: number * (1 + by * random.choice([-1.0, 0.0, 1.0])) for name, number in numbers.items()}
+
+    spec["rows"].append(like | {"recourse": nearly(like["recourse"]), "decisions": nearly(like["decisions"])})
+
+
+def _scales(spec: Spec, random: Random) -> None:
+    """Costs, rows and columns in units that are up to 10⁷ apart."""
+    for part in spec["recourse"]:
+        part["cost"] *= 10.0 ** random.choice([0, 0, 0, 3, 7, -4])
+    for row in spec["rows"]:
+        unit = 10.0 ** random.choice([-7, -3, 0, 0, 3, 7])
+        for name in ("recourse", "decisions", "outcomes"):
+            row[name] = {key: number * unit for key, number in row[name].items()}
+        row["constant"] *= unit
+
+
+def _ties(spec: Spec, random: Random) -> None:
+    """Equal costs, equal rows, limits of zero."""
+    for part in spec["recourse"]:
+        part["cost"] = 20.0 if part["name"].startswith("m") else 2.0
+    for row in spec["rows"]:
+        row["constant"] = 0.0
+    spec["rows"].append(dict(spec["rows"][0]))
+
+
+def _single_precision(spec: Spec, random: Random) -> None:
+    """Numbers that were thirds and tenths before they passed through single precision, each by another way."""
+
+    def blurred(number: float) -> float:
+        return float(np.float32(number * random.choice([1 / 3, 0.1, 0.7]))) * float(random.choice([3.0, 10.0, 1.0]))
+
+    for row in spec["rows"]:
+        for name in ("recourse", "decisions"):
+            row[name] = {key: blurred(number) for key, number in row[name].items()}
+    for part in spec["recourse"]:
+        part["cost"] = float(np.float32(part["cost"] / 3))
+
+
+def _no_recourse(spec: Spec, random: Random) -> None:
+    """What mends a row is bounded: some decisions, or all, leave scenarios without a recourse."""
+    for part in spec["recourse"]:
+        if part["name"].startswith("m"):
+            part["maximum"] = float(random.integers(0, 4))
+    spec["outcomes"] = [outcome | {"minimum": -1.0, "maximum": 1.0} for outcome in spec["outcomes"]]
+
+
+def _fixed_cost(spec: Spec, random: Random) -> None:
+    """Whole numbers beside a cost that no decision changes and that hides what they can."""
+    for decision in spec["decisions"]:
+        decision["integer"] = True
+    spec["decisions"].append({"name": "rent", "cost": 1e5, "minimum": 1.0, "maximum": 1.0})
+
+
+def _everything(spec: Spec, random: Random) -> None:
+    _scales(spec, random)
+    _parallel_columns(spec, random)
+    _parallel_rows(spec, random)
+
+
+KINDS: dict[str, Callable[[Spec, Random], None]] = {
+    "parallel columns": _parallel_columns,
+    "parallel rows": _parallel_rows,
+    "scales": _scales,
+    "ties": _ties,
+    "single precision": _single_precision,
+    "no recourse": _no_recourse,
+    "fixed cost": _fixed_cost,
+    "everything": _everything,
+}
