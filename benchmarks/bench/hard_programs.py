@@ -32,7 +32,7 @@ Spec = dict[str, Any]
 
 # An answer is wrong if its cost is off by this share of what decisions can change.
 WRONG = 1e-5
-_ROUNDING = Fraction(1, 10**14)
+_ROUNDING = Fraction(1, 10**15)
 RISKS = (EXPECTATION, EXPECTATION, Risk(1.0, 0.7), Risk(0.5, 0.5))
 
 
@@ -208,6 +208,7 @@ class _Tableau:
         self, inside: set[int], value: list[Fraction], dual: list[Fraction], one: bool
     ) -> tuple[int | None, int]:
         """The first column whose move lowers the cost (Bland), and which way."""
+        largest = Fraction(1) if one else max(abs(price) for price in self.cost)
         for j in range(len(self.cost)):
             low, high = self.low[j], self.high[j]
             if j in inside or (low is not None and low == high):
@@ -215,7 +216,7 @@ class _Tableau:
             price = Fraction(0) if one else self.cost[j]
             slope = price - _dot(dual, self.columns[j])
             # Costs that were computed to be a combination of rows are so but for rounding, which is no descent.
-            terms = abs(price) + sum((abs(x * y) for x, y in zip(dual, self.columns[j], strict=True)), Fraction(0))
+            terms = sum((abs(x * y) for x, y in zip(dual, self.columns[j], strict=True)), largest)
             if abs(slope) <= _ROUNDING * terms:
                 continue
             if slope < 0 and (high is None or value[j] < high):
@@ -329,11 +330,10 @@ def _plain(random: Random) -> Spec:
 
 
 def _parallel_columns(spec: Spec, random: Random) -> None:
-    """A recourse that is another one but for the ninth digit, or the seventh, at the same cost or nearly so."""
-    for index in range(int(random.integers(1, 3))):
-        like = spec["recourse"][int(random.integers(len(spec["recourse"])))]
+    """Recourse that is another one but for the ninth digit, or the seventh, at the same cost or nearly so."""
+    for like in [part for part in spec["recourse"] if random.random() < 0.6]:
         by = 10.0 ** random.uniform(-9, -7)
-        twin = like | {"name": f"twin{index}", "cost": like["cost"] * (1 + random.choice([0.0, by, -by]))}
+        twin = like | {"name": f"twin {like['name']}", "cost": like["cost"] * (1 + random.choice([0.0, 0.0, by, -by]))}
         spec["recourse"].append(twin)
         for row in spec["rows"]:
             entry = row["recourse"].get(like["name"])
