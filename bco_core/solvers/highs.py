@@ -64,6 +64,8 @@ def model_of(
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     solver.setOptionValue("threads", 1)
+    # Smaller numbers would be dropped, and the program would be another one.
+    solver.setOptionValue("small_matrix_value", 1e-12)
     if solver.passModel(model) != highspy.HighsStatus.kOk:
         raise SolverFailure("HiGHS refused the model")
     return solver

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -73,7 +73,7 @@ def is_false_optimal(instance: Instance) -> bool:
     if found.status[0] is not Status.OPTIMAL:
         return False
     ours = found.objective.item()
-    program = program_of(problem.data, instance.atoms, instance.weights, instance.risk)
+    program = _in_units(program_of(problem.data, instance.atoms, instance.weights, instance.risk))
     whole = np.zeros(len(program.cost), dtype=bool)
     whole[: len(problem.data.integer)] = problem.data.integer
     room = WRONG * (abs(ours - problem.fixed_cost) + 1e-6)
@@ -85,6 +85,17 @@ def is_false_optimal(instance: Instance) -> bool:
         return _wrong_whole(program, whole, found.decisions[0].numpy(), ours, truth, room)
     exact = exact_optimum(program)
     return exact is None or abs(float(exact) - ours) > room
+
+
+def _in_units(program: Program) -> Program:
+    """Rows in units of a power of two in which their numbers are around one: the same program, to the last digit."""
+    sizes = np.abs(program.matrix.toarray())
+    logs = np.log2(np.where(sizes > 0, sizes, 1.0))
+    most, least = logs.max(axis=1), np.where(sizes > 0, logs, np.inf).min(axis=1)
+    units = 2.0 ** -np.round((most + np.where(np.isfinite(least), least, most)) / 2)
+    return replace(
+        program, matrix=sparse.csr_array(sparse.diags_array(units) @ program.matrix), limits=program.limits * units
+    )
 
 
 def _wrong_whole(
@@ -400,6 +411,37 @@ def _fixed_cost(spec: Spec, random: Random) -> None:
     spec["decisions"].append({"name": "rent", "cost": 1e5, "minimum": 1.0, "maximum": 1.0})
 
 
+def _twins(spec: Spec, random: Random) -> None:
+    """Two recourses that nearly coincide help one row and hurt another, so that bases hold both."""
+    by, cost = 10.0 ** random.uniform(-9, -7), float(np.round(random.uniform(1, 3), 2))
+    dear = float(random.choice([10.0, 20.0, 50.0]))
+    double, single = random.uniform(1.5, 2.5), random.uniform(0.7, 1.3)
+    spec |= {
+        "decisions": [{"name": "z0", "cost": cost, "maximum": float(random.integers(2, 6))}],
+        "outcomes": [{"name": "y0"}],
+        "recourse": [
+            *({"name": name, "cost": cost} for name in ("a", "b")),
+            *({"name": name, "cost": dear} for name in ("m", "p")),
+        ],
+        "rows": [
+            {
+                "recourse": {"a": -double, "b": -double + by, "m": -1.0},
+                "decisions": {"z0": 1.0},
+                "sense": "<=",
+                "constant": -1.0,
+                "outcomes": {},
+            },
+            {
+                "recourse": {"a": -single, "b": -single + by * random.choice([1.0, 0.5]), "p": 1.0},
+                "decisions": {"z0": -1.0},
+                "sense": ">=",
+                "constant": 2.0,
+                "outcomes": {"y0": 1.0},
+            },
+        ],
+    }
+
+
 def _everything(spec: Spec, random: Random) -> None:
     _scales(spec, random)
     _parallel_columns(spec, random)
@@ -408,6 +450,7 @@ def _everything(spec: Spec, random: Random) -> None:
 
 KINDS: dict[str, Callable[[Spec, Random], None]] = {
     "parallel columns": _parallel_columns,
+    "twins": _twins,
     "parallel rows": _parallel_rows,
     "scales": _scales,
     "ties": _ties,
