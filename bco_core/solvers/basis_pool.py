@@ -24,8 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bco_core.solvers import highs
+from bco_core.solvers.basis_certificate import (
+    SHARP,
+    certify,
+    certify_basis,
+    certify_dual,
+    certify_ray,
+    is_clean,
+    program_of,
+)
 from bco_core.solvers.dual_simplex import (
-    ENTRY_ERROR,
     FAILED,
     INFEASIBLE,
     NONE,
@@ -35,7 +43,6 @@ from bco_core.solvers.dual_simplex import (
     Room,
     Tableaus,
     continue_dual_simplex,
-    dual_feasible,
     is_optimal,
     kernel,
     piece,
@@ -46,13 +53,6 @@ from bco_core.solvers.linear_form import Array, LinearForm
 
 # More bases start closer to the optimum but take longer to compare: 64 was fastest for programs of 7 to 60 rows.
 CAPACITY = 64
-# A basis must reproduce b to this share of each row's terms, and to ENTRY_ERROR of that share of the largest row's.
-_REPRODUCED = 1e-8
-# So it does if B B⁻¹ − I is this small and no x_B is below zero by more than the second of its row's terms.
-_SHARP, _CLEAN = 1e-13, 1e-13
-# What errors of x and π may cost together: this share of the cost, and what rounding of b alone costs.
-_LOSS, _LOSS_ROUNDING = 1e-9, 1e-15
-_REFINEMENTS = 2
 _CHUNK = 4096
 
 
@@ -124,7 +124,7 @@ class BasisPool:
         rhs, start = chunk.numpy(), bases.closest(chunk).numpy()
         place = np.full(sum(form.matrix.shape), NONE)
         place[self.watched] = np.arange(len(self.watched))
-        program = _program(form)
+        program = program_of(form)
         answers = _Answers.of(len(rhs), len(form.matrix), len(self.watched), jacobian)
         _solve_all(rhs, sizes.numpy(), start, bases, program, place, TOLERANCE, answers)
         value, dual, primal, by_rhs, status, columns, pivots = answers
@@ -147,7 +147,7 @@ class BasisPool:
         found = highs.solve_form(form, rhs)
         derivatives = np.zeros((len(self.watched), rows if jacobian else 0))
         if found.status == INFEASIBLE:
-            proof = bool(_certify_ray(-found.dual, _program(form), rhs, size))
+            proof = bool(certify_ray(-found.dual, program_of(form), rhs, size))
             return np.inf, found.dual, np.full(len(self.watched), np.nan), derivatives, INFEASIBLE, proof
         inverse = _inverses(form, found.columns[None])[0]
         if not np.isfinite(inverse).all():
@@ -158,7 +158,7 @@ class BasisPool:
                 if column in at:
                     derivatives[index] = inverse[at[column]]
         basic, dual = inverse @ rhs, np.append(form.cost, np.zeros(rows))[found.columns] @ inverse
-        if not _certify_basis(found.columns, inverse, basic, dual, rhs, size, _program(form)):
+        if not certify_basis(found.columns, inverse, basic, dual, rhs, size, program_of(form)):
             return found.value, found.dual, found.primal[self.watched], derivatives, OPTIMAL, False
         primal = np.zeros(count + rows)
         primal[found.columns] = np.maximum(basic, 0.0)
@@ -207,9 +207,9 @@ def _bases(form: LinearForm, columns: Index, certified_only: bool = False) -> Ba
     cost = np.concatenate([form.cost, np.zeros(rows)])
     dual = np.einsum("pi,pij->pj", cost[columns], inverse)
     error = np.abs(whole[:, columns].transpose(1, 0, 2) @ inverse - np.eye(rows)).max(axis=(1, 2))
-    program = _program(form)
-    feasible = np.array([_certify_dual(one, program) for one in dual], dtype=bool)
-    certified = (rows * error <= _SHARP) & feasible
+    program = program_of(form)
+    feasible = np.array([certify_dual(one, program) for one in dual], dtype=bool)
+    certified = (rows * error <= SHARP) & feasible
     keep = certified if certified_only else np.ones_like(certified)
     return Bases(
         columns[keep].astype(np.int64),
@@ -218,19 +218,6 @@ def _bases(form: LinearForm, columns: Index, certified_only: bool = False) -> Ba
         np.maximum(reduced, 0.0)[keep],
         certified[keep],
     )
-
-
-class _Program(NamedTuple):
-    """What the kernel needs to know of the program: A (m, N), A' (N, m), c (N,) and the least cost."""
-
-    matrix: Array
-    transposed: Array
-    cost: Array
-    least_cost: float
-
-
-def _program(form: LinearForm) -> _Program:
-    return _Program(form.matrix, form.transposed, form.cost, form.least_cost)
 
 
 class _Answers(NamedTuple):
@@ -280,8 +267,8 @@ def _solve_all(rhs, size, start, bases, program, place, tolerance, answers):  # 
         else:
             _take(bases, at, n, answers)
         inverse = own.inverse[0] if moved else bases.inverse[at]
-        if moved or not (bases.certified[at] and _is_clean(inverse, room.basic, size[n])):
-            kept = _certify(answers.columns[n], inverse, room.basic, answers.dual[n], rhs[n], size[n], program, room)
+        if moved or not (bases.certified[at] and is_clean(inverse, room.basic, size[n])):
+            kept = certify(answers.columns[n], inverse, room.basic, answers.dual[n], rhs[n], size[n], program, room)
             if not kept:
                 answers.status[n] = FAILED
         amount = 0.0
@@ -328,116 +315,6 @@ def _write(own, status, number, cost, n, answers):  # type: ignore[no-untyped-de
             answers.dual[n, i] = -own.inverse[0, number, i]
         for j in range(answers.primal.shape[1]):
             answers.primal[n, j] = np.nan
-
-
-@piece
-def _is_clean(inverse, basic, size):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether no x_B is below zero by more than rounding of a sharp B⁻¹."""
-    clean = True
-    for i in range(len(basic)):
-        if basic[i] < 0.0:
-            scale = 0.0
-            for k in range(len(basic)):
-                scale += abs(inverse[i, k]) * size[k]
-            if basic[i] < -_CLEAN * scale:
-                clean = False
-    return clean
-
-
-@piece
-def _certify(columns, inverse, basic, dual, rhs, size, program, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The certificate of a basis, from the program's own numbers; x_B and π are refined on the way.
-
-    Whether x = max(x_B, 0) keeps the rows, π is dual feasible, and what is missing in both costs nothing to speak of.
-    """
-    rows, count = program.matrix.shape
-    error, scale = room.column, room.terms
-    for _ in range(_REFINEMENTS):
-        _set_error(columns, basic, rhs, size, program, error, scale)
-        for i in range(rows):
-            for k in range(rows):
-                basic[i] -= inverse[i, k] * error[k]
-        for i in range(rows):
-            j = columns[i]
-            price = program.cost[j] if j < count else 0.0
-            if j < count:
-                for k in range(rows):
-                    price -= dual[k] * program.transposed[j, k]
-            else:
-                price += dual[j - count]
-            error[i] = price
-        for i in range(rows):
-            for k in range(rows):
-                dual[k] += error[i] * inverse[i, k]
-    for i in range(rows):
-        basic[i] = max(basic[i], 0.0)
-    _set_error(columns, basic, rhs, size, program, error, scale)
-    largest = 0.0
-    for k in range(rows):
-        largest = max(largest, scale[k])
-    kept = True
-    lost = 0.0
-    rounding = 0.0
-    gap = 0.0
-    for k in range(rows):
-        if not abs(error[k]) <= _REPRODUCED * (scale[k] + ENTRY_ERROR * largest):
-            kept = False
-        lost += abs(dual[k] * error[k])
-        rounding += abs(dual[k]) * scale[k]
-        gap -= dual[k] * rhs[k]
-    cost = 0.0
-    for i in range(rows):
-        if columns[i] < count:
-            part = program.cost[columns[i]] * basic[i]
-            cost += abs(part)
-            gap += part
-    allowed = _LOSS * cost + _LOSS_ROUNDING * rows * rounding
-    return (
-        kept
-        and lost <= allowed
-        and abs(gap) <= 2.0 * allowed
-        and dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
-    )
-
-
-@piece
-def _set_error(columns, basic, rhs, size, program, error, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """``error`` (m,) becomes B x_B − b, and ``scale`` (m,) the size of the terms it is the sum of."""
-    rows, count = program.matrix.shape
-    for k in range(rows):
-        error[k] = -rhs[k]
-        scale[k] = size[k]
-    for i in range(rows):
-        j = columns[i]
-        if j < count:
-            for k in range(rows):
-                part = basic[i] * program.transposed[j, k]
-                error[k] += part
-                scale[k] += abs(part)
-        else:
-            error[j - count] -= basic[i]
-            scale[j - count] += abs(basic[i])
-
-
-@kernel
-def _certify_basis(columns, inverse, basic, dual, rhs, size, program):  # type: ignore[no-untyped-def]  # pragma: no cover
-    rows, count = program.matrix.shape
-    room = Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
-    return _certify(columns, inverse, basic, dual, rhs, size, program, room)
-
-
-@kernel
-def _certify_dual(dual, program):  # type: ignore[no-untyped-def]  # pragma: no cover
-    rows, count = program.matrix.shape
-    room = Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
-    return dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
-
-
-@kernel
-def _certify_ray(row, program, rhs, size):  # type: ignore[no-untyped-def]  # pragma: no cover
-    rows, count = program.matrix.shape
-    room = Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
-    return proves_infeasible(row, program.matrix, rhs, size, room)
 
 
 @piece

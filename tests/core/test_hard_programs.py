@@ -20,7 +20,8 @@ from bco_core.solvers import basis_pool, highs
 from bco_core.solvers.basis_pool import OPTIMAL, BasisPool
 from bco_core.solvers.linear_form import LinearProgram, linear_form
 from bco_core.status import GAP, HIGHS, Gap
-from benchmarks.bench.hard_programs import KINDS, exact_optimum, false_optimal, instances, is_false_optimal
+from benchmarks.bench.exact_simplex import exact_optimum
+from benchmarks.bench.hard_programs import KINDS, false_optimal, instances, is_false_optimal
 
 EQUAL = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
