@@ -51,58 +51,70 @@ def is_clean(inverse, basic, size):  # type: ignore[no-untyped-def]  # pragma: n
 
 @piece
 def certify(columns, inverse, basic, dual, rhs, size, program, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The certificate of a basis, from the program's own numbers; x_B and π are refined on the way.
+    """The certificate of a basis, from the program's own numbers; x_B and π are refined where it takes that.
 
     Whether x = max(x_B, 0) keeps the rows, π is dual feasible, and what is missing in both costs nothing to speak of.
     """
     rows, count = program.matrix.shape
     error, scale = room.column, room.terms
-    for _ in range(_REFINEMENTS):
+    certain = False
+    for attempt in range(_REFINEMENTS + 1):
+        if attempt > 0:
+            _refine(columns, inverse, basic, dual, rhs, size, program, error, scale)
+        for i in range(rows):
+            basic[i] = max(basic[i], 0.0)
         _set_error(columns, basic, rhs, size, program, error, scale)
+        largest = 0.0
+        for k in range(rows):
+            largest = max(largest, scale[k])
+        kept = True
+        lost = 0.0
+        rounding = 0.0
+        gap = 0.0
+        for k in range(rows):
+            if not abs(error[k]) <= _REPRODUCED * (scale[k] + ENTRY_ERROR * largest):
+                kept = False
+            lost += abs(dual[k] * error[k])
+            rounding += abs(dual[k]) * scale[k]
+            gap -= dual[k] * rhs[k]
+        cost = 0.0
         for i in range(rows):
-            for k in range(rows):
-                basic[i] -= inverse[i, k] * error[k]
-        for i in range(rows):
-            j = columns[i]
-            price = program.cost[j] if j < count else 0.0
-            if j < count:
-                for k in range(rows):
-                    price -= dual[k] * program.transposed[j, k]
-            else:
-                price += dual[j - count]
-            error[i] = price
-        for i in range(rows):
-            for k in range(rows):
-                dual[k] += error[i] * inverse[i, k]
-    for i in range(rows):
-        basic[i] = max(basic[i], 0.0)
+            if columns[i] < count:
+                part = program.cost[columns[i]] * basic[i]
+                cost += abs(part)
+                gap += part
+        allowed = _LOSS * cost + _LOSS_ROUNDING * rows * rounding
+        certain = (
+            kept
+            and lost <= allowed
+            and abs(gap) <= 2.0 * allowed
+            and dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
+        )
+        if certain:
+            break
+    return certain
+
+
+@piece
+def _refine(columns, inverse, basic, dual, rhs, size, program, error, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """One step of iterative refinement of x_B and π."""
+    rows, count = program.matrix.shape
     _set_error(columns, basic, rhs, size, program, error, scale)
-    largest = 0.0
-    for k in range(rows):
-        largest = max(largest, scale[k])
-    kept = True
-    lost = 0.0
-    rounding = 0.0
-    gap = 0.0
-    for k in range(rows):
-        if not abs(error[k]) <= _REPRODUCED * (scale[k] + ENTRY_ERROR * largest):
-            kept = False
-        lost += abs(dual[k] * error[k])
-        rounding += abs(dual[k]) * scale[k]
-        gap -= dual[k] * rhs[k]
-    cost = 0.0
     for i in range(rows):
-        if columns[i] < count:
-            part = program.cost[columns[i]] * basic[i]
-            cost += abs(part)
-            gap += part
-    allowed = _LOSS * cost + _LOSS_ROUNDING * rows * rounding
-    return (
-        kept
-        and lost <= allowed
-        and abs(gap) <= 2.0 * allowed
-        and dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
-    )
+        for k in range(rows):
+            basic[i] -= inverse[i, k] * error[k]
+    for i in range(rows):
+        j = columns[i]
+        price = program.cost[j] if j < count else 0.0
+        if j < count:
+            for k in range(rows):
+                price -= dual[k] * program.transposed[j, k]
+        else:
+            price += dual[j - count]
+        error[i] = price
+    for i in range(rows):
+        for k in range(rows):
+            dual[k] += error[i] * inverse[i, k]
 
 
 @piece
