@@ -15,7 +15,7 @@ Where decisions must be whole numbers a mean of decisions need not be one, and `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -117,9 +117,8 @@ def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenari
 
 def _judged(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
     """The same decisions, their objective the expected cost over the scenarios."""
-    objective = expected_cost(problem, prescription.decisions, scenarios)
-    return Prescription(
-        prescription.decisions, objective, prescription.status, prescription.reasons, prescription.solvers
+    return replace(
+        prescription, objective=expected_cost(problem, prescription.decisions, scenarios), gaps=None, bounds=None
     )
 
 

@@ -64,14 +64,16 @@ class Prescribed:
     """Decisions (B, d_z) for B contexts and what they may cost; NaN where there is no decision to show.
 
     ``feasibility`` (B,) is the share of the cost scenarios in which a decision keeps uncertain constraints, NaN where
-    constraints are certain. ``map_decisions`` and ``map_costs`` are what the posterior's mode alone would decide,
-    judged under the same scenarios.
+    constraints are certain. ``gaps`` (B,) are how far a decision may be from the best, NaN where the policy does not
+    minimise a cost, or nothing is proven. ``map_decisions`` and ``map_costs`` are what the posterior's mode alone would
+    decide, judged under the same scenarios.
     """
 
     decisions: Tensor
     status: list[Status]
     reasons: tuple[str, ...]
     solvers: tuple[str, ...]
+    gaps: Tensor
     costs: CostDistribution
     feasibility: Tensor
     map_decisions: Tensor
@@ -152,6 +154,7 @@ def _prescribe(
         status,
         reasons,
         found.solvers or nothing,
+        torch.full((len(decisions),), torch.nan, dtype=torch.float64) if found.gaps is None else found.gaps,
         costs,
         kept,
         map_decisions,
@@ -219,6 +222,7 @@ def _joined(parts: list[Prescribed]) -> Prescribed:
         [status for part in parts for status in part.status],
         tuple(reason for part in parts for reason in part.reasons),
         tuple(solver for part in parts for solver in part.solvers),
+        torch.cat([part.gaps for part in parts]),
         CostDistribution(
             torch.cat([part.costs.mean for part in parts]),
             torch.cat([part.costs.quantiles for part in parts]),

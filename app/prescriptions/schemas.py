@@ -103,8 +103,13 @@ class PrescriptionAnswer(BaseModel):
     cost_quantiles: dict[str, float | None] = Field(examples=[{"0.05": 1.0, "0.5": 7.5, "0.95": 30.0}])
     cvar_95: float | None = Field(description="mean cost of the worst 5 % of scenarios")
     status: Status
-    reason: str = Field("", description="why the status is not optimal")
+    reason: str = Field("", description="why the status is not optimal, which means proven within the gap")
     solver: str = Field("", description="what found the decision, where a solver was needed")
+    gap: float | None = Field(
+        None,
+        description="how far the minimised cost may be above the least there is, as a share of the cost without what "
+        "bounds alone make it cost; null where the policy minimises no cost over scenarios, or nothing is proven",
+    )
     feasibility: float | None = Field(
         None, description="where constraints are uncertain: the share of scenarios in which the decision keeps them"
     )

@@ -104,11 +104,12 @@ def _answers(found: Prescribed, names: list[str]) -> list[dict[str, Any]]:
             "status": status,
             "reason": reason,
             "solver": solver,
+            "gap": gap,
             "feasibility": share,
             "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
             "hedging_gain": gain,
         }
-        for decision, mean, quantiles, cvar, status, reason, solver, share, map_decision, map_cost, gain in zip(
+        for decision, mean, quantiles, cvar, status, reason, solver, gap, share, map_decision, map_cost, gain in zip(
             _listed(found.decisions),
             _listed(found.costs.mean),
             _listed(found.costs.quantiles),
@@ -116,6 +117,7 @@ def _answers(found: Prescribed, names: list[str]) -> list[dict[str, Any]]:
             found.status,
             found.reasons,
             found.solvers,
+            _listed(found.gaps),
             _listed(found.feasibility),
             _listed(found.map_decisions),
             _listed(found.map_costs),

@@ -47,7 +47,10 @@ class Prescription:
     """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
 
     ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
-    says what found each decision (CUTS or HIGHS of :mod:`bco_core.status`), or is empty where a formula did.
+    says what found each decision (CUTS, HIGHS or DENSE of :mod:`bco_core.status`), "" or nothing where a formula did.
+    ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far the objective is above them, as a
+    share of what decisions can change (:class:`~bco_core.status.Gap`): zero for formulas, NaN where nothing is proven,
+    None where the decisions were not chosen to minimise the objective.
     """
 
     decisions: Tensor
@@ -55,6 +58,8 @@ class Prescription:
     status: list[Status]
     reasons: tuple[str, ...] = ()
     solvers: tuple[str, ...] = ()
+    gaps: Tensor | None = None
+    bounds: Tensor | None = None
 
 
 class DecisionProblem(Protocol):
@@ -186,7 +191,9 @@ class Problem(ABC):
         """The prescription of decisions (B, d_z) known to be optimal over outcomes (B, K, d_y), weights (B, K) or (K,):
         their expected cost."""
         objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
-        return Prescription(decisions, objective, [Status.OPTIMAL] * len(decisions))
+        return Prescription(
+            decisions, objective, [Status.OPTIMAL] * len(decisions), gaps=torch.zeros_like(objective), bounds=objective
+        )
 
 
 _NO_REMEDY = "problems of this kind cannot state one"

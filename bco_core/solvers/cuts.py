@@ -7,7 +7,9 @@ shifted to the worst ones for CVaR, the duals give one cut, a plane below the ob
 taken half-way between the best point and the master's (the in-out rule of Ben-Ameur and Neto), except where that would
 tell nothing new.
 
-The answer is within ``GAP`` of the master's value, which is a lower bound, or says that it is not.
+The duals of every cut are checked against the costs as they are, as are rays that prove a scenario infeasible; so the
+master's value is a lower bound, which is recomputed at the end. The objective that comes with it rests on bases that
+are not certified: whoever calls this certifies it anew at the point found, and compares.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from bco_core.solvers.dual_simplex import (
     Room,
     Tableaus,
     continue_dual_simplex,
+    dual_feasible,
     is_optimal,
     kernel,
     piece,
+    proves_infeasible,
     set_dual,
 )
 from bco_core.solvers.linear_form import Array
@@ -36,6 +40,7 @@ from bco_core.solvers.master import (
     WIDE,
     FirstStage,
     begin_with_cut,
+    certified_bound,
     close_gap,
     new_master,
     sharpen,
@@ -68,13 +73,14 @@ class Scenarios(NamedTuple):
 
 
 class Recourse(NamedTuple):
-    """The recourse program's matrix (m, N) and cost (N,), and P of its bases: columns, B⁻¹ and reduced costs.
+    """The recourse program's matrix (m, N), cost (N,) and least cost, P of its bases: columns, B⁻¹ and reduced costs.
 
     ``start`` (K,) is the basis that each scenario begins with.
     """
 
     matrix: Array
     cost: Array
+    least_cost: float
     columns: Index
     inverse: Array
     reduced: Array
@@ -186,9 +192,9 @@ def minimize(scenarios, recourse, first, risk, gap, tolerance, stop):  # type: i
             return best, best_value, -np.inf, OPEN, points
         for j in range(dim):
             before[j] = z[j]
-        stands, bound, reach = close_gap(master, used, first.cost, best_value, gap, reach)
+        stands, _, reach = close_gap(master, used, first, best_value, gap, reach)
         if stands == CLOSED:
-            return best, best_value, bound, CONVERGED, points
+            return best, best_value, certified_bound(master, best, square, square_scratch), CONVERGED, points
         if stands != WIDE:
             return best, best_value, -np.inf, NO_DECISION if stands == BROKEN else OPEN, points
         if points % _MASTER_REFRESH == 0 and refreshes < _MASTER_REFRESHES:
@@ -232,7 +238,7 @@ def _room(matrix):  # type: ignore[no-untyped-def]  # pragma: no cover
         np.empty(rows),
         np.empty(rows),
         np.empty(rows),
-        Room(np.empty(rows), np.empty(count + rows), np.empty(rows)),
+        Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows)),
         np.empty((rows, rows)),
         np.empty((rows, rows)),
     )
@@ -261,12 +267,18 @@ def _solve_scenarios(scenarios, recourse, point, tolerance, held, room):  # type
             status, moved = continue_dual_simplex(
                 held.tableaus, k, room.size, recourse.matrix, tolerance, room.pivoting
             )
+            if status == INFEASIBLE and not proves_infeasible(
+                held.tableaus.inverse[k, moved], recourse.matrix, room.rhs, room.size, room.pivoting
+            ):
+                status = FAILED
             if status != OPTIMAL:
                 held.pivots[k] = _NEW
                 return status, k, moved
         if moved > 0 or held.pivots[k] == _NEW:
             held.pivots[k] = max(held.pivots[k], 0) + moved
             set_dual(held.tableaus.columns[k], held.tableaus.inverse[k], recourse.cost, held.dual[k])
+            if not dual_feasible(held.dual[k], recourse.matrix, recourse.cost, recourse.least_cost, room.pivoting):
+                return FAILED, k, moved
         total = 0.0
         for i in range(rows):
             total += held.dual[k, i] * room.rhs[i]

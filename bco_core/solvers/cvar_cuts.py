@@ -34,8 +34,12 @@ _OPTIMAL, _INFEASIBLE = 1, -1
 
 @dataclass(frozen=True)
 class DenseQP:
-    """Least ½ z'Hz over lower ≤ z ≤ upper, 1'z ≤ budget, Σ z⁺ ≤ longest and Σ z⁻ ≤ shortest (where there are such)."""
+    """Least ½ z'Hz over lower ≤ z ≤ upper, 1'z ≤ budget, Σ z⁺ ≤ longest and Σ z⁻ ≤ shortest (where there are such).
 
+    H is a covariance in units of ``unit``, its mean variance.
+    """
+
+    unit: float
     hessian: Array
     lower: Array
     upper: Array
@@ -54,7 +58,8 @@ class DenseQP:
     ) -> DenseQP:
         """The covariance is scaled to a mean variance of one, which changes no decision."""
         upper = np.minimum(upper, _INFINITE)
-        return DenseQP(covariance / covariance.diagonal().mean(), lower, upper, budget, longest, shortest)
+        unit = float(covariance.diagonal().mean())
+        return DenseQP(unit, covariance / unit, lower, upper, budget, longest, shortest)
 
     def broken_limits(self, portfolio: Array) -> list[tuple[Array, float]]:
         """Rows a'z ≥ b that cut off a portfolio whose long or short positions sum to more than their limit."""
@@ -182,6 +187,21 @@ def _master(
         if flag == _INFEASIBLE:
             return None
         start = None
+    return None
+
+
+def mean_variance_portfolio(qp: DenseQP, returns: Array) -> Array | None:
+    """The portfolio (m,) of least ½ z'Σz − y'z within bounds and budget for one return vector (m,), if it is found."""
+    rows = np.ones((1, len(returns)))
+    upper = np.append(qp.upper, qp.budget)
+    lower = np.append(qp.lower, -_INFINITE)
+    for tolerance in (_TOLERANCE / 10, 1e-9, 1e-7):
+        x, _, flag, _ = daqp.solve(
+            qp.hessian, -returns / qp.unit, rows, upper, lower, primal_tol=tolerance, dual_tol=1e-12, eq_reduction=-1
+        )
+        if flag == _OPTIMAL:
+            portfolio: Array = np.clip(x, qp.lower, qp.upper)
+            return portfolio
     return None
 
 

@@ -18,7 +18,7 @@ Index = NDArray[np.int64]
 # How a solve ended.
 OPTIMAL, INFEASIBLE, FAILED = 0, 1, 2
 # How far below zero a basic variable may be, relative to the size of the terms it is the sum of.
-TOLERANCE = 1e-9
+TOLERANCE = 1e-11
 # Sums may be reordered, which lets the processor take several terms at once; infinities keep their meaning. In which
 # order the compiler adds depends on what is around a loop, so moving loops between functions changes last digits.
 kernel = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -27,9 +27,12 @@ piece = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, in
 
 NONE = -1
 # Entries of B⁻¹ have errors of their own: this share of the row's largest entry, measured in units of the tolerance.
-ENTRY_ERROR = 1e-5
+ENTRY_ERROR = 1e-3
 # A column may enter if its entry in the leaving row is below minus this.
 _LEAST_PIVOT = 1e-9
+# Certificates: what a reduced cost may be below zero, as a share of its column's cost, and what of the terms it is the
+# sum of may be rounding; how far a ray may be from proving that there is no solution.
+_DUAL, _DUAL_ROUNDING, _RAY = 1e-8, 2e-15, 1e-9
 # The most pivots of one solve.
 _PIVOTS_PER_ROW, _PIVOTS_MORE = 50, 100
 
@@ -43,11 +46,13 @@ class Tableaus(NamedTuple):
 
 
 class Room(NamedTuple):
-    """For one right-hand side: x_B = B⁻¹b (m,), the leaving row over all columns (N + m,), the entering column (m,)."""
+    """For one right-hand side: x_B = B⁻¹b (m,), the leaving row over all columns (N + m,), the entering column (m,),
+    and the size of terms (N + m,)."""
 
     basic: Array
     row: Array
     column: Array
+    terms: Array
 
 
 @piece
@@ -91,6 +96,70 @@ def set_dual(columns, inverse, cost, dual):  # type: ignore[no-untyped-def]  # p
             price = cost[columns[i]]
             for k in range(rows):
                 dual[k] += price * inverse[i, k]
+
+
+@piece
+def dual_feasible(dual, matrix, cost, least_cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Whether π ≥ 0 and A'π ≤ c, without perturbation: then π'b is no more than the optimum, whatever b."""
+    rows, count = matrix.shape
+    feasible = True
+    largest = 0.0
+    for j in range(count):
+        room.row[j] = cost[j]
+    for i in range(rows):
+        price = dual[i]
+        largest = max(largest, abs(price))
+        if price != 0.0:
+            for j in range(count):
+                room.row[j] -= price * matrix[i, j]
+    for i in range(rows):
+        if not dual[i] >= -_DUAL * least_cost - _DUAL_ROUNDING * largest:
+            feasible = False
+    passed = 0.0
+    for j in range(count):
+        passed += 1.0 if room.row[j] >= -_DUAL * (abs(cost[j]) + least_cost) else 0.0
+    if passed < count:
+        # What rounding explains is computed for the few columns that need it.
+        for j in range(count):
+            below = -room.row[j] - _DUAL * (abs(cost[j]) + least_cost)
+            if not below <= 0.0:
+                terms = 0.0
+                for i in range(rows):
+                    terms += abs(dual[i] * matrix[i, j])
+                if not below <= _DUAL_ROUNDING * terms:
+                    feasible = False
+    return feasible
+
+
+@piece
+def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Whether σ = −``row`` of B⁻¹ proves that A x ≥ b, x ≥ 0 has no solution: σ ≥ 0, A'σ ≤ 0, b'σ > 0 (Farkas)."""
+    rows, count = matrix.shape
+    proof = True
+    largest = 0.0
+    amount = 0.0
+    scale = 0.0
+    for j in range(count):
+        room.row[j] = 0.0
+        room.terms[j] = 0.0
+    for i in range(rows):
+        factor = -row[i]
+        largest = max(largest, abs(factor))
+        amount += factor * rhs[i]
+        scale += abs(factor) * size[i]
+        if factor != 0.0:
+            for j in range(count):
+                part = factor * matrix[i, j]
+                room.row[j] += part
+                room.terms[j] += abs(part)
+    for j in range(count):
+        # What rounding leaves of entries that should be zero is small beside the largest, not beside its own terms.
+        if not room.row[j] <= _RAY * (room.terms[j] + ENTRY_ERROR * largest):
+            proof = False
+    for i in range(rows):
+        if not -row[i] >= -_RAY * largest:
+            proof = False
+    return proof and amount > _RAY * scale
 
 
 @piece
@@ -156,7 +225,7 @@ def _entering(tableaus, at, leaving, matrix, room):  # type: ignore[no-untyped-d
 def _pivot(tableaus, at, leaving, entering, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Exchange the two columns in the basis."""
     columns, inverse, reduced = tableaus
-    basic, row, column = room
+    basic, row, column = room.basic, room.row, room.column
     rows, count = matrix.shape
     step = reduced[at, entering] / row[entering]
     for j in range(count + rows):

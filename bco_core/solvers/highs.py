@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import highspy
 import numpy as np
@@ -24,12 +25,16 @@ _STATUSES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """How a solve ended, its objective, the variables and the rows' duals (both empty without a solution)."""
+    """How a solve ended, its objective, the variables and the rows' duals (both empty without a solution).
+
+    ``bound`` is the lower bound that branching has proven, NaN where there are no whole numbers.
+    """
 
     status: Status
     objective: float
     values: Array
     duals: Array
+    bound: float = np.nan
 
 
 def model_of(
@@ -40,22 +45,27 @@ def model_of(
     lower: Array,
     upper: Array,
     integer: NDArray[np.bool_] | None = None,
+    offset: float = 0.0,
 ) -> highspy.Highs:
-    """A silent HiGHS with a model in it."""
+    """A silent HiGHS with a model in it; ``offset`` is added to every objective."""
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(cost), len(row_lower)
+    model.offset_ = offset
     model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
     model.row_lower_, model.row_upper_ = row_lower, row_upper
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_ = matrix.indptr
     model.a_matrix_.index_ = matrix.indices
     model.a_matrix_.value_ = matrix.data
-    if integer is not None and integer.any():
+    branches = integer is not None and bool(integer.any())
+    if branches:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        model.integrality_ = [kinds[int(whole)] for whole in integer]
+        model.integrality_ = [kinds[int(whole)] for whole in np.asarray(integer)]
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     solver.setOptionValue("threads", 1)
+    # Smaller numbers would be dropped, and the program would be another one.
+    solver.setOptionValue("small_matrix_value", 1e-12)
     if solver.passModel(model) != highspy.HighsStatus.kOk:
         raise SolverFailure("HiGHS refused the model")
     return solver
@@ -66,7 +76,11 @@ def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     if time_limit is not None:
         solver.setOptionValue("time_limit", max(time_limit, 1e-3))
     solver.run()
-    if solver.getModelStatus() == highspy.HighsModelStatus.kUnboundedOrInfeasible:
+    if solver.getModelStatus() in (
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        highspy.HighsModelStatus.kUnknown,
+        highspy.HighsModelStatus.kSolveError,
+    ):
         solver.setOptionValue("presolve", "off")
         solver.run()
     status = _STATUSES.get(solver.getModelStatus())
@@ -78,7 +92,34 @@ def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     known = status is Status.OPTIMAL or (status is Status.TIME_LIMIT and known)
     values = np.array(solution.col_value) if known else np.empty(0)
     duals = np.array(solution.row_dual) if status is Status.OPTIMAL else np.empty(0)
-    return Answer(status, solver.getInfo().objective_function_value if known else np.nan, values, duals)
+    info = solver.getInfo()
+    whole = bool(len(solver.getLp().integrality_))
+    bound = info.mip_dual_bound if whole else np.nan
+    return Answer(status, info.objective_function_value if known else np.nan, values, duals, bound)
+
+
+def lower_bound(
+    cost: Array,
+    matrix: sparse.csr_array,
+    row_lower: Array,
+    row_upper: Array,
+    lower: Array,
+    upper: Array,
+    answer: Answer,
+) -> float:
+    """What no solution costs less than, recomputed from the rows' duals y: with d = c − A'y the least of every term of
+    y'(A v) + d'v over the bounds of rows and variables. Where a term has none, it is taken at ten times what it is in
+    the answer."""
+    duals, values = answer.duals, answer.values
+    duals = np.where(duals > 0, np.where(np.isfinite(row_lower), duals, 0.0), duals)
+    duals = np.where(duals < 0, np.where(np.isfinite(row_upper), duals, 0.0), duals)
+    used = duals != 0
+    limits = np.where(duals > 0, row_lower, row_upper)[used]
+    reduced = cost - matrix.T @ duals
+    ends = np.where(reduced > 0, lower, upper)
+    far = 10 * np.maximum(np.abs(values), np.abs(values).max(initial=0) * 1e-3)
+    ends = np.where(np.isfinite(ends), ends, -np.sign(reduced) * far)
+    return float(duals[used] @ limits + np.where(reduced == 0, 0.0, reduced * ends).sum())
 
 
 def solve_program(program: LinearProgram, limits: Array, time_limit: float | None = None) -> Answer:
@@ -96,48 +137,49 @@ def dual_feasible_basis(form: LinearForm) -> NDArray[np.int64]:
         return np.arange(count, count + rows)
     # With this right-hand side x = 1 is feasible, so what has no optimum is unbounded.
     rhs = form.matrix.sum(axis=1) - 1
-    solver = _model_of_form(form, rhs)
+    solver = _model_of_form(form.matrix, form.perturbed, rhs)
     if run(solver).status is not Status.OPTIMAL:
         raise InvalidInput("the cost can fall without limit: a direction of negative cost is not bounded by any row")
     return _basic_columns(solver, count)
 
 
-def solve_form(
-    form: LinearForm, rhs: Array, watched: NDArray[np.int64], jacobian: bool
-) -> tuple[float, Array, Array, Array, int]:
-    """One right-hand side, in the terms of :class:`~bco_core.solvers.basis_pool.Solved`."""
+class FormAnswer(NamedTuple):
+    """For one right-hand side: OPTIMAL or INFEASIBLE, the value, π (m,) or a ray, x (N,) and the basic columns (m,)."""
+
+    status: int
+    value: float
+    dual: Array
+    primal: Array
+    columns: NDArray[np.int64]
+
+
+def solve_form(form: LinearForm, rhs: Array) -> FormAnswer:
+    """One right-hand side (m,), by the costs as they are."""
     rows, count = form.matrix.shape
-    solver = _model_of_form(form, rhs)
+    solver = _model_of_form(form.matrix, form.cost, rhs)
     answer = run(solver)
-    by_rhs = np.zeros((len(watched), rows if jacobian else 0))
     if answer.status is not Status.OPTIMAL:
         solver.setOptionValue("presolve", "off")
         solver.run()
         ray = solver.getDualRay()  # type: ignore[attr-defined]
         direction = np.abs(np.array(ray[2])) if len(ray) > 2 and ray[1] else np.zeros(rows)
-        return np.inf, direction, np.full(len(watched), np.nan), by_rhs, INFEASIBLE
-    columns = _basic_columns(solver, count)
-    whole = np.concatenate([form.matrix, -np.eye(rows)], axis=1)
-    inverse = np.linalg.inv(whole[:, columns])
-    prices = np.concatenate([form.cost, np.zeros(rows)])
-    dual = prices[columns] @ inverse
-    if jacobian:
-        place = {column: row for row, column in enumerate(columns.tolist())}
-        for index, column in enumerate(watched.tolist()):
-            if column in place:
-                by_rhs[index] = inverse[place[column]]
-    basic = np.zeros(count + rows)
-    basic[columns] = np.maximum(inverse @ rhs, 0)
-    return float(dual @ rhs), dual, basic[watched], by_rhs, OPTIMAL
+        return FormAnswer(INFEASIBLE, np.inf, direction, np.full(count, np.nan), np.empty(0, dtype=np.int64))
+    unit, price = _unit(rhs), _unit(form.cost)
+    primal, dual = np.maximum(answer.values, 0.0) * unit, np.maximum(answer.duals, 0.0) * price
+    return FormAnswer(OPTIMAL, float(form.cost @ primal), dual, primal, _basic_columns(solver, count))
 
 
-def _model_of_form(form: LinearForm, rhs: Array) -> highspy.Highs:
+def _unit(part: Array) -> float:
+    return float(np.abs(part).max(initial=0)) or 1.0
+
+
+def _model_of_form(matrix: Array, cost: Array, rhs: Array) -> highspy.Highs:
     """For the optimal basis, which costs and right-hand side have in common with multiples of them near one."""
-    rows, count = form.matrix.shape
-    matrix = sparse.csr_array(form.matrix)
+    rows, count = matrix.shape
     free, zero = np.full(rows, np.inf), np.zeros(count)
-    cost, limits = (part / (np.abs(part).max(initial=0) or 1.0) for part in (form.perturbed, rhs))
-    solver = model_of(cost, matrix, limits, free, zero, np.full(count, np.inf))
+    solver = model_of(
+        cost / _unit(cost), sparse.csr_array(matrix), rhs / _unit(rhs), free, zero, np.full(count, np.inf)
+    )
     solver.setOptionValue("primal_feasibility_tolerance", 1e-10)
     solver.setOptionValue("dual_feasibility_tolerance", 1e-10)
     return solver

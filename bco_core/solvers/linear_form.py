@@ -18,7 +18,10 @@ from bco_core.errors import InvalidInput
 Array = NDArray[np.float64]
 
 # Costs are raised by this share at random, so that every vertex of the dual has one basis and pivoting cannot cycle.
-PERTURBATION = 1e-9
+# Much above what rounding leaves of reduced costs, much below what certificates allow them to be below zero.
+PERTURBATION = 1e-10
+# Of the largest cost: costs below this are rounding beside it.
+_LEAST_SHARE = 1e-6
 LEAST, EQUAL, MOST = 1, 0, -1
 
 
@@ -50,6 +53,11 @@ class LinearForm:
     by_limit: Array
     offset: Array
     by_column: Array
+
+    @cached_property
+    def least_cost(self) -> float:
+        """The smallest cost there is, zero apart: what a column without cost is measured by."""
+        return _least(self.cost)
 
     @cached_property
     def transposed(self) -> Array:
@@ -90,7 +98,7 @@ def linear_form(program: LinearProgram) -> LinearForm:
     return LinearForm(
         cost=cost,
         base_cost=float(program.cost @ offset),
-        perturbed=cost + PERTURBATION * (np.abs(cost) + np.abs(cost).max(initial=0) + 1e-300) * random,
+        perturbed=cost + PERTURBATION * (np.abs(cost) + _least(cost)) * random,
         matrix=np.ascontiguousarray(matrix * row_scale[:, None] * column_scale),
         constant=constant * row_scale,
         size=size * row_scale,
@@ -98,6 +106,11 @@ def linear_form(program: LinearProgram) -> LinearForm:
         offset=offset,
         by_column=by_column * column_scale,
     )
+
+
+def _least(cost: Array) -> float:
+    size = np.abs(cost[cost != 0])
+    return max(float(size.min()), _LEAST_SHARE * float(size.max())) if len(size) else 1e-300
 
 
 def _scales(matrix: Array) -> tuple[Array, Array]:

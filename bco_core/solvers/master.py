@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bco_core.solvers.dual_simplex import NONE, Index, kernel, piece
+from bco_core.solvers.dual_simplex import NONE, Index, piece
 from bco_core.solvers.linear_form import Array
 
 # How the master and the gap to it stand.
@@ -30,15 +30,19 @@ _POINT_ERROR = 1e-3
 _TINY = 1e-300
 # An optimum of zero is told from the bound by this at least.
 _LEAST_VALUE = 1e-9
+# To price rounding, the optimum is taken to lie within so many times the largest entry of the points seen.
+_WITHIN = 10.0
 
 
 class FirstStage(NamedTuple):
-    """c (d,), Z as ``rows`` (r, d) z ≥ ``limits`` (r,), bounds among them, and a point of Z to ``begin`` with (d,)."""
+    """c (d,), Z as ``rows`` (r, d) z ≥ ``limits`` (r,), bounds among them, a point of Z to ``begin`` with (d,), and the
+    ``fixed`` cost, which no decision changes and by which no gap is judged."""
 
     cost: Array
     rows: Array
     limits: Array
     begin: Array
+    fixed: float
 
 
 class Master(NamedTuple):
@@ -97,7 +101,7 @@ def begin_with_cut(master, cut):  # type: ignore[no-untyped-def]  # pragma: no c
     master.inverse[dim, dim] = 1.0
 
 
-@kernel
+@piece
 def sharpen(inverse, whole, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
     """One step of Newton's iteration X ← X + (I − X B) X, which squares what error many pivots have left in B⁻¹."""
     size = len(whole)
@@ -127,7 +131,33 @@ def sharpen_master(master, whole, scratch):  # type: ignore[no-untyped-def]  # p
 
 
 @piece
-def close_gap(master, used, first_cost, best_value, gap, reach):  # type: ignore[no-untyped-def]  # pragma: no cover
+def certified_bound(master, best, whole, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """The master's value recomputed: the basis' cuts and rows, the box apart, in non-negative shares, less what is
+    missing to a combination of them that is the same for every z."""
+    size = len(master.right)
+    sharpen_master(master, whole, scratch)
+    reach = 0.0
+    for k in range(size - 1):
+        reach = max(reach, abs(master.multipliers[k]), abs(best[k]))
+    bound = 0.0
+    missing = scratch[0]
+    for k in range(size):
+        missing[k] = master.right[k]
+    for i in range(size):
+        share = 0.0
+        for k in range(size):
+            share += master.inverse[i, k] * master.right[k]
+        if share > 0.0 and master.basis[i] >= 2 * (size - 1):
+            bound += share * master.profit[master.basis[i]]
+            for k in range(size):
+                missing[k] -= share * master.columns[master.basis[i], k]
+    for k in range(size - 1):
+        bound -= abs(missing[k]) * _WITHIN * reach
+    return bound - abs(missing[size - 1] * master.multipliers[size - 1]) * _WITHIN
+
+
+@piece
+def close_gap(master, used, first, best_value, gap, reach):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Solve the master over the columns in use; where it meets ``best_value``, move the box away and solve again.
 
     Gives how it stands, its value and the reach of the box: WIDE where there is a gap, CLOSED where there is none and
@@ -139,9 +169,9 @@ def close_gap(master, used, first_cost, best_value, gap, reach):  # type: ignore
         bound = 0.0
         for k in range(len(master.right)):
             bound += master.multipliers[k] * master.right[k]
-        if best_value - bound > gap * max(abs(best_value), _LEAST_VALUE):
+        if best_value - bound > gap * max(abs(best_value - first.fixed), _LEAST_VALUE):
             return WIDE, bound, reach
-        if not _move_box(master, first_cost, reach):
+        if not _move_box(master, first.cost, reach):
             return CLOSED, bound, reach
         reach *= _FURTHER
         if reach > _LARGEST_REACH:
@@ -165,7 +195,7 @@ def _move_box(master, first_cost, reach):  # type: ignore[no-untyped-def]  # pra
     return held
 
 
-@kernel
+@piece
 def _solve(master, used):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Primal simplex on the dual, in place; True unless its value is unbounded (then no z keeps the rows)."""
     size = len(master.right)

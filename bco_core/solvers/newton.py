@@ -23,19 +23,30 @@ _VANISHED, _PIVOT_FLOOR = 1e-13, 1e-9
 _TINY = 1e-300
 
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+
+
 def compiled(function: Any) -> Any:
     """Compiled at its first call, without the interpreter's lock; kept on disk where some place can be written to.
 
     Sums may be reordered, so that they run in vectors; nothing else about the arithmetic is loosened.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:
-        return numba.njit(**options)(function)
+        return numba.njit(**_OPTIONS)(function)
 
 
-@compiled
+def inlined(function: Any) -> Any:
+    """A part of compiled functions: its source is put wherever it is called.
+
+    A function of its own would be added up in another order where it is compiled with its caller than where one of the
+    two comes from the disk, and last digits would depend on that.
+    """
+    return numba.njit(inline="always", **_OPTIONS)(function)
+
+
+@inlined
 def norm(row):  # type: ignore[no-untyped-def]
     """The sum of squares, never zero."""
     total = _TINY
@@ -44,7 +55,7 @@ def norm(row):  # type: ignore[no-untyped-def]
     return total
 
 
-@compiled
+@inlined
 def _dual(columns, size, rank, linear, low, high, value, point):  # type: ignore[no-untyped-def]
     """The dual objective at ``value``; ``point`` becomes the x it goes with."""
     assets = len(point)
@@ -63,7 +74,7 @@ def _dual(columns, size, rank, linear, low, high, value, point):  # type: ignore
     return total
 
 
-@compiled
+@inlined
 def _slope(columns, rank, linear, value, point, a, tolerance):  # type: ignore[no-untyped-def]
     """Entry a of the gradient; what rounding leaves of its sum counts as zero."""
     total, magnitude = 0.0, 0.0
@@ -82,7 +93,7 @@ def _slope(columns, rank, linear, value, point, a, tolerance):  # type: ignore[n
     return total
 
 
-@compiled
+@inlined
 def newton(  # type: ignore[no-untyped-def]
     columns, size, rank, linear, fixed, low, high, value, norms, small, large, hessian, floor
 ):
@@ -134,7 +145,7 @@ def newton(  # type: ignore[no-untyped-def]
     return OPTIMAL
 
 
-@compiled
+@inlined
 def _hessian(columns, size, rank, low, high, point, hessian, free, row):  # type: ignore[no-untyped-def]
     assets = len(point)
     for j in range(assets):
@@ -152,7 +163,7 @@ def _hessian(columns, size, rank, low, high, point, hessian, free, row):  # type
             hessian[a, a] += 1.0
 
 
-@compiled
+@inlined
 def _solve_positive(hessian, size, right, solution, norms):  # type: ignore[no-untyped-def]
     """Cholesky in place, with a floor under pivots that vanish because too few positions are free to move."""
     for a in range(size):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,9 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
+from bco_core.solvers.cvar_cuts import point_portfolio
+from bco_core.status import DENSE
+from docs import history
 
 Spec = dict[str, Any]
 
@@ -46,7 +51,7 @@ def test_factors_and_their_covariance_matrix_are_the_same_problem() -> None:
 
 
 def test_the_dense_solver_takes_over_where_factors_are_many_and_agrees_with_the_kernel() -> None:
-    dense = ReturnConstrainedPortfolio.from_spec(spec(20, factors=None, covariance=full_rank(20)))
+    dense = ReturnConstrainedPortfolio.from_spec(spec(50, factors=None, covariance=full_rank(50)))
     assert not dense.portfolios.has_fast_kernel
     limited = ReturnConstrainedPortfolio.from_spec(spec(maximum_long=10.0))
     assert not limited.portfolios.has_fast_kernel
@@ -54,7 +59,7 @@ def test_the_dense_solver_takes_over_where_factors_are_many_and_agrees_with_the_
     assert free.portfolios.has_fast_kernel
     outcomes = returns(30)
     torch.testing.assert_close(limited.decide(outcomes), free.decide(outcomes), rtol=1e-6, atol=1e-8)
-    outcomes = returns(30, 20)
+    outcomes = returns(30, 50)
     assert dense.feasible(dense.decide(outcomes), outcomes).all()
 
 
@@ -139,6 +144,69 @@ def test_a_bad_specification_is_refused_where_it_is_wrong(changes: Spec, where: 
     with pytest.raises(InvalidInput) as error:
         ReturnConstrainedPortfolio.from_spec(spec(**changes))
     assert error.value.where == where
+
+
+def cash_like(count: int = 4, variance: float = 1e-8) -> list[list[float]]:
+    """A covariance with one asset that hardly moves: positive definite, and ill-conditioned."""
+    matrix = np.array(full_rank(count))
+    matrix[-1], matrix[:, -1] = 0.0, 0.0
+    matrix[-1, -1] = variance
+    return matrix.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("variance", [1e-5, 1e-7, 1e-8])
+@pytest.mark.parametrize("aversion", [1.0, 20.0, 60.0])
+def test_a_nearly_riskless_asset_leaves_no_mean_variance_portfolio_unproven(variance: float, aversion: float) -> None:
+    problem = MeanVariancePortfolio.from_spec(
+        spec(4, factors=None, covariance=cash_like(variance=variance), risk_aversion=aversion)
+    )
+    means = torch.cat([returns(100, 3) - 0.08, torch.full((100, 1), 0.02, dtype=torch.float64)], dim=1)
+    found = problem.prescribe(means[:, None], torch.ones(1, dtype=torch.float64))
+    assert found.status == [Status.OPTIMAL] * 100
+    assert found.bounds is not None
+    for mean, z, bound in zip(means.numpy(), found.decisions.numpy(), found.bounds.tolist(), strict=True):
+        cost = 0.5 * aversion * z @ problem.portfolios.covariance.numpy() @ z - mean @ z
+        assert z.min() >= -1e-12
+        assert z.sum() <= 1 + 1e-9
+        x = cp.Variable(4)
+        risk = cp.sum_squares(np.linalg.cholesky(problem.portfolios.covariance.numpy()).T @ x)
+        reference = cp.Problem(cp.Minimize(0.5 * aversion * risk - mean @ x), [x >= 0, cp.sum(x) <= 1])
+        reference.solve(solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+        assert cost <= reference.value + 1e-9
+        assert bound <= reference.value + 1e-9
+
+
+def test_ordinary_returns_are_decided_whatever_the_risk_aversion() -> None:
+    """Of this history Newton's method left some rows open, and one of them made a whole batch fail."""
+    draw = random.Random(2)
+    rows = [history.returns(draw) for _ in range(200)]
+    outcomes = torch.tensor([[row[name] for name in ("shares", "bonds", "gold")] for row in rows], dtype=torch.float64)
+    assets = [{"name": "shares", "maximum": 0.6}, {"name": "bonds"}, {"name": "gold"}]
+    covariance = [[0.0013, 0.0001, 0], [0.0001, 0.0002, 0], [0, 0, 0.0004]]
+    for aversion in (20, 60):
+        problem = MeanVariancePortfolio.from_spec(
+            {"assets": assets, "covariance": covariance, "risk_aversion": aversion}
+        )
+        found = problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64))
+        assert found.status == [Status.OPTIMAL] * 200
+        assert found.gaps is not None
+        assert found.gaps.max() < 1e-6
+        assert set(found.solvers) <= {"", DENSE}
+
+
+def test_limits_that_a_mean_variance_portfolio_does_not_keep_are_refused() -> None:
+    for name in ("maximum_long", "maximum_short"):
+        with pytest.raises(InvalidInput, match=name) as refused:
+            MeanVariancePortfolio.from_spec(spec(**{name: 1.0}))
+        assert refused.value.where == (name,)
+
+
+def test_twenty_assets_with_a_full_covariance_matrix_take_the_fast_kernel() -> None:
+    problem = ReturnConstrainedPortfolio.from_spec(spec(20, factors=None, covariance=full_rank(20)))
+    assert problem.portfolios.has_fast_kernel
+    outcomes = returns(30, 20)
+    slow = [point_portfolio(problem.portfolios.dense, row, problem.target).portfolio for row in outcomes.numpy()]
+    np.testing.assert_allclose(problem.decide(outcomes).numpy(), np.array(slow), atol=1e-9)
 
 
 def test_a_risk_aversion_must_be_positive() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
+from bco_core.errors import SolverFailure
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.linear.description import Description
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearProgram
-from bco_core.status import HIGHS
+from bco_core.status import GAP, HIGHS, Gap
 
 REASONS = {
     Status.OPTIMAL: "",
@@ -20,17 +22,25 @@ REASONS = {
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
+# Presolve, and how nearly HiGHS keeps rows and reduced costs; with whole numbers, whose search is long, as by default.
+_ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 
 
 @dataclass(frozen=True)
 class Solution:
-    """One decision (d_z,) over scenarios, its risk, how the solve ended and what found it."""
+    """One decision (d_z,) over scenarios, its risk, how the solve ended and what found it.
+
+    ``bound`` is what no decision's risk is below, ``gap`` what the risk is above it, as a share of what decisions can
+    change; both NaN where nothing is proven.
+    """
 
     decision: Array
     objective: float
     status: Status
     reason: str
     solver: str
+    bound: float = np.nan
+    gap: float = np.nan
 
 
 def together(data: Description) -> LinearProgram:
@@ -47,12 +57,109 @@ def together(data: Description) -> LinearProgram:
     )
 
 
-def extensive(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
-    """All scenarios as one program in HiGHS: variables z, then x_k for every scenario; for CVaR also η and excesses."""
+def cost_at_bounds(program: LinearProgram) -> float:
+    """What variables at their lower bounds cost, at upper bounds where there is no lower: no decision changes it."""
+    at = np.where(np.isfinite(program.lower), program.lower, np.where(np.isfinite(program.upper), program.upper, 0.0))
+    return float(program.cost @ at)
+
+
+def risk_of(costs: Array, weights: Array, risk: Risk) -> float:
+    """(1 − w)·E + w·CVaR of costs (K,) with weights (K,) that sum to one."""
+    mean = float(costs @ weights)
+    if not risk.cvar_weight:
+        return mean
+    order = np.argsort(-costs, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    taken = np.clip(1 - risk.cvar_level - before, 0.0, weights[order])
+    tail = float(taken @ costs[order]) / (1 - risk.cvar_level)
+    return (1 - risk.cvar_weight) * mean + risk.cvar_weight * tail
+
+
+def extensive(
+    data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap = GAP
+) -> Solution:
+    """All scenarios as one program in HiGHS: variables z, then x_k for every scenario; for CVaR also η and excesses.
+
+    A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
+    """
+    program = program_of(data, atoms, weights, risk)
+    fixed = cost_at_bounds(data.first) + cost_at_bounds(data.recourse)
+    dim = len(data.first.cost)
+    whole = np.zeros(len(program.cost), dtype=bool)
+    whole[:dim] = data.integer
+    model = program.rows_and_bounds
+    decision, bound = np.full(dim, np.nan), np.nan
+    answer: highs.Answer | None = None
+    failed = SolverFailure("HiGHS found no answer")
+    # What presolve has blurred, the program as it stands may tell; where HiGHS gives up at that, by its own tolerances.
+    for presolve, tolerance in _ATTEMPTS:
+        solver = highs.model_of(*model, whole, -fixed)
+        solver.setOptionValue("presolve", presolve)
+        solver.setOptionValue("mip_rel_gap", gap.relative / 2)
+        solver.setOptionValue("mip_abs_gap", gap.absolute / 2)
+        if not data.integer.any():
+            solver.setOptionValue("primal_feasibility_tolerance", tolerance)
+            solver.setOptionValue("dual_feasibility_tolerance", tolerance)
+        try:
+            answer = highs.run(solver, None if until is None else until - time.monotonic())
+        except SolverFailure as failure:
+            failed = failure
+            continue
+        bound = answer.bound + fixed
+        if answer.status is Status.OPTIMAL and not data.integer.any():
+            bound = highs.lower_bound(*model, answer)
+        if answer.status is not Status.OPTIMAL or gap.closes(answer.objective + fixed, bound, fixed):
+            break
+    if answer is None:
+        raise failed
+    if len(answer.values):
+        decision = np.where(data.integer, np.round(answer.values[:dim]), answer.values[:dim])
+    return judged(
+        Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound), fixed, gap
+    )
+
+
+def judged(solution: Solution, fixed: float, gap: Gap) -> Solution:
+    """The solution with its gap, ``optimal`` only where that is closed."""
+    status, reason = solution.status, solution.reason
+    share = gap.share(solution.objective, solution.bound, fixed)
+    if status is Status.OPTIMAL and not gap.closes(solution.objective, solution.bound, fixed):
+        status = Status.BEST_EFFORT
+        reason = (
+            f"this decision costs {solution.objective:.6g}, and it is proven only that none costs less than "
+            f"{solution.bound:.6g}: the gap that optimal allows was not closed"
+        )
+    return Solution(solution.decision, solution.objective, status, reason, solution.solver, solution.bound, share)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A linear program with a sparse matrix, and its limits: variables z first."""
+
+    cost: Array
+    matrix: sparse.csr_array
+    senses: NDArray[np.int64]
+    limits: Array
+    lower: Array
+    upper: Array
+
+    @property
+    def rows_and_bounds(self) -> tuple[Array, sparse.csr_array, Array, Array, Array, Array]:
+        """Cost, matrix, least and most of rows and of variables: what HiGHS takes."""
+        least = np.where(self.senses >= 0, self.limits, -np.inf)
+        most = np.where(self.senses <= 0, self.limits, np.inf)
+        return self.cost, self.matrix, least, most, self.lower, self.upper
+
+    def held(self, decision: Array, which: NDArray[np.bool_]) -> Program:
+        """The program with the marked variables held at the decision's."""
+        at = np.pad(decision, (0, len(which) - len(decision)))
+        return replace(self, lower=np.where(which, at, self.lower), upper=np.where(which, at, self.upper))
+
+
+def program_of(data: Description, atoms: Array, weights: Array, risk: Risk) -> Program:
     count = len(weights)
     first, recourse = data.first, data.recourse
     shares = weights * (1 - risk.cvar_weight)
-    dim = len(first.cost)
     limits = data.constant + atoms @ data.by_outcome.T
     blocks = [
         [sparse.csr_array(first.matrix), None],
@@ -74,24 +181,7 @@ def extensive(data: Description, atoms: Array, weights: Array, risk: Risk, until
         cost += [np.array([risk.cvar_weight]), risk.cvar_weight * weights / (1 - risk.cvar_level)]
         lower += [np.array([-np.inf]), np.zeros(count)]
         upper += [np.full(1 + count, np.inf)]
-        senses, right = (
-            np.concatenate([senses, np.ones(count, dtype=np.int64)]),
-            np.concatenate([right, np.zeros(count)]),
-        )
+        senses = np.concatenate([senses, np.ones(count, dtype=np.int64)])
+        right = np.concatenate([right, np.zeros(count)])
     matrix = sparse.csr_array(sparse.block_array(blocks))
-    whole = np.zeros(matrix.shape[1], dtype=bool)
-    whole[:dim] = data.integer
-    model = highs.model_of(
-        np.concatenate(cost),
-        matrix,
-        np.where(senses >= 0, right, -np.inf),
-        np.where(senses <= 0, right, np.inf),
-        np.concatenate(lower),
-        np.concatenate(upper),
-        whole,
-    )
-    answer = highs.run(model, None if until is None else until - time.monotonic())
-    decision = np.full(dim, np.nan)
-    if len(answer.values):
-        decision = np.where(data.integer, np.round(answer.values[:dim]), answer.values[:dim])
-    return Solution(decision, answer.objective, answer.status, REASONS[answer.status], HIGHS)
+    return Program(np.concatenate(cost), matrix, senses, right, np.concatenate(lower), np.concatenate(upper))

@@ -5,18 +5,21 @@
 over z with A z (sense) b and bounds. The uncertain outcome enters on right-hand sides only, so both Q and the point
 decision π(ŷ) = argmin_z c(z; ŷ) are linear programs of which only the right-hand side changes: each has its own
 :class:`~bco_core.solvers.basis_pool.BasisPool`. Over scenarios, :mod:`bco_core.solvers.cuts` minimises expectation,
-CVaR or a mix; whole-number decisions, and whatever the cuts leave open, go to HiGHS as one large program.
+CVaR or a mix; whole-number decisions, and whatever the cuts leave open, go to HiGHS as one large program. Whatever
+found a decision, its risk is computed anew by certified recourse, and ``optimal`` says that a proven lower bound is
+within the problem's :class:`~bco_core.status.Gap` of it.
 
 An outcome is taken to lie within its stated bounds: beyond them it counts as the bound.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -29,34 +32,42 @@ from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Sta
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
 from bco_core.problems.linear.check import check_recourse
 from bco_core.problems.linear.description import Description, describe, describe_shipment
-from bco_core.problems.linear.extensive import REASONS, Solution, extensive, together
+from bco_core.problems.linear.extensive import REASONS, Solution, cost_at_bounds, extensive, judged, risk_of, together
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
 from bco_core.solvers.dual_simplex import TOLERANCE
 from bco_core.solvers.linear_form import Array, linear_form
-from bco_core.status import CUTS
+from bco_core.status import CUTS, GAP, Gap
 
 Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 _NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
+# How nearly a decision must keep the rows, relative to the terms of each.
+_KEPT = 1e-9
 # Scenarios × (rows of the recourse)² beyond which cutting planes would keep too many bases in memory.
 _LARGEST_CUTS = 20_000_000
 
 
 @dataclass(frozen=True)
 class TwoStageLinear(Problem):
-    """The problem's numbers and the two pools. ``relaxation`` forgets that decisions must be whole numbers."""
+    """The problem's numbers and the two pools. ``relaxation`` forgets that decisions must be whole numbers.
+
+    ``gap`` is what ``optimal`` may leave open.
+    """
 
     data: Description
     recourse: BasisPool
     point: BasisPool
     recourse_rhs: RightHandSide
     point_rhs: RightHandSide
+    gap: Gap = GAP
 
     @staticmethod
     def from_spec(spec: dict[str, Any]) -> TwoStageLinear:
-        """Build from a specification by names, the form in which the API takes it."""
-        return TwoStageLinear.of(describe(spec))
+        """Build from a specification by names, the form in which the API takes it, and perhaps ``relative_gap`` and
+        ``absolute_gap``."""
+        gap = Gap(*(_gap(spec, name, default) for name, default in asdict(GAP).items()))
+        return replace(TwoStageLinear.of(describe(spec)), gap=gap)
 
     @staticmethod
     def from_shipment(spec: dict[str, Any]) -> TwoStageLinear:
@@ -143,6 +154,8 @@ class TwoStageLinear(Problem):
             [one.status for one in each],
             tuple(one.reason for one in each),
             tuple(one.solver for one in each),
+            torch.tensor([one.gap for one in each], dtype=torch.float64),
+            torch.tensor([one.bound for one in each], dtype=torch.float64),
         )
 
     def _prescribe_one(
@@ -154,32 +167,70 @@ class TwoStageLinear(Problem):
             found = self._cut(atoms, weights, begin, risk, rung)
             if found is not None:
                 return found
-        return extensive(self.data, atoms, weights, risk, until)
+        found = extensive(self.data, atoms, weights, risk, until, self.gap)
+        objective = self._certified_risk(found.decision, atoms, weights, risk)
+        if objective is None or found.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
+            return found
+        return judged(replace(found, objective=objective), self.fixed_cost, self.gap)
+
+    def _certified_risk(self, decision: Array, atoms: Array, weights: Array, risk: Risk) -> float | None:
+        """The risk of a decision (d_z,) by certified recourse in every scenario; None where there is none."""
+        if not np.isfinite(decision).all():
+            return None
+        rows, limits = self.inequalities
+        if (rows @ decision < limits - _KEPT * (np.abs(rows) @ np.abs(decision) + np.abs(limits))).any():
+            return None
+        z = torch.from_numpy(decision).expand(len(atoms), -1)
+        solved = self.recourse.solve(*self.recourse_rhs.at(torch.from_numpy(atoms), z))
+        if not solved.certified.all() or solved.status.any():
+            return None
+        first = float(self.data.first.cost @ decision)
+        return first + self.recourse.form.base_cost + risk_of(solved.value, weights, risk)
+
+    @cached_property
+    def fixed_cost(self) -> float:
+        """What bounds alone make every decision cost; gaps are judged without it."""
+        return cost_at_bounds(self.data.first) + cost_at_bounds(self.data.recourse)
 
     def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: Flag) -> Solution | None:
-        """The cutting planes' answer, if they closed the gap or had to stop."""
+        """The cutting planes' answer, if they closed the gap, which is proven here, or had to stop."""
         form, bases, data = self.recourse.form, self.recourse.bases, self.data
         right = self.recourse_rhs
         (base, size), slope = right.at(torch.from_numpy(atoms)), right.by_decision
         start = bases.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
-        z, objective, _, ended, _ = cuts.minimize(
+        z, objective, bound, ended, _ = cuts.minimize(
             cuts.Scenarios(base.numpy(), size.numpy(), slope.numpy(), np.ascontiguousarray(weights)),
-            cuts.Recourse(form.matrix, form.cost, bases.columns, bases.inverse, bases.reduced, start.numpy()),
-            cuts.FirstStage(data.first.cost, rows, limits, begin),
+            cuts.Recourse(
+                form.matrix,
+                form.cost,
+                form.least_cost,
+                bases.columns,
+                bases.inverse,
+                bases.reduced,
+                start.numpy(),
+            ),
+            cuts.FirstStage(data.first.cost, rows, limits, begin, cost_at_bounds(data.first)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
-            cuts.GAP,
+            min(cuts.GAP, self.gap.relative / 2),
             TOLERANCE,
             rung,
         )
         # Rounding must not carry a decision past its bounds.
         z = np.clip(z, data.first.lower, data.first.upper)
         if ended == cuts.CONVERGED:
-            return Solution(z, objective + form.base_cost, Status.OPTIMAL, "", CUTS)
+            proven = self._certified_risk(z, atoms, weights, risk)
+            if proven is None or not self.gap.closes(proven, bound + form.base_cost, self.fixed_cost):
+                return None
+            return judged(
+                Solution(z, proven, Status.OPTIMAL, "", CUTS, bound + form.base_cost), self.fixed_cost, self.gap
+            )
         if ended != cuts.STOPPED:
             return None
         if np.isfinite(objective):
-            return Solution(z, objective + form.base_cost, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
+            proven = self._certified_risk(z, atoms, weights, risk)
+            objective = objective + form.base_cost if proven is None else proven
+            return Solution(z, objective, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
         return Solution(begin, np.nan, Status.TIME_LIMIT, _NO_TIME, CUTS)
 
     @cached_property
@@ -200,6 +251,14 @@ class TwoStageLinear(Problem):
 
     def _clipped(self, outcomes: Tensor) -> Tensor:
         return outcomes.double().clamp(torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest))
+
+
+def _gap(spec: dict[str, Any], name: str, default: float) -> float:
+    value = spec.get(f"{name}_gap")
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidInput("a gap is a number that is not negative, such as 1e-6", (f"{name}_gap",))
+    return float(value)
 
 
 @contextmanager

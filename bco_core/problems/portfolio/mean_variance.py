@@ -6,16 +6,18 @@ the prediction is known wherever no position sits exactly at a bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bco_core.errors import InvalidInput, SolverFailure
-from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk
+from bco_core.errors import InvalidInput
+from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
 from bco_core.problems.portfolio.positions import TOLERANCE, Portfolios, number
-from bco_core.solvers.dual_newton import OPTIMAL, mean_variance
+from bco_core.status import DENSE, GAP
+
+_OPEN = "the solvers could not prove this portfolio best; the gap says how much less another may cost"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class MeanVariancePortfolio(Problem):
         aversion = number(spec, "risk_aversion", 1.0)
         if aversion <= 0:
             raise InvalidInput("the risk aversion must be a positive number", ("risk_aversion",))
+        for name in ("maximum_long", "maximum_short"):
+            if spec.get(name) is not None:
+                raise InvalidInput(f"a mean-variance portfolio keeps no {name}: bound the assets instead", (name,))
         return MeanVariancePortfolio(Portfolios.from_spec(spec), aversion)
 
     @property
@@ -52,15 +57,29 @@ class MeanVariancePortfolio(Problem):
         if risk.cvar_weight:
             raise InvalidInput("the mean-variance portfolio prescribes for expected cost only", ("risk",))
         weights = weights.expand(outcomes.shape[:2]).to(outcomes)
-        decisions = self.decide(torch.einsum("bky,bk->by", outcomes, weights))
-        return self.optimal(decisions, outcomes, weights)
+        rows = torch.einsum("bky,bk->by", outcomes, weights).detach().double().numpy() / self.risk_aversion
+        decisions, dense = self.portfolios.mean_variance(rows)
+        found = self.optimal(torch.from_numpy(decisions), outcomes, weights)
+        above, size = self.portfolios.gaps(decisions, rows)
+        costs = found.objective.tolist()
+        bounds = [cost - self.risk_aversion * gap for cost, gap in zip(costs, above.tolist(), strict=True)]
+        # What decides is small beside the terms that it is the sum of: the gap is judged by these.
+        closed = [
+            gap <= GAP.relative * terms or GAP.closes(cost, bound, 0.0)
+            for gap, terms, cost, bound in zip(above, size, costs, bounds, strict=True)
+        ]
+        return replace(
+            found,
+            status=[Status.OPTIMAL if one else Status.BEST_EFFORT for one in closed],
+            reasons=() if all(closed) else tuple("" if one else _OPEN for one in closed),
+            solvers=tuple(DENSE if one else "" for one in dense) if any(dense) else (),
+            gaps=torch.tensor([GAP.share(*one, 0.0) for one in zip(costs, bounds, strict=True)], dtype=torch.float64),
+            bounds=torch.tensor(bounds, dtype=torch.float64),
+        )
 
     def solve(self, outcomes: Tensor) -> Tensor:
         rows = outcomes.detach().double().reshape(-1, self.outcome_dim).numpy() / self.risk_aversion
-        found, codes = mean_variance(self.portfolios.factors, rows)
-        if (codes != OPTIMAL).any():
-            raise SolverFailure("a mean-variance portfolio was not found: are the returns and the covariance sensible?")
-        return torch.from_numpy(found).view(outcomes.shape)
+        return torch.from_numpy(self.portfolios.mean_variance(rows)[0]).view(outcomes.shape)
 
     def pull_back(self, decisions: Tensor, gradient: Tensor) -> Tensor:
         """∂L/∂y (..., m) from ∂L/∂z (..., m) at the solution.

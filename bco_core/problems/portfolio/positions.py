@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
-from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, point_portfolio
+from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
 from bco_core.solvers.dual_newton import (
     MAXIMUM_RANK,
     OPTIMAL,
@@ -23,12 +23,15 @@ from bco_core.solvers.dual_newton import (
     Array,
     FactorQP,
     least_variance,
+    mean_variance,
     tail_portfolio,
     tail_rows,
 )
 
 # Positions, sums and returns are kept to this, relative to their own scale.
 TOLERANCE = 1e-9
+# A portfolio that may be above the best by more than this share of its cost's terms is looked for by the dense solver.
+_GAP = 1e-9
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,42 @@ class Portfolios:
         for row in np.flatnonzero(codes == UNSOLVED):
             found[row] = point_portfolio(self.dense, returns[row], target).portfolio
         return found
+
+    def mean_variance(self, returns: Array) -> tuple[Array, list[bool]]:
+        """The portfolio of least ½ z'Σz − y'z: (n, m) → (n, m), and for each whether the dense solver found it.
+
+        Rows that Newton's method leaves open, as nearly riskless assets make them, are solved one by one by the dense
+        solver; of two answers the one with the smaller gap is taken.
+        """
+        found, codes = mean_variance(self.factors, returns)
+        dense = [False] * len(found)
+        gaps, scale = self.gaps(found, returns)
+        for row in np.flatnonzero(~(gaps <= _GAP * scale) | (codes != OPTIMAL)):
+            other = mean_variance_portfolio(self.dense, returns[row])
+            if other is None:
+                continue
+            (gap,), _ = self.gaps(other[None], returns[row : row + 1])
+            if not gaps[row] <= gap:
+                found[row], dense[row] = other, True
+        return found, dense
+
+    def gaps(self, portfolios: Array, returns: Array) -> tuple[Array, Array]:
+        """How far ½ z'Σz − y'z may be above its least, (n,), infinite where z is no portfolio; and its terms' size.
+
+        The cost is convex, so it falls by no more than its slope times the way to the portfolio that the slope likes
+        best, which is filled greedily.
+        """
+        z, least = torch.from_numpy(portfolios), self.lower
+        slope = (z @ self.loadings) @ self.loadings.T + z * self.deviations.square() - torch.from_numpy(returns)
+        order = slope.argsort(dim=-1)
+        most = self.budget - float(least.sum())
+        room = (self.upper - least).clamp_max(most).expand_as(slope).gather(-1, order)
+        left = (most - (room.cumsum(-1) - room)).clamp_min(0)
+        taken = torch.minimum(room, left) * (slope.gather(-1, order) < 0)
+        best = (slope * least).sum(-1) + (slope.gather(-1, order) * taken).sum(-1)
+        gaps = ((slope * z).sum(-1) - best).where(self.hold(z), math.inf)
+        size = 0.5 * self.variance(z) + (torch.from_numpy(returns) * z).abs().sum(-1)
+        return gaps.numpy(), size.numpy()
 
     def keep_tail(self, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
         """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or best effort."""
