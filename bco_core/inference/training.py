@@ -102,7 +102,7 @@ def train(
 ) -> Trained:
     """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch.
 
-    Members that stand ``together``, so many in a row, leave the batch together, when most of them have stopped improving.
+    Members that stand ``together``, so many in a row, leave the batch together, once most of them stopped improving.
     """
     members = initial.shape[1]
     steps = max(math.ceil(train_rows.shape[1] / options.batch_size), MINIMUM_STEPS_PER_EPOCH)

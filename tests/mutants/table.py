@@ -123,14 +123,14 @@ MUTANTS = [
         ),
     ),
     *group(
-        "bco_core/inference/select.py",
+        "bco_core/select.py",
         "tests/core/inference/test_select.py",
         ("a gain that is not clear", "if gain.mean < -gain.standard_error", "if gain.mean < 0"),
         ("the smallest clear gain", "chosen = min(clear, ", "chosen = max(clear, "),
         ("the dearest share", "torch.tensor(costs).argmin()", "torch.tensor(costs).argmax()"),
     ),
     *group(
-        "bco_core/inference/vi/warm_start.py",
+        "bco_core/regression.py",
         "tests/core/inference/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
         ("ridge leverage", " / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]", ""),
         ("leverage of the intercept", "(u**2).T + 1 / count", "(u**2).T"),
