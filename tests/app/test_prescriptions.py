@@ -8,6 +8,7 @@ import pytest
 import torch
 from journey import CONTEXTS, OUTCOMES, QUICK, Json, answered, learned, prescribe
 from starlette.testclient import TestClient
+from torch import Tensor
 
 from app.commands.demo import example_problem
 from app.db.engine import transaction
@@ -18,7 +19,7 @@ from app.prescriptions.schemas import PrescribeAnswer
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.problems.registry import build_problem
-from bco_core.scenarios import predictive_scenarios
+from bco_core.scenarios import Scenarios
 
 ITEMS = example_problem()["spec"]["items"]
 WEEKDAYS = ["FRI", "MON", "SAT", "SUN", "THU", "TUE", "WED"]
@@ -48,6 +49,12 @@ def encoded(contexts: list[Json]) -> Any:
         for context in contexts
     ]
     return np.array(rows)
+
+
+def what_may_happen(posterior: Posterior, contexts: list[Json], predictions: Tensor, count: int) -> Scenarios:
+    found = posterior.predictive(torch.from_numpy(encoded(contexts)), predictions, count)
+    assert found is not None
+    return found
 
 
 def test_the_answer_is_exactly_what_the_docs_promise(client: TestClient, posterior: Json) -> None:
@@ -107,8 +114,7 @@ def test_expected_costs_equal_the_cores_own_over_the_loaded_posterior(
     map_decisions = problem.decide(scenarios.mode)
     atoms = scenarios.outcomes
     if costs_over == "predictive":
-        assert posterior.history is not None
-        atoms = predictive_scenarios(posterior.history, atoms.mean(dim=1), 30).outcomes
+        atoms = what_may_happen(posterior, CONTEXTS[:4], atoms.mean(dim=1), 30).outcomes
     for b, found in enumerate(answer["prescriptions"]):
         decision = torch.tensor(list(found["decision"].values()), dtype=torch.float64)
         cost = problem.cost(decision, atoms[b]).mean().item()
@@ -137,6 +143,8 @@ def test_every_policy_decides_as_it_says(client: TestClient, network: Json) -> N
     }
     torch.testing.assert_close(found["bcp"], problem.prescribe(scenarios.outcomes, scenarios.weights).decisions)
     torch.testing.assert_close(found["averaged"], own.mean(dim=1))
+    atoms = what_may_happen(posterior, CONTEXTS[:4], scenarios.mean(), 40)
+    torch.testing.assert_close(found["predictive"], problem.prescribe(atoms.outcomes, atoms.weights).decisions)
     mean = scenarios.outcomes.mean(dim=1, keepdim=True)
     shrunk = mean + 0.5 * (scenarios.outcomes - mean)
     torch.testing.assert_close(found["blended"], problem.prescribe(shrunk, scenarios.weights).decisions)
@@ -288,6 +296,24 @@ def test_a_poor_posterior_warns_and_refuses_only_when_asked_to(client: TestClien
         response = client.post(f"/v1/posteriors/{poor['id']}/prescribe", json=body)
         assert response.status_code == 409
         assert poor["reason"] in response.json()["detail"]
+
+
+def test_a_risk_over_promises_that_did_not_hold_is_answered_with_a_warning(client: TestClient) -> None:
+    made, doubt = learned(client), "promised costs are off: on held-out rows they were 1.70 times what decisions cost"
+    with transaction() as session:
+        row = session.get_one(PosteriorRow, made["id"])
+        row.diagnostics = row.diagnostics | {"promise_warning": doubt}
+    said = f"a risk is judged over predictive scenarios, and {doubt}"
+    risky, calm = (
+        prescribe(client, made["id"], **options)["warnings"]
+        for options in ({"risk": {"cvar_weight": 1.0, "cvar_level": 0.9}}, {})
+    )
+    assert said in risky
+    assert said not in calm
+    with transaction() as session:
+        row = session.get_one(PosteriorRow, made["id"])
+        row.diagnostics = row.diagnostics | {"promise_warning": ""}
+    assert said not in prescribe(client, made["id"], risk={"cvar_weight": 1.0, "cvar_level": 0.9})["warnings"]
 
 
 def test_a_good_posterior_prescribes_without_warnings_whatever_quality_is_required(client: TestClient) -> None:
