@@ -18,11 +18,13 @@ from app.posteriors import service
 from app.prescriptions import cache
 from bco_core.policies import POLICIES
 from bco_core.posterior import digest
+from bco_core.predictive import CARRIES
 
 Array = np.ndarray[Any, Any]
 ARRAYS = {
     "context_mean",
     "context_scale",
+    "history_shrink",
     "outcome_mean",
     "outcome_scale",
     "weights",
@@ -90,10 +92,14 @@ def test_a_posterior_says_where_it_came_from_and_what_it_expects(client: TestCli
     assert (posterior["problem_id"], posterior["dataset_id"]) == (job["problem_id"], job["dataset_id"])
     assert posterior["problem"] == answered(client.get(f"/v1/problems/{posterior['problem_id']}"))["spec"]
     assert posterior["columns"] == answered(client.get(f"/v1/datasets/{posterior['dataset_id']}"))["columns"]
+    history = posterior["description"]["history"]
+    assert history["carry"] in CARRIES
+    assert history["bandwidth"] is None or history["bandwidth"] > 0
     assert posterior["description"] == {
         "family": "laplace",
         "seed": 11,
         "predictor": {"kind": "linear", "widths": [11, 2]},
+        "history": {"carry": history["carry"], "bandwidth": history["bandwidth"]},
     }
     assert (posterior["name"], posterior["policy"], posterior["particles"]) == ("shared", "bcp", 40)
 

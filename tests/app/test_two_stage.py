@@ -9,6 +9,9 @@ import pytest
 from journey import QUICK, Json, answered, create_dataset, learned
 from starlette.testclient import TestClient
 
+from app.db.engine import transaction
+from app.db.tables import PosteriorRow
+
 SPEC: Json = {
     "kind": "two_stage_linear",
     "decisions": [
@@ -98,6 +101,24 @@ def test_more_aversion_to_risk_costs_more_in_the_mean_and_less_in_the_tail(clien
     between = prescribe(client, shipment, risk={"cvar_weight": 0.5, "cvar_level": 0.95})
     for low, mixed, high in zip(neutral, between, averse, strict=True):
         assert low["expected_cost"] - 1e-6 <= mixed["expected_cost"] <= high["expected_cost"] + 1e-6
+
+
+def test_a_risk_over_promises_that_did_not_hold_is_answered_with_a_warning(client: TestClient, shipment: Json) -> None:
+    doubt = "promised costs are off: on held-out rows they were 1.70 times what decisions cost"
+    body = {"contexts": [{"rain": 1.0}], "risk": {"cvar_weight": 1.0, "cvar_level": 0.9}}
+
+    def warnings(said: str, **changes: Any) -> list[str]:
+        with transaction() as session:
+            row = session.get_one(PosteriorRow, shipment["id"])
+            row.diagnostics = row.diagnostics | {"promise_warning": said}
+        path = f"/v1/posteriors/{shipment['id']}/prescribe"
+        found: list[str] = answered(client.post(path, json=body | changes))["warnings"]
+        return found
+
+    warning = f"a risk is judged over predictive scenarios, and {doubt}"
+    assert warning in warnings(doubt)
+    assert warning not in warnings(doubt, risk=None)
+    assert not any("a risk is judged" in said for said in warnings(""))
 
 
 def test_a_risk_works_with_whole_numbers_too(client: TestClient, trucks: Json) -> None:
