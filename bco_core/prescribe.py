@@ -100,6 +100,8 @@ def prescribe(
     have after ``solver_seconds``; the whole call raises OutOfTime after ``seconds``.
     """
     options = options or PrescribeOptions()
+    if not len(contexts):
+        raise InvalidInput("there are no contexts to decide for", ("contexts",))
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))

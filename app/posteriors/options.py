@@ -104,6 +104,9 @@ class _Posterior(Request):
     def at_most_one_temperature(self) -> Self:
         if self.kl_weight is not None and self.inverse_temperature is not None:
             raise ValueError("give kl_weight or inverse_temperature, not both")
+        given = self.kl_weight is not None or self.inverse_temperature is not None
+        if given and getattr(self, "temperature", None) == "validation":
+            raise ValueError("a temperature that is given need not be found; leave temperature out")
         return self
 
     @model_validator(mode="after")
@@ -124,6 +127,7 @@ class AutoPosterior(_Posterior):
     epochs: Epochs | None = Field(None, description="mixture: at most so many passes over the rows; 300 by default")
     draws: Draws | None = Field(None, description=f"mixture: {_DRAWS}; 1 by default")
     certify: bool | None = Field(None, description=f"mixture: {_CERTIFY}")
+    prior_scale: Positive | None = Field(None, description="chains: scale of the prior of each parameter; 1 by default")
     chains: ChainCount | None = Field(None, description=f"chains: {_CHAINS}; 4 by default")
     steps: Steps | None = Field(None, description=f"chains: {_STEPS}; 15,000 by default")
     burn_in: BurnIn | None = Field(None, description=f"chains: {_BURN_IN}; 5,000 by default")

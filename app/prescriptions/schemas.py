@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from app.http.schemas import Name, PolicyName, Request, Seed, TimeLimit
@@ -79,6 +80,30 @@ class NewBatch(BatchOptions):
     )
 
     dataset_id: str = Field(description="a data set that has the posterior's context columns; others are carried along")
+
+
+class BatchUpload(Request):
+    """A file of contexts and how to decide for them: the fields of a multipart form."""
+
+    # The fields of a form are texts.
+    model_config = ConfigDict(strict=False)
+
+    file: UploadFile = Field(description="contexts, as CSV (UTF-8, one header line) or Parquet")
+    name: Name | None = Field(None, description="the posterior's by default")
+    policy: PolicyName | None = Field(None, description="the posterior's own by default")
+    alpha: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="for policy blended")
+    scenarios: Annotated[int, Field(ge=1)] = Field(200, description="posterior draws to hedge over")
+    seed: Seed | None = Field(None, description="draw fresh scenarios with this seed")
+    costs_over: CostsOver = Field("predictive", description="what costs are computed over")
+    cvar_weight: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="0 is expected cost, 1 CVaR alone")
+    cvar_level: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="0.95 looks at the worst 5 %")
+    require_quality: Quality = Field("bad", description="refuse a posterior of lower quality than this")
+    time_limit_seconds: TimeLimit | None = Field(None, description="stop after so long and fail")
+
+    def options(self) -> BatchOptions:
+        risk = RiskMeasure(cvar_weight=self.cvar_weight, cvar_level=self.cvar_level) if self.cvar_weight else None
+        given = self.model_dump(exclude={"file", "cvar_weight", "cvar_level"}) | {"risk": risk}
+        return BatchOptions(**{name: value for name, value in given.items() if name != "name" or value})
 
 
 class ScenarioSource(BaseModel):

@@ -96,6 +96,8 @@ class MhOptions(LearningOptions):
         self._known("thinning", THINNING)
         if not 0 <= self.burn_in < self.steps:
             raise InvalidInput("burn_in must be shorter than the chain of steps", ("burn_in",))
+        if self.has_temperature and self.temperature != TEMPERATURES[0]:
+            raise InvalidInput("a temperature that is given need not be found; leave temperature out", ("temperature",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,7 @@ class AutoOptions(LearningOptions):
     epochs: int | None = None
     draws: int | None = None
     certify: bool | None = None
+    prior_scale: float | None = None
     chains: int | None = None
     steps: int | None = None
     burn_in: int | None = None
@@ -170,7 +173,7 @@ class AutoOptions(LearningOptions):
 
 
 _OF_MIXTURES = ("members", "epochs", "draws", "certify")
-_OF_CHAINS = ("chains", "steps", "burn_in", "temperature", "scale_costs", "thinning")
+_OF_CHAINS = ("prior_scale", "chains", "steps", "burn_in", "temperature", "scale_costs", "thinning")
 
 OPTIONS: dict[str, type[LearningOptions]] = {kind.method: kind for kind in (AutoOptions, ViOptions, MhOptions)}
 
@@ -189,4 +192,6 @@ def make_options(
         if name not in known:
             raise InvalidInput(f"method {method} has no {name}; it takes {', '.join(sorted(known))}", (name,))
     chosen = PredictorOptions(predictor) if hidden is None else PredictorOptions(predictor, tuple(hidden))
+    if hidden and not chosen.is_network:
+        raise InvalidInput(f"the {predictor} predictor has no hidden layers; leave hidden out", ("predictor", "hidden"))
     return OPTIONS[method](predictor=chosen, **values)

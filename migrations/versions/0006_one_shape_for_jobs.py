@@ -18,13 +18,17 @@ depends_on = None
 
 COMMON = {"method", "family", "kl_weight", "inverse_temperature", "particles"}
 OF_VI = {"members", "prior_scale", "initial_scale", "epochs", "patience", "batch_size", "learning_rate", "optimizer"}
-OF_CHAINS = {"chains", "steps", "burn_in", "temperature", "scale_costs", "thinning"}
-# What auto was stored with if nobody chose: given, some of it would be refused, depending on the problem.
+OF_CHAINS = {"prior_scale", "chains", "steps", "burn_in", "temperature", "scale_costs", "thinning"}
+OF_MIXTURES = {"members", "epochs", "draws", "certify"}
+# The problems that auto sampled by chains; for all others it learned a mixture.
+CHAINED = {"return_constrained_portfolio"}
+# What auto was stored with if nobody chose.
 UNCHOSEN = {
     "members": None,
     "epochs": 300,
     "draws": 1,
     "certify": False,
+    "prior_scale": 1.0,
     "chains": 4,
     "steps": 15_000,
     "burn_in": 5_000,
@@ -34,32 +38,38 @@ UNCHOSEN = {
 }
 
 
-def _own(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the method of a job has."""
+def _own(options: dict[str, Any], problem: str) -> dict[str, Any]:
+    """The options that the method of a job has, and that made a difference for its kind of problem."""
     method = options.get("method", "auto")
     if method == "auto":
-        chosen = {name for name, default in UNCHOSEN.items() if name in options and options[name] != default}
+        used = OF_CHAINS if problem in CHAINED else OF_MIXTURES
+        chosen = {name for name in used if name in options and options[name] != UNCHOSEN[name]}
+        if options.get("kl_weight") is not None or options.get("inverse_temperature") is not None:
+            chosen -= {"temperature"}
         return {name: value for name, value in options.items() if name in COMMON | chosen}
-    known = COMMON | (OF_VI | {"draws", "certify"} if method == "vi" else OF_CHAINS | {"prior_scale"})
+    known = COMMON | (OF_VI | {"draws", "certify"} if method == "vi" else OF_CHAINS)
+    if method == "mh" and (options.get("kl_weight") is not None or options.get("inverse_temperature") is not None):
+        known = known - {"temperature"}
     own = {name: value for name, value in options.items() if name in known}
     return own | {"members": 1} if method == "vi" and own.get("members") is None else own
 
 
-def _chosen(options: dict[str, Any]) -> dict[str, Any]:
+def _chosen(options: dict[str, Any], problem: str) -> dict[str, Any]:
     """The options that were given: the older version takes no null where it has a default."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _rewrite(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def _rewrite(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> None:
     """Change the options of learning jobs that may run, or run again."""
-    jobs = sa.table(
-        "jobs", *(sa.column(name, sa.String) for name in ("id", "kind", "state")), sa.column("spec", sa.JSON)
-    )
+    texts = [sa.column(name, sa.String) for name in ("id", "kind", "state", "problem_id")]
+    jobs = sa.table("jobs", *texts, sa.column("spec", sa.JSON))
+    problems = sa.table("problems", sa.column("id", sa.String), sa.column("spec", sa.JSON))
     connection = op.get_bind()
-    may_run = sa.select(jobs.c.id, jobs.c.spec).where(jobs.c.kind == "learn", jobs.c.state != "succeeded")
-    for job_id, spec in connection.execute(may_run).all():
+    may_run = sa.select(jobs.c.id, jobs.c.spec, problems.c.spec).join(problems, problems.c.id == jobs.c.problem_id)
+    may_run = may_run.where(jobs.c.kind == "learn", jobs.c.state != "succeeded")
+    for job_id, spec, problem in connection.execute(may_run).all():
         if "posterior" in spec:
-            changed = spec | {"posterior": change(spec["posterior"])}
+            changed = spec | {"posterior": change(spec["posterior"], problem.get("kind", ""))}
             connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(spec=changed))
     # What their processes had begun is of the other version, so they begin anew.
     op.execute("DELETE FROM job_parts WHERE job_id IN (SELECT id FROM jobs WHERE kind = 'learn')")

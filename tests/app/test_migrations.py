@@ -294,7 +294,7 @@ SPEC: dict[str, object] = {"predictor": {"kind": "auto", "hidden": None}, "polic
     [
         {"method": "auto"},
         {"method": "auto", "epochs": 50, "members": 5, "certify": True},
-        {"method": "auto", "chains": 8, "steps": 2000, "burn_in": 100, "thinning": "regular"},
+        {"method": "auto", "chains": 8, "steps": 2000, "burn_in": 100, "thinning": "regular", "prior_scale": 0.2},
         {"method": "vi", "epochs": 50, "optimizer": "sgd", "kl_weight": 0.5},
         {"method": "vi", "members": 3, "certify": True},
         {"method": "mh", "chains": 2, "temperature": "validation", "prior_scale": 2.0},
@@ -305,8 +305,13 @@ def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
     engine: sa.Engine, chosen: dict[str, object], state: str
 ) -> None:
     alembic(engine, command.upgrade, "0005")
-    spec = SPEC | {"posterior": OLD_OPTIONS | chosen}
+    spec: dict[str, Any] = SPEC | {"posterior": OLD_OPTIONS | chosen}
+    kind = "return_constrained_portfolio" if "chains" in chosen else "newsvendor"
+    # What would make no difference for this problem was ignored before, and would be refused now.
+    idle = {} if chosen["method"] != "auto" else {"epochs": 77} if "chains" in chosen else {"steps": 777}
+    spec["posterior"] |= idle
     before = {name: ROWS[name] for name in ("problems", "datasets", "jobs")}
+    before["problems"] = before["problems"] | {"spec": json.dumps({"kind": kind})}
     before["jobs"] = before["jobs"] | {"run_id": "job_1", "state": state, "spec": json.dumps(spec)}
     insert(engine, before)
     part = {"job_id": "job_1", "seq": 0, "rows": 1, "attempts": 1, "sha256": "x", "data": b"half a chain"}
@@ -323,6 +328,7 @@ def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
     request = NewJob(problem_id="prob_1", dataset_id="data_1", **stored())
     options = request.learning_options()
     assert {name: getattr(options, name) for name in chosen} == chosen
+    assert all(getattr(options, name) is None for name in idle)
     assert (request.seed, options.particles) == (7, 200)
     alembic(engine, command.downgrade, "0005")
     assert OLD_OPTIONS | {"members": stored()["posterior"].get("members")} | stored()["posterior"] == (

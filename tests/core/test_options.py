@@ -17,7 +17,7 @@ from bco_core.predictors.registry import PredictorOptions
 SHARED = {"predictor", "family", "kl_weight", "inverse_temperature", "policy", "particles", "seed"}
 OWN = {
     "auto": {"members", "epochs", "draws", "certify"}
-    | {"chains", "steps", "burn_in", "temperature", "scale_costs", "thinning"},
+    | {"prior_scale", "chains", "steps", "burn_in", "temperature", "scale_costs", "thinning"},
     "vi": {"members", "prior_scale", "initial_scale", "epochs", "patience", "batch_size", "optimizer", "learning_rate"}
     | {"draws", "certify"},
     "mh": {"prior_scale", "chains", "steps", "burn_in", "temperature", "scale_costs", "thinning"},
@@ -131,7 +131,14 @@ def test_burn_in_must_end_before_the_chain(method: str, chain: dict[str, int]) -
     assert refusal.value.where == ("burn_in",)
 
 
-CHAINS = {"chains": 2, "steps": 6000, "burn_in": 0, "temperature": "validation", "scale_costs": False}
+CHAINS = {
+    "prior_scale": 0.5,
+    "chains": 2,
+    "steps": 6000,
+    "burn_in": 0,
+    "temperature": "validation",
+    "scale_costs": False,
+}
 MIXTURES = {"members": 5, "epochs": 2, "draws": 1, "certify": True}
 
 
@@ -149,6 +156,20 @@ def test_auto_refuses_options_of_mixtures_where_it_samples_chains(name: str, val
     assert refusal.value.where == (name,)
 
 
+@pytest.mark.parametrize("method", ["auto", "mh"])
+@pytest.mark.parametrize("given", ["kl_weight", "inverse_temperature"])
+def test_a_temperature_that_is_given_is_not_also_to_be_found(method: str, given: str) -> None:
+    with pytest.raises(InvalidInput, match="need not be found") as refusal:
+        make_options(method, temperature="validation", **{given: 0.5})
+    assert refusal.value.where == ("temperature",)
+
+
+def test_hidden_layers_of_a_predictor_without_any_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="the linear predictor has no hidden layers") as refusal:
+        make_options("auto", predictor="linear", hidden=[64])
+    assert refusal.value.where == ("predictor", "hidden")
+
+
 def test_a_refusal_comes_before_any_work() -> None:
     def work(fraction: float, message: str) -> None:
         raise AssertionError("nothing should have begun")
@@ -160,7 +181,7 @@ def test_a_refusal_comes_before_any_work() -> None:
 
 
 def test_auto_hands_chains_all_that_it_was_given() -> None:
-    shared: dict[str, Any] = {"family": "gaussian", "kl_weight": 0.5, "policy": "map", "particles": 7, "seed": 3}
+    shared: dict[str, Any] = {"family": "gaussian", "policy": "map", "particles": 7, "seed": 3}
     asked = AutoOptions(predictor=PredictorOptions("linear"), **shared, **CHAINS)
     method, own, _ = resolve(STEPWISE, asked)
     assert method.name == "mh"

@@ -93,7 +93,7 @@ def _check_rows(problem: ProblemRow, dataset: DatasetRow) -> None:
     if not set(needed) <= set(outcomes):
         detail = (
             f"the problem needs the outcome column(s) {', '.join(needed)}, and the data set's outcomes are "
-            f"{', '.join(outcomes)}; rename the problem's items or upload the data with these outcomes"
+            f"{', '.join(outcomes)}; rename the problem's outcomes or upload the data with these"
         )
         raise InvalidRequest.at(("dataset_id",), detail)
     if dataset.rows < MINIMUM_ROWS:
