@@ -112,7 +112,7 @@ def test_a_predictor_survives_as_plain_arrays(predictor: Predictor) -> None:
 def test_every_predictor_learns_reproducibly_and_survives_storage(kind: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
     problem = build_problem(row.spec)
-    options = {"predictor": kind, "hidden": PREDICTOR_ROWS[kind]["hidden"] or (8,)}
+    options = {"predictor": kind, "hidden": PREDICTOR_ROWS[kind]["hidden"] or None}
     first, again = (learned(problem, row, **options).posterior.to_arrays() for _ in range(2))
     assert digest(*first) == digest(*again)
     restored = Posterior.from_arrays(json.loads(json.dumps(first[0])), first[1])
