@@ -24,6 +24,8 @@ from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios, expected_cost
 from bco_core.select import Table, select
 
+# Rows of the sample that are judged, and kept with the posterior to carry outcomes from.
+HISTORY_ROWS = 1000
 _ATOMS = 100
 _RESIDUALS = 100
 # Fewer neighbouring rows do not tell whether rows are ordered in time.

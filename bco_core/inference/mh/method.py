@@ -24,7 +24,7 @@ from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.diagnostics import of_held_out
-from bco_core.inference.held_out import Judged, Kept, judge_scenarios, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, judge_scenarios, summarize
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
@@ -50,7 +50,6 @@ from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
 DRAWS = 1000
-HISTORY_ROWS = 1000
 # Standard errors of a share that are asked of the history besides the confidence.
 _MARGIN = 2.0
 # What all chains know of how they were begun: the kind of predictor and the errors (2, 2) it was chosen by, the

@@ -25,7 +25,7 @@ from bco_core.inference.vi.mixture import fit_configurations, joined, linear_in_
 from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold, pooled
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
 from bco_core.inference.vi.recipes import members_for, recipe_for, sweep_for
-from bco_core.inference.vi.variational import VariationalFit, VariationalOptions
+from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalFit, VariationalOptions
 from bco_core.policies import decide
 from bco_core.predictors.registry import PREDICTORS
 from bco_core.progress import Progress, part_of
@@ -34,8 +34,6 @@ from bco_core.select import select, share_costs
 # κ at 256 rows; it goes with priors scaled to the predictor.
 KL_WEIGHT = 2e-4
 EPOCHS = 300
-# A step is a pass forward and one, about twice as long, back.
-_PASSES_A_STEP = 3
 
 
 def _plan(task: Task) -> Plan:
@@ -161,7 +159,7 @@ def _vectors(options: AutoOptions, rows: int) -> int:
 def _passes(options: AutoOptions, rows: int) -> float:
     configurations = sum(len(sweep_for(rows, recipe_for(kind))) for kind in options.predictor.kinds)
     count = options.members or members_for(rows)
-    return _PASSES_A_STEP * (options.epochs or EPOCHS) * count * (options.draws or 1) * configurations
+    return PASSES_A_STEP * (options.epochs or EPOCHS) * count * (options.draws or 1) * configurations
 
 
 _REASON = "variational inference, because decisions have a gradient by the prediction"

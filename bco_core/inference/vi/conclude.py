@@ -12,7 +12,7 @@ from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.held_out import Judged, Kept, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, summarize
 from bco_core.inference.method import Learned
 from bco_core.inference.vi.diagnostics import diagnose
 from bco_core.inference.vi.out_of_fold import OutOfFold
@@ -22,7 +22,6 @@ from bco_core.posterior import Posterior
 from bco_core.select import Table
 
 CONFIDENCE = 0.95
-HISTORY_ROWS = 1000
 # Errors are not believed to shrink to less than half, whatever members say.
 _LEAST_GAIN = 0.25
 

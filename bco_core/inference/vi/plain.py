@@ -17,13 +17,11 @@ from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
 from bco_core.inference.vi.judgement import blocks_of
 from bco_core.inference.vi.out_of_fold import out_of_fold
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
-from bco_core.inference.vi.variational import VariationalOptions, fit_variational
+from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalOptions, fit_variational
 from bco_core.progress import Progress
 
 # κ at 256 rows, for the paper's unit prior.
 KL_WEIGHT = 1e-5
-# A step is a pass forward and one, about twice as long, back.
-_PASSES_A_STEP = 3
 
 
 def _plan(task: Task) -> Plan:
@@ -81,7 +79,7 @@ def _vectors(options: ViOptions, rows: int) -> int:
 
 
 def _passes(options: ViOptions, rows: int) -> float:
-    return _PASSES_A_STEP * options.epochs * options.members * options.draws
+    return PASSES_A_STEP * options.epochs * options.members * options.draws
 
 
 VI = Method("vi", "vi", "variational inference, as asked for", True, _split, _work, _join, _vectors, _passes)

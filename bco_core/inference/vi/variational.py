@@ -30,6 +30,8 @@ from bco_core.policies import Terms, decide
 from bco_core.progress import Progress, no_progress
 from bco_core.scenarios import Scenarios
 
+# A step is a pass forward and one, about twice as long, back.
+PASSES_A_STEP = 3
 _TRACE_POINTS = 200
 _CHUNK_NUMBERS = 2_000_000
 
