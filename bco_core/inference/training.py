@@ -29,6 +29,8 @@ Judge = Callable[[Tensor, Tensor], Tensor]
 
 # Small data sets would otherwise be judged after every step or two, when nothing has been learned yet.
 MINIMUM_STEPS_PER_EPOCH = 10
+# So many times the best group's held-out cost leaves no hope.
+CLEARLY_WORSE = 1.2
 
 
 def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
@@ -46,7 +48,8 @@ def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
 @dataclass(frozen=True)
 class TrainingOptions:
     """``patience`` None runs every epoch and keeps the last. ``averaging`` judges and keeps a moving average of the
-    parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R,), and coordinate, (R, d)."""
+    parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R,), and coordinate, (R, d).
+    After each of the epochs in ``rungs`` only the better half of the groups of members goes on."""
 
     epochs: int = 300
     patience: int | None = 20
@@ -54,6 +57,7 @@ class TrainingOptions:
     learning_rate: float | Tensor = 0.003
     optimizer: str = "adam"
     averaging: bool = True
+    rungs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ def train(
 ) -> Trained:
     """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch.
 
-    Members that stand ``together``, so many in a row, leave the batch together, once most of them stopped improving.
+    Members that stand ``together``, so many in a row, are a group, which leaves the batch once all of them have stopped
+    improving. What a member keeps depends on its own held-out cost alone, not on how long its group stays.
     """
     members = initial.shape[1]
     steps = max(math.ceil(train_rows.shape[1] / options.batch_size), MINIMUM_STEPS_PER_EPOCH)
@@ -124,13 +129,15 @@ def train(
             cost = None
         else:
             costs = judge(current, active)
-            better = costs < best_cost[active]
+            better = (costs < best_cost[active]) & (epoch - best_epoch[active] <= options.patience)
             winners = active[better]
             best[:, winners], best_cost[winners], best_epoch[winners] = current[:, better], costs[better], epoch
             cost = costs.mean().item()
-            going = epoch - best_epoch[active] < options.patience
-            going = (going.view(-1, together).double().mean(dim=1) >= 0.5).repeat_interleave(together)
-            if not going.all():
+            groups = (epoch - best_epoch[active] < options.patience).view(-1, together).any(dim=1)
+            if epoch in options.rungs:
+                groups &= _better_half(best_cost[active].view(-1, together).mean(dim=1), bool(active[0] == 0))
+            if not groups.all():
+                going = groups.repeat_interleave(together)
                 state, active = state.keep(going), active[going]
         watch(Epoch(epoch, met, cost, current))
         progress(epoch / options.epochs, f"epoch {epoch}, {len(active)} of {members} members learning")
@@ -139,6 +146,17 @@ def train(
 
     still = set(active.tolist())
     return Trained(best, best_cost, best_epoch.tolist(), [member not in still for member in range(members)])
+
+
+def _better_half(costs: Tensor, with_first: bool) -> Tensor:
+    """Which groups (G,) go on: the better half, and the first, which others must beat, unless it clearly is."""
+    keep_first = with_first and bool(costs[0] <= CLEARLY_WORSE * costs.min())
+    order = costs.argsort(stable=True)
+    order = order[order != 0] if keep_first else order
+    kept = torch.zeros(len(costs), dtype=torch.bool)
+    kept[order[: (len(order) + 1) // 2]] = True
+    kept[0] |= keep_first
+    return kept
 
 
 def _train_epoch(

@@ -7,10 +7,9 @@ the share whose averaged decisions cost least on held-out rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from bco_core.certificates import ModelClass
 from bco_core.data import FOLDS, Arrays, Folds
@@ -21,15 +20,14 @@ from bco_core.inference.options import AutoOptions
 from bco_core.inference.vi import members
 from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
 from bco_core.inference.vi.judgement import Views, judge
-from bco_core.inference.vi.mixture import fit_configurations, joined, linear_in_network, warm_start
-from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold, pooled
+from bco_core.inference.vi.mixture import joined, learn_all, linear_in_network
+from bco_core.inference.vi.out_of_fold import averaged_costs, out_of_fold, pooled
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
-from bco_core.inference.vi.recipes import members_for, recipe_for, sweep_for
+from bco_core.inference.vi.recipes import at_one_temperature, labels, members_for, recipe_for, sweep_for
 from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalFit, VariationalOptions
-from bco_core.policies import decide
 from bco_core.predictors.registry import PREDICTORS
 from bco_core.progress import Progress, part_of
-from bco_core.select import select, share_costs
+from bco_core.select import Selection, select, share_costs
 
 # κ at 256 rows; it goes with priors scaled to the predictor.
 KL_WEIGHT = 2e-4
@@ -51,21 +49,16 @@ def _plan(task: Task) -> Plan:
             validation_draws=4,
         )
         kinds = options.predictor.kinds
-        sweeps = {
-            kind: tuple(
-                configuration
-                for configuration in sweep_for(rows, recipe_for(kind))
-                if configuration.kl_factor == 1 or not options.has_temperature
-            )
-            for kind in kinds
-        }
+        fixed = options.has_temperature
+        sweeps = {kind: sweep_for(rows, recipe_for(kind)) for kind in kinds}
+        sweeps = {kind: at_one_temperature(sweep) if fixed else sweep for kind, sweep in sweeps.items()}
         return Settings(variational, {kind: recipe_for(kind).prior_scale for kind in kinds}, sweeps)
 
     return make_plan(task, options.members or members_for(rows), settle)
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
-    return members.split(_plan(task))
+    return members.split(_plan(task), progress)
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
@@ -74,13 +67,13 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
-    fits = members.collected(plan, results)
+    done = members.collected(plan, results)
     learned: list[Candidate] = []
     kinds: list[Views] = []
     last = len(plan.settings.sweeps) - 1
     for index, kind in enumerate(plan.settings.sweeps):
         part = part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == last else 0.1)
-        candidate, views = _learn_kind(plan, kind, part, None if fits is None else fits[kind])
+        candidate, views = _compete(plan, kind, part) if done is None else _chosen(plan, kind, done[kind])
         learned.append(candidate)
         kinds.append(views)
     final = learned[-1] if len(learned) == 1 else _stacked(*learned)
@@ -91,36 +84,39 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     return conclude(plan, final, kept, judged.under(task.options.policy))
 
 
-def _learn_kind(
-    plan: Plan, kind: str, progress: Progress, fits: list[VariationalFit] | None
-) -> tuple[Candidate, Views]:
+def _compete(plan: Plan, kind: str, progress: Progress) -> tuple[Candidate, Views]:
     """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all.
 
-    Linear members are cheap, and compete on all partitions; so do those that have been learned already.
+    Linear members are cheap, and compete on all partitions.
     """
     recipe, sweep, options = recipe_for(kind), plan.settings.sweeps[kind], plan.settings.variational
     folds, generator, target = plan.folds, plan.generator, plan.target(kind)
-    competing = FOLDS if fits is None and PREDICTORS[kind].is_network else len(folds.train)
+    competing = FOLDS if PREDICTORS[kind].is_network else len(folds.train)
     first, later = slice(None, competing), slice(competing, None)
-    if fits is None:
-        loc, scale = warm_start(target, folds, recipe, options, generator, part_of(progress, 0.0, 0.4))
-        start, part = (loc[first], scale[first]), part_of(progress, 0.4, 0.9)
-        fits = fit_configurations(target, folds[first], recipe, sweep, options, start, generator, part)
+    fits = learn_all(target, folds[first], recipe, sweep, options, generator, part_of(progress, 0.0, 0.8))
     seen = [out_of_fold(target, folds[first], fit.mixture, generator) for fit in fits]
-    labels = [{"predictor": kind} | asdict(configuration) for configuration in sweep]
-    costs = [_averaged_costs(target, view) for view in seen]
-    choice = select(costs, labels)
-    fit, configuration = fits[choice.chosen], sweep[choice.chosen]
+    costs = [averaged_costs(target, view) for view in seen]
+    choice = select(costs, labels(kind, sweep))
+    fit = fits[choice.chosen]
     if len(folds.train) > competing:
-        start, part = (loc[later], scale[later]), part_of(progress, 0.9, 1.0)
-        chosen = [configuration]
-        rest = fit_configurations(target, folds[later], recipe, chosen, options, start, generator, part)
-        fit = joined([fit, *rest])
-    view = out_of_fold(target, folds, fit.mixture, generator)
-    kl_weight = plan.kl_weight * configuration.kl_factor
-    classes = [ModelClass(target, fit.mixture, 1.0)]
-    candidate = Candidate(target, fit.mixture, classes, view, [fit], kl_weight, choice.table)
-    return candidate, Views(seen, costs, choice.chosen, view)
+        best, part = [sweep[choice.chosen]], part_of(progress, 0.8, 1.0)
+        fit = joined([fit, *learn_all(target, folds[later], recipe, best, options, generator, part)])
+    candidate = _candidate(plan, kind, target, fit, choice)
+    return candidate, Views(seen, costs, choice.chosen, candidate.seen)
+
+
+def _chosen(plan: Plan, kind: str, done: members.Collected) -> tuple[Candidate, Views]:
+    """The same for members that have learned already, under the configuration that a pilot chose."""
+    assert done.selection is not None, "auto has configurations for every kind of predictor"  # noqa: S101
+    candidate = _candidate(plan, kind, plan.target(kind), done.fit, done.selection)
+    costs = averaged_costs(candidate.target, candidate.seen)
+    return candidate, Views([candidate.seen], [costs], 0, candidate.seen)
+
+
+def _candidate(plan: Plan, kind: str, target: GibbsTarget, fit: VariationalFit, choice: Selection) -> Candidate:
+    seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
+    kl_weight = plan.kl_weight * plan.settings.sweeps[kind][choice.chosen].whole_kl_factor
+    return Candidate(target, fit.mixture, [ModelClass(target, fit.mixture, 1.0)], seen, [fit], kl_weight, choice.table)
 
 
 def _stacked(linear: Candidate, network: Candidate) -> Candidate:
@@ -144,11 +140,6 @@ def _stacked(linear: Candidate, network: Candidate) -> Candidate:
     return Candidate(
         network.target, mixture, classes, seen, fits, network.kl_weight, share=share, shares=shares.table()
     )
-
-
-def _averaged_costs(target: GibbsTarget, seen: OutOfFold) -> Tensor:
-    decisions = decide(target.problem, seen.scenarios, "averaged").decisions
-    return target.problem.cost(decisions, target.sample.outcomes[seen.rows])
 
 
 def _vectors(options: AutoOptions, rows: int) -> int:

@@ -67,9 +67,10 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Lear
 def keep_history(plan: Plan, learned: Candidate) -> Kept:
     """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
     target, rows = learned.target, learned.seen.rows
-    predictions, outcomes = learned.seen.scenarios.mean(), target.sample.outcomes[rows]
-    chosen = torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]
-    predictions, outcomes, rows = predictions[chosen], outcomes[chosen], rows[chosen]
+    if plan.shared:
+        rows = rows[~torch.isin(rows, plan.pilot.validation)]
+    rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
+    predictions, outcomes = learned.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
     shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
     choice = choose_history(predictions, outcomes, target.predictor.outcomes.scale, target.features[rows], shrink)
     return Kept(choice.history, rows[choice.order], choice.table)

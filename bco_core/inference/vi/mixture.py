@@ -7,7 +7,7 @@ members; members × configurations train as one batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -18,36 +18,66 @@ from bco_core.data import Arrays, Folds
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import Family
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.vi.recipes import Configuration, Recipe
+from bco_core.inference.vi.recipes import Configuration, Recipe, Start
 from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational
 from bco_core.inference.vi.warm_start import SquaredError, ridge_start, shift_to_decisions
-from bco_core.progress import Progress, no_progress
+from bco_core.progress import Progress, no_progress, part_of
 
 # Locations and scales (R, d) to learn from.
-Start = tuple[Tensor, Tensor]
+Begin = tuple[Tensor, Tensor]
 
 
-def warm_start(
+def learn_all(
     target: GibbsTarget,
     folds: Folds,
     recipe: Recipe,
+    configurations: Sequence[Configuration],
     options: VariationalOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
-) -> Start:
+) -> list[VariationalFit]:
+    """Warm start and learn the members under every configuration that competes; one fit a configuration."""
+    used = [configuration.start for configuration in configurations]
+    starts = warm_starts(target, folds, recipe, used, options, generator, part_of(progress, 0.0, 0.5))
+    rest = part_of(progress, 0.5, 1.0)
+    return fit_configurations(target, folds, recipe, configurations, options, starts, generator, rest)
+
+
+def warm_starts(
+    target: GibbsTarget,
+    folds: Folds,
+    recipe: Recipe,
+    starts: Iterable[Start],
+    options: VariationalOptions,
+    generator: torch.Generator,
+    progress: Progress = no_progress,
+) -> dict[Start, Begin]:
     """Where each member begins: a good predictor of the outcomes, moved to where its decisions cost least."""
-    predictor = target.predictor
+    predictor, members = target.predictor, len(folds.train)
     encoded = target.encoded()
     standardized = predictor.outcomes.apply(target.sample.outcomes)
-    loc = predictor.initial(len(folds.train), generator).to(encoded)
+    loc = predictor.initial(members, generator).to(encoded)
     loc = ridge_start(predictor, encoded, standardized, folds.train, loc)
-    scale = torch.full_like(loc, recipe.initial_scale)
+    different = list(dict.fromkeys(starts))
+    kl, widths = torch.tensor(different, dtype=loc.dtype).repeat_interleave(members, dim=0).T
+    everyone = _repeated(folds, len(different))
+    loc = loc.repeat(len(different), 1)
+    scale = recipe.initial_scale * widths[:, None].expand_as(loc)
     if recipe.fit_rate is not None:
         surrogate = replace(target, problem=SquaredError(predictor.outcomes.scale), cost_scale=1.0)
-        options = replace(options, learning_rate=recipe.fit_rate, patience=recipe.patience, peers=len(folds.train))
-        fitted = fit_variational(surrogate, folds, options, generator, progress, (loc, scale)).mixture
+        options = replace(
+            options,
+            kl_weight=options.kl_weight * kl,
+            learning_rate=recipe.fit_rate,
+            patience=recipe.patience,
+            peers=members,
+            rungs=recipe.fit_rungs,
+        )
+        fitted = fit_variational(surrogate, everyone, options, generator, progress, (loc, scale)).mixture
         loc, scale = fitted.loc, fitted.scale
-    return shift_to_decisions(target, encoded, folds.train, loc), scale
+    loc = shift_to_decisions(target, encoded, everyone.train, loc)
+    begins = zip(loc.split(members), scale.split(members), strict=True)
+    return dict(zip(different, begins, strict=True))
 
 
 def fit_configurations(
@@ -56,28 +86,35 @@ def fit_configurations(
     recipe: Recipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
-    start: Start,
+    starts: Mapping[Start, Begin],
     generator: torch.Generator,
     progress: Progress = no_progress,
 ) -> list[VariationalFit]:
     """Learn the members from their start under every configuration, all as one batch; one fit a configuration."""
     count, members = len(configurations), len(folds.train)
-    loc, scale = start
-    factors = torch.tensor([[c.kl_factor, c.scale_factor, c.rate_factor] for c in configurations], dtype=loc.dtype)
+    loc = torch.cat([starts[c.start][0] for c in configurations])
+    scale = torch.cat([starts[c.start][1] for c in configurations])
+    factors = torch.tensor(
+        [[c.whole_kl_factor, c.scale_factor, c.rate_factor] for c in configurations], dtype=loc.dtype
+    )
     kl, scales, rates = factors.repeat_interleave(members, dim=0).T
     own = torch.tensor([[c.own_units] for c in configurations]).repeat_interleave(members, dim=0)
     units = torch.where(own, target.predictor.units().to(loc), torch.ones_like(loc[:1])) if own.any() else 1.0
-    everyone = Folds(folds.train.repeat(count, 1), folds.validation.repeat(count, 1))
     options = replace(
         options,
         kl_weight=options.kl_weight * kl,
         learning_rate=recipe.decision_rate * rates[:, None] * units,
         patience=recipe.patience,
         peers=members,
+        rungs=recipe.rungs,
     )
-    begin = loc.repeat(count, 1), scale.repeat(count, 1) * scales[:, None] * units
-    fit = fit_variational(target, everyone, options, generator, progress, begin)
+    begin = loc, scale * scales[:, None] * units
+    fit = fit_variational(target, _repeated(folds, count), options, generator, progress, begin)
     return [_of_members(fit, slice(c * members, (c + 1) * members)) for c in range(count)]
+
+
+def _repeated(folds: Folds, times: int) -> Folds:
+    return Folds(folds.train.repeat(times, 1), folds.validation.repeat(times, 1))
 
 
 def _of_members(fit: VariationalFit, chosen: slice) -> VariationalFit:
@@ -97,26 +134,25 @@ def joined(fits: Sequence[VariationalFit]) -> VariationalFit:
     return VariationalFit(mixture, epochs, [stop for fit in fits for stop in fit.stopped_early], fits[0].trace)
 
 
-def packed(fits: Sequence[VariationalFit]) -> Arrays:
-    """Fits of one member each, which learned together, as plain arrays."""
+def packed(fit: VariationalFit) -> Arrays:
+    """A fit as plain arrays."""
     return {
-        "loc": torch.cat([fit.mixture.loc for fit in fits]).numpy(),
-        "scale": torch.cat([fit.mixture.scale for fit in fits]).numpy(),
-        "best_epochs": np.array([fit.best_epochs[0] for fit in fits]),
-        "stopped_early": np.array([fit.stopped_early[0] for fit in fits]),
-        "trace": np.array([astuple(point) for point in fits[0].trace], dtype=float),
+        "loc": fit.mixture.loc.numpy(),
+        "scale": fit.mixture.scale.numpy(),
+        "best_epochs": np.array(fit.best_epochs),
+        "stopped_early": np.array(fit.stopped_early),
+        "trace": np.array([astuple(point) for point in fit.trace], dtype=float),
     }
 
 
-def unpacked(arrays: Arrays, family: Family) -> list[VariationalFit]:
-    """The fits again."""
+def unpacked(arrays: Arrays, family: Family) -> VariationalFit:
+    """The fit again."""
     trace = [
         TracePoint(int(epoch), risk, kl, None if math.isnan(cost) else cost, scale)
         for epoch, risk, kl, cost, scale in arrays["trace"].tolist()
     ]
     mixture = equal_mixture(family, torch.from_numpy(arrays["loc"]), torch.from_numpy(arrays["scale"]))
-    together = VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
-    return [_of_members(together, slice(index, index + 1)) for index in range(len(mixture.loc))]
+    return VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
 
 
 def linear_in_network(network: GibbsTarget, mixture: Mixture) -> Mixture:

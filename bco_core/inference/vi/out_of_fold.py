@@ -11,6 +11,7 @@ from bco_core.data import FOLDS, Folds
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.vi.variational import member_scenarios
+from bco_core.policies import decide
 from bco_core.scenarios import Scenarios
 
 OUT_OF_FOLD_DRAWS = 16
@@ -46,6 +47,12 @@ def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: 
     modes[held_out.flatten(), partition] = seen.mode
     rows = (~modes.isnan().any(dim=2).any(dim=1)).nonzero().flatten()
     return OutOfFold(rows, Scenarios.equal(atoms[rows].flatten(1, 2), modes[rows, 0]))
+
+
+def averaged_costs(target: GibbsTarget, seen: OutOfFold) -> Tensor:
+    """What averaged decisions cost on each row of the view (m,)."""
+    decisions = decide(target.problem, seen.scenarios, "averaged").decisions
+    return target.problem.cost(decisions, target.sample.outcomes[seen.rows])
 
 
 def pooled(first: OutOfFold, second: OutOfFold, share: float) -> OutOfFold:

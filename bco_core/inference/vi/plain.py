@@ -48,7 +48,7 @@ def _plan(task: Task) -> Plan:
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
-    return members.split(_plan(task))
+    return members.split(_plan(task), progress)
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
@@ -58,11 +58,11 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
     (kind,) = plan.settings.sweeps
-    target, fits = plan.target(kind), members.collected(plan, results)
-    if fits is None:
+    target, done = plan.target(kind), members.collected(plan, results)
+    if done is None:
         fit = fit_variational(target, plan.folds, plan.settings.variational, plan.generator, progress)
     else:
-        (fit,) = fits[kind]
+        fit = done[kind].fit
     seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
     classes = [ModelClass(target, fit.mixture, 1.0)]
     candidate = Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight)

@@ -18,14 +18,13 @@ from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.method import Task
 from bco_core.inference.options import AutoOptions, ViOptions
 from bco_core.inference.vi.recipes import Configuration
-from bco_core.inference.vi.variational import VariationalFit, VariationalOptions
+from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.predictors.registry import build_predictor
 
 # Fewer rows are learned from sooner as one batch of all members than by workers that share them out.
 SHARED_ROWS = 8000
-
-# For each kind of predictor, one fit a configuration.
-Fits = dict[str, list[VariationalFit]]
+# What a pilot learns from, and what it is judged by.
+_PILOT_ROWS, _PILOT_HELD_OUT = 6400, 1000
 
 
 class Settings(NamedTuple):
@@ -53,6 +52,14 @@ class Plan:
     def shared(self) -> bool:
         """Whether every member learns by itself, so that workers may share them."""
         return len(self.task.sample) >= SHARED_ROWS and len(self.folds.train) > 1
+
+    @property
+    def pilot(self) -> Folds:
+        """Some of the first member's rows, for configurations to compete on before members are shared out; at most half
+        of those it holds out, so that others remain to judge by."""
+        one = self.folds[:1]
+        few = min(_PILOT_HELD_OUT, one.validation.shape[1] // 2)
+        return Folds(one.train[:, :_PILOT_ROWS], one.validation[:, :few])
 
     @property
     def kl_weight(self) -> float:

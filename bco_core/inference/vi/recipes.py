@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from bco_core.data import FOLDS
 from bco_core.predictors.registry import PREDICTORS
+from bco_core.select import Table
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a kind of predictor is learned. ``fit_rate`` None means that ridge regression is fit enough.
 
-    From a warm start a network soon finds what there is to gain; a linear model may have a longer way.
+    From a warm start a network soon finds what there is to gain; a linear model may have a longer way. After the epochs
+    in ``fit_rungs`` the worse half of the warm starts is given up, after those in ``rungs`` that of the configurations;
+    a linear model is cheap, and its best configuration may begin far away.
     """
 
     initial_scale: float
@@ -20,15 +25,36 @@ class Recipe:
     fit_rate: float | None
     decision_rate: float
     patience: int
+    fit_rungs: tuple[int, ...] = ()
+    rungs: tuple[int, ...] = ()
 
 
-NETWORK = Recipe(initial_scale=0.03, prior_scale=0.1, fit_rate=0.01, decision_rate=0.001, patience=10)
+NETWORK = Recipe(
+    initial_scale=0.03,
+    prior_scale=0.1,
+    fit_rate=0.01,
+    decision_rate=0.001,
+    patience=10,
+    fit_rungs=(20, 40),
+    rungs=(5, 12),
+)
 LINEAR = Recipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
+
+
+class Start(NamedTuple):
+    """How a warm start departs from the recipe, as factors on its temperature and width: narrow members under a weak
+    prior fit what a wide one takes for noise."""
+
+    kl_factor: float = 1.0
+    scale_factor: float = 1.0
+
+
+AS_PRESCRIBED, NARROWER, NARROW = Start(), Start(0.3, 0.3), Start(0.1, 0.1)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A departure from the recipe, as factors on its temperature, initial scale and learning rate.
+    """A departure from the recipe: where to begin, and factors on the temperature, scale and learning rate from there.
 
     ``own_units`` starts and learns as if contexts had not been standardised, so that columns of large spread count for
     more: a bet on the units that people chose, which pays where signals are large and noise is small.
@@ -39,17 +65,32 @@ class Configuration:
     scale_factor: float = 1.0
     rate_factor: float = 1.0
     own_units: bool = False
+    start: Start = AS_PRESCRIBED
+
+    @property
+    def whole_kl_factor(self) -> float:
+        """The factor on the recipe's temperature, with that of the start."""
+        return self.kl_factor * self.start.kl_factor
 
 
 DEFAULT = Configuration("default")
 FASTER = Configuration("faster learning", rate_factor=3.0)
-REGULARISED = (Configuration("stronger prior", kl_factor=5.0), Configuration("narrower start", scale_factor=0.3))
+STRONGER = Configuration("stronger prior", kl_factor=5.0)
+FREER = (Configuration("narrower start", start=NARROWER), Configuration("narrow start", start=NARROW))
+# Where rows are many, the prior has less to say.
+FREE = (
+    Configuration("narrow start, faster learning", rate_factor=3.0, start=NARROW),
+    Configuration("narrow start, weaker prior", kl_factor=1 / 3, start=NARROW),
+    Configuration("narrow start, weakest prior", kl_factor=0.1, start=NARROW),
+)
+WEAKER = Configuration("weaker prior", kl_factor=0.1)
 # Costs with large penalties put good decisions far from good predictions: a linear model must travel there, and the
 # noise of a wide start keeps it from fitting what it meets on the way.
 WIDE = (
     Configuration("wide start", scale_factor=100.0, rate_factor=10.0),
     Configuration("wide start, own units", scale_factor=100.0, rate_factor=10.0, own_units=True),
 )
+FEW_ROWS, MANY_ROWS = 500, 2000
 
 
 def recipe_for(kind: str) -> Recipe:
@@ -60,11 +101,36 @@ def sweep_for(rows: int, recipe: Recipe) -> tuple[Configuration, ...]:
     """What competes, the one to be left only for a clear gain first.
 
     A linear model may start near its recipe or far from it. Up to 200 rows no gain is clear, and the first had better
-    be the one that fits noise least. A network may move more or less freely; beyond 1,500 rows it hardly matters.
+    be the one that fits noise least. A network may move more or less freely.
     """
+    many = rows > MANY_ROWS
     if recipe is LINEAR:
-        return (*reversed(WIDE), DEFAULT, FASTER) if rows <= 200 else (DEFAULT, FASTER, *WIDE)
-    return DEFAULT, FASTER, *(REGULARISED if rows <= 1500 else ())
+        near = (DEFAULT, FASTER, *((WEAKER,) if many else ()))
+        return (*reversed(WIDE), *near) if rows <= 200 else (*near, *WIDE)
+    if rows <= FEW_ROWS:
+        return DEFAULT, FASTER, STRONGER, FREER[0]
+    return DEFAULT, FASTER, *FREER, *(FREE if many else ())
+
+
+def at_one_temperature(sweep: Sequence[Configuration]) -> tuple[Configuration, ...]:
+    """What competes where the temperature is the caller's choice."""
+    same = (one for one in sweep if one.kl_factor == 1)
+    return tuple(replace(one, start=one.start._replace(kl_factor=1.0)) for one in same)
+
+
+def labels(kind: str, sweep: Sequence[Configuration]) -> Table:
+    """What competes, for people to read: factors on the recipe's own settings."""
+    return [
+        {
+            "predictor": kind,
+            "name": one.name,
+            "kl_factor": one.whole_kl_factor,
+            "scale_factor": one.scale_factor * one.start.scale_factor,
+            "rate_factor": one.rate_factor,
+            "own_units": one.own_units,
+        }
+        for one in sweep
+    ]
 
 
 def members_for(rows: int) -> int:

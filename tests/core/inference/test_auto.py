@@ -127,7 +127,7 @@ def test_the_trace_of_a_member_survives_being_packed() -> None:
     fit = fit_variational(
         target, make_folds(60, 1, generator()), VariationalOptions(epochs=3, patience=None), generator()
     )
-    (again,) = unpacked(packed([fit]), target.family)
+    again = unpacked(packed(fit), target.family)
     assert again.trace == fit.trace
     assert again.trace[0].validation_cost is None
     assert torch.equal(again.mixture.loc, fit.mixture.loc)

@@ -6,8 +6,8 @@ from torch import Tensor
 from wavy_demand import generator, target_of, wavy
 
 from bco_core.data import make_folds
-from bco_core.inference.vi.mixture import warm_start
-from bco_core.inference.vi.recipes import NETWORK
+from bco_core.inference.vi.mixture import warm_starts
+from bco_core.inference.vi.recipes import AS_PRESCRIBED, NETWORK
 from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.inference.vi.warm_start import ridge, shift_to_decisions
 
@@ -80,6 +80,6 @@ def test_a_warm_start_predicts_far_better_than_a_random_one() -> None:
     target = target_of("skip_mlp", sample, (16,))
     folds = make_folds(200, 5, generator())
     options = VariationalOptions(policy="averaged", epochs=60, validation_draws=4, kl_weight=2e-4)
-    loc, _ = warm_start(target, folds, NETWORK, options, generator())
+    ((loc, _),) = warm_starts(target, folds, NETWORK, [AS_PRESCRIBED], options, generator()).values()
     random = target.predictor.initial(5, generator())
     assert target.empirical_risk(loc).mean() < 0.5 * target.empirical_risk(random).mean()
