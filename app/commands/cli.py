@@ -248,11 +248,12 @@ def bench_trust(
     json: Json = False,
     seeds: Annotated[int, typer.Option(help="histories of each source", min=1)] = 3,
     judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
+    hard: Annotated[int, typer.Option(help="programs that solvers go wrong on", min=1)] = 2070,
 ) -> None:
-    """Whether promises hold on rows nobody saw: costs, ranges, feasibility, verdicts."""
+    """Whether promises hold: costs, ranges, feasibility, verdicts, optima, certificates."""
     from benchmarks.bench.trust import run
 
-    run(json, seeds, judged)
+    run(json, seeds, judged, hard)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import typer
 experiment = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="run nothing; write the report of what is there")]
 Jobs = Annotated[int, typer.Option(help="processes, each with one thread", min=1)]
 
 LARGE_ROWS = 1024
@@ -43,17 +44,19 @@ def newsvendor(
         int | None, typer.Option(help="runs of each cell; default 10, and 5 beyond n = 1024", min=1)
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="method to run (repeat for several); default saa, ieo, bcp and auto")
+        list[str] | None, typer.Option(help="method to run (repeat for several); default all but two_stage")
     ] = None,
     jobs: Jobs = 2,
     seed: Annotated[int, typer.Option(help="another seed draws other data", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
     """Table 1 of the paper: optimality gaps of the contextual newsvendor.
 
     Results are added to newsvendor.csv in the folder as they come, and those already there are not computed again, so
-    the command may be stopped and repeated. newsvendor.md and newsvendor.png show all the results in the folder.
+    the command may be stopped and repeated; run k of every cell comes before run k + 1 of any. newsvendor.md and
+    newsvendor.png show all the results in the folder.
     """
     from benchmarks.experiments import harness
     from benchmarks.experiments.newsvendor import run as experiment
@@ -65,7 +68,7 @@ def newsvendor(
         for cell in CELLS
         if (not dgp or cell.dgp in dgp) and (not tau or cell.tau in tau) and (not n or cell.n in n)
     ]
-    methods = method or ["saa", "ieo", "bcp", "auto"]
+    methods = method or list(experiment.DEFAULT_METHODS)
     _refuse_unknown(methods, list(experiment.METHODS), "method")
     if not cells:
         raise typer.BadParameter("Table 1 has no such cell: see --help for its generators, fractiles and sizes")
@@ -73,13 +76,13 @@ def newsvendor(
     path = out / "newsvendor.csv"
     wanted = experiment.plan(cells, lambda cell: runs or (10 if cell.n <= LARGE_ROWS else 5), seed)
     done = experiment.read(path)
-    todo = harness.missing(wanted, methods, done)
+    todo = [] if report_only else harness.missing(wanted, methods, done)
     performed = experiment.perform_all(todo, path, jobs)
 
     def describe(run: experiment.Run) -> str:
         return f"DGP-{run.cell.dgp}, τ={run.cell.tau:g}, n={run.cell.n}"
 
-    for results in _watched("newsvendor", path, len(wanted), len(todo), performed, describe):
+    for results in _watched("newsvendor", path, 0 if report_only else len(wanted), len(todo), performed, describe):
         done += results
 
     everything = summarize(done)
@@ -97,38 +100,38 @@ def shipment(
     noisy: Annotated[list[int] | None, typer.Option(help="noisy dimensions: 0, 3, 6 or 9 (repeat for several)")] = None,
     n: Annotated[list[int] | None, typer.Option("--n", help="training rows: 50, 100, 200 or 400")] = None,
     runs: Annotated[int, typer.Option(help="runs of each cell", min=1)] = 10,
-    method: Annotated[
-        list[str] | None, typer.Option(help="method to run (repeat for several); default all but knn and forest")
-    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="method to run (repeat for several); default all")] = None,
     jobs: Jobs = 2,
     seed: Annotated[int, typer.Option(help="another seed draws other data", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
     """The paper's two-stage shipment: cost out of sample by sample size and number of noisy dimensions.
 
-    Results are added to shipment.csv in the folder as they come, and those already there are not computed again.
+    Results are added to shipment.csv in the folder as they come, and those already there are not computed again; run k
+    of every cell comes before run k + 1 of any.
     shipment.md and shipment.png show all the results in the folder.
     """
     from benchmarks.experiments import harness
     from benchmarks.experiments.shipment import run as experiment
     from benchmarks.experiments.shipment.report import by_cell, markdown, overall, plot
 
-    methods = method or list(experiment.DEFAULT_METHODS)
+    methods = method or list(experiment.METHODS)
     _refuse_unknown(methods, list(experiment.METHODS), "method")
     _refuse_unknown(noisy or [], list(experiment.NOISY), "number of noisy dimensions")
     _refuse_unknown(n or [], list(experiment.SIZES), "sample size")
     path = out / "shipment.csv"
     wanted = experiment.keys(noisy or experiment.NOISY, n or experiment.SIZES, runs, seed)
     done = harness.read(path, experiment.NAMES)
-    todo = harness.missing(wanted, methods, done)
+    todo = [] if report_only else harness.missing(wanted, methods, done)
     keep = partial(harness.append, path, experiment.NAMES)
     performed = harness.perform_all(experiment.perform, todo, keep, jobs)
 
     def describe(run: harness.Key) -> str:
         return f"n={run[1]}, {run[0]} noisy dimensions"
 
-    for findings in _watched("shipment", path, len(wanted), len(todo), performed, describe):
+    for findings in _watched("shipment", path, 0 if report_only else len(wanted), len(todo), performed, describe):
         done += findings
 
     everything = by_cell(done)
@@ -158,6 +161,7 @@ def portfolio(
     jobs: Jobs = 2,
     seed: Annotated[int, typer.Option(help="another seed draws other training rows", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
     """The paper's Experiment 3: how often a portfolio keeps its return, and at what variance.
@@ -178,9 +182,11 @@ def portfolio(
     path = out / "portfolio.csv"
     wanted = experiment.plan(sizes, runs, seed)
     done = experiment.read(path)
-    todo = harness.missing(wanted, methods, done)
+    todo = [] if report_only else harness.missing(wanted, methods, done)
     performed = experiment.perform_all(todo, path, jobs, contexts)
-    for results in _watched("portfolio", path, len(wanted), len(todo), performed, lambda run: f"n = {run.n}"):
+    for results in _watched(
+        "portfolio", path, 0 if report_only else len(wanted), len(todo), performed, lambda run: f"n = {run.n}"
+    ):
         done += results
 
     remarks = out / "portfolio-remarks.md"

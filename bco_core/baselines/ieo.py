@@ -6,7 +6,7 @@ Each member minimises, on minibatches of its own training rows,
 
 with the mean cost divided by the best constant decision's, and is stopped early on its held-out rows. The penalty γ is
 the one of least held-out cost; folds × penalties train as one batch. One fold is the paper's baseline; five folds,
-whose decisions are averaged, are its ensemble.
+whose decisions are averaged, are its ensemble, of linear predictors or of networks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from bco_core.problems.constant import best_constant
 
 # The paper's sweep, and no penalty at all; ensembles spend their members where the choice falls.
 PENALTIES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0)
-ENSEMBLE_PENALTIES = (0.0, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+ENSEMBLE_PENALTIES = (0.0, 3e-3, 1e-2, 3e-2)
 HIDDEN = (128, 128)
+# Averaging makes up for width: at a quarter of the time these networks decide as well as wide ones.
+ENSEMBLE_HIDDEN = (32, 32)
 TRAINING = TrainingOptions(epochs=300, patience=20, batch_size=128, learning_rate=0.01)
 
 
@@ -40,6 +42,11 @@ class PointEstimates:
     theta: Tensor
     penalty: float
     table: list[dict[str, Any]]
+
+    @property
+    def held_out_cost(self) -> float:
+        """The mean held-out cost under the chosen penalty."""
+        return min(row["held_out_cost"] for row in self.table)
 
     def averaged_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
         """The mean of the members' own decisions, (n, d_z), for contexts (n, d_x)."""
@@ -101,8 +108,11 @@ def fit_ieo(
 
 
 def fit_ieo_ensemble(
-    problem: DecisionProblem, sample: Sample, generator: torch.Generator, hidden: tuple[int, ...] = HIDDEN
+    problem: DecisionProblem, sample: Sample, generator: torch.Generator, hidden: tuple[int, ...] = ENSEMBLE_HIDDEN
 ) -> PointEstimates:
-    """Five networks, each stopped early on its own fifth of the rows, with one penalty for all."""
+    """Five linear predictors or five networks, whichever cost less on held-out rows: each is stopped early on its own
+    fifth of the rows, with one penalty for all."""
     folds = make_folds(len(sample), FOLDS, generator)
-    return fit_points(problem, build_predictor("mlp", sample, hidden), sample, folds, generator, ENSEMBLE_PENALTIES)
+    predictors = [build_predictor("linear", sample), build_predictor("mlp", sample, hidden)]
+    fits = [fit_points(problem, one, sample, folds, generator, ENSEMBLE_PENALTIES) for one in predictors]
+    return min(fits, key=lambda fitted: fitted.held_out_cost)

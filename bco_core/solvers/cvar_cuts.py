@@ -121,14 +121,17 @@ def _cut(
     limits: list[tuple[Array, float]],
     soft: bool,
 ) -> Tail | None:
-    """Add rows to ``cuts`` and ``limits`` until the portfolio violates none; None where no portfolio keeps them."""
+    """Add rows to ``cuts`` and ``limits`` until the portfolio violates none; None where no portfolio keeps them.
+
+    A best effort (``soft``) always exists: where rounding makes the solver give up on the way, it is the best so far.
+    """
     start: Array | None = None
     best: Array | None = None
     best_tail = -np.inf
     for _ in range(_ROUNDS):
         start = _master(qp, cuts, limits, goal, soft, start)
         if start is None:
-            return None
+            return None if best is None or not soft else Tail(best, goal - best_tail, False)
         # Rounding must not carry a position past its bounds.
         portfolio = np.clip(start[: len(qp.lower)], qp.lower, qp.upper)
         slack = float(start[-1]) if soft else 0.0

@@ -205,21 +205,24 @@ def test_a_failing_run_is_raised_after_the_others_are_kept(tmp_path: Path) -> No
 # The report.
 
 CELL = Cell(3, 0.75, 512)
-GAPS = {"ieo": (10.0, 12.0, 14.0), "auto": (4.0, 5.0, 9.0), "bcp": (20.0, 20.0, 20.0)}
+GAPS = {"ieo": (10.0, 12.0, 14.0), "auto": (4.0, 5.0, 9.0), "bcp": (20.0, 20.0, 20.0), "regression": (3.0, 6.0, 8.0)}
 RESULTS = [
     Result(Run(CELL, number, 0), method, gap, 1.0) for method, gaps in GAPS.items() for number, gap in enumerate(gaps)
 ]
 
 
-def test_the_summary_pairs_auto_with_ieo() -> None:
+def test_the_summary_pairs_auto_with_ieo_and_with_the_strongest() -> None:
     (summary,) = summarize(RESULTS)
     assert (summary.gaps["auto"].mean, summary.gaps["auto"].runs) == (6.0, 3)
     assert summary.gaps["auto"].std == pytest.approx(math.sqrt(7))
-    assert summary.difference is not None
-    assert summary.difference.mean == pytest.approx(-6)
-    assert summary.difference.standard_error == pytest.approx(1 / math.sqrt(3))
-    assert summary.below_paper
-    assert summary.below_ieo
+    assert summary.ieo is not None
+    assert summary.ieo.difference.mean == pytest.approx(-6)
+    assert summary.ieo.difference.standard_error == pytest.approx(1 / math.sqrt(3))
+    assert summary.strongest is not None
+    assert (summary.strongest.rival, summary.strongest.runs) == ("regression", 3)
+    assert summary.strongest.difference.mean == pytest.approx(1 / 3)
+    assert summary.below_paper("auto")
+    assert not summary.below_paper("bcp")
 
 
 def test_overall_figures_average_over_cells() -> None:
@@ -227,17 +230,20 @@ def test_overall_figures_average_over_cells() -> None:
     worse = [Result(Run(other, number, 0), name, 2.0 + number, 1.0) for number in range(2) for name in ("ieo", "auto")]
     figures = overall(summarize(RESULTS + worse))
     assert figures["cells"] == 2
-    assert figures["cells_below_paper"] == figures["cells_below_ieo"] == 1
+    assert figures["auto_cells_below_paper"] == figures["cells_below_ieo"] == figures["cells_clearly_below_ieo"] == 1
+    assert figures["bcp_cells_above_paper"] == 1
+    assert figures["cells_above_strongest"] == 2
+    assert figures["cells_clearly_above_strongest"] == 0
     assert figures["auto_mean"] == pytest.approx((6 + 2.5) / 2)
     assert figures["paper_ieo"] == pytest.approx((25.8 + 1.04) / 2)
     assert figures["paper_bcp"] == pytest.approx((18.2 + 0.76) / 2)
-    assert figures["diff_mean"] == pytest.approx(-3)
-    assert figures["diff_se"] == pytest.approx(1 / math.sqrt(3) / 2)
+    assert figures["over_ieo_mean"] == pytest.approx(-3)
+    assert figures["over_ieo_se"] == pytest.approx(1 / math.sqrt(3) / 2)
 
 
 def test_a_single_run_has_no_standard_error_and_still_makes_valid_json() -> None:
     figures = overall(summarize(result for result in RESULTS if result.run.number == 0))
-    assert figures["diff_se"] is None
+    assert figures["over_ieo_se"] is None
     assert "NaN" not in json.dumps(figures)
     assert "Infinity" not in json.dumps(figures)
 
@@ -248,8 +254,25 @@ def test_the_table_has_the_papers_figures_beside_ours() -> None:
     assert "| 25.8 ± 4.16 | 18.2 ± 3.16 |" in row
     assert "| **6 ± 2.6** |" in row
     assert "| 12 ± 2 |" in row
-    assert row.endswith("| -6 ± 0.58 |")
-    assert "1 of 1 cells" in text
+    assert row.endswith("| regression | +0.33 ± 0.67 | 3 |")
+    assert "below the paper's BCP in 1 of 1" in text
+    assert "Our BCP as printed is above the paper's BCP in 1 of 1 cells." in text
+    assert "the strongest baseline: below in 0 of 1 cells (0 beyond two standard errors), not below in 1 (0 " in text
+
+
+def test_runs_that_lack_a_method_are_left_out_of_its_comparison_only() -> None:
+    partly = [result for result in RESULTS if result.method != "regression" or result.run.number == 1]
+    (summary,) = summarize(partly)
+    assert summary.strongest is not None
+    assert (summary.strongest.rival, summary.strongest.runs) == ("regression", 1)
+    assert summary.strongest.difference.mean == -1
+    assert not summary.strongest.clear
+    (row,) = [line for line in markdown([summary]).splitlines() if line.startswith("| 3 ")]
+    assert "| 512 | 1–3 |" in row
+    assert row.endswith("| regression | -1 | 1 |")
+    (alone,) = summarize(result for result in RESULTS if result.method != "auto")
+    assert alone.strongest is None
+    assert "strongest baseline:" not in markdown([alone])
 
 
 def test_the_plot_is_written_for_any_part_of_the_table(tmp_path: Path) -> None:

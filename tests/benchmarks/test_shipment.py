@@ -7,9 +7,10 @@ import torch
 
 from bco_core.inference.options import make_options
 from benchmarks.experiments import harness
+from benchmarks.experiments.compare import compare, strongest
 from benchmarks.experiments.harness import Finding
 from benchmarks.experiments.shipment import run as shipment
-from benchmarks.experiments.shipment.report import by_cell, difference, markdown, overall, plot
+from benchmarks.experiments.shipment.report import RIVALS, by_cell, markdown, overall, plot
 
 KEY = (3, 50, 7, 0)
 CHEAP = ("saa", "ieo", "tps", "map", "bcp")
@@ -69,14 +70,20 @@ def test_the_report_pairs_runs_and_counts_cells(tmp_path: Path) -> None:
         for method, value in (("auto", 100.0 + dims), ("ieo", 110.0), ("bcp", 105.0), ("floor", 90.0))
     ]
     cells = by_cell([*made, Finding((0, 50, 0, 9), "ieo", 1.0, 0.1)])
-    gain = difference(cells[0, 50], "auto", "ieo")
+    gain = compare(cells[0, 50], "auto", "ieo")
     assert gain is not None
-    assert (gain.mean, gain.standard_error) == (-10.0, 0.0)
-    assert difference(cells[0, 50], "auto", "enw") is None
+    assert (gain.difference.mean, gain.difference.standard_error, gain.runs) == (-10.0, 0.0, 3)
+    assert compare(cells[0, 50], "auto", "enw") is None
+    beside = strongest(cells[9, 50], "auto", RIVALS)
+    assert beside is not None
+    assert (beside.rival, beside.difference.mean) == ("bcp", 4.0)
     figures = overall(cells)
     assert (figures["cells"], figures["cells_below_ieo"], figures["cells_below_bcp"]) == (2, 2, 1)
+    assert (figures["cells_clearly_below_strongest"], figures["cells_clearly_above_strongest"]) == (1, 1)
     text = markdown(cells)
     assert "| 9 | 50 | 3 |" in text
-    assert "auto costs less than IEO in 2, BCP in 1." in text
+    assert "| 0 | 50 | 3–4 |" in text
+    assert "| BCP | +4 ± 0 | 3 |" in text
+    assert "beside BCP: below in 1 of 2 cells (1 beyond two standard errors), not below in 1 (1 beyond" in text
     plot(cells, tmp_path / "boxes.png")
     assert (tmp_path / "boxes.png").stat().st_size > 10_000

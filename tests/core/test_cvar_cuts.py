@@ -6,6 +6,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
+from bco_core.solvers import cvar_cuts
 from bco_core.solvers.cvar_cuts import DenseQP, cvar_portfolio, point_portfolio, tail_mean
 from bco_core.solvers.dual_newton import OPTIMAL, UNSOLVED, Array, FactorQP, tail_portfolio, tail_rows
 
@@ -161,3 +162,23 @@ def test_one_return_vector_needs_no_tail() -> None:
     assert returns @ found.portfolio == pytest.approx(0.09, abs=1e-9)
     assert found.shortfall == 0
     assert point_portfolio(qp, returns, 0.5).shortfall == pytest.approx(0.5 - returns.max(), abs=1e-7)
+
+
+def test_a_best_effort_survives_a_solver_that_gives_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    atoms, weights = scenarios(2, 60)
+    qp = DenseQP.of(covariance(), np.zeros(ASSETS), np.ones(ASSETS), 1.0, None, None)
+    whole = cvar_portfolio(qp, atoms, weights, 0.9, 1.0)
+    assert whole.verified
+    solve, calls = cvar_cuts.daqp.solve, []
+
+    def tires(hessian: Array, *rest: object, **options: object) -> tuple[Array, float, int, object]:
+        soft = len(hessian) > ASSETS
+        calls.append(soft)
+        x, value, flag, info = solve(hessian, *rest, **options)
+        return x, value, -2 if sum(calls) > 3 else flag, info
+
+    monkeypatch.setattr(cvar_cuts.daqp, "solve", tires)
+    found = cvar_portfolio(qp, atoms, weights, 0.9, 1.0)
+    assert not found.verified
+    assert whole.shortfall <= found.shortfall < 1.5 * whole.shortfall
+    assert found.portfolio.sum() <= 1 + 1e-9

@@ -1,0 +1,134 @@
+"""Predict, then optimise, as a good planner would: the best of several regressions, and the errors it made out of fold.
+
+Regressions compete by squared error on rows they did not see: ridge on the contexts, ridge on cubic splines of each
+context (an additive model), and boosted trees, the last two with their own settings. The winner of each sort then
+predicts every row out of fold, and its errors are carried to new predictions in the way that scores best
+(:mod:`bco_core.calibration`). The first sort is left for another only where the score is clearly better, and the chosen
+one decides by SAA over what it carries. Outcomes that were never negative are not carried below zero.
+
+Splines need the package ``scikit-learn`` and trees ``lightgbm``; both are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bco_core.calibration import choose_history, score
+from bco_core.data import FOLDS, Sample, Standardizer, fold_numbers
+from bco_core.predictive import History, predictive_scenarios
+from bco_core.problems.base import DecisionProblem
+from bco_core.regression import ridge
+from bco_core.select import select
+
+# Fits the rows of a sample; predictions (settings, m, d_y) for contexts (m, d_x), one for each of its settings.
+Regression = Callable[[Sample, Tensor], Tensor]
+
+KNOTS = (3, 5, 8)
+LEAVES = (2, 4, 8)
+ROUNDS = (50, 100, 200, 400)
+HISTORY_ROWS = 1000
+_CHUNK_NUMBERS = 4_000_000
+
+
+def linear(sample: Sample, contexts: Tensor) -> Tensor:
+    """Ridge regression, its penalty by leave-one-out error."""
+    return _ridge(sample.contexts, sample.outcomes, contexts)[None]
+
+
+def additive(sample: Sample, contexts: Tensor) -> Tensor:
+    """Ridge regression on cubic splines of every context, for several numbers of knots."""
+    from sklearn.preprocessing import SplineTransformer
+
+    found = []
+    for knots in KNOTS:
+        basis = SplineTransformer(n_knots=knots, degree=3, knots="quantile", extrapolation="linear", include_bias=False)
+        inputs = torch.from_numpy(basis.fit_transform(sample.contexts.numpy()))
+        found.append(_ridge(inputs, sample.outcomes, torch.from_numpy(basis.transform(contexts.numpy()))))
+    return torch.stack(found)
+
+
+def boosted(sample: Sample, contexts: Tensor) -> Tensor:
+    """Boosted trees of squared error, one model for each outcome, for several sizes and numbers of trees."""
+    import lightgbm
+
+    found = []
+    for leaves in LEAVES:
+        parameters = {
+            "objective": "regression",
+            "num_leaves": leaves,
+            "learning_rate": 0.05,
+            "min_data_in_leaf": 10,
+            "num_threads": 1,
+            "verbosity": -1,
+        }
+        models = [
+            lightgbm.train(parameters, lightgbm.Dataset(sample.contexts.numpy(), outcome.numpy()), max(ROUNDS))
+            for outcome in sample.outcomes.T
+        ]
+        for rounds in ROUNDS:
+            each = [torch.from_numpy(model.predict(contexts.numpy(), num_iteration=rounds)) for model in models]
+            found.append(torch.stack(each, dim=1))
+    return torch.stack(found)
+
+
+@dataclass(frozen=True)
+class Regressed:
+    """The chosen regression with its setting, fitted to all rows, and the history of its out-of-fold errors."""
+
+    sample: Sample
+    regression: Regression
+    setting: int
+    history: History
+
+    def decisions(self, problem: DecisionProblem, contexts: Tensor, atoms: int) -> Tensor:
+        """Decisions (m, d_z) of least mean cost over ``atoms`` outcomes carried to each prediction."""
+        features = Standardizer.fit(self.sample.contexts).apply(contexts)
+        predictions = self.regression(self.sample, contexts)[self.setting]
+        lowest = 0.0 if (self.sample.outcomes >= 0).all() else -torch.inf
+        found = []
+        size = max(1, _CHUNK_NUMBERS // (atoms * problem.outcome_dim))
+        for here, where in zip(predictions.split(size), features.split(size), strict=True):
+            scenarios = predictive_scenarios(self.history, here, atoms, where)
+            found.append(problem.prescribe(scenarios.outcomes.clamp_min(lowest), scenarios.weights).decisions)
+        return torch.cat(found)
+
+
+def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> Regressed:
+    """The regression whose carried errors score best on rows that it did not see."""
+    fitted, scores = zip(*(_fit(sample, regression, seed) for regression in regressions), strict=True)
+    chosen: Regressed = fitted[select(list(scores), [{} for _ in scores]).chosen]
+    return chosen
+
+
+def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[Regressed, Tensor]:
+    """A regression in its best setting, and the score of what it carries on each kept row (H,)."""
+    fold = fold_numbers(len(sample), seed)
+    predictions = torch.empty(0)
+    for number in range(FOLDS):
+        inside = fold == number
+        predicted = regression(sample.rows(~inside), sample.contexts[inside])
+        if number == 0:
+            predictions = torch.empty(len(predicted), *sample.outcomes.shape, dtype=torch.float64)
+        predictions[:, inside] = predicted
+    spread = Standardizer.fit(sample.outcomes).scale
+    setting = int(((predictions - sample.outcomes) / spread).square().mean(dim=(1, 2)).argmin())
+    kept = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))[:HISTORY_ROWS]
+    features = Standardizer.fit(sample.contexts).apply(sample.contexts)[kept]
+    choice = choose_history(
+        predictions[setting][kept], sample.outcomes[kept], spread, features, torch.ones_like(spread)
+    )
+    # The history has an order of its own; regressions are compared row by row.
+    scores = torch.empty(len(kept), dtype=torch.float64)
+    scores[choice.order] = score(choice.history, torch.arange(len(kept)), features[choice.order])
+    return Regressed(sample, regression, setting, choice.history), scores
+
+
+def _ridge(inputs: Tensor, outcomes: Tensor, contexts: Tensor) -> Tensor:
+    scale = Standardizer.fit(inputs)
+    fitted = ridge(scale.apply(inputs), outcomes)
+    predicted: Tensor = scale.apply(contexts) @ fitted[:-1] + fitted[-1]
+    return predicted
