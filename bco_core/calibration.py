@@ -26,6 +26,8 @@ BINS = 10
 JUDGED_ROWS = 300
 _ATOMS = 64
 _SAFE = 0.05
+# Many ways compete, and with few rows some look better by chance: a gain must be so many standard errors.
+_CLEAR = 2.0
 _PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
 
 
@@ -44,8 +46,9 @@ class Calibration:
     """How predictive scenarios did on held-out rows.
 
     ``pit`` counts, in ten bins, where the outcomes lay in their predicted distributions, as shares: 0.1 each is
-    perfect. An outcome that ties with scenarios counts for all the places that they take up. ``coverage`` is the share of outcomes within the central interval of each level. ``score`` is the mean
-    score, ``constant_score`` that of the history's outcomes without any context.
+    perfect. An outcome that ties with scenarios counts for all the places that they take up. ``coverage`` is the share
+    of outcomes within the central interval of each level. ``score`` is the mean score, ``constant_score`` that of the
+    history's outcomes without any context.
     """
 
     rows: int
@@ -72,7 +75,7 @@ def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, featur
         candidates = candidates[:1]
     scores = [score(one, judged, features) for one in candidates]
     labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
-    choice = select(scores, labels)
+    choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
     return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), order, choice.table)
 

@@ -209,3 +209,17 @@ def test_a_judged_score_does_not_depend_on_its_own_row() -> None:
     far, near = (score(one, rows, features).item() * history.spread.item() for one in (apart, history))
     assert far == pytest.approx(1e6, rel=1e-4)
     assert near < 10
+
+
+def test_few_rows_of_even_noise_are_seldom_carried_in_another_way() -> None:
+    """What looks better on some sixty rows by one standard error is chance more often than not."""
+    plain = 0
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        features = torch.randn(60, 4, generator=draw, dtype=torch.float64)
+        predictions = 50 + features @ torch.tensor([[3.0], [2.0], [0.0], [0.0]], dtype=torch.float64)
+        outcomes = predictions + 2 * torch.randn(60, 1, generator=draw, dtype=torch.float64)
+        ones = torch.ones(1, dtype=torch.float64)
+        chosen = choose_history(predictions, outcomes, outcomes.std(dim=0), features, ones).history.carrier
+        plain += chosen.carry == "shift" and chosen.bandwidth is None
+    assert plain >= 15

@@ -120,7 +120,7 @@ MUTANTS = [
     *group(
         "bco_core/select.py",
         "tests/core/test_select.py",
-        ("a gain that is not clear", "if gain.mean < -gain.standard_error", "if gain.mean < 0"),
+        ("a gain that is not clear", "if gain.mean < -errors * gain.standard_error", "if gain.mean < 0"),
         ("the smallest clear gain", "chosen = min(clear, ", "chosen = max(clear, "),
         ("the dearest share", ".mean(dim=1).argmin()", ".mean(dim=1).argmax()"),
     ),
