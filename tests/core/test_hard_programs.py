@@ -212,6 +212,22 @@ def test_a_rent_that_a_row_asks_for_is_a_fixed_cost(sense: str, by: float, limit
     assert TwoStageLinear.from_spec(spec).fixed_cost == 1e7
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("unit", [1e-11, 1e-7, 1e7])
+def test_the_unit_of_costs_changes_no_decision(unit: float, whole: bool) -> None:
+    atoms = torch.tensor([[[9.0], [14.0], [19.0], [23.0]]], dtype=torch.float64)
+    spec = rented(rent=0.0)
+    spec["decisions"] = [decision | {"integer": whole} for decision in spec["decisions"]]
+    scaled = dict(spec)
+    for part in ("decisions", "recourse"):
+        scaled[part] = [one | {"cost": one["cost"] * unit} for one in spec[part]]
+    problems = [TwoStageLinear.from_spec(one) for one in (spec, scaled)]
+    for weights in ([0.25] * 4, [0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 0.0, 1.0]):
+        plain, other = (one.prescribe(atoms, torch.tensor(weights, dtype=torch.float64)) for one in problems)
+        assert (plain.status, other.status) == ([Status.OPTIMAL], [Status.OPTIMAL])
+        assert other.objective.item() / unit == pytest.approx(plain.objective.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("largest", [1e6, 1e7, 1e9, 1e12])
 def test_whole_numbers_that_are_nearly_whole_pay_for_what_they_allow(largest: float) -> None:
     """Opened by a millionth, a site would serve all demand for nothing."""

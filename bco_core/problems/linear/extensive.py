@@ -99,8 +99,23 @@ def extensive(
 ) -> Solution:
     """All scenarios as one program in HiGHS: variables z, then x_k for every scenario; for CVaR also η and excesses.
 
-    A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
+    HiGHS takes small numbers for zero: where all costs are small, it sees them in units of the largest.
     """
+    unit, first, recourse = cost_unit(data), data.first, data.recourse
+    in_units = replace(
+        data, first=replace(first, cost=first.cost / unit), recourse=replace(recourse, cost=recourse.cost / unit)
+    )
+    found = _by_highs(in_units, atoms, weights, risk, until, replace(gap, absolute=gap.absolute / unit))
+    return judged(replace(found, objective=found.objective * unit, bound=found.bound * unit), fixed_cost(data), gap)
+
+
+def cost_unit(data: Description) -> float:
+    """The largest cost of a unit of anything where that is below one; one where nothing costs."""
+    return min(float(np.abs(np.concatenate([data.first.cost, data.recourse.cost])).max()), 1.0) or 1.0
+
+
+def _by_highs(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap) -> Solution:
+    """A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change."""
     program = program_of(data, atoms, weights, risk)
     fixed = fixed_cost(data)
     dim = len(data.first.cost)
@@ -135,9 +150,7 @@ def extensive(
         raise failed
     if len(answer.values):
         decision = answer.values[:dim]
-    return judged(
-        Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound), fixed, gap
-    )
+    return Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound)
 
 
 def _left(until: float | None) -> float | None:

@@ -35,6 +35,7 @@ from bco_core.problems.linear.description import Description, describe, describe
 from bco_core.problems.linear.extensive import (
     REASONS,
     Solution,
+    cost_unit,
     extensive,
     fixed_cost,
     fixed_first_cost,
@@ -75,8 +76,8 @@ class TwoStageLinear(Problem):
     def from_spec(spec: dict[str, Any]) -> TwoStageLinear:
         """Build from a specification by names, the form in which the API takes it, and perhaps ``relative_gap`` and
         ``absolute_gap``."""
-        gap = Gap(*(_gap(spec, name, default) for name, default in asdict(GAP).items()))
-        return replace(TwoStageLinear.of(describe(spec)), gap=gap)
+        problem = TwoStageLinear.of(describe(spec))
+        return replace(problem, gap=Gap(*(_gap(spec, name, default) for name, default in asdict(problem.gap).items())))
 
     @staticmethod
     def from_shipment(spec: dict[str, Any]) -> TwoStageLinear:
@@ -105,7 +106,9 @@ class TwoStageLinear(Problem):
         later = point.form.by_limit[:, len(data.limits) :]
         constant, size = point.form.rhs(np.concatenate([data.limits, data.constant]))
         point_rhs = RightHandSide.of(constant, size, later @ data.by_outcome, np.zeros((len(constant), 0)))
-        return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs)
+        # An absolute gap must be small beside costs that are small themselves.
+        gap = replace(GAP, absolute=GAP.absolute * cost_unit(data))
+        return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs, gap)
 
     @property
     def outcome_dim(self) -> int:
