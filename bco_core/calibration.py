@@ -26,6 +26,8 @@ BINS = 10
 JUDGED_ROWS = 300
 _ATOMS = 64
 _SAFE = 0.05
+# Many ways compete, and with few rows some look better by chance: a gain must be so many standard errors.
+_CLEAR = 2.0
 _PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
 
 
@@ -44,8 +46,9 @@ class Calibration:
     """How predictive scenarios did on held-out rows.
 
     ``pit`` counts, in ten bins, where the outcomes lay in their predicted distributions, as shares: 0.1 each is
-    perfect. ``coverage`` is the share of outcomes within the central interval of each level. ``score`` is the mean
-    score, ``constant_score`` that of the history's outcomes without any context.
+    perfect. An outcome that ties with scenarios counts for all the places that they take up. ``coverage`` is the share
+    of outcomes within the central interval of each level. ``score`` is the mean score, ``constant_score`` that of the
+    history's outcomes without any context.
     """
 
     rows: int
@@ -72,7 +75,7 @@ def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, featur
         candidates = candidates[:1]
     scores = [score(one, judged, features) for one in candidates]
     labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
-    choice = select(scores, labels)
+    choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
     return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), order, choice.table)
 
@@ -139,8 +142,8 @@ def calibrate(history: History, features: Tensor) -> Calibration:
     truth = history.outcomes[rows]
     below = (shares[..., None] * (atoms < truth[:, None])).sum(dim=1)
     ties = (shares[..., None] * (atoms == truth[:, None])).sum(dim=1)
-    pit = (below + 0.5 * ties).flatten()
-    counts = torch.histc(pit.clamp(0, 1), BINS, 0, 1)
+    pit = below.flatten().clamp(0, 1), ties.flatten()
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
     constant = History(
         torch.zeros_like(history.outcomes),
         history.outcomes,
@@ -151,11 +154,29 @@ def calibrate(history: History, features: Tensor) -> Calibration:
         rows=len(rows),
         carry=history.carrier.carry,
         bandwidth=history.carrier.bandwidth,
-        pit=(counts / counts.sum()).tolist(),
-        coverage={str(level): ((pit - 0.5).abs() <= level / 2).double().mean().item() for level in LEVELS},
+        pit=_below(*pit, edges).diff().tolist(),
+        coverage={str(level): _within(*pit, level) for level in LEVELS},
         score=score(history, rows, features).mean().item(),
         constant_score=score(constant, rows, features).mean().item(),
     )
+
+
+def _below(low: Tensor, width: Tensor, edges: Tensor) -> Tensor:
+    """The share of places in [0, 1] below each of the edges, the last of which is above all. An outcome that atoms tie
+    with is spread evenly from ``low`` (m,) over their ``width`` (m,): so a discrete distribution that is right looks
+    right (Czado et al., 2009)."""
+    spread = (edges[:, None] - low) / width.clamp_min(1e-300)
+    share = torch.where(width > 0, spread.clamp(0, 1), (low < edges[:, None]).double()).mean(dim=1)
+    share[0], share[-1] = 0.0, 1.0
+    return share
+
+
+def _within(low: Tensor, width: Tensor, level: float) -> float:
+    """The share of such places in the central interval of a level, ends included."""
+    least, most = (1 - level) / 2, (1 + level) / 2
+    overlap = ((low + width).clamp_max(most) - low.clamp_min(least)).clamp_min(0) / width.clamp_min(1e-300)
+    point = (low - 0.5).abs() <= level / 2
+    return torch.where(width > 0, overlap, point.double()).mean().item()
 
 
 def _by_residual(predictions: Tensor, outcomes: Tensor, spread: Tensor) -> Tensor:

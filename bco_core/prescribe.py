@@ -33,11 +33,12 @@ class PrescribeOptions:
     """How to decide. ``policy`` None is ``averaged``, or ``bcp`` where there is a ``risk``.
 
     ``scenarios`` posterior draws are hedged over: the stored particles, or fresh draws with a ``seed``. ``costs_over``
-    names the scenarios behind every cost: ``predictive``, or the ``posterior`` draws alone.
+    names the scenarios behind every cost: ``predictive``, or the ``posterior`` draws alone. ``alpha`` is for a policy
+    that has it, and 0.5 where nothing is given.
     """
 
     policy: str | None = None
-    alpha: float = 0.5
+    alpha: float | None = None
     scenarios: int = 200
     seed: int | None = None
     costs_over: str = PREDICTIVE
@@ -53,10 +54,19 @@ class PrescribeOptions:
             if value not in known:
                 raise InvalidInput(f"{name} must be one of {', '.join(known)}", (name,))
         check_risk(self.chosen_policy, self.risk)
+        if self.alpha is not None and "alpha" not in POLICIES[self.chosen_policy].parameters:
+            having = " or ".join(name for name, policy in POLICIES.items() if "alpha" in policy.parameters)
+            raise InvalidInput(
+                f"alpha is for policy {having}, and policy {self.chosen_policy} would ignore it", ("alpha",)
+            )
 
     @property
     def chosen_policy(self) -> str:
         return self.policy or ("bcp" if self.risk else "averaged")
+
+    @property
+    def blend(self) -> float:
+        return Terms.alpha if self.alpha is None else self.alpha
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ def prescribe(
         if taken > seconds:
             raise OutOfTime(f"deciding took longer than {seconds:g} s; fewer contexts or scenarios take less")
         left = None if solver_seconds == math.inf else max(solver_seconds - taken, 0.0)
-        terms = Terms(generator, options.risk or EXPECTATION, left, options.alpha)
+        terms = Terms(generator, options.risk or EXPECTATION, left, options.blend)
         parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
     return _joined(parts)
 
@@ -127,7 +137,7 @@ def decisions(
     scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
     predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
-    terms = Terms(generator, options.risk or EXPECTATION, None, options.alpha)
+    terms = Terms(generator, options.risk or EXPECTATION, None, options.blend)
     hedged = atoms if options.risk else scenarios
     return decide_over(problem, hedged, predictive, options.chosen_policy, terms).decisions
 

@@ -30,10 +30,13 @@ class Selection:
     table: Table
 
 
-def select(costs: list[Tensor], labels: Table) -> Selection:
-    """Choose among candidates with per-row costs (m,); the first is the default, and ``labels`` describe them."""
+def select(costs: list[Tensor], labels: Table, errors: float = 1.0) -> Selection:
+    """Choose among candidates with per-row costs (m,); the first is the default, and ``labels`` describe them.
+
+    A gain is clear that is above so many standard ``errors``.
+    """
     gains = [paired_difference(values, costs[0]) for values in costs]
-    clear = [index for index, gain in enumerate(gains) if gain.mean < -gain.standard_error]
+    clear = [index for index, gain in enumerate(gains) if gain.mean < -errors * gain.standard_error]
     chosen = min(clear, key=lambda index: gains[index].mean, default=0)
     table = [
         label | {"cost": asdict(estimate(values)), "against_default": asdict(gain), "chosen": index == chosen}

@@ -34,8 +34,9 @@ class PrescribeOptions(Request):
     """How to decide, for one context or for many."""
 
     policy: PolicyName | None = Field(None, description="the posterior's own by default")
-    alpha: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.5, description="for policy blended: 0 optimises at the mean prediction, 1 is bcp"
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="for policy blended alone: 0 optimises at the mean prediction, 1 is bcp; 0.5 by default",
     )
     scenarios: Annotated[int, Field(ge=1)] = Field(200, description="posterior draws to hedge over")
     seed: Seed | None = Field(None, description="draw fresh scenarios with this seed; by default the stored particles")
@@ -91,7 +92,7 @@ class BatchUpload(Request):
     file: UploadFile = Field(description="contexts, as CSV (UTF-8, one header line) or Parquet")
     name: Name | None = Field(None, description="the posterior's by default")
     policy: PolicyName | None = Field(None, description="the posterior's own by default")
-    alpha: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="for policy blended")
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="for policy blended; 0.5 by default")
     scenarios: Annotated[int, Field(ge=1)] = Field(200, description="posterior draws to hedge over")
     seed: Seed | None = Field(None, description="draw fresh scenarios with this seed")
     costs_over: CostsOver = Field("predictive", description="what costs are computed over")

@@ -125,6 +125,15 @@ class TwoStageLinear(Request):
     outcomes: list[UncertainOutcome] = Field(min_length=1, max_length=200)
     recourse: list[RecourseVariable] = Field(min_length=1, max_length=1000)
     rows: list[RecourseRow] = Field(min_length=1, max_length=200)
+    relative_gap: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="how far an optimal cost may be above its proven bound, as a share of the cost without fixed ones; "
+        "1e-6 by default",
+    )
+    absolute_gap: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
+        None,
+        description="the same as an amount; by default 1e-9, or 1e-9 of the largest unit cost if all are below one",
+    )
 
     def outcome_names(self) -> list[str]:
         return [outcome.name for outcome in self.outcomes]

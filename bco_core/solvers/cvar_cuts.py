@@ -72,11 +72,17 @@ class DenseQP:
 
 
 class Tail(NamedTuple):
-    """A portfolio (m,), how far its worst tail stays below the target, and whether its optimality was verified."""
+    """A portfolio (m,), how far its worst tail stays below the target, and whether it keeps every row.
+
+    ``rows`` (c, m) and ``bounds`` (c,) are what it was found with: every portfolio that reaches the target has
+    rows·z ≥ bounds.
+    """
 
     portfolio: Array
     shortfall: float
     verified: bool
+    rows: Array
+    bounds: Array
 
 
 def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) -> Array:
@@ -107,7 +113,8 @@ def cvar_portfolio(
         if found is not None:
             tail = float(tail_mean(scenarios, weights, level, found.portfolio) @ found.portfolio)
             short = goal - tail
-            return Tail(found.portfolio, short * scale if short > 10 * _TOLERANCE else 0.0, found.verified)
+            short = short * scale if short > 10 * _TOLERANCE else 0.0
+            return found._replace(shortfall=short)
     raise SolverFailure("the portfolio of best effort was not found: are the returns and the covariance sensible?")
 
 
@@ -144,11 +151,16 @@ def _cut(
             if best is not None:
                 cuts.append(tail_mean(scenarios, weights, level, (portfolio + best) / 2))
         elif not broken:
-            return Tail(portfolio, slack, True)
+            return Tail(portfolio, slack, True, *_asked(cuts, limits, goal))
         if tail > best_tail:
             best, best_tail = portfolio, tail
         limits += broken
-    return Tail(portfolio, slack, False)
+    return Tail(portfolio, slack, False, *_asked(cuts, limits, goal))
+
+
+def _asked(cuts: list[Array], limits: list[tuple[Array, float]], goal: float) -> tuple[Array, Array]:
+    rows = np.array([*(row for row, _ in limits), *cuts])
+    return rows, np.array([*(bound for _, bound in limits), *([goal] * len(cuts))])
 
 
 def _master(

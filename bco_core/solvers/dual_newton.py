@@ -173,11 +173,14 @@ def _solve_rows(  # type: ignore[no-untyped-def]
             portfolios[i, j] = large[0, j] * scale[j]
 
 
-def tail_portfolio(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> tuple[Array, int]:
+def tail_portfolio(
+    qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float
+) -> tuple[Array, int, Array]:
     """The portfolio of least variance whose worst tail over scenarios (K, m), of weights that sum to one, reaches the
-    target: (m,) and its code. UNSOLVED says that there is none, or that it was not found."""
-    code, portfolio, _ = _cut(qp, scenarios, weights, level, target, 0.0)
-    return portfolio, code
+    target: (m,), its code and the rows (c, m) that it was found with. UNSOLVED says that there is none, or that it was
+    not found."""
+    code, portfolio, rows = _cut(qp, scenarios, weights, level, target, 0.0)
+    return portfolio, code, rows
 
 
 def tail_rows(qp: FactorQP, scenarios: Array, weights: Array, level: float, target: float) -> Array:

@@ -495,6 +495,7 @@ PRESCRIBE = {
     "beyond any prediction": Case(second_context(rain=1e80), pointer="#/contexts", says="far from the history"),
     "unknown policy": Case(prescribe(policy=SECRET), pointer="#/policy", says="'thompson'"),
     "alpha beyond one": Case(prescribe(policy="blended", alpha=1.5), pointer="#/alpha"),
+    "alpha for another policy": Case(prescribe(policy="bcp", alpha=0.5), pointer="#/alpha", says="blended"),
     "unknown scenarios for costs": Case(prescribe(costs_over=SECRET), pointer="#/costs_over", says="'predictive'"),
     "no scenarios": Case(prescribe(scenarios=0), pointer="#/scenarios"),
     "half a scenario": Case(prescribe(scenarios=0.5), pointer="#/scenarios"),

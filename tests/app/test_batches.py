@@ -124,7 +124,9 @@ def test_a_batch_decides_as_prescribe_does_in_the_order_of_its_rows(client: Test
 
 @pytest.mark.parametrize("policy", ["bcp", "blended", "map"])
 def test_a_batch_takes_the_options_that_prescribe_takes(client: TestClient, posterior: Json, policy: str) -> None:
-    options: Json = {"policy": policy, "scenarios": 17, "seed": 5, "costs_over": "posterior", "alpha": 0.25}
+    options: Json = {"policy": policy, "scenarios": 17, "seed": 5, "costs_over": "posterior"}
+    if policy == "blended":
+        options["alpha"] = 0.25
     job = run(client, submitted(client, posterior, CONTEXTS[:10], **{name: str(v) for name, v in options.items()}))
     expected = prescribe(client, posterior["id"], contexts=CONTEXTS[:10], **options)["prescriptions"]
     table = downloaded(client, job["id"], "parquet")

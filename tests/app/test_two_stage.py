@@ -11,6 +11,9 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
+from bco_core import build_problem
+from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.status import Gap
 
 SPEC: Json = {
     "kind": "two_stage_linear",
@@ -119,6 +122,18 @@ def test_a_risk_over_promises_that_did_not_hold_is_answered_with_a_warning(clien
     assert warning in warnings(doubt)
     assert warning not in warnings(doubt, risk=None)
     assert not any("a risk is judged" in said for said in warnings(""))
+
+
+def test_a_planner_states_what_optimal_may_leave_open(client: TestClient) -> None:
+    stated = SPEC | {"relative_gap": 0.25, "absolute_gap": 3.0}
+    kept = answered(client.post("/v1/problems", json={"name": "roughly", "spec": stated}), 201)["spec"]
+    problem = build_problem(kept)
+    assert isinstance(problem, TwoStageLinear)
+    assert problem.gap == Gap(0.25, 3.0)
+    for name in ("relative_gap", "absolute_gap"):
+        refused = client.post("/v1/problems", json={"name": "no", "spec": SPEC | {name: -0.1}})
+        assert refused.status_code == 422
+        assert name in refused.text
 
 
 def test_a_risk_works_with_whole_numbers_too(client: TestClient, trucks: Json) -> None:

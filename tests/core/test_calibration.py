@@ -102,6 +102,29 @@ def test_coverage_and_pit_count_where_outcomes_lie_among_what_other_rows_say(
     assert (found.rows, found.carry, found.bandwidth) == (60, carry, bandwidth)
 
 
+@pytest.mark.parametrize("chances", [[1.0], [0.97, 0.03], [0.6, 0.3, 0.1], [0.2] * 5])
+def test_discrete_outcomes_from_the_right_distribution_look_calibrated(chances: list[float]) -> None:
+    """Constant, rare, zero-inflated or few-valued: whatever ties there are, ranges hold what they say."""
+    rows = 300
+    counts = (torch.tensor(chances, dtype=torch.float64) * rows).round().long()
+    outcomes = torch.arange(len(chances)).repeat_interleave(counts).double()[:, None]
+    carrier = Carrier("keep", None, torch.ones(1, dtype=torch.float64))
+    found = calibrate(History(torch.zeros_like(outcomes), outcomes, torch.ones(1), carrier), torch.zeros(rows, 1))
+    assert found.coverage == pytest.approx({str(level): level for level in LEVELS}, abs=0.01)
+    assert found.pit == pytest.approx([1 / BINS] * BINS, abs=0.01)
+
+
+def test_a_tie_counts_for_all_the_places_that_it_takes_up() -> None:
+    """Row by row: of three others, outcome 1 has one below it and one tie; 0 has none below; 2 has all below."""
+    outcomes = torch.tensor([[0.0], [1.0], [1.0], [2.0]], dtype=torch.float64)
+    carrier = Carrier("keep", None, torch.ones(1, dtype=torch.float64))
+    found = calibrate(History(torch.zeros_like(outcomes), outcomes, torch.ones(1), carrier), torch.zeros(4, 1))
+    # Places 0 and 1, and twice all from 1/3 to 2/3.
+    middle = [0.5 * 3 * max(0.0, min((k + 1) / 10, 2 / 3) - max(k / 10, 1 / 3)) for k in range(10)]
+    assert found.pit == pytest.approx([0.25 * (k in (0, 9)) + middle[k] for k in range(10)], abs=1e-9)
+    assert found.coverage["0.5"] == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(("carry", "bandwidth"), [("shift", None), ("shift", 0.3), ("keep", 0.2)])
 def test_a_rows_score_is_the_crps_of_what_other_rows_say(carry: str, bandwidth: float | None) -> None:
     history, features = make_history(1, carry, bandwidth)
@@ -186,3 +209,17 @@ def test_a_judged_score_does_not_depend_on_its_own_row() -> None:
     far, near = (score(one, rows, features).item() * history.spread.item() for one in (apart, history))
     assert far == pytest.approx(1e6, rel=1e-4)
     assert near < 10
+
+
+def test_few_rows_of_even_noise_are_seldom_carried_in_another_way() -> None:
+    """What looks better on some sixty rows by one standard error is chance more often than not."""
+    plain = 0
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        features = torch.randn(60, 4, generator=draw, dtype=torch.float64)
+        predictions = 50 + features @ torch.tensor([[3.0], [2.0], [0.0], [0.0]], dtype=torch.float64)
+        outcomes = predictions + 2 * torch.randn(60, 1, generator=draw, dtype=torch.float64)
+        ones = torch.ones(1, dtype=torch.float64)
+        chosen = choose_history(predictions, outcomes, outcomes.std(dim=0), features, ones).history.carrier
+        plain += chosen.carry == "shift" and chosen.bandwidth is None
+    assert plain >= 15

@@ -106,7 +106,7 @@ def test_the_dual_newton_kernel_finds_the_same_tail_portfolios(count: int, level
         weights /= weights.sum()
         target = 0.03 + 0.005 * seed
         expected = cvar_portfolio(qp, atoms, weights, level, target)
-        portfolio, code = tail_portfolio(factors(), atoms, weights, level, target)
+        portfolio, code, _ = tail_portfolio(factors(), atoms, weights, level, target)
         if expected.shortfall:
             assert code == UNSOLVED
             continue

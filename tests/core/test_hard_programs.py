@@ -192,6 +192,63 @@ def test_a_fixed_cost_hides_no_gap_of_whole_number_decisions() -> None:
     assert with_rent.gaps.item() <= GAP.relative
 
 
+def test_a_loose_bound_hides_no_gap() -> None:
+    """A bound that nothing drives a decision to is no fixed cost, however far away it is."""
+    atoms = torch.tensor([[[9.0], [14.0], [19.0], [23.0]]], dtype=torch.float64)
+    weights = torch.full((4,), 0.25, dtype=torch.float64)
+    spec, tight = rented(rent=0.0), TwoStageLinear.from_spec(rented(rent=0.0))
+    spec["decisions"].append({"name": "balance", "cost": 1e-3, "minimum": -1e11})
+    spec["decision_rows"] = [{"coefficients": {"balance": 1}, "sense": ">=", "limit": 0}]
+    loose = TwoStageLinear.from_spec(spec)
+    assert loose.fixed_cost == 0.0
+    assert loose.prescribe(atoms, weights).objective.item() == pytest.approx(tight.prescribe(atoms, weights).objective)
+
+
+@pytest.mark.parametrize(("sense", "by", "limit"), [("=", 1, 1), (">=", 2, 2), ("<=", -1, -1)])
+def test_a_rent_that_a_row_asks_for_is_a_fixed_cost(sense: str, by: float, limit: float) -> None:
+    spec = rented(rent=0.0)
+    spec["decisions"].append({"name": "lease", "cost": 1e7})
+    spec["decision_rows"] = [{"coefficients": {"lease": by}, "sense": sense, "limit": limit}]
+    assert TwoStageLinear.from_spec(spec).fixed_cost == 1e7
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("unit", [1e-11, 1e-7, 1e7])
+def test_the_unit_of_costs_changes_no_decision(unit: float, whole: bool) -> None:
+    atoms = torch.tensor([[[9.0], [14.0], [19.0], [23.0]]], dtype=torch.float64)
+    spec = rented(rent=0.0)
+    spec["decisions"] = [decision | {"integer": whole} for decision in spec["decisions"]]
+    scaled = dict(spec)
+    for part in ("decisions", "recourse"):
+        scaled[part] = [one | {"cost": one["cost"] * unit} for one in spec[part]]
+    problems = [TwoStageLinear.from_spec(one) for one in (spec, scaled)]
+    for weights in ([0.25] * 4, [0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 0.0, 1.0]):
+        plain, other = (one.prescribe(atoms, torch.tensor(weights, dtype=torch.float64)) for one in problems)
+        assert (plain.status, other.status) == ([Status.OPTIMAL], [Status.OPTIMAL])
+        assert other.objective.item() / unit == pytest.approx(plain.objective.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("largest", [1e6, 1e7, 1e9, 1e12])
+def test_whole_numbers_that_are_nearly_whole_pay_for_what_they_allow(largest: float) -> None:
+    """Opened by a millionth, a site would serve all demand for nothing."""
+    spec = {
+        "decisions": [
+            {"name": "open", "cost": 100, "maximum": 1, "integer": True},
+            {"name": "order", "cost": 1},
+        ],
+        "decision_rows": [{"coefficients": {"order": 1, "open": -largest}, "sense": "<=", "limit": 0}],
+        "outcomes": [{"name": "y"}],
+        "recourse": [{"name": "rush", "cost": 50}],
+        "rows": [{"recourse": {"rush": 1}, "decisions": {"order": 1}, "sense": ">=", "outcomes": {"y": 1}}],
+    }
+    problem, atoms = TwoStageLinear.from_spec(spec), torch.tensor([[[5.0], [10.0]]], dtype=torch.float64)
+    found = problem.prescribe(atoms, EQUAL)
+    assert problem.feasible(found.decisions[:, None], atoms).all()
+    assert found.objective.item() == pytest.approx((problem.cost(found.decisions[:, None], atoms) @ EQUAL).item())
+    assert (found.status == [Status.OPTIMAL]) == (found.objective.item() == pytest.approx(110))
+    assert largest > 1e9 or found.status == [Status.OPTIMAL]
+
+
 def test_a_gap_is_judged_without_the_fixed_cost() -> None:
     assert not GAP.closes(1e5 + 29.8, 1e5 + 24.05, 1e5)
     assert GAP.share(1e5 + 29.8, 1e5 + 24.05, 1e5) == pytest.approx(5.75 / 29.8)

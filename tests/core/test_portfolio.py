@@ -13,6 +13,7 @@ import torch
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
+from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.solvers.cvar_cuts import point_portfolio
 from bco_core.status import DENSE
@@ -212,3 +213,36 @@ def test_twenty_assets_with_a_full_covariance_matrix_take_the_fast_kernel() -> N
 def test_a_risk_aversion_must_be_positive() -> None:
     with pytest.raises(InvalidInput, match="risk aversion"):
         MeanVariancePortfolio.from_spec(spec(risk_aversion=-1))
+
+
+@pytest.mark.parametrize("changes", [{}, {"maximum_long": 0.7}, {"confidence": 0.0}, {"budget": 3.0}])
+def test_a_return_that_is_kept_at_least_variance_is_proven(changes: Spec) -> None:
+    problem = ReturnConstrainedPortfolio.from_spec(spec(**({"target_return": 0.02, "confidence": 0.8} | changes)))
+    found = problem.prescribe(returns(60).view(2, 30, 5), torch.full((30,), 1 / 30, dtype=torch.float64))
+    assert found.status == [Status.OPTIMAL] * 2
+    assert found.gaps is not None
+    assert found.bounds is not None
+    assert (found.gaps <= 1e-6).all()
+    assert (found.bounds <= found.objective + 1e-15).all()
+
+
+@pytest.mark.parametrize("limit", [None, 0.7])
+def test_a_portfolio_that_is_not_the_best_is_not_called_optimal(
+    limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.02, confidence=0.8, maximum_long=limit))
+    atoms, weights = returns(30)[None], torch.full((30,), 1 / 30, dtype=torch.float64)
+    best, right = problem.prescribe(atoms, weights), Portfolios.keep_tail
+
+    def off(*arguments: Any) -> Any:
+        found = right(*arguments)
+        return found._replace(portfolio=1.01 * found.portfolio)
+
+    monkeypatch.setattr(Portfolios, "keep_tail", off)
+    found = problem.prescribe(atoms, weights)
+    assert found.status == [Status.BEST_EFFORT]
+    assert "could not prove" in found.reasons[0]
+    assert found.gaps is not None
+    assert found.bounds is not None
+    assert found.gaps.item() > 1e-3
+    assert found.bounds.item() <= best.objective.item()

@@ -110,13 +110,20 @@ def plain_decisions(policy: str, predictions: Array, alpha: float = 0.5) -> Arra
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "blended"])
 @pytest.mark.parametrize(("scenarios", "seed"), [(40, None), (13, None), (40, 5), (64, None)])
 def test_a_decision_hedges_over_posterior_draws(policy: str, scenarios: int, seed: int | None) -> None:
-    options = PrescribeOptions(policy, alpha=0.3, scenarios=scenarios, seed=seed)
+    options = PrescribeOptions(policy, 0.3 if policy == "blended" else None, scenarios, seed)
     found = prescribe(POSTERIOR, PROBLEM, CONTEXTS, options)
     stored = seed is None and scenarios <= 40
     theta = POSTERIOR.particles[:scenarios] if stored else POSTERIOR.distribution.sample(scenarios, seeded(seed or 7))
     expected = plain_decisions(policy, predicted(POSTERIOR, theta), 0.3)
     np.testing.assert_allclose(found.decisions.numpy(), expected, rtol=1e-5)
     assert found.status == [Status.OPTIMAL] * 7
+
+
+@pytest.mark.parametrize("policy", [None, "averaged", "bcp", "predictive", "map", "thompson"])
+def test_alpha_is_refused_where_it_would_be_ignored(policy: str | None) -> None:
+    with pytest.raises(InvalidInput, match="blended") as refused:
+        PrescribeOptions(policy, alpha=0.5)
+    assert refused.value.where == ("alpha",)
 
 
 def test_thompson_takes_the_decision_of_one_draw_and_its_seed_decides_which() -> None:

@@ -120,7 +120,7 @@ MUTANTS = [
     *group(
         "bco_core/select.py",
         "tests/core/test_select.py",
-        ("a gain that is not clear", "if gain.mean < -gain.standard_error", "if gain.mean < 0"),
+        ("a gain that is not clear", "if gain.mean < -errors * gain.standard_error", "if gain.mean < 0"),
         ("the smallest clear gain", "chosen = min(clear, ", "chosen = max(clear, "),
         ("the dearest share", ".mean(dim=1).argmin()", ".mean(dim=1).argmax()"),
     ),
@@ -144,7 +144,8 @@ MUTANTS = [
         "tests/core/test_calibration.py",
         ("spread in CRPS", "(2 * before + share - 1)", "(before + share - 1)"),
         ("half of the energy score", "near - 0.5 * between", "near - between"),
-        ("ties in PIT", "below + 0.5 * ties", "below + ties"),
+        ("ties in PIT", "torch.where(width > 0, spread.clamp(0, 1), ", "torch.where(width > 2, spread.clamp(0, 1), "),
+        ("ties in coverage", "torch.where(width > 0, overlap, ", "torch.where(width > 2, overlap, "),
         ("width of central ranges", "<= level / 2", "<= level"),
     ),
     *group(

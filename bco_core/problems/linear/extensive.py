@@ -22,8 +22,10 @@ REASONS = {
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
-# Presolve, and how nearly HiGHS keeps rows and reduced costs; with whole numbers, whose search is long, as by default.
+# Presolve, and how nearly HiGHS keeps rows and reduced costs.
 _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
+# How nearly whole HiGHS must keep whole numbers.
+_WHOLE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,27 @@ def together(data: Description) -> LinearProgram:
     )
 
 
-def cost_at_bounds(program: LinearProgram) -> float:
-    """What variables at their lower bounds cost, at upper bounds where there is no lower: no decision changes it."""
-    at = np.where(np.isfinite(program.lower), program.lower, np.where(np.isfinite(program.upper), program.upper, 0.0))
-    return float(program.cost @ at)
+def fixed_first_cost(data: Description) -> float:
+    """What decisions cost at the value nearest to zero that their bounds, and rows of one decision, allow.
+
+    A bound that is merely far away forces nothing, and must not make a gap look small.
+    """
+    first = data.first
+    lower, upper = first.lower.copy(), first.upper.copy()
+    for row, sense, limit in zip(first.matrix, first.senses, data.limits, strict=True):
+        named = np.flatnonzero(row)
+        if len(named) == 1:
+            at, value = named[0], limit / row[named[0]]
+            side = sense * np.sign(row[at])
+            lower[at] = max(lower[at], value) if side >= 0 else lower[at]
+            upper[at] = min(upper[at], value) if side <= 0 else upper[at]
+    return float(first.cost @ np.clip(0.0, lower, upper))
+
+
+def fixed_cost(data: Description) -> float:
+    """What every decision costs, whatever it is; gaps are judged without it."""
+    recourse = data.recourse
+    return fixed_first_cost(data) + float(recourse.cost @ np.clip(0.0, recourse.lower, recourse.upper))
 
 
 def risk_of(costs: Array, weights: Array, risk: Risk) -> float:
@@ -80,10 +99,25 @@ def extensive(
 ) -> Solution:
     """All scenarios as one program in HiGHS: variables z, then x_k for every scenario; for CVaR also η and excesses.
 
-    A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
+    HiGHS takes small numbers for zero: where all costs are small, it sees them in units of the largest.
     """
+    unit, first, recourse = cost_unit(data), data.first, data.recourse
+    in_units = replace(
+        data, first=replace(first, cost=first.cost / unit), recourse=replace(recourse, cost=recourse.cost / unit)
+    )
+    found = _by_highs(in_units, atoms, weights, risk, until, replace(gap, absolute=gap.absolute / unit))
+    return judged(replace(found, objective=found.objective * unit, bound=found.bound * unit), fixed_cost(data), gap)
+
+
+def cost_unit(data: Description) -> float:
+    """The largest cost of a unit of anything where that is below one; one where nothing costs."""
+    return min(float(np.abs(np.concatenate([data.first.cost, data.recourse.cost])).max()), 1.0) or 1.0
+
+
+def _by_highs(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap) -> Solution:
+    """A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change."""
     program = program_of(data, atoms, weights, risk)
-    fixed = cost_at_bounds(data.first) + cost_at_bounds(data.recourse)
+    fixed = fixed_cost(data)
     dim = len(data.first.cost)
     whole = np.zeros(len(program.cost), dtype=bool)
     whole[:dim] = data.integer
@@ -97,11 +131,13 @@ def extensive(
         solver.setOptionValue("presolve", presolve)
         solver.setOptionValue("mip_rel_gap", gap.relative / 2)
         solver.setOptionValue("mip_abs_gap", gap.absolute / 2)
-        if not data.integer.any():
+        if data.integer.any():
+            solver.setOptionValue("mip_feasibility_tolerance", _WHOLE)
+        else:
             solver.setOptionValue("primal_feasibility_tolerance", tolerance)
             solver.setOptionValue("dual_feasibility_tolerance", tolerance)
         try:
-            answer = highs.run(solver, None if until is None else until - time.monotonic())
+            answer = _exactly_whole(program, whole, fixed, highs.run(solver, _left(until)))
         except SolverFailure as failure:
             failed = failure
             continue
@@ -113,10 +149,30 @@ def extensive(
     if answer is None:
         raise failed
     if len(answer.values):
-        decision = np.where(data.integer, np.round(answer.values[:dim]), answer.values[:dim])
-    return judged(
-        Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound), fixed, gap
-    )
+        decision = answer.values[:dim]
+    return Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound)
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else until - time.monotonic()
+
+
+def _exactly_whole(program: Program, whole: NDArray[np.bool_], fixed: float, answer: highs.Answer) -> highs.Answer:
+    """The answer with whole numbers that are exactly whole, and all else the best for them.
+
+    HiGHS takes a number for whole that is nearly so, and a row with a large coefficient makes much of the difference.
+    """
+    rounded = np.round(answer.values) if len(answer.values) else answer.values
+    if not len(rounded) or (rounded == answer.values)[whole].all():
+        return answer
+    held = highs.run(highs.model_of(*program.held(rounded, whole).rows_and_bounds, offset=-fixed))
+    if held.status is not Status.OPTIMAL:
+        raise SolverFailure(
+            "HiGHS found whole numbers only nearly: no decision in whole numbers near them keeps all rows"
+        )
+    # Adding zero takes the sign off a zero.
+    values = np.where(whole, rounded, held.values) + 0.0
+    return replace(answer, objective=held.objective, values=values)
 
 
 def judged(solution: Solution, fixed: float, gap: Gap) -> Solution:

@@ -32,7 +32,17 @@ from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Sta
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
 from bco_core.problems.linear.check import check_recourse
 from bco_core.problems.linear.description import Description, describe, describe_shipment
-from bco_core.problems.linear.extensive import REASONS, Solution, cost_at_bounds, extensive, judged, risk_of, together
+from bco_core.problems.linear.extensive import (
+    REASONS,
+    Solution,
+    cost_unit,
+    extensive,
+    fixed_cost,
+    fixed_first_cost,
+    judged,
+    risk_of,
+    together,
+)
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
 from bco_core.solvers.dual_simplex import TOLERANCE
@@ -66,8 +76,8 @@ class TwoStageLinear(Problem):
     def from_spec(spec: dict[str, Any]) -> TwoStageLinear:
         """Build from a specification by names, the form in which the API takes it, and perhaps ``relative_gap`` and
         ``absolute_gap``."""
-        gap = Gap(*(_gap(spec, name, default) for name, default in asdict(GAP).items()))
-        return replace(TwoStageLinear.of(describe(spec)), gap=gap)
+        problem = TwoStageLinear.of(describe(spec))
+        return replace(problem, gap=Gap(*(_gap(spec, name, default) for name, default in asdict(problem.gap).items())))
 
     @staticmethod
     def from_shipment(spec: dict[str, Any]) -> TwoStageLinear:
@@ -96,7 +106,9 @@ class TwoStageLinear(Problem):
         later = point.form.by_limit[:, len(data.limits) :]
         constant, size = point.form.rhs(np.concatenate([data.limits, data.constant]))
         point_rhs = RightHandSide.of(constant, size, later @ data.by_outcome, np.zeros((len(constant), 0)))
-        return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs)
+        # An absolute gap must be small beside costs that are small themselves.
+        gap = replace(GAP, absolute=GAP.absolute * cost_unit(data))
+        return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs, gap)
 
     @property
     def outcome_dim(self) -> int:
@@ -189,8 +201,8 @@ class TwoStageLinear(Problem):
 
     @cached_property
     def fixed_cost(self) -> float:
-        """What bounds alone make every decision cost; gaps are judged without it."""
-        return cost_at_bounds(self.data.first) + cost_at_bounds(self.data.recourse)
+        """What every decision costs, whatever it is; gaps are judged without it."""
+        return fixed_cost(self.data)
 
     def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: Flag) -> Solution | None:
         """The cutting planes' answer, if they closed the gap, which is proven here, or had to stop."""
@@ -210,7 +222,7 @@ class TwoStageLinear(Problem):
                 bases.reduced,
                 start.numpy(),
             ),
-            cuts.FirstStage(data.first.cost, rows, limits, begin, cost_at_bounds(data.first)),
+            cuts.FirstStage(data.first.cost, rows, limits, begin, fixed_first_cost(data)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
             min(cuts.GAP, self.gap.relative / 2),
             TOLERANCE,

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
+from bco_core.solvers import highs
 from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
 from bco_core.solvers.dual_newton import (
     MAXIMUM_RANK,
@@ -27,6 +29,7 @@ from bco_core.solvers.dual_newton import (
     tail_portfolio,
     tail_rows,
 )
+from bco_core.status import Status
 
 # Positions, sums and returns are kept to this, relative to their own scale.
 TOLERANCE = 1e-9
@@ -165,11 +168,34 @@ class Portfolios:
         rows = None
         if self.has_fast_kernel:
             weights = weights / weights.sum()
-            portfolio, code = tail_portfolio(self.factors, scenarios, weights, level, target)
+            portfolio, code, used = tail_portfolio(self.factors, scenarios, weights, level, target)
             if code == OPTIMAL:
-                return Tail(portfolio, 0.0, True)
+                return Tail(portfolio, 0.0, True, used, np.full(len(used), target))
             rows = tail_rows(self.factors, scenarios, weights, level, target)
         return cvar_portfolio(self.dense, scenarios, weights, level, target, rows)
+
+    def variance_bound(self, found: Tail) -> float:
+        """What the variance of no portfolio is below that keeps the rows found.
+
+        The variance is convex, so it is nowhere below its tangent at the portfolio, of which a linear program finds the
+        least; its duals prove it.
+        """
+        z, lower = found.portfolio, self.lower.numpy()
+        slope = 2 * (self.covariance.numpy() @ z)
+        unit = float(np.abs(slope).max()) or 1.0
+        size = np.abs(found.rows).max(axis=1, initial=1e-300)
+        matrix = np.vstack([np.ones_like(z), found.rows / size[:, None]])
+        upper = np.minimum(self.upper.numpy(), lower + self.budget - lower.sum())
+        least, most = np.append(-np.inf, found.bounds / size), np.append(self.budget, np.full(len(size), np.inf))
+        model = slope / unit, sparse.csr_array(matrix), least, most, lower, upper
+        solver = highs.model_of(*model)
+        for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance"):
+            solver.setOptionValue(name, 1e-10)
+        answer = highs.run(solver)
+        if answer.status is not Status.OPTIMAL:
+            return math.nan
+        # The tangent at z is slope'z less the variance.
+        return unit * highs.lower_bound(*model, answer) - float(self.variance(torch.from_numpy(z)))
 
 
 def number(spec: dict[str, Any], name: str, default: float | None = None) -> float:

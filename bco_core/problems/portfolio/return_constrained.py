@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,19 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
 from bco_core.problems.portfolio.positions import TOLERANCE, Portfolios, number
 from bco_core.solvers.dual_newton import Array
+from bco_core.status import GAP
 
 INFEASIBLE = ("best_effort", "error")
+_OPEN = "the solvers could not prove this portfolio best; the gap says how much less variance another may have"
+
+
+class _Found(NamedTuple):
+    """A decision (m,), how its search ended, why, and what no variance is below, NaN where nothing is proven."""
+
+    decision: Array
+    status: Status
+    reason: str
+    bound: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -87,21 +98,39 @@ class ReturnConstrainedPortfolio(Problem):
         until = math.inf if time_limit is None else time.monotonic() + time_limit
         shares = weights.expand(outcomes.shape[:2]).double()
         simple = self.decide(torch.einsum("bky,bk->by", outcomes, shares)).numpy()
-        found = [self._prescribe_one(*one, until) for one in zip(outcomes.numpy(), shares.numpy(), simple, strict=True)]
-        decisions = torch.from_numpy(np.stack([decision for decision, _, _ in found]))
-        status, reasons = [status for _, status, _ in found], tuple(reason for _, _, reason in found)
-        return Prescription(decisions, self.portfolios.variance(decisions), status, reasons if any(reasons) else ())
+        each = zip(outcomes.double().numpy(), shares.numpy(), simple, strict=True)
+        found = [self._prescribe_one(*one, until) for one in each]
+        decisions = torch.from_numpy(np.stack([one.decision for one in found]))
+        reasons, variances = tuple(one.reason for one in found), self.portfolios.variance(decisions)
+        bounds = torch.tensor([one.bound for one in found], dtype=torch.float64)
+        shares_open = [GAP.share(*one, 0.0) for one in zip(variances.tolist(), bounds.tolist(), strict=True)]
+        return Prescription(
+            decisions,
+            variances,
+            [one.status for one in found],
+            reasons if any(reasons) else (),
+            gaps=torch.tensor(shares_open, dtype=torch.float64),
+            bounds=bounds,
+        )
 
-    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> tuple[Array, Status, str]:
+    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> _Found:
         if time.monotonic() > until:
-            return simple, Status.TIME_LIMIT, "there was no time to hedge: this is the decision for the mean outcome"
+            reason = "there was no time to hedge: this is the decision for the mean outcome"
+            return _Found(simple, Status.TIME_LIMIT, reason)
         tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
         if not tail.verified:
-            return tail.portfolio, Status.TIME_LIMIT, "the allowed rounds did not suffice to prove this decision best"
-        if not tail.shortfall:
-            return tail.portfolio, Status.OPTIMAL, ""
-        status = Status.INFEASIBLE if self.infeasible == "error" else Status.BEST_EFFORT
-        return tail.portfolio, status, self._reason(tail.shortfall)
+            reason = "the allowed rounds did not suffice to prove this decision best"
+            return _Found(tail.portfolio, Status.TIME_LIMIT, reason)
+        if tail.shortfall:
+            status = Status.INFEASIBLE if self.infeasible == "error" else Status.BEST_EFFORT
+            return _Found(tail.portfolio, status, self._reason(tail.shortfall))
+        variance = float(self.portfolios.variance(torch.from_numpy(tail.portfolio)))
+        bound = self.portfolios.variance_bound(tail)
+        # Beside the variance of one unit in all, what is this small is rounding.
+        small = 1e-12 * float(self.portfolios.covariance.diagonal().mean()) * self.portfolios.budget**2
+        if replace(GAP, absolute=small).closes(variance, bound, 0.0):
+            return _Found(tail.portfolio, Status.OPTIMAL, "", bound)
+        return _Found(tail.portfolio, Status.BEST_EFFORT, _OPEN, bound)
 
     def _reason(self, shortfall: float) -> str:
         worst = f"in the worst {1 - self.confidence:.3g} of the scenarios" if self.confidence else "on average"
