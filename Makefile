@@ -35,8 +35,9 @@ lint: .venv/ready  ## format, lint and type checks
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: .venv/ready  ## write the table of settings in docs/operations.md anew
+docs: .venv/ready  ## write anew what pages say of settings and of results
 	$(BIN)/python -m docs.settings
+	$(BIN)/python -m docs.results
 
 bench: .venv/ready  ## measure the running parts; figures are printed as JSON
 	$(BIN)/bco bench serving --json

@@ -153,8 +153,8 @@ def portfolio(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="method to run (repeat for several); default saa, enw, shifted, ieo, warm_starts, bcp, bcp_cold and "
-            "both with _1_chain; also bcp_strict, bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
+            help="method to run (repeat for several); default baselines, bcp, bcp_1_chain, bcp_cold, "
+            "bcp_cold_1_chain and bcp_strict; also bcp_raw, bcp_raw_1_chain, bcp_20_regular, bcp_20_support"
         ),
     ] = None,
     contexts: Annotated[int, typer.Option(help="test rows; the paper has 10,000", min=100)] = 2000,
@@ -235,15 +235,19 @@ def yaz(
     data: Annotated[Path, typer.Option(help="folder with yaz_data.csv and yaz_target.csv")] = Path(
         "../shared/data/yaz"
     ),
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     json: Json = False,
 ) -> None:
-    """Real restaurant demand: cost of the orders of the last quarter of days, relative to the best constant order."""
+    """Real restaurant demand: cost of the orders of the last quarter of days, relative to the best constant order.
+
+    Results are written to yaz.csv in the folder.
+    """
     import torch
     from rich.console import Console
 
     from bco_core.errors import InvalidInput
     from benchmarks.experiments.yaz.data import read_days
-    from benchmarks.experiments.yaz.run import METHODS, compare, mean_ratio
+    from benchmarks.experiments.yaz.run import METHODS, compare, mean_ratio, write
 
     console = Console(stderr=True)
     torch.set_num_threads(1)
@@ -259,6 +263,7 @@ def yaz(
             typer.echo(f"{missing.name} is missing; install the bench extra", err=True)
             raise typer.Exit(1) from None
 
+    write(out / "yaz.csv", ratios)
     typer.echo("| cost relative to SAA | mean | " + " | ".join(days.ingredients) + " |")
     typer.echo("| --- |" + " ---: |" * (1 + len(days.ingredients)))
     for name, by_ingredient in ratios.items():

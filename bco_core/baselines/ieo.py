@@ -46,7 +46,7 @@ class PointEstimates:
     @property
     def held_out_cost(self) -> float:
         """The mean held-out cost under the chosen penalty."""
-        return min(row["held_out_cost"] for row in self.table)
+        return min(float(row["held_out_cost"]) for row in self.table)
 
     def averaged_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
         """The mean of the members' own decisions, (n, d_z), for contexts (n, d_x)."""

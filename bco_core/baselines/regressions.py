@@ -12,7 +12,7 @@ Splines need the package ``scikit-learn`` and trees ``lightgbm``; both are impor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from bco_core.data import FOLDS, Sample, Standardizer, fold_numbers
 from bco_core.predictive import History, predictive_scenarios
 from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
+from bco_core.scenarios import Scenarios
 from bco_core.select import select
 
 # Fits the rows of a sample; predictions (settings, m, d_y) for contexts (m, d_x), one for each of its settings.
@@ -84,17 +85,22 @@ class Regressed:
     setting: int
     history: History
 
-    def decisions(self, problem: DecisionProblem, contexts: Tensor, atoms: int) -> Tensor:
-        """Decisions (m, d_z) of least mean cost over ``atoms`` outcomes carried to each prediction."""
+    def predictions(self, contexts: Tensor) -> Tensor:
+        """(m, d_y) for contexts (m, d_x)."""
+        return self.regression(self.sample, contexts)[self.setting]
+
+    def scenarios(self, contexts: Tensor, atoms: int) -> Scenarios:
+        """``atoms`` equally weighted outcomes carried to the prediction in each of contexts (m, d_x)."""
         features = Standardizer.fit(self.sample.contexts).apply(contexts)
-        predictions = self.regression(self.sample, contexts)[self.setting]
+        found = predictive_scenarios(self.history, self.predictions(contexts), atoms, features)
         lowest = 0.0 if (self.sample.outcomes >= 0).all() else -torch.inf
-        found = []
-        size = max(1, _CHUNK_NUMBERS // (atoms * problem.outcome_dim))
-        for here, where in zip(predictions.split(size), features.split(size), strict=True):
-            scenarios = predictive_scenarios(self.history, here, atoms, where)
-            found.append(problem.prescribe(scenarios.outcomes.clamp_min(lowest), scenarios.weights).decisions)
-        return torch.cat(found)
+        return replace(found, outcomes=found.outcomes.clamp_min(lowest))
+
+    def decisions(self, problem: DecisionProblem, contexts: Tensor, atoms: int) -> Tensor:
+        """Decisions (m, d_z) of least mean cost over those outcomes."""
+        found = self.scenarios(contexts, atoms)
+        chunks = found.outcomes.split(max(1, _CHUNK_NUMBERS // (atoms * problem.outcome_dim)))
+        return torch.cat([problem.prescribe(chunk, found.weights).decisions for chunk in chunks])
 
 
 def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> Regressed:

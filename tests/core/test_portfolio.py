@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from bco_core.errors import InvalidInput
+from bco_core.prescribe import _kept_or_said, feasibility
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
+from bco_core.scenarios import Scenarios
 from bco_core.solvers.cvar_cuts import point_portfolio
 from bco_core.status import DENSE
 from docs import history
@@ -246,3 +248,17 @@ def test_a_portfolio_that_is_not_the_best_is_not_called_optimal(
     assert found.bounds is not None
     assert found.gaps.item() > 1e-3
     assert found.bounds.item() <= best.objective.item()
+
+
+@pytest.mark.parametrize(("change", "status"), [(0.0, Status.OPTIMAL), (-1e-3, Status.BEST_EFFORT)])
+def test_a_return_that_just_holds_on_average_is_kept(change: float, status: Status) -> None:
+    """At confidence 0 the best portfolio's mean return is the target, but for rounding."""
+    problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.05, confidence=0.0))
+    atoms, weights = returns(600).view(20, 30, 5), torch.full((30,), 1 / 30, dtype=torch.float64)
+    found = problem.prescribe(atoms, weights)
+    assert found.status == [Status.OPTIMAL] * 20
+    what = Scenarios(atoms + change, weights, atoms[:, 0])
+    kept = feasibility(problem, found.decisions, what)
+    said, reasons = _kept_or_said(problem, found.status, ("",) * 20, kept, found.decisions, what)
+    assert said == [status] * 20
+    assert all(("on average" in reason) == (status == Status.BEST_EFFORT) for reason in reasons)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from bco_core.baselines.regressions import Regressed
 from bco_core.data import FOLDS, Sample, make_folds
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.mh.starts import find_starts, fitted
@@ -78,13 +79,26 @@ def shifted(
     with torch.no_grad():
         seen = predictor.forward(theta, predictor.encode(target.sample.contexts)[folds.validation]).flatten(0, 1)
     outcomes = target.sample.outcomes[folds.validation.flatten()]
-    shift = 0.0
+    shift = _least_shift(problem, seen, outcomes, spread)
+    predictions = predictor.predict(theta, contexts).mean(dim=0) - shift * spread
+    return Hedge(predictions[:, None], torch.ones(1, dtype=torch.float64))
+
+
+def _least_shift(problem: ReturnConstrainedPortfolio, seen: Tensor, outcomes: Tensor, spread: Tensor) -> float:
+    """By how many spreads predictions (n, m) must be lowered for decisions to keep the constraint often enough."""
     for size in _SHIFTS.tolist():
-        shift = size
         decisions = problem.decide(seen - size * spread)
         if problem.feasible(decisions, outcomes).double().mean() >= problem.confidence:
             break
-    predictions = predictor.predict(theta, contexts).mean(dim=0) - shift * spread
+    found: float = size
+    return found
+
+
+def regression_shifted(problem: ReturnConstrainedPortfolio, fitted: Regressed, contexts: Tensor) -> Hedge:
+    """A regression's predictions, lowered by what the rows that it did not see ask for."""
+    history = fitted.history
+    shift = _least_shift(problem, history.predictions, history.outcomes, history.spread)
+    predictions = fitted.predictions(contexts) - shift * history.spread
     return Hedge(predictions[:, None], torch.ones(1, dtype=torch.float64))
 
 

@@ -18,6 +18,8 @@ TITLES = {
     "saa": "SAA",
     "enw": "ENW–CVaR",
     "shifted": "squared error, shifted",
+    "regression": "regression over its errors",
+    "regression_shifted": "regression, shifted",
     "ieo": "IEO (IPL/OPL)",
     "warm_starts": "4 warm starts, no MH",
     "bcp": "BCP, scaled λn = 1000",

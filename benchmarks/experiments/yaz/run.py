@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from bco_core.baselines.boosted import boosted_quantiles
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
+from bco_core.baselines.regressions import additive, boosted, fit_regressions, linear
 from bco_core.baselines.residuals import fit_two_stage
 from bco_core.data import FOLDS, Sample
 from bco_core.inference.learn import learn
@@ -28,6 +30,7 @@ from bco_core.policies import POLICIES
 from bco_core.prescribe import PrescribeOptions, decisions
 from bco_core.problems.constant import best_constant
 from bco_core.problems.newsvendor import Newsvendor
+from benchmarks.experiments.harness import append_rows, read_rows
 from benchmarks.experiments.yaz.data import (
     WARM_UP_DAYS,
     Days,
@@ -125,6 +128,12 @@ def _two_stage(split: Split) -> dict[str, Tensor]:
     return {"two_stage": fitted.residual_decisions(PROBLEM, contexts)[:, 0]}
 
 
+def _regression(split: Split) -> dict[str, Tensor]:
+    sample, contexts = split.rows()
+    fitted = fit_regressions(sample, (linear, additive, boosted), SEED)
+    return {"regression": fitted.decisions(PROBLEM, contexts, 200)[:, 0]}
+
+
 def _lightgbm(split: Split) -> dict[str, Tensor]:
     options = [{"design": design, "leaves": leaves} for design in _DESIGNS for leaves in _LEAVES]
     return {"lightgbm": _tuned(split, _boosted, options)}
@@ -139,6 +148,7 @@ METHODS: dict[str, Method] = {
     "auto": _auto,
     "ieo": _ieo,
     "two_stage": _two_stage,
+    "regression": _regression,
     "lightgbm": _lightgbm,
     "quantile_regression": _quantile_regression,
 }
@@ -154,6 +164,24 @@ def compare(days: Days, methods: Sequence[str], advance: Callable[[str], None]) 
         for name, orders in METHODS[method](split).items():
             relative = split.costs(split.orders(orders)) / reference
             ratios[name] = dict(zip(days.ingredients, relative.tolist(), strict=True))
+    return ratios
+
+
+_COLUMNS = ("method", "ingredient", "ratio")
+
+
+def write(path: Path, ratios: dict[str, dict[str, float]]) -> None:
+    """Write ratios by method and ingredient in place of those that are there."""
+    path.unlink(missing_ok=True)
+    rows = [(name, what, f"{ratio:.6g}") for name, each in ratios.items() for what, ratio in each.items()]
+    append_rows(path, _COLUMNS, rows)
+
+
+def read(path: Path) -> dict[str, dict[str, float]]:
+    """The inverse of :func:`write`; nothing where there is no file."""
+    ratios: dict[str, dict[str, float]] = {}
+    for row in read_rows(path):
+        ratios.setdefault(row["method"], {})[row["ingredient"]] = float(row["ratio"])
     return ratios
 
 
