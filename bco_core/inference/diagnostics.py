@@ -15,8 +15,8 @@ from bco_core.select import Table
 FEW_ROWS = 50
 # A paired difference is clear beyond so many standard errors.
 CLEAR = 2.5
-# Errors of neighbouring rows that correlate more than this speak of time.
-ORDERED = 0.25
+# Errors of neighbouring rows that correlate more than this, and by more than so many standard errors, speak of time.
+ORDERED, _ORDERED_ERRORS = 0.25, 3.5
 # How far the 90 % range may be from holding 90 %, and promised costs from real ones, besides what chance explains.
 _COVERAGE_ROOM, _PROMISE_ROOM = 0.04, 0.15
 
@@ -107,7 +107,13 @@ def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
         return Quality("warn", "on held-out rows these decisions are no clear gain over one constant decision")
     if beside is not None and beside.mean > CLEAR * beside.standard_error:
         return Quality("warn", "on held-out rows plain regression with its residuals decides better than this")
-    if found.order > ORDERED:
+    if found.beyond:
+        return Quality(
+            "warn",
+            f"{found.beyond} of {rows} rows have an outcome beyond the bounds that the problem states, and count as "
+            "the bound: what they really cost is not in these figures",
+        )
+    if found.order > max(ORDERED, _ORDERED_ERRORS / math.sqrt(rows)):
         return Quality(
             "warn",
             f"errors of neighbouring rows go together (correlation {found.order:.2f}): these rows look ordered in "

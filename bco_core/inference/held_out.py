@@ -18,7 +18,7 @@ from bco_core.evaluation import Estimate, estimate, paired_difference
 from bco_core.gibbs import GibbsTarget
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide_over
 from bco_core.predictive import History, predictive_scenarios
-from bco_core.problems.base import DecisionProblem
+from bco_core.problems.base import DecisionProblem, counted_within
 from bco_core.problems.constant import best_constant
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios, expected_cost
@@ -34,12 +34,13 @@ _NEIGHBOURS = 30
 
 @dataclass(frozen=True)
 class Kept:
-    """The history that a posterior keeps, which ``rows`` (H,) of the sample it is made of, in its order, and the
-    carriers that competed for it."""
+    """The history that a posterior keeps, which ``rows`` (H,) of the sample it is made of, in its order, the carriers
+    that competed for it, and the correlation of neighbouring rows' errors."""
 
     history: History
     rows: Tensor
     carriers: Table
+    order: float
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Promise:
 class HeldOut:
     """``cost`` of every policy, and of the recommended one where it is ``judged`` under what other rows would have
     recommended; the best constant decision's and plain regression's cost on the same rows, with paired differences;
-    whether promises held; ``order``, the correlation of neighbouring rows' errors."""
+    whether promises held; ``order``, the correlation of neighbouring rows' errors; ``beyond``, how many rows of the
+    sample have an outcome beyond the bounds that the problem states, and are counted as the bound."""
 
     rows: int
     cost: dict[str, Estimate]
@@ -90,6 +92,7 @@ class HeldOut:
     calibration: Calibration
     carriers: Table
     order: float
+    beyond: int
 
 
 def judge_scenarios(
@@ -154,7 +157,8 @@ def summarize(target: GibbsTarget, kept: Kept, judged: Judged) -> HeldOut:
         promise=promise(expected, costs),
         calibration=calibrate(kept.history, target.features[kept.rows]),
         carriers=kept.carriers,
-        order=_autocorrelation(kept),
+        order=kept.order,
+        beyond=beyond_bounds(target.problem, target.sample.outcomes),
     )
 
 
@@ -212,14 +216,22 @@ def _fifths(count: int) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def _autocorrelation(kept: Kept) -> float:
-    """The correlation of residuals with those of the row before; the largest by outcome."""
-    order = kept.rows.argsort()
-    following = kept.rows[order].diff() == 1
+def beyond_bounds(problem: DecisionProblem, outcomes: Tensor) -> int:
+    """How many rows (n, d_y) have an outcome that the problem counts as one of its stated bounds instead."""
+    bounds = counted_within(problem)
+    return 0 if bounds is None else int(((outcomes < bounds[0]) | (outcomes > bounds[1])).any(dim=1).sum())
+
+
+def autocorrelation(residuals: Tensor, rows: Tensor) -> float:
+    """The correlation of the residuals (m, d_y) of some rows (m,) with those of the row before; the largest by outcome.
+
+    Zero where too few of the rows are neighbours.
+    """
+    order = rows.argsort()
+    following = rows[order].diff() == 1
     if following.sum() < _NEIGHBOURS:
         return 0.0
-    residuals = (kept.history.outcomes - kept.history.predictions)[order]
-    centred = residuals - residuals.mean(dim=0)
+    centred = (residuals - residuals.mean(dim=0))[order]
     lagged = (centred[1:] * centred[:-1])[following].mean(dim=0)
     found: float = (lagged / centred.square().mean(dim=0).clamp_min(1e-300)).max().item()
     return found

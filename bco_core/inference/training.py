@@ -49,7 +49,8 @@ def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
 class TrainingOptions:
     """``patience`` None runs every epoch and keeps the last. ``averaging`` judges and keeps a moving average of the
     parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R,), and coordinate, (R, d).
-    After each of the epochs in ``rungs`` only the better half of the groups of members goes on."""
+    An epoch is a pass over the rows, or over ``epoch_rows`` of them where they are more. After each of the epochs in
+    ``rungs`` only the better half of the groups of members goes on."""
 
     epochs: int = 300
     patience: int | None = 20
@@ -57,6 +58,7 @@ class TrainingOptions:
     learning_rate: float | Tensor = 0.003
     optimizer: str = "adam"
     averaging: bool = True
+    epoch_rows: int | None = None
     rungs: tuple[int, ...] = ()
 
 
@@ -110,7 +112,8 @@ def train(
     improving. What a member keeps depends on its own held-out cost alone, not on how long its group stays.
     """
     members = initial.shape[1]
-    steps = max(math.ceil(train_rows.shape[1] / options.batch_size), MINIMUM_STEPS_PER_EPOCH)
+    rows = min(train_rows.shape[1], options.epoch_rows or train_rows.shape[1])
+    steps = max(math.ceil(rows / options.batch_size), MINIMUM_STEPS_PER_EPOCH)
     state = _State(initial.clone(), torch.zeros_like(initial), torch.zeros_like(initial), initial.clone())
     best, active = initial.clone(), torch.arange(members)
     best_cost = torch.full((members,), math.nan, dtype=torch.float64)

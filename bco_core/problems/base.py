@@ -27,6 +27,7 @@ __all__ = [
     "cost_bound_breach",
     "cost_bound_remedy",
     "cost_floor",
+    "counted_within",
     "outcome_bounds",
 ]
 
@@ -171,6 +172,11 @@ class Problem(ABC):
         return None
 
     @property
+    def counted_within(self) -> tuple[Tensor, Tensor] | None:
+        """Bounds, each (d_y,), as which outcomes beyond them are counted; None where every outcome counts as it is."""
+        return None
+
+    @property
     def cost_floor(self) -> float:
         """A number that no cost falls below."""
         return -math.inf
@@ -218,4 +224,10 @@ def cost_bound_breach(problem: DecisionProblem) -> str:
 def outcome_bounds(problem: DecisionProblem) -> tuple[Tensor, Tensor] | None:
     """The least and the largest outcome, each (d_y,), that the problem's ``cost_bound`` takes for granted, if any."""
     bounds: tuple[Tensor, Tensor] | None = getattr(problem, "outcome_bounds", None)
+    return bounds
+
+
+def counted_within(problem: DecisionProblem) -> tuple[Tensor, Tensor] | None:
+    """The bounds, each (d_y,), as which the problem counts outcomes beyond them, if it does."""
+    bounds: tuple[Tensor, Tensor] | None = getattr(problem, "counted_within", None)
     return bounds

@@ -29,4 +29,5 @@ HELD_OUT = HeldOut(
     calibration=CALIBRATION,
     carriers=[],
     order=0.0,
+    beyond=0,
 )

@@ -24,7 +24,7 @@ from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.diagnostics import of_held_out
-from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, judge_scenarios, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, autocorrelation, judge_scenarios, summarize
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
@@ -191,7 +191,8 @@ def _judged(target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: Mh
     """The history, each of its rows predicted without it, and what policies do on those rows."""
     spread, outcomes = target.predictor.outcomes.scale, target.sample.outcomes[rows]
     choice = choose_history(without.predictions, outcomes, spread, target.features[rows], torch.ones_like(spread))
-    kept = Kept(choice.history, rows[choice.order], choice.table)
+    order = autocorrelation(outcomes - without.predictions, rows)
+    kept = Kept(choice.history, rows[choice.order], choice.table, order)
     seen = without.scenarios
     ordered = Scenarios(seen.outcomes[choice.order], seen.weights, seen.mode[choice.order])
     everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)

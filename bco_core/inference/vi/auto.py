@@ -31,7 +31,7 @@ from bco_core.select import Selection, select, share_costs
 
 # κ at 256 rows; it goes with priors scaled to the predictor.
 KL_WEIGHT = 2e-4
-EPOCHS = 300
+EPOCHS, EPOCH_ROWS = 300, 8192
 
 
 def _plan(task: Task) -> Plan:
@@ -47,6 +47,7 @@ def _plan(task: Task) -> Plan:
             batch_size=128 if rows <= 1500 else 256,
             draws=options.draws or 1,
             validation_draws=4,
+            epoch_rows=EPOCH_ROWS,
         )
         kinds = options.predictor.kinds
         fixed = options.has_temperature

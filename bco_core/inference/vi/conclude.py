@@ -12,7 +12,7 @@ from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, autocorrelation, summarize
 from bco_core.inference.method import Learned
 from bco_core.inference.vi.diagnostics import diagnose
 from bco_core.inference.vi.out_of_fold import OutOfFold
@@ -67,13 +67,14 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Lear
 def keep_history(plan: Plan, learned: Candidate) -> Kept:
     """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
     target, rows = learned.target, learned.seen.rows
+    order = autocorrelation(target.sample.outcomes[rows] - learned.seen.scenarios.mean(), rows)
     if plan.shared:
         rows = rows[~torch.isin(rows, plan.pilot.validation)]
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
     predictions, outcomes = learned.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
     shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
     choice = choose_history(predictions, outcomes, target.predictor.outcomes.scale, target.features[rows], shrink)
-    return Kept(choice.history, rows[choice.order], choice.table)
+    return Kept(choice.history, rows[choice.order], choice.table, order)
 
 
 def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:

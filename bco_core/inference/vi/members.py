@@ -29,6 +29,8 @@ from bco_core.select import Selection, select
 
 # How much longer a network takes than a linear model, roughly.
 _NETWORK_WORK, _LINEAR_WORK = 1000, 100
+# More rows than these do not tell better when to stop.
+_STOPPING_ROWS = 2000
 
 
 def split(plan: Plan, progress: Progress) -> list[Part]:
@@ -82,11 +84,11 @@ def _alone(plan: Plan) -> VariationalOptions:
 
 
 def _stopped_inside(folds: Folds) -> Folds:
-    """The fold of one member that learns alone: it is stopped by a tenth of its own rows, not by those it is judged on.
+    """The fold of one member that learns alone: it is stopped by some of its own rows, not by those it is judged on.
 
-    Rows are in random order.
+    They are a tenth, up to 2,000; rows are in random order.
     """
-    few = max(1, folds.train.shape[1] // 10)
+    few = max(1, min(folds.train.shape[1] // 10, _STOPPING_ROWS))
     return Folds(folds.train[:, :-few], folds.train[:, -few:])
 
 

@@ -261,8 +261,12 @@ class TwoStageLinear(Problem):
         limits = np.concatenate([right[at_least], -right[at_most], first.lower[low], -first.upper[high]])
         return np.ascontiguousarray(rows), limits
 
+    @property
+    def counted_within(self) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest)
+
     def _clipped(self, outcomes: Tensor) -> Tensor:
-        return outcomes.double().clamp(torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest))
+        return outcomes.double().clamp(*self.counted_within)
 
 
 def _gap(spec: dict[str, Any], name: str, default: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from wavy_demand import PROBLEM, generator, target_of, wavy
@@ -11,10 +13,11 @@ from wavy_demand import PROBLEM, generator, target_of, wavy
 from bco_core.data import Sample, make_folds
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.inference.learn import Learning, learn
+from bco_core.inference.method import Learned
 from bco_core.inference.options import LearningOptions, make_options
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
 from bco_core.inference.vi.mixture import linear_in_network, packed, unpacked
-from bco_core.inference.vi.recipes import LINEAR, NETWORK, members_for, sweep_for
+from bco_core.inference.vi.recipes import LINEAR, NETWORK, at_one_temperature, members_for, sweep_for
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
@@ -22,9 +25,21 @@ from bco_core.predictors.registry import PredictorOptions
 
 
 def told(sample: Sample, options: LearningOptions) -> VariationalDiagnostics:
-    diagnostics = learn(PROBLEM, sample, options).diagnostics
-    assert isinstance(diagnostics, VariationalDiagnostics)
-    return diagnostics
+    return told_of(learn(PROBLEM, sample, options))
+
+
+def told_of(learned: Learned) -> VariationalDiagnostics:
+    assert isinstance(learned.diagnostics, VariationalDiagnostics)
+    return learned.diagnostics
+
+
+def bending(rows: int, seed: int) -> Sample:
+    """Demand that bends and interacts in six of eight columns, with little noise."""
+    contexts = torch.randn(rows, 8, dtype=torch.float64, generator=generator(seed))
+    a, b, c, d, e, f = contexts[:, :6].T
+    signal = 10 * torch.sin(1.5 * a) + 6 * b.clamp_min(0) * c + 5 * d.abs() + 3 * e - 2 * f
+    noise = torch.randn(rows, dtype=torch.float64, generator=generator(seed + 100))
+    return Sample(contexts, (80 + signal + noise)[:, None])
 
 
 def averaged_cost(posterior: Posterior, fresh: Sample) -> float:
@@ -71,6 +86,64 @@ def test_an_explicit_temperature_holds_for_every_candidate() -> None:
     diagnostics = told(wavy(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
     assert diagnostics.kl_weight == pytest.approx(3e-4)
     assert all(row["kl_factor"] == 1 for row in diagnostics.candidates)
+
+
+def test_a_given_temperature_still_lets_narrow_starts_compete() -> None:
+    held = at_one_temperature(sweep_for(5000, NETWORK))
+    assert all(one.whole_kl_factor == 1 for one in held)
+    assert {one.start.scale_factor for one in held} == {1.0, 0.3, 0.1}
+
+
+def test_weaker_priors_and_narrower_starts_compete_where_rows_are_many() -> None:
+    few, many = (sweep_for(rows, NETWORK) for rows in (300, 5000))
+    assert min(one.whole_kl_factor for one in few) == pytest.approx(0.3)
+    weakest = sorted({round(one.whole_kl_factor, 4) for one in many})
+    assert weakest == [0.01, 0.0333, 0.1, 0.3, 1.0]
+    assert {few[0].name, many[0].name} == {"default"}, "the one to be left only for a clear gain"
+
+
+def test_a_pilot_chooses_the_configuration_that_shared_members_learn_under(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 300)
+    options = make_options(predictor="skip_mlp", hidden=(8,), epochs=15, members=5, seed=4)
+    sample = wavy(300)
+    learning = Learning.of(PROBLEM, sample, options)
+    parts = learning.split()
+    sweep = sweep_for(300, NETWORK)
+    held_out = 300 // 5 // 2
+    assert {part.data["pilot"].shape for part in parts} == {(len(sweep), held_out)}
+    # Had the pilot found another configuration far cheaper, parts would learn under that one.
+    last = len(sweep) - 1
+    told_otherwise = parts[0].data["pilot"].copy()
+    told_otherwise[last] = told_otherwise.min() - 1 - np.arange(held_out)
+    changed = [learning.work(part.data | {"pilot": told_otherwise}) for part in parts]
+    diagnostics = learning.join(changed).diagnostics
+    assert [row["name"] for row in diagnostics.candidates if row["chosen"]] == [sweep[last].name]
+    usual = learning.join([learning.work(part.data) for part in parts]).diagnostics
+    assert diagnostics.kl_weight / usual.kl_weight == pytest.approx(
+        sweep[last].whole_kl_factor / next(r["kl_factor"] for r in usual.candidates if r["chosen"])
+    )
+    # Rows that judged the pilot judge nothing else.
+    assert usual.held_out_rows == 300 - held_out
+
+
+def test_a_network_fits_a_rich_signal_that_a_wide_start_takes_for_noise() -> None:
+    """Columns that bend and interact, with little noise: a narrow start is chosen, and pays on fresh rows."""
+    sample, fresh = bending(800, 1), bending(4000, 2)
+    options = make_options(predictor="skip_mlp", hidden=(64, 64), members=5, epochs=120, seed=3)
+    free, held = learn(PROBLEM, sample, options), learn(PROBLEM, sample, replace(options, kl_weight=1e-3))
+    chosen = next(row for row in told_of(free).candidates if row["chosen"])
+    assert chosen["scale_factor"] < 1
+    assert averaged_cost(free.posterior, fresh) < 0.85 * averaged_cost(held.posterior, fresh)
+
+
+def test_more_columns_and_more_rows_do_not_make_held_out_cost_worse_than_noise_explains() -> None:
+    rich = bending(1200, 5)
+    options = make_options(hidden=(32,), members=5, epochs=60, seed=3)
+    few, all_columns = Sample(rich.contexts[:, :3], rich.outcomes), rich
+    fewer_rows = rich.rows(torch.arange(300))
+    found = [told_of(learn(PROBLEM, one, options)).judged_cost for one in (all_columns, few, fewer_rows)]
+    for worse in found[1:]:
+        assert found[0].mean < worse.mean + 2 * math.hypot(found[0].standard_error, worse.standard_error)
 
 
 def test_more_rows_need_fewer_members() -> None:

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from held_out_facts import HELD_OUT, PROMISE
@@ -16,9 +17,11 @@ from bco_core.data import Sample, make_folds
 from bco_core.distributions import Mixture
 from bco_core.evaluation import Estimate
 from bco_core.inference.diagnostics import FEW_ROWS, judge_held_out, promise_warning
+from bco_core.inference.held_out import autocorrelation, beyond_bounds
 from bco_core.inference.options import LearningOptions
 from bco_core.policies import POLICIES
 from bco_core.problems.newsvendor import Newsvendor
+from bco_core.problems.registry import build_problem
 
 BRIEF = replace(OPTIONS, epochs=3, members=2)
 
@@ -66,9 +69,14 @@ def test_decisions_that_plain_regression_clearly_betters_are_warned_of(gain: Est
         assert (quality.verdict, "plain regression" in quality.reason) == ("warn", True)
 
 
-@pytest.mark.parametrize(("order", "warned"), [(0.26, True), (0.24, False), (-0.9, False)])
-def test_rows_whose_errors_go_together_are_said_to_look_ordered_in_time(order: float, warned: bool) -> None:
-    quality = judge_held_out(1000, replace(HELD_OUT, order=order))
+@pytest.mark.parametrize(
+    ("order", "rows", "warned"),
+    [(0.26, 1000, True), (0.24, 1000, False), (-0.9, 1000, False), (0.34, 100, False), (0.36, 100, True)],
+)
+def test_rows_whose_errors_go_together_by_more_than_chance_look_ordered_in_time(
+    order: float, rows: int, warned: bool
+) -> None:
+    quality = judge_held_out(rows, replace(HELD_OUT, order=order))
     assert (quality is not None) == warned
     if quality is not None:
         assert (quality.verdict, "judge forward" in quality.reason) == ("warn", True)
@@ -101,6 +109,33 @@ def test_promises_that_are_off_by_more_than_chance_are_said_to_be_off(
     assert bool(said) == bool(words)
     quality = judge_held_out(1000, replace(HELD_OUT, calibration=calibration, promise=promise))
     assert (quality.reason if quality else "") == said
+
+
+def test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound() -> None:
+    problem = build_problem(
+        {
+            "kind": "two_stage_linear",
+            "decisions": [{"name": "order", "cost": 1, "maximum": 400}],
+            "outcomes": [{"name": "demand", "minimum": 0, "maximum": 250}],
+            "recourse": [{"name": "express", "cost": 4}],
+            "rows": [{"recourse": {"express": 1}, "decisions": {"order": 1}, "sense": ">=", "outcomes": {"demand": 1}}],
+        }
+    )
+    outcomes = torch.tensor([[250.0], [251.0], [-1.0], [100.0]], dtype=torch.float64)
+    assert beyond_bounds(problem, outcomes) == 2
+    assert beyond_bounds(PROBLEM, outcomes) == 0
+    quality = judge_held_out(1000, replace(HELD_OUT, beyond=2))
+    assert quality is not None
+    assert "2 of 1000 rows have an outcome beyond the bounds" in quality.reason
+
+
+def test_the_order_of_rows_is_seen_from_all_of_them() -> None:
+    walk = torch.randn(4000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    walk[:, 1] = torch.cat([walk[:1, 1], 0.6 * walk[:-1, 1] + 0.8 * walk[1:, 1]])
+    shuffled = torch.randperm(4000, generator=torch.Generator().manual_seed(4))
+    true = np.corrcoef(walk[1:, 1], walk[:-1, 1])[0, 1]
+    assert autocorrelation(walk[shuffled], shuffled) == pytest.approx(true, abs=0.01)
+    assert autocorrelation(walk[::2], torch.arange(4000)[::2]) == 0.0
 
 
 def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant() -> None:

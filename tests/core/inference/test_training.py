@@ -163,3 +163,53 @@ def test_an_infinite_loss_is_told_even_when_its_gradient_is_finite() -> None:
 
     with pytest.raises(Diverged):
         run(TrainingOptions(epochs=1, patience=None), endless)
+
+
+def in_groups(options: TrainingOptions, costs: list[list[float]], together: int) -> Trained:
+    """Train as many members as there are scripted costs, in groups."""
+    rows = torch.arange(12).repeat(len(costs), 1)
+    initial = torch.zeros(1, len(costs), 2, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    return train(initial, rows, by_autograd(slope), scripted(costs), options, generator, together=together)
+
+
+def test_what_a_member_keeps_does_not_depend_on_how_long_its_group_stays() -> None:
+    """The first member stops improving at once and gets better again only because the second keeps the group going."""
+    stopped, going = [5, 4, 9, 9, 9, 1, 1, 1, 1, 1], [5, 4, 3, 2, 1, 0.9, 0.8, 0.7, 0.6, 0.5]
+    found = in_groups(TrainingOptions(epochs=9, patience=2, optimizer="sgd"), [stopped, going], together=2)
+    assert found.best_epochs == [1, 9]
+    assert found.cost.tolist() == [4.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("levels", "last_epochs"),
+    [
+        # Worse than the others' better half, but not by much: others must beat it, so it stays.
+        ([11.9, 11.0, 10.0, 11.5, 11.8], [8, 8, 8, 2, 2]),
+        # Clearly beaten.
+        ([14.0, 13.0, 10.0, 11.0], [2, 2, 8, 8]),
+    ],
+)
+def test_after_a_rung_the_better_half_goes_on_beside_the_first(levels: list[float], last_epochs: list[int]) -> None:
+    costs = [[level - 0.01 * epoch for epoch in range(9)] for level in levels]
+    options = TrainingOptions(epochs=8, patience=20, optimizer="sgd", rungs=(2,))
+    assert in_groups(options, costs, together=1).best_epochs == last_epochs
+
+
+def test_groups_are_judged_at_a_rung_by_the_mean_of_their_members() -> None:
+    levels = [10.0, 10.0, 1.0, 30.0, 9.0, 9.0]
+    costs = [[level - 0.01 * epoch for epoch in range(9)] for level in levels]
+    options = TrainingOptions(epochs=8, patience=20, optimizer="sgd", rungs=(3,))
+    assert in_groups(options, costs, together=2).best_epochs == [8, 8, 3, 3, 8, 8]
+
+
+def test_an_epoch_takes_no_more_rows_than_it_may() -> None:
+    met: list[int] = []
+
+    def counted(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+        met.append(rows.shape[1])
+        return slope(value, rows, members)
+
+    rows = torch.arange(1000)[None]
+    run(TrainingOptions(epochs=2, patience=None, batch_size=10, epoch_rows=200), counted, rows=rows)
+    assert met == [10] * 40
