@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bco_core.rows import exp_affine, sample_near
 from bco_core.scenarios import Scenarios
 
 CARRIES = ("shift", "scaled", "stretch", "keep")
@@ -84,7 +85,7 @@ class History:
 
 def spread_at(slopes: Tensor, features: Tensor) -> Tensor:
     """exp of an affine function of features (B, width): (B, d_y)."""
-    return (features.double() @ slopes[:-1] + slopes[-1]).exp()
+    return exp_affine(features, slopes)
 
 
 def predictive_scenarios(
@@ -141,5 +142,8 @@ def _sampled(history: History, predictions: Tensor, count: int, own: Tensor | No
     places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     if history.carrier.bandwidth is None and own is None:
         return (places * len(history)).long().expand(len(predictions), -1)
+    if history.carrier.bandwidth is not None and own is None:
+        scaled = predictions / history.spread, history.predictions / history.spread
+        return sample_near(*scaled, history.carrier.bandwidth, count)
     share = weights(history, predictions, own).cumsum(dim=1)
     return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)
