@@ -35,6 +35,9 @@ PRESCRIPTIONS = Counter(
     ],
 )
 FALLBACKS = Counter("bco_solver_fallbacks", "Decisions that a fast path had to leave to HiGHS or to a best effort")
+TOGETHER = Histogram(
+    "bco_prescriptions_together", "Prescribe calls decided in one go", buckets=(1, 2, 4, 8, 16, 32, 64)
+)
 IN_FLIGHT = Gauge("bco_prescriptions_in_flight", "Prescribe calls running or waiting in this process")
 
 

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     max_prescriptions: Positive = Field(
         64, description="prescribe calls at the same time, waiting ones included; more get 503"
     )
+    max_together: Positive = Field(
+        64, description="most contexts of waiting prescribe calls that are decided together; 1 decides each call alone"
+    )
     prescribe_seconds: Positive = Field(60, description="longest time for one prescribe call, in seconds")
     cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")
 

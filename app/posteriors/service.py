@@ -94,6 +94,12 @@ def get(workspace: str, posterior_id: str) -> PosteriorRow:
     return row
 
 
+def exists(posterior_id: str) -> bool:
+    """Whether a posterior that was there is there still."""
+    with transaction() as session:
+        return session.scalar(sa.select(sa.exists().where(PosteriorRow.id == posterior_id))) is True
+
+
 def _absent(job: JobRow | None) -> Exception:
     if job is None or job.state == "succeeded":
         return NotFound(MISSING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeVar
 
 from cachetools import LRUCache
@@ -14,7 +15,7 @@ from app import metrics
 from app.datasets.encoding import ContextEncoding
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
-from app.posteriors.service import load
+from app.posteriors import service as posteriors
 from app.problems.schemas import decision_names
 from app.settings import get_settings
 from bco_core.posterior import Posterior
@@ -22,6 +23,10 @@ from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
 
 Value = TypeVar("Value")
+
+# A posterior that is deleted by another process is gone here after at most so long.
+FRESH_SECONDS = 1.0
+_MOST_ROWS = 1_000
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,18 @@ class Ready:
 
 
 class Cache:
-    """Values by key within a budget of bytes. Two callers that miss at once both make the value; either serves."""
+    """Values by key within a budget of bytes. Two callers that miss at once both make the value; either serves.
+
+    A key is a posterior's id, or begins with it. Rows of posteriors are kept beside: they never change, so a second
+    look only asks whether they are still there.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         # A value larger than the whole budget counts as all of it, so it is kept alone.
         self._entries: LRUCache[Hashable, tuple[Any, int]] = LRUCache(
             max_bytes, getsizeof=lambda entry: min(entry[1], max_bytes)
         )
+        self._rows: LRUCache[str, tuple[PosteriorRow, float]] = LRUCache(_MOST_ROWS)
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], tuple[Value, int]]) -> Value:
@@ -56,6 +66,39 @@ class Cache:
         value: Value = found[0]
         return value
 
+    def seen(self, posterior_id: str) -> tuple[PosteriorRow, Ready] | None:
+        """A posterior's row and what is loaded of it, if both are in memory; the database is not asked."""
+        with self._lock:
+            row, loaded = self._rows.get(posterior_id), self._entries.get(posterior_id)
+        return None if row is None or loaded is None else (row[0], loaded[0])
+
+    def row(self, workspace: str, posterior_id: str) -> PosteriorRow:
+        """The posterior's row, if the workspace has it; the database is asked at most once a second."""
+        with self._lock:
+            row, until = self._rows.get(posterior_id, (None, 0.0))
+        if row is not None and row.workspace == workspace:
+            if monotonic() < until:
+                return row
+            if not posteriors.exists(posterior_id):
+                self.forget(posterior_id)
+                row = None
+        if row is None or row.workspace != workspace:
+            row = posteriors.get(workspace, posterior_id)
+        with self._lock:
+            self._rows[posterior_id] = row, monotonic() + FRESH_SECONDS
+        return row
+
+    def forget(self, posterior_id: str) -> None:
+        """Drop everything of a posterior that is no more."""
+        with self._lock:
+            self._rows.pop(posterior_id, None)
+            for key in [key for key in self._entries if key == posterior_id or posterior_id in _parts(key)]:
+                del self._entries[key]
+
+
+def _parts(key: Hashable) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else ()
+
 
 def of_settings() -> Cache:
     return Cache(get_settings().cache_mb * 1_000_000)
@@ -64,7 +107,7 @@ def of_settings() -> Cache:
 def load_ready(row: PosteriorRow) -> Ready:
     """The posterior of ``row`` from the database."""
     with transaction() as session:
-        posterior = load(session, row)
+        posterior = posteriors.load(session, row)
     return Ready(posterior, build_problem(row.problem), ContextEncoding.of(row.columns), decision_names(row.problem))
 
 
