@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
+import torch
 from cachetools import LRUCache
 from torch import Tensor
 
@@ -31,12 +33,17 @@ _MOST_ROWS = 1_000
 
 @dataclass(frozen=True)
 class Ready:
-    """A loaded posterior with its problem and the names that requests and answers use."""
+    """A loaded posterior with its problem and the names that requests and answers use.
+
+    Encoded contexts below ``lowest`` or above ``highest``, both (width,), are far outside the history.
+    """
 
     posterior: Posterior
     problem: DecisionProblem
     encoding: ContextEncoding
     decisions: list[str]
+    lowest: Tensor
+    highest: Tensor
 
 
 class Cache:
@@ -108,7 +115,24 @@ def load_ready(row: PosteriorRow) -> Ready:
     """The posterior of ``row`` from the database."""
     with transaction() as session:
         posterior = posteriors.load(session, row)
-    return Ready(posterior, build_problem(row.problem), ContextEncoding.of(row.columns), decision_names(row.problem))
+    encoding = ContextEncoding.of(row.columns)
+    return Ready(posterior, build_problem(row.problem), encoding, decision_names(row.problem), *_reach(row, encoding))
+
+
+def reach(column: dict[str, Any]) -> tuple[float, float]:
+    """Beyond what a numeric context is far outside the history: its range there, and as much again on either side."""
+    low, high = column["minimum"], column["maximum"]
+    return 2 * low - high, 2 * high - low
+
+
+def _reach(row: PosteriorRow, encoding: ContextEncoding) -> tuple[Tensor, Tensor]:
+    """The same for every column of encoded contexts, (width,) each; categories reach everywhere."""
+    profile = {column["name"]: column for column in row.columns}
+    reached: list[tuple[float, float]] = []
+    for name, categories in encoding.columns:
+        reached += [reach(profile[name])] if categories is None else [(-math.inf, math.inf)] * len(categories)
+    lowest, highest = torch.tensor(reached, dtype=torch.float64).view(-1, 2).unbind(dim=1)
+    return lowest, highest
 
 
 def ready(cache: Cache, row: PosteriorRow) -> Ready:

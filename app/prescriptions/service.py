@@ -14,7 +14,7 @@ from app import metrics
 from app.datasets.encoding import Matrix
 from app.db.tables import PosteriorRow
 from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable, of_core
-from app.prescriptions.cache import Cache, Ready, draws, ready
+from app.prescriptions.cache import Cache, Ready, draws, reach, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
 from bco_core.errors import BcoError, InvalidInput, OutOfTime
@@ -76,8 +76,9 @@ def _prescribe(
         raise InvalidRequest.at(("contexts",), detail)
     check(row, request)
     loaded = ready(cache, row)
-    encoded = [torch.from_numpy(loaded.encoding.encode_requests(one.contexts)) for one in requests]
-    contexts = encoded[0] if len(encoded) == 1 else torch.cat(encoded)
+    contexts = torch.from_numpy(
+        loaded.encoding.encode_requests([context for one in requests for context in one.contexts])
+    )
     theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
     allowed = settings.prescribe_seconds
     try:
@@ -86,10 +87,13 @@ def _prescribe(
         detail = f"longer than {allowed} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios"
         raise Unavailable(detail) from None
     answer, warnings = _about(row, loaded, request)
+    any_far = bool(((contexts < loaded.lowest) | (contexts > loaded.highest)).any())
     answers: list[bytes | Exception] = []
-    for one in encoded:
-        answer["warnings"] = warnings + _far_from_history(row, loaded, one)
-        answer["prescriptions"], prescriptions = prescriptions[: len(one)], prescriptions[len(one) :]
+    first = 0
+    for one in requests:
+        rows = slice(first, first + len(one.contexts))
+        answer["warnings"] = warnings + (_far_from_history(row, loaded, contexts[rows]) if any_far else [])
+        answer["prescriptions"], first = prescriptions[rows], rows.stop
         # Exactly PrescribeAnswer; validating ten thousand prescriptions again would cost more than deciding.
         answers.append(orjson.dumps(answer))
     return answers
@@ -208,9 +212,9 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
 
 def far_from_history(column: dict[str, Any], values: Matrix) -> list[str]:
     """A warning if values of a numeric context lie beyond its range in the history by more than that range."""
-    low, high = column["minimum"], column["maximum"]
-    far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
-    name = column["name"]
+    lowest, highest = reach(column)
+    far = int(((values < lowest) | (values > highest)).sum())
+    name, low, high = column["name"], column["minimum"], column["maximum"]
     return [f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)"] if far else []
 
 
