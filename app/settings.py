@@ -22,6 +22,9 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address the API listens on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port the API listens on")
+    processes: Positive = Field(
+        1, description="processes of the API behind one port; they share the memory of loaded posteriors"
+    )
     workers: Positive = Field(1, description="worker processes that bco serve starts")
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
     threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")

@@ -78,8 +78,9 @@ class Posterior:
         return description, {name: values.numpy() for name, values in arrays.items()}
 
     @staticmethod
-    def from_arrays(description: dict[str, Any], arrays: Arrays) -> Posterior:
-        tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+    def from_arrays(description: dict[str, Any], arrays: Arrays, copy: bool = True) -> Posterior:
+        """The inverse. Without ``copy`` the arrays, which must be writable, become the posterior's own."""
+        tensors = {name: torch.from_numpy(np.array(values) if copy else values) for name, values in arrays.items()}
         predictor = predictor_from_arrays(description["predictor"], tensors)
         distribution = distribution_from_arrays(description, tensors)
         history = None

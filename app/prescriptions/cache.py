@@ -18,6 +18,8 @@ from app.datasets.encoding import ContextEncoding
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.posteriors import service as posteriors
+from app.posteriors import shared
+from app.prescriptions.memory import size_of
 from app.problems.schemas import decision_names
 from app.settings import get_settings
 from bco_core.posterior import Posterior
@@ -46,6 +48,16 @@ class Ready:
     highest: Tensor
 
 
+class _Kept(LRUCache[Hashable, tuple[Any, int]]):
+    """The files of a posterior go when it does."""
+
+    def popitem(self) -> tuple[Hashable, tuple[Any, int]]:
+        key, value = super().popitem()
+        if isinstance(key, str):
+            shared.forget(key)
+        return key, value
+
+
 class Cache:
     """Values by key within a budget of bytes. Two callers that miss at once both make the value; either serves.
 
@@ -55,9 +67,7 @@ class Cache:
 
     def __init__(self, max_bytes: int) -> None:
         # A value larger than the whole budget counts as all of it, so it is kept alone.
-        self._entries: LRUCache[Hashable, tuple[Any, int]] = LRUCache(
-            max_bytes, getsizeof=lambda entry: min(entry[1], max_bytes)
-        )
+        self._entries = _Kept(max_bytes, getsizeof=lambda entry: min(entry[1], max_bytes))
         self._rows: LRUCache[str, tuple[PosteriorRow, float]] = LRUCache(_MOST_ROWS)
         self._lock = threading.Lock()
 
@@ -101,6 +111,7 @@ class Cache:
             self._rows.pop(posterior_id, None)
             for key in [key for key in self._entries if key == posterior_id or posterior_id in _parts(key)]:
                 del self._entries[key]
+        shared.forget(posterior_id)
 
 
 def _parts(key: Hashable) -> tuple[Any, ...]:
@@ -140,8 +151,7 @@ def ready(cache: Cache, row: PosteriorRow) -> Ready:
 
     def make() -> tuple[Ready, int]:
         made = load_ready(row)
-        _, arrays = made.posterior.to_arrays()
-        return made, sum(array.nbytes for array in arrays.values())
+        return made, size_of(made)
 
     return cache.get(row.id, make)
 

@@ -15,7 +15,7 @@ import orjson
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.security import Caller
@@ -43,7 +43,6 @@ class ShortRoad:
 
     def __init__(self, app: ASGIApp, of: FastAPI) -> None:
         self.app = app
-        self._state = of.state
         self._short = ExceptionMiddleware(self._answer, handlers=of.exception_handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +67,7 @@ class ShortRoad:
             await self.app(scope, _again(body, receive), send)
             return
         scope["route"] = _ROUTE
-        content = await answer(self._state, caller.workspace, scope["posterior_id"], request)
+        content = await answer(Request(scope, receive), caller.workspace, scope["posterior_id"], request)
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})

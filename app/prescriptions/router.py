@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
-from starlette.datastructures import State
 
 from app.http.security import Reader
 from app.prescriptions import service
@@ -23,12 +22,13 @@ async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader
     The same request gives the same answer, bit for bit, as long as the posterior's digest is the same; for two-stage
     problems up to rounding in the last digits, since their solver learns from request to request.
     """
-    body = await answer(http.app.state, caller.workspace, posterior_id, request)
+    body = await answer(http, caller.workspace, posterior_id, request)
     return Response(body, media_type="application/json")
 
 
-async def answer(state: State, workspace: str, posterior_id: str, request: PrescribeRequest) -> bytes:
+async def answer(http: Request, workspace: str, posterior_id: str, request: PrescribeRequest) -> bytes:
     """The answer as JSON, decided together with those of other requests that wait."""
+    state = http.app.state
     cache = state.posteriors
 
     def decide(requests: Sequence[PrescribeRequest]) -> Sequence[bytes | Exception]:

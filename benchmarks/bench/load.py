@@ -80,7 +80,8 @@ def _together(database: str, seconds: float, console: Console) -> tuple[Figures,
         console.print("learning the posterior that will prescribe")
         request = _prepared(client)
         _, posterior = train(client, request | {"posterior": {"epochs": 2}})
-        address, figures = _address(service, posterior), {}
+        address = _address(service, posterior)
+        figures: Figures = {}
         for clients in CLIENTS:
             console.print(f"{clients} client(s)")
             figures[f"idle_{clients}"] = asyncio.run(load(address, _BODIES, clients, seconds))
@@ -156,7 +157,7 @@ def _idle_worker(service: LocalService, seconds: float) -> float:
     workers = [one for one in children if "app.jobs.worker" in one.cmdline()]
 
     def taken() -> float:
-        return sum(one.cpu_times().user + one.cpu_times().system for one in workers)
+        return float(sum(one.cpu_times().user + one.cpu_times().system for one in workers))
 
     before, began = taken(), time.perf_counter()
     time.sleep(seconds)
