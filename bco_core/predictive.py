@@ -17,6 +17,7 @@ is chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,7 +64,14 @@ class History:
         """s(x) (B, d_y) for features (B, width), no further out than in the history; None unless scaled."""
         if self.carrier.slopes is None or self.scales is None:
             return None
-        return spread_at(self.carrier.slopes, features).clamp(self.scales.amin(dim=0), self.scales.amax(dim=0))
+        return spread_at(self.carrier.slopes, features).clamp(*self._ends_of_scales)
+
+    @cached_property
+    def _ends_of_scales(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest of the rows' own scales, (d_y,) each."""
+        if self.scales is None:
+            raise RuntimeError("only scaled histories have scales")
+        return self.scales.amin(dim=0), self.scales.amax(dim=0)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A plain description and arrays; :meth:`from_arrays` is the inverse."""

@@ -29,32 +29,37 @@ def compiled(function: Any) -> Any:
 
 def mean_of_atoms(values: Tensor, weights: Tensor) -> Tensor:
     """Σ_k w_k v_bk: values (B, K, m) or (B, K), weights (K,) → (B, m) or (B,)."""
-    atoms = values.detach().reshape(*values.shape[:2], values.shape[2:].numel()).double().contiguous().numpy()
+    atoms = _array(values).reshape(*values.shape[:2], values.shape[2:].numel())
     found = np.empty((atoms.shape[0], atoms.shape[2]))
-    _mean(atoms, weights.double().contiguous().numpy(), found)
-    return torch.from_numpy(found).view(len(values), *values.shape[2:])
+    _mean(atoms, _array(weights), found)
+    return torch.from_numpy(found.reshape(len(values), *values.shape[2:]))
 
 
 def sum_of_rows(values: Tensor) -> Tensor:
     """Σ_k v_k: (..., K) → (...)."""
-    rows = values.detach().reshape(values.shape[:-1].numel(), values.shape[-1]).double().contiguous().numpy()
+    rows = _array(values).reshape(values.shape[:-1].numel(), values.shape[-1])
     found = np.empty(len(rows))
     _sum(rows, found)
-    return torch.from_numpy(found).view(values.shape[:-1])
+    return torch.from_numpy(found.reshape(values.shape[:-1]))
 
 
 def exp_affine(features: Tensor, slopes: Tensor) -> Tensor:
     """exp of an affine function of features (B, width) by slopes (width + 1, m), the constant last: (B, m)."""
     found = np.empty((len(features), slopes.shape[1]))
-    _exp_affine(features.double().contiguous().numpy(), slopes.double().contiguous().numpy(), found)
+    _exp_affine(_array(features), _array(slopes), found)
     return torch.from_numpy(found)
 
 
 def sample_near(here: Tensor, there: Tensor, bandwidth: float, count: int) -> Tensor:
     """Rows (B, count) of ``there`` (H, m) by systematic sampling, weights ∝ exp(−distance from ``here`` (B, m) / h)."""
     found = np.empty((len(here), count), np.int64)
-    _sample_near(here.contiguous().numpy(), there.contiguous().numpy(), bandwidth, found)
+    _sample_near(_array(here), _array(there), bandwidth, found)
     return torch.from_numpy(found)
+
+
+def _array(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Plain numbers in their order in memory, as compiled loops take them."""
+    return np.ascontiguousarray(values.detach().numpy(), dtype=np.float64)
 
 
 @compiled

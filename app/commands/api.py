@@ -42,9 +42,11 @@ def run(settings: Settings) -> bool:
     # Importing the application takes seconds, and a supervisor needs none of it.
     from app.main import create_app
     from app.prescriptions.memory import give_back_early
+    from app.prescriptions.warm import warm_up
 
     give_back_early()
     application = create_app()
+    warm_up()
     server = Server(
         uvicorn.Config(
             application,
