@@ -15,7 +15,7 @@ import orjson
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.security import Caller
@@ -57,14 +57,12 @@ class ShortRoad:
         messages: list[Message] = []
         while not messages or messages[-1].get("more_body"):
             messages.append(await receive())
-            if messages[-1]["type"] == "http.disconnect":
-                raise ClientDisconnect
         caller: Caller = scope["caller"]
-        body = messages[0]["body"] if len(messages) == 1 else b"".join(message["body"] for message in messages)
         try:
-            request = PrescribeRequest.model_validate(orjson.loads(body))
+            # The last message of a client that has left has no body, and what came before it is no JSON.
+            request = PrescribeRequest.model_validate(orjson.loads(b"".join(one.get("body", b"") for one in messages)))
         except (orjson.JSONDecodeError, ValidationError):
-            await self.app(scope, _again(body, receive), send)
+            await self.app(scope, _again(messages, receive), send)
             return
         scope["route"] = _ROUTE
         content = await answer(Request(scope, receive), caller.workspace, scope["posterior_id"], request)
@@ -86,15 +84,11 @@ def _is_plain(scope: Scope) -> bool:
     return length.isdigit() and int(length) <= _LARGEST and _JSON.fullmatch(kind) is not None
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, for who comes next; then whatever else comes."""
-    given = False
+def _again(messages: list[Message], receive: Receive) -> Receive:
+    """What was received already, for who comes next; then whatever else comes."""
+    left = iter(messages)
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(left, None) or await receive()
 
     return replay

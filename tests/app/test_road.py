@@ -115,35 +115,50 @@ def test_a_query_or_a_large_body_takes_the_router(client: TestClient, posterior:
     assert short == [False, False]
 
 
-def test_a_body_that_comes_in_pieces_is_put_together(client: TestClient, posterior: Json) -> None:
-    async def call() -> list[Any]:
-        content, sent = ALL["one context"], []
-        pieces = [
-            {"type": "http.request", "body": content[:20], "more_body": True},
-            {"type": "http.request", "body": content[20:], "more_body": False},
-        ]
-        headers = {"content-type": "application/json", "content-length": str(len(content)), "host": "localhost"}
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": path(posterior),
-            "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        }
+def in_pieces(client: TestClient, posterior: Json, kind: str, *messages: Json) -> list[Any]:
+    """What is sent to a client from whom these messages come."""
+    length = str(len(ALL["one context"]))
+    headers = {"content-type": kind, "content-length": length, "host": "localhost"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path(posterior),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    left, sent = list(messages), list[Any]()
 
-        async def receive() -> Any:
-            return pieces.pop(0)
+    async def receive() -> Any:
+        return left.pop(0)
 
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await client.app(scope, receive, send)
-        return sent
+    async def send(message: Any) -> None:
+        sent.append(message)
 
     assert client.portal is not None
-    start, body = client.portal.call(call)
+    client.portal.call(client.app, scope, receive, send)
+    return sent
+
+
+def test_a_body_that_comes_in_pieces_is_put_together(client: TestClient, posterior: Json, short: list[bool]) -> None:
+    content = ALL["one context"]
+    pieces = [content[:20], content[20:40], content[40:]]
+    messages = [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
+    start, body = in_pieces(client, posterior, "application/json", *messages)
     assert start["status"] == 200
-    assert body["body"] == both_ways(client, path(posterior), ALL["one context"])[1].content
+    assert body["body"] == both_ways(client, path(posterior), content)[1].content
+    assert short[0]
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_error_of_ours(
+    client: TestClient, posterior: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = {"type": "http.request", "body": ALL["one context"][:20], "more_body": True}
+    statuses = []
+    for kind in ("application/json", "application/json; profile=long"):
+        start, _ = in_pieces(client, posterior, kind, begun, {"type": "http.disconnect"}, {"type": "http.disconnect"})
+        statuses.append(start["status"])
+    assert statuses == [400, 400]
+    assert "unexpected error" not in caplog.text
 
 
 def test_both_roads_are_counted_and_logged_alike(
