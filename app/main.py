@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from time import monotonic
@@ -30,7 +29,9 @@ from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
+from app.prescriptions.road import ShortRoad
 from app.prescriptions.router import router as prescriptions
+from app.prescriptions.together import Together
 from app.problems.router import router as problems
 from app.settings import get_settings
 from app.tracing import telemetry
@@ -69,6 +70,7 @@ def create_app() -> FastAPI:
     _prepare_state(app)
     errors.install(app)
     # The last one added is the first to see a request.
+    app.add_middleware(ShortRoad, of=app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
     app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
@@ -112,8 +114,7 @@ def _prepare_state(app: FastAPI) -> None:
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
     state.places = anyio.CapacityLimiter(settings.max_prescriptions)
-    state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
-    state.turns = asyncio.Semaphore(1)
+    state.together = Together(settings.max_together, anyio.CapacityLimiter(PRESCRIBERS))
     # looks at jobs that clients follow; whether the server is about to stop
     state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     state.stopping = lambda: False

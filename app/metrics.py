@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter as TallyOf
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import sqlalchemy as sa
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.metrics_core import GaugeHistogramMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -35,7 +36,12 @@ PRESCRIPTIONS = Counter(
     ],
 )
 FALLBACKS = Counter("bco_solver_fallbacks", "Decisions that a fast path had to leave to HiGHS or to a best effort")
-IN_FLIGHT = Gauge("bco_prescriptions_in_flight", "Prescribe calls running or waiting in this process")
+TOGETHER = Histogram(
+    "bco_prescriptions_together", "Prescribe calls decided in one go", buckets=(1, 2, 4, 8, 16, 32, 64)
+)
+IN_FLIGHT = Gauge(
+    "bco_prescriptions_in_flight", "Prescribe calls running or waiting at this moment", multiprocess_mode="livesum"
+)
 
 
 def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None:
@@ -48,7 +54,13 @@ def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None
 
 
 def exposition() -> bytes:
-    return generate_latest(REGISTRY)
+    """This process's metrics or, if it is one of several, those of all of them together."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return generate_latest(REGISTRY)
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    registry.register(_Jobs())
+    return generate_latest(registry)
 
 
 class _Jobs(Collector):

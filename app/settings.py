@@ -22,6 +22,9 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address the API listens on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port the API listens on")
+    processes: Positive = Field(
+        1, description="processes of the API behind one port; they share the memory of loaded posteriors"
+    )
     workers: Positive = Field(1, description="worker processes that bco serve starts")
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
     threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")
@@ -54,6 +57,9 @@ class Settings(BaseSettings):
     max_contexts: Positive = Field(20_000, description="most contexts in one prescribe call")
     max_prescriptions: Positive = Field(
         64, description="prescribe calls at the same time, waiting ones included; more get 503"
+    )
+    max_together: Positive = Field(
+        64, description="most contexts of waiting prescribe calls that are decided together; 1 decides each call alone"
     )
     prescribe_seconds: Positive = Field(60, description="longest time for one prescribe call, in seconds")
     cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")

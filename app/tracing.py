@@ -20,7 +20,7 @@ def telemetry() -> TelemetryConfig:
     if wanted and not all(_is_installed(name) for name in _PACKAGES):
         log.warning("%s is set, but nothing is sent: install the extra, pip install 'bco-service[otel]'", _ENDPOINT)
         wanted = False
-    return {"auto_configure": wanted, "logs": False}
+    return {"auto_configure": wanted, "tracing": wanted, "metrics": wanted, "logs": False}
 
 
 def _is_installed(name: str) -> bool:

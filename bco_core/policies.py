@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status
+from bco_core.rows import mean_of_atoms
 from bco_core.scenarios import Scenarios, expected_cost
 
 
@@ -42,7 +43,7 @@ class Policy:
 
     ``recommendable``: it uses the whole posterior. Held-out rows are seen by few members, so they would flatter a
     policy that needs only one. ``parameters`` names the terms that are its own. ``predictive``: it decides over
-    predictive scenarios instead of posterior draws.
+    predictive scenarios instead of posterior draws. ``random``: it draws random numbers, context after context.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Policy:
     recommendable: bool = False
     parameters: tuple[str, ...] = ()
     predictive: bool = False
+    random: bool = False
 
 
 def decide_over(
@@ -80,13 +82,15 @@ def _averaged(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> P
     if problem.relaxation is not problem:
         return _for_outcomes(problem, scenarios.mean(), scenarios)
     each = problem.decide(scenarios.outcomes)
-    mean = torch.einsum("bkz,k->bz", each, scenarios.weights)
+    mean = mean_of_atoms(each, scenarios.weights)
     # Rounding must not carry the mean past a bound that every draw's decision keeps.
     return _evaluated(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
 
 
 def _blended(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
-    drawn_in = torch.lerp(scenarios.mean()[:, None], scenarios.outcomes, terms.alpha)
+    mean, outcomes, alpha = scenarios.mean()[:, None], scenarios.outcomes, terms.alpha
+    # From the nearer end, so that both ends are exact.
+    drawn_in = mean + alpha * (outcomes - mean) if alpha < 0.5 else outcomes - (1 - alpha) * (outcomes - mean)
     return _judged(problem, problem.prescribe(drawn_in, scenarios.weights, terms.risk, terms.time_limit), scenarios)
 
 
@@ -138,7 +142,7 @@ POLICIES: dict[str, Policy] = {
         Policy("bcp", _bcp, hedges=True, recommendable=True),
         Policy("predictive", _bcp, hedges=True, recommendable=True, predictive=True),
         Policy("map", _map),
-        Policy("thompson", _thompson),
+        Policy("thompson", _thompson, random=True),
     )
 }
 HEDGING = tuple(name for name, policy in POLICIES.items() if policy.hedges)

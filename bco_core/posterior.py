@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,13 @@ class Posterior:
 
     def scenarios(self, contexts: Tensor, draws: Tensor) -> Scenarios:
         """The posterior predictive distribution for contexts (B, d_x), by parameter vectors (K, d) of equal weight."""
-        outcomes = self.predictor.predict(draws, contexts).transpose(0, 1)
-        mode = self.predictor.predict(self.distribution.mode()[None], contexts)[0]
-        return Scenarios.equal(outcomes, mode)
+        outcomes = self.predictor.predict_each(draws, contexts)
+        return Scenarios.equal(outcomes, self.predictor.predict_each(self._mode, contexts)[:, 0])
+
+    @cached_property
+    def _mode(self) -> Tensor:
+        """The distribution's mode as a table of one parameter vector: finding it takes as long as many predictions."""
+        return self.distribution.mode()[None]
 
     def predictive(self, contexts: Tensor, predictions: Tensor, count: int) -> Scenarios | None:
         """What may really happen in contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
@@ -73,8 +78,9 @@ class Posterior:
         return description, {name: values.numpy() for name, values in arrays.items()}
 
     @staticmethod
-    def from_arrays(description: dict[str, Any], arrays: Arrays) -> Posterior:
-        tensors = {name: torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+    def from_arrays(description: dict[str, Any], arrays: Arrays, copy: bool = True) -> Posterior:
+        """The inverse. Without ``copy`` the arrays, which must be writable, become the posterior's own."""
+        tensors = {name: torch.from_numpy(np.array(values) if copy else values) for name, values in arrays.items()}
         predictor = predictor_from_arrays(description["predictor"], tensors)
         distribution = distribution_from_arrays(description, tensors)
         history = None

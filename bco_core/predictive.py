@@ -17,11 +17,13 @@ is chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bco_core.rows import exp_affine, sample_near
 from bco_core.scenarios import Scenarios
 
 CARRIES = ("shift", "scaled", "stretch", "keep")
@@ -62,7 +64,14 @@ class History:
         """s(x) (B, d_y) for features (B, width), no further out than in the history; None unless scaled."""
         if self.carrier.slopes is None or self.scales is None:
             return None
-        return spread_at(self.carrier.slopes, features).clamp(self.scales.amin(dim=0), self.scales.amax(dim=0))
+        return spread_at(self.carrier.slopes, features).clamp(*self._ends_of_scales)
+
+    @cached_property
+    def _ends_of_scales(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest of the rows' own scales, (d_y,) each."""
+        if self.scales is None:
+            raise RuntimeError("only scaled histories have scales")
+        return self.scales.amin(dim=0), self.scales.amax(dim=0)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """A plain description and arrays; :meth:`from_arrays` is the inverse."""
@@ -84,7 +93,7 @@ class History:
 
 def spread_at(slopes: Tensor, features: Tensor) -> Tensor:
     """exp of an affine function of features (B, width): (B, d_y)."""
-    return (features.double() @ slopes[:-1] + slopes[-1]).exp()
+    return exp_affine(features, slopes)
 
 
 def predictive_scenarios(
@@ -141,5 +150,8 @@ def _sampled(history: History, predictions: Tensor, count: int, own: Tensor | No
     places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     if history.carrier.bandwidth is None and own is None:
         return (places * len(history)).long().expand(len(predictions), -1)
+    if history.carrier.bandwidth is not None and own is None:
+        scaled = predictions / history.spread, history.predictions / history.spread
+        return sample_near(*scaled, history.carrier.bandwidth, count)
     share = weights(history, predictions, own).cumsum(dim=1)
     return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)

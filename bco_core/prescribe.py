@@ -19,6 +19,7 @@ from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES, Terms, check_risk, decide_for, decide_over
 from bco_core.posterior import Posterior
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
+from bco_core.problems.base import decides_alone as problem_decides_alone
 from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -125,6 +126,12 @@ def prescribe(
         terms = Terms(generator, options.risk or EXPECTATION, left, options.blend)
         parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
     return _joined(parts)
+
+
+def decides_alone(posterior: Posterior, problem: DecisionProblem, options: PrescribeOptions) -> bool:
+    """Whether each context gets the same digits whatever contexts it is prescribed together with."""
+    alone = posterior.predictor.predicts_alone and problem_decides_alone(problem)
+    return alone and not POLICIES[options.chosen_policy].random
 
 
 def decisions(

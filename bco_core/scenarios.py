@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bco_core.problems.base import DecisionProblem
+from bco_core.rows import mean_of_atoms
 from bco_core.weighted import sort_atoms, sorted_cvar, sorted_quantile
 
 
@@ -31,7 +32,7 @@ class Scenarios:
 
     def mean(self) -> Tensor:
         """f̄(x), the mean prediction, (B, d_y)."""
-        return torch.einsum("bky,k->by", self.outcomes, self.weights)
+        return mean_of_atoms(self.outcomes, self.weights)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class CostDistribution:
 
 def expected_cost(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Tensor:
     """E[c(z_b; Y)] over the scenarios of each context: decisions (B, d_z) → (B,)."""
-    return problem.cost(decisions[:, None], scenarios.outcomes) @ scenarios.weights
+    return mean_of_atoms(problem.cost(decisions[:, None], scenarios.outcomes), scenarios.weights)
 
 
 def cost_distribution(
@@ -55,4 +56,5 @@ def cost_distribution(
     costs = problem.cost(decisions[:, None], scenarios.outcomes)
     ordered, share = sort_atoms(costs, scenarios.weights)
     quantiles = sorted_quantile(ordered, share, levels)
-    return CostDistribution(costs @ scenarios.weights, quantiles, sorted_cvar(ordered, share, cvar_level))
+    mean = mean_of_atoms(costs, scenarios.weights)
+    return CostDistribution(mean, quantiles, sorted_cvar(ordered, share, cvar_level))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bco_core.rows import sum_of_rows
+
 
 def sort_atoms(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Values (..., K) in increasing order and the share of weight up to and including each, (..., K) ending at one."""
@@ -28,7 +30,7 @@ def sorted_cvar(ordered: Tensor, share: Tensor, level: float) -> Tensor:
     """Mean of the worst (1 − level) of the weight: atoms (..., K) → (...)."""
     before = torch.cat([torch.zeros_like(share[..., :1]), share[..., :-1]], dim=-1)
     taken = (share.clamp_min(level) - before.clamp_min(level)).clamp_min(0)
-    return (ordered * taken).sum(-1) / (1 - level)
+    return sum_of_rows(ordered * taken) / (1 - level)
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:

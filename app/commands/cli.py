@@ -54,6 +54,8 @@ def bco(
 Host = Annotated[str | None, typer.Option(help="address to listen on (BCO_HOST)")]
 Port = Annotated[int | None, typer.Option(help="port to listen on (BCO_PORT)", min=1, max=65535)]
 
+Processes = Annotated[int | None, typer.Option(help="processes of the API (BCO_PROCESSES)", min=1)]
+
 
 def _chosen(**options: str | int | None) -> Settings:
     """The settings, with what was chosen by option instead of by variable."""
@@ -65,11 +67,12 @@ def serve(
     host: Host = None,
     port: Port = None,
     workers: Annotated[int | None, typer.Option(help="worker processes (BCO_WORKERS)", min=1)] = None,
+    processes: Processes = None,
 ) -> None:
     """Run the API and its worker(s) on this machine, migrating the database first."""
     from app.commands import serve as local
 
-    settings = _chosen(host=host, port=port, workers=workers)
+    settings = _chosen(host=host, port=port, workers=workers, processes=processes)
     _check_port(settings)
     with plain_errors():
         raise typer.Exit(local.serve(settings))
@@ -87,16 +90,17 @@ def _check_port(settings: Settings) -> None:
 
 
 @app.command()
-def api(host: Host = None, port: Port = None) -> None:
+def api(host: Host = None, port: Port = None, processes: Processes = None) -> None:
     """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
     # Whether requests need a key depends on the address, so the whole process must know it.
-    chosen = {"BCO_HOST": host, "BCO_PORT": port}
+    chosen = {"BCO_HOST": host, "BCO_PORT": port, "BCO_PROCESSES": processes}
     os.environ |= {name: str(value) for name, value in chosen.items() if value is not None}
     get_settings.cache_clear()
     check_database_path()
-    _check_port(get_settings())
-    from app.commands.api import run
+    from app.commands.api import is_one_of_several, run
 
+    if not is_one_of_several():
+        _check_port(get_settings())
     if not run(get_settings()):
         raise typer.Exit(3)
 

@@ -46,6 +46,7 @@ def serve(settings: Settings) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: stop.set())
     environment = os.environ | {"BCO_HOST": settings.host, "BCO_PORT": str(settings.port)}
+    environment["BCO_PROCESSES"] = str(settings.processes)
     # Children get their own process group, so that Ctrl-C reaches them through us, in order.
     api, began = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True), time.monotonic()
     workers = [

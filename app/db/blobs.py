@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,6 @@ def to_blocks(array: Array) -> Iterator[tuple[int, bytes]]:
         yield first, buffer.getvalue()
 
 
-def from_blocks(blocks: list[bytes]) -> Array:
+def from_blocks(blocks: Iterable[bytes]) -> Array:
     """Join blocks in the order of their first rows."""
     return np.concatenate([np.lib.format.read_array(io.BytesIO(block), allow_pickle=False) for block in blocks])

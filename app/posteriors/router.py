@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from app.db.tables import PosteriorRow
 from app.http.schemas import Limit, Name, Page
@@ -68,5 +68,6 @@ def download_particles(
 
 
 @router.delete("/{posterior_id}", status_code=204)
-def delete_posterior(posterior_id: str, caller: Admin) -> None:
+def delete_posterior(posterior_id: str, caller: Admin, http: Request) -> None:
     service.delete(caller.workspace, posterior_id)
+    http.app.state.posteriors.forget(posterior_id)

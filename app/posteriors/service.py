@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 import numpy as np
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.http.rows import delete_row, find, matching, page
 from app.ids import sibling_id
+from app.posteriors import shared
 from bco_core.data import Arrays
 from bco_core.posterior import Posterior
 
@@ -34,27 +36,37 @@ def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
 
 
 def load(session: Session, row: PosteriorRow) -> Posterior:
-    """The whole posterior, every block checked."""
-    names = session.scalars(
-        sa.select(PosteriorBlockRow.array).where(PosteriorBlockRow.posterior_id == row.id).distinct()
-    )
-    arrays = {name: load_array(session, row.id, name) for name in names.all()}
-    return Posterior.from_arrays(row.description, arrays)
+    """The whole posterior, every block checked; processes of one service share its arrays."""
+
+    def read() -> Arrays:
+        block = PosteriorBlockRow
+        names = session.scalars(sa.select(block.array).where(block.posterior_id == row.id).distinct())
+        return {name: load_array(session, row.id, name) for name in names.all()}
+
+    return Posterior.from_arrays(row.description, shared.mapped(row.id, read), copy=False)
 
 
 def load_array(session: Session, posterior_id: str, name: str, first: int = 0, count: int | None = None) -> Array:
     """Rows ``first`` to ``first + count`` of one array, reading only the blocks that hold them."""
     block = PosteriorBlockRow
-    query = sa.select(block).where(block.posterior_id == posterior_id, block.array == name).order_by(block.first_row)
+    query = sa.select(block.first_row, block.sha256, block.data)
+    query = query.where(block.posterior_id == posterior_id, block.array == name).order_by(block.first_row)
     starting = sa.select(sa.func.max(block.first_row)).where(
         block.posterior_id == posterior_id, block.array == name, block.first_row <= first
     )
     query = query.where(block.first_row >= starting.scalar_subquery())
     if count is not None:
         query = query.where(block.first_row < first + count)
-    blocks = session.scalars(query).all()
-    array = from_blocks([verified(found.data, found.sha256) for found in blocks])
-    start = first - blocks[0].first_row
+    begins: list[int] = []
+
+    def checked() -> Iterator[bytes]:
+        """One block at a time, so that no more than one is in memory beside the array."""
+        for begin, sha256, data in session.execute(query, execution_options={"yield_per": 1}):
+            begins.append(begin)
+            yield verified(data, sha256)
+
+    array = from_blocks(checked())
+    start = first - begins[0]
     return array[start:] if count is None else array[start : start + count]
 
 
@@ -92,6 +104,12 @@ def get(workspace: str, posterior_id: str) -> PosteriorRow:
         if row is None:
             raise _absent(find(session, JobRow, workspace, sibling_id(posterior_id, "job")))
     return row
+
+
+def exists(posterior_id: str) -> bool:
+    """Whether a posterior that was there is there still."""
+    with transaction() as session:
+        return session.scalar(sa.select(sa.exists().where(PosteriorRow.id == posterior_id))) is True
 
 
 def _absent(job: JobRow | None) -> Exception:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import anyio
-import orjson
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.prescriptions import service
-from app.prescriptions.admission import place, turn
+from app.prescriptions.admission import place
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
+from app.prescriptions.together import Together
 
 router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"])
 
@@ -21,13 +22,19 @@ async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader
     The same request gives the same answer, bit for bit, as long as the posterior's digest is the same; for two-stage
     problems up to rounding in the last digits, since their solver learns from request to request.
     """
-    state = http.app.state
+    body = await answer(http, caller.workspace, posterior_id, request)
+    return Response(body, media_type="application/json")
 
-    def answer() -> bytes:
-        # The service builds exactly PrescribeAnswer; validating ten thousand again would cost more than prescribing.
-        return orjson.dumps(service.prescribe(state.posteriors, caller.workspace, posterior_id, request))
+
+async def answer(http: Request, workspace: str, posterior_id: str, request: PrescribeRequest) -> bytes:
+    """The answer as JSON, decided together with those of other requests that wait."""
+    state = http.app.state
+    cache = state.posteriors
+
+    def decide(requests: Sequence[PrescribeRequest]) -> Sequence[bytes | Exception]:
+        return service.prescribe(cache, workspace, posterior_id, requests)
 
     with place(state.places):
-        async with turn(state.turns):
-            body = await anyio.to_thread.run_sync(answer, limiter=state.prescribers)
-    return Response(body, media_type="application/json")
+        kind = service.kind(cache, workspace, posterior_id, request)
+        together: Together[PrescribeRequest, bytes] = state.together
+        return await together.answer(kind, request, len(request.contexts), decide)

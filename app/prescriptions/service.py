@@ -3,52 +3,111 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from typing import Any
 
+import orjson
 import torch
 from torch import Tensor
 
 from app import metrics
 from app.datasets.encoding import Matrix
 from app.db.tables import PosteriorRow
-from app.http.errors import Conflict, InvalidRequest, Unavailable, of_core
-from app.posteriors import service as posteriors
-from app.prescriptions.cache import Cache, Ready, draws, ready
+from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable, of_core
+from app.prescriptions.cache import Cache, Ready, draws, reach, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
-from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.prescribe import QUANTILES, Prescribed
+from bco_core.errors import BcoError, InvalidInput, OutOfTime
+from bco_core.prescribe import QUANTILES, Prescribed, decides_alone
 from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
 
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
+# A call with more contexts than this gains nothing by company.
+_MOST_CONTEXTS = 16
 
 
-def prescribe(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
-    """The answer to a prescribe request, in the shape of ``PrescribeAnswer``; posteriors are kept in the cache."""
-    row = posteriors.get(workspace, posterior_id)
-    most = get_settings().max_contexts
-    if len(request.contexts) > most:
-        detail = f"at most {most} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
+def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> Hashable | None:
+    """What requests have in common that may be decided together; None for one that is decided alone.
+
+    A posterior that is not in memory is loaded for one request, while others pass.
+    """
+    seen = cache.seen(posterior_id)
+    if seen is None or request.time_limit_seconds is not None or len(request.contexts) > _MOST_CONTEXTS:
+        return None
+    row, loaded = seen
+    try:
+        options = _options(row, request)
+    except InvalidRequest:
+        return None
+    if not decides_alone(loaded.posterior, loaded.problem, options):
+        return None
+    return workspace, posterior_id, options, request.require_quality
+
+
+def prescribe(
+    cache: Cache, workspace: str, posterior_id: str, requests: Sequence[PrescribeRequest]
+) -> list[bytes | Exception]:
+    """The answers to requests of one kind: JSON in the shape of ``PrescribeAnswer``, or why a request is refused.
+
+    What is wrong with one of them does not touch the others.
+    """
+    if len(requests) > 1:
+        try:
+            return _prescribe(cache, workspace, posterior_id, requests)
+        except (ApiError, BcoError):
+            # Somebody's contexts: each has to hear of its own.
+            return [one for request in requests for one in prescribe(cache, workspace, posterior_id, [request])]
+    try:
+        return _prescribe(cache, workspace, posterior_id, requests)
+    except (ApiError, BcoError) as error:
+        return [error]
+
+
+def _prescribe(
+    cache: Cache, workspace: str, posterior_id: str, requests: Sequence[PrescribeRequest]
+) -> list[bytes | Exception]:
+    row, request, settings = cache.row(workspace, posterior_id), requests[0], get_settings()
+    if max(len(one.contexts) for one in requests) > settings.max_contexts:
+        detail = (
+            f"at most {settings.max_contexts} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
+        )
         raise InvalidRequest.at(("contexts",), detail)
     check(row, request)
     loaded = ready(cache, row)
-    contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
+    contexts = torch.from_numpy(
+        loaded.encoding.encode_requests([context for one in requests for context in one.contexts])
+    )
     theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
-    allowed = get_settings().prescribe_seconds
+    allowed = settings.prescribe_seconds
     try:
         prescriptions = decide(row, loaded, contexts, request, theta, allowed, request.time_limit_seconds or allowed)
     except OutOfTime:
         detail = f"longer than {allowed} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios"
         raise Unavailable(detail) from None
+    answer, warnings = _about(row, loaded, request)
+    any_far = bool(((contexts < loaded.lowest) | (contexts > loaded.highest)).any())
+    answers: list[bytes | Exception] = []
+    first = 0
+    for one in requests:
+        rows = slice(first, first + len(one.contexts))
+        answer["warnings"] = warnings + (_far_from_history(row, loaded, contexts[rows]) if any_far else [])
+        answer["prescriptions"], first = prescriptions[rows], rows.stop
+        # Exactly PrescribeAnswer; validating ten thousand prescriptions again would cost more than deciding.
+        answers.append(orjson.dumps(answer))
+    return answers
+
+
+def _about(row: PosteriorRow, loaded: Ready, request: PrescribeRequest) -> tuple[dict[str, Any], list[str]]:
+    """What an answer says besides its prescriptions, and what it warns of whatever the contexts are."""
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
     doubt = row.diagnostics.get("promise_warning")
     if request.risk and doubt and doubt != row.diagnostics["reason"]:
         warnings.append(f"a risk is judged over predictive scenarios, and {doubt}")
-    return {
+    about = {
         "posterior_id": row.id,
         "digest": row.digest,
         "policy": _options(row, request).chosen_policy,
@@ -59,9 +118,8 @@ def prescribe(cache: Cache, workspace: str, posterior_id: str, request: Prescrib
             "costs_over": request.costs_over,
         },
         "quality": quality,
-        "warnings": warnings + _far_from_history(row, loaded, contexts),
-        "prescriptions": prescriptions,
     }
+    return about, warnings
 
 
 def decide(
@@ -154,9 +212,9 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
 
 def far_from_history(column: dict[str, Any], values: Matrix) -> list[str]:
     """A warning if values of a numeric context lie beyond its range in the history by more than that range."""
-    low, high = column["minimum"], column["maximum"]
-    far = int(((values < 2 * low - high) | (values > 2 * high - low)).sum())
-    name = column["name"]
+    lowest, highest = reach(column)
+    far = int(((values < lowest) | (values > highest)).sum())
+    name, low, high = column["name"], column["minimum"], column["maximum"]
     return [f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)"] if far else []
 
 

@@ -14,12 +14,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bco_core.data import Standardizer
 from bco_core.errors import InvalidInput
 from bco_core.features.base import Features
+from bco_core.predictors import kernel
 
 # Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
 _CHUNK_NUMBERS = 2_000_000
@@ -36,6 +38,8 @@ class Predictor(ABC):
     kind: ClassVar[str]
     # Whether it has hidden layers: these need a fit of their own before decisions, and a recipe of their own.
     is_network: ClassVar[bool] = False
+    # Whether a linear path follows the layers in θ; None where outputs are not just layers with ReLU between.
+    skips: ClassVar[bool | None] = None
 
     @staticmethod
     @abstractmethod
@@ -96,6 +100,25 @@ class Predictor(ABC):
     def predict(self, theta: Tensor, contexts: Tensor) -> Tensor:
         """Predictions (S, n, d_y) for new contexts (n, d_x), without gradients, in bounded memory."""
         return self.predict_encoded(theta, self.encode(contexts, theta.dtype))
+
+    @property
+    def predicts_alone(self) -> bool:
+        """Whether :meth:`predict_each` gives a context the same bits whatever contexts are beside it."""
+        return self.skips is not None and max(self.widths) <= kernel.WIDEST
+
+    def predict_each(self, theta: Tensor, contexts: Tensor) -> Tensor:
+        """Predictions (n, S, d_y), context by context, for new contexts (n, d_x): one pass over θ where that is known.
+
+        They are those of :meth:`predict` up to rounding.
+        """
+        if self.skips is None or not self.predicts_alone:
+            return self.predict(theta, contexts).transpose(0, 1)
+        encoded = self.encode(contexts, theta.dtype).numpy()
+        rows = np.zeros((-(-len(encoded) // kernel.ROWS) * kernel.ROWS, self.widths[0]), encoded.dtype)
+        rows[: len(encoded)] = encoded
+        found = np.empty((len(rows), len(theta), self.outcome_dim), encoded.dtype)
+        kernel.outputs(theta.contiguous().numpy(), rows, np.array(self.widths), self.skips, found)
+        return self.clip(self.outcomes.undo(torch.from_numpy(found[: len(encoded)]).double()))
 
     def predict_encoded(self, theta: Tensor, encoded: Tensor) -> Tensor:
         """The same for features (n, width)."""

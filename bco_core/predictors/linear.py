@@ -14,6 +14,7 @@ class Linear(Predictor):
     """θ is a matrix of slopes (features, d_y) and a bias."""
 
     kind = "linear"
+    skips = False
 
     @staticmethod
     def size(widths: tuple[int, ...]) -> int:

@@ -16,6 +16,7 @@ class Network(Predictor):
 
     kind = "mlp"
     is_network = True
+    skips = False
     # Of the variance of the last layer's first weights, whose usual value is 1/fan_in.
     last_gain = 1.0
 
@@ -47,6 +48,7 @@ class SkipNetwork(Network):
     """
 
     kind = "skip_mlp"
+    skips = True
     last_gain = 0.01
 
     @staticmethod

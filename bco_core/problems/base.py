@@ -28,6 +28,7 @@ __all__ = [
     "cost_bound_remedy",
     "cost_floor",
     "counted_within",
+    "decides_alone",
     "outcome_bounds",
 ]
 
@@ -185,6 +186,11 @@ class Problem(ABC):
     def relaxation(self) -> Self:
         return self
 
+    @property
+    def decides_alone(self) -> bool:
+        """Whether a row of outcomes gets the same decision and cost, bit for bit, whatever rows are beside it."""
+        return False
+
     def within(self, decisions: Tensor) -> Tensor:
         """Whether decisions keep what no outcome has a say in: (..., d_z) → bool (...)."""
         return torch.ones(decisions.shape[:-1], dtype=torch.bool)
@@ -209,6 +215,11 @@ _BREACH = "outcomes beyond the stated bounds"
 def cost_floor(problem: DecisionProblem) -> float:
     """A number that no cost falls below, as far as the problem knows one (its own ``cost_floor``)."""
     return float(getattr(problem, "cost_floor", -math.inf))
+
+
+def decides_alone(problem: DecisionProblem) -> bool:
+    """Whether the problem says that the rows it decides for have no say in each other's digits."""
+    return bool(getattr(problem, "decides_alone", False))
 
 
 def cost_bound_remedy(problem: DecisionProblem) -> str:

@@ -89,6 +89,10 @@ class Newsvendor(Problem):
     def outcome_bounds(self) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(self.most), self.most
 
+    @property
+    def decides_alone(self) -> bool:
+        return True
+
     def decide(self, outcomes: Tensor) -> Tensor:
         return outcomes.clamp(self.minimum, self.maximum)
 

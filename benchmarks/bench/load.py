@@ -1,112 +1,185 @@
 """How the service answers under load: many clients prescribe over HTTP, alone and while a job learns.
 
-A real ``bco serve`` on a fresh SQLite file; the clients are in this process, so they share its machine.
+A real ``bco serve`` on a fresh SQLite file; the clients are in this process, so they share its machine. Beside the
+requests a second and the latencies there are figures that a faster or slower machine moves less: ``overhead_ms``, what
+the road to the core and back costs; ``batching_gain``, what deciding together gains with 32 clients; and ``vs_plain``,
+requests a second over those of :mod:`benchmarks.bench.plain`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
+import torch
 from rich.console import Console
+from sqlalchemy.orm import Session
 
 from app.commands.demo import MORNINGS, bakery_rows, example_problem
-from benchmarks.bench.serving import fresh_service, train
+from app.commands.serve import LocalService, free_port
+from app.datasets.encoding import ContextEncoding
+from app.db.engine import create_engine
+from app.db.tables import PosteriorRow
+from app.posteriors import service as posteriors
+from bco_core.prescribe import PrescribeOptions, prescribe
+from bco_core.problems.registry import build_problem
+from benchmarks.bench.clients import Connection, load
+from benchmarks.bench.serving import api_memory, train
 
 CLIENTS = (1, 8, 32)
 SECONDS = 10.0
+_MOST = CLIENTS[-1]
+_BODIES: list[dict[str, Any]] = [{"contexts": [morning]} for morning in MORNINGS]
+
+Figures = dict[str, Any]
 
 
-def run(as_json: bool, seconds: float = SECONDS) -> dict[str, Any]:
+def run(as_json: bool, seconds: float = SECONDS) -> Figures:
     """Measure and print requests a second and latency in milliseconds for each number of clients."""
-    with fresh_service(BCO_MAX_PRESCRIPTIONS="256") as (service, client):
-        figures = _measure(client, service.url, seconds, Console(stderr=True))
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"sqlite:///{Path(folder) / 'bench.db'}"
+        figures, posterior = _together(database, seconds, console)
+        console.print(f"{_MOST} clients, each call decided alone")
+        with LocalService(BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256", BCO_MAX_TOGETHER="1") as service:
+            alone = asyncio.run(load(_address(service, posterior), _BODIES, _MOST, seconds))
+    console.print(f"{_MOST} clients of a plain endpoint")
+    plain = _plain(seconds)
+    together = figures[f"idle_{_MOST}"]
+    figures |= {
+        "clients32_rps": together["requests_per_s"],
+        "clients32_p99_ms": together["p99_ms"],
+        "batching_gain": round(together["requests_per_s"] / alone["requests_per_s"], 2),
+        "plain_rps": plain["requests_per_s"],
+        "vs_plain": round(together["requests_per_s"] / plain["requests_per_s"], 2),
+    }
     if as_json:
         Console().print(json.dumps(figures), soft_wrap=True, highlight=False)
     else:
         for name, found in figures.items():
-            Console().print(f"{name:24}" + "  ".join(f"{what} {value:g}" for what, value in found.items()))
+            shown = found if isinstance(found, dict) else {"": found}
+            Console().print(f"{name:24}" + "  ".join(f"{what} {value:g}".strip() for what, value in shown.items()))
     return figures
 
 
-def _measure(client: httpx.Client, url: str, seconds: float, console: Console) -> dict[str, Any]:
+def _together(database: str, seconds: float, console: Console) -> tuple[Figures, str]:
+    """Everything about the service as it usually runs, and the posterior that prescribes."""
+    with (
+        LocalService(BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256") as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        console.print("learning the posterior that will prescribe")
+        request = _prepared(client)
+        _, posterior = train(client, request | {"posterior": {"epochs": 2}})
+        address = _address(service, posterior)
+        figures: Figures = {}
+        for clients in CLIENTS:
+            console.print(f"{clients} client(s)")
+            figures[f"idle_{clients}"] = asyncio.run(load(address, _BODIES, clients, seconds))
+        console.print("the same calls over HTTP and in the core, in turns")
+        figures |= asyncio.run(_overhead(address, database, posterior, seconds))
+        figures["api_rss_mb"] = round(api_memory(service) / 1e6, 1)
+        console.print("a worker with nothing to do")
+        figures["idle_worker_cpu"] = round(_idle_worker(service, seconds), 4)
+        figures |= _while_a_job_learns(client, request, address, seconds, console)
+    return figures, posterior
+
+
+def _prepared(client: httpx.Client) -> dict[str, Any]:
     outcomes = [item["name"] for item in example_problem()["spec"]["items"]]
     problem = client.post("/v1/problems", json=example_problem()).json()
-    rows = {"name": "bench", "outcomes": outcomes, "rows": bakery_rows()}
-    dataset = client.post("/v1/datasets", json=rows).json()
-    request = {"problem_id": problem["id"], "dataset_id": dataset["id"]}
-    console.print("learning the posterior that will prescribe")
-    _, posterior = train(client, request | {"posterior": {"epochs": 2}})
-    address = f"{url}/v1/posteriors/{posterior}/prescribe"
+    dataset = client.post("/v1/datasets", json={"name": "bench", "outcomes": outcomes, "rows": bakery_rows()}).json()
+    return {"problem_id": problem["id"], "dataset_id": dataset["id"]}
 
-    figures, bodies = {}, [{"contexts": [morning]} for morning in MORNINGS]
-    for clients in CLIENTS:
-        console.print(f"{clients} client(s)")
-        figures[f"idle_{clients}"] = asyncio.run(load(address, bodies, clients, seconds))
+
+def _address(service: LocalService, posterior: str) -> str:
+    return f"{service.url}/v1/posteriors/{posterior}/prescribe"
+
+
+def _while_a_job_learns(
+    client: httpx.Client, request: dict[str, Any], address: str, seconds: float, console: Console
+) -> Figures:
     learning = request | {"posterior": {"method": "vi", "members": 8, "epochs": 100_000, "patience": 100_000}}
-    job = client.post("/v1/jobs", json=learning).json()
+    job, figures = client.post("/v1/jobs", json=learning).json(), {}
     while client.get(f"/v1/jobs/{job['id']}").json()["progress"] == 0:
         time.sleep(0.1)
     for clients in CLIENTS:
         console.print(f"{clients} client(s) while a job learns")
-        figures[f"learning_{clients}"] = asyncio.run(load(address, bodies, clients, seconds))
+        figures[f"learning_{clients}"] = asyncio.run(load(address, _BODIES, clients, seconds))
     if client.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
         raise RuntimeError("the job ended before the load did")
     client.post(f"/v1/jobs/{job['id']}/cancel")
     return figures
 
 
-async def load(address: str, bodies: list[dict[str, Any]], clients: int, seconds: float) -> dict[str, float]:
-    """So many clients, each on a connection of its own, post one body after the other.
-
-    They speak HTTP by themselves: a client library would take as much of the machine as the service.
-    """
-    latencies: list[float] = []
-    refused = 0
-    url = httpx.URL(address)
-
-    async def one(number: int) -> None:
-        nonlocal refused
-        head = f"POST {url.path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Type: application/json\r\n"
-        contents = [json.dumps(body).encode() for body in bodies]
-        requests = itertools.cycle(
-            f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
-            for content in contents[number % len(contents) :] + contents[: number % len(contents)]
-        )
-        reader, writer = await asyncio.open_connection(url.host, url.port)
-        await _answer(reader, writer, next(requests))
-        end = time.perf_counter() + seconds
-        while (began := time.perf_counter()) < end:
-            status = await _answer(reader, writer, next(requests))
-            if status == 503:
-                refused += 1
-                await asyncio.sleep(0.05)
-            elif status == 200:
-                latencies.append(time.perf_counter() - began)
-            else:
-                raise RuntimeError(f"the service answered {status}")
-        writer.close()
-
-    await asyncio.gather(*(one(number) for number in range(clients)))
-    centiles = statistics.quantiles(latencies, n=100)
-    return {
-        "requests_per_s": round(len(latencies) / seconds, 1),
-        "p50_ms": round(centiles[49] * 1000, 1),
-        "p99_ms": round(centiles[98] * 1000, 1),
-        "refused": refused,
-    }
+async def _overhead(address: str, database: str, posterior_id: str, seconds: float) -> Figures:
+    """Medians of one client's calls over HTTP and of the same calls in the core of this process, taken in turns."""
+    torch.set_num_threads(1)
+    with Session(create_engine(database)) as session:
+        row = session.get_one(PosteriorRow, posterior_id)
+        posterior = posteriors.load(session, row)
+    problem, encoding, options = (
+        build_problem(row.problem),
+        ContextEncoding.of(row.columns),
+        PrescribeOptions(row.policy),
+    )
+    rows = [torch.from_numpy(encoding.encode_requests([morning])) for morning in MORNINGS]
+    draws = posterior.draws(options.scenarios)
+    connection = await Connection.open(address)
+    over_http, in_core, number = [], [], 0
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        await connection.post(json.dumps(_BODIES[number % len(_BODIES)]).encode())
+        between = time.perf_counter()
+        prescribe(posterior, problem, rows[number % len(rows)], options, draws)
+        over_http.append(between - began)
+        in_core.append(time.perf_counter() - between)
+        number += 1
+    connection.close()
+    alone, core = (1000 * statistics.median(times) for times in (over_http, in_core))
+    return {"alone_p50_ms": round(alone, 2), "core_p50_ms": round(core, 2), "overhead_ms": round(alone - core, 2)}
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
-    """The status of an answer, read to its end."""
-    writer.write(request)
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    (length,) = re.findall(r"^content-length: (\d+)\r$", head, re.MULTILINE)
-    await reader.readexactly(int(length))
-    return int(head.split(" ", 2)[1])
+def _idle_worker(service: LocalService, seconds: float) -> float:
+    """The share of a core that the service's worker takes while nothing is to be done."""
+    if service.process is None:
+        raise RuntimeError("the service is not running")
+    children = psutil.Process(service.process.pid).children(recursive=True)
+    workers = [one for one in children if "app.jobs.worker" in one.cmdline()]
+
+    def taken() -> float:
+        return float(sum(one.cpu_times().user + one.cpu_times().system for one in workers))
+
+    before, began = taken(), time.perf_counter()
+    time.sleep(seconds)
+    return (taken() - before) / (time.perf_counter() - began)
+
+
+def _plain(seconds: float) -> dict[str, float]:
+    port = free_port()
+    with subprocess.Popen((sys.executable, "-m", "benchmarks.bench.plain", str(port))) as process:
+        try:
+            _wait_for(process, f"http://127.0.0.1:{port}/openapi.json")
+            return asyncio.run(load(f"http://127.0.0.1:{port}/prescribe", _BODIES, _MOST, seconds))
+        finally:
+            process.terminate()
+
+
+def _wait_for(process: subprocess.Popen[bytes], url: str) -> None:
+    while process.poll() is None:
+        try:
+            httpx.get(url).raise_for_status()
+        except httpx.TransportError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError("the plain endpoint did not start; its messages are above")

@@ -88,7 +88,7 @@ def _measure(client: httpx.Client, service: LocalService, console: Console) -> d
         "batch_contexts_per_s": round(BATCH_CONTEXTS / statistics.median(bulk), 1),
         "job_start_s": round(statistics.median(starts), 3),
         "job_start_max_s": round(max(starts), 3),
-        "api_rss_mb": round(_api_memory(service) / 1e6, 1),
+        "api_rss_mb": round(api_memory(service) / 1e6, 1),
     }
 
 
@@ -114,11 +114,15 @@ def _prescribe(client: httpx.Client, posterior: str, contexts: list[dict[str, An
     return time.perf_counter() - began
 
 
-def _api_memory(service: LocalService) -> int:
-    """Resident memory of the process that listens on the service's port."""
+def api_memory(service: LocalService) -> int:
+    """Memory of the processes that listen on the service's port; what they share counts once."""
     if service.process is None:
         raise RuntimeError("the service is not running")
-    for process in psutil.Process(service.process.pid).children(recursive=True):
-        if any(c.status == psutil.CONN_LISTEN and c.laddr.port == service.port for c in process.net_connections("tcp")):
-            return int(process.memory_info().rss)
-    raise RuntimeError("no process listens on the service's port")
+    found = [
+        int(process.memory_full_info().pss)
+        for process in psutil.Process(service.process.pid).children(recursive=True)
+        if any(c.status == psutil.CONN_LISTEN and c.laddr.port == service.port for c in process.net_connections("tcp"))
+    ]
+    if not found:
+        raise RuntimeError("no process listens on the service's port")
+    return sum(found)

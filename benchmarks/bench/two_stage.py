@@ -26,7 +26,7 @@ from bco_core.problems.linear.extensive import extensive, together
 from bco_core.problems.linear.problem import TwoStageLinear
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearProgram
-from benchmarks.bench.load import load
+from benchmarks.bench.clients import load
 from benchmarks.bench.serving import fresh_service, train
 from benchmarks.experiments.shipment.data import (
     draw_contexts,

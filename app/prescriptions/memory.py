@@ -1,0 +1,54 @@
+"""What loaded posteriors take of memory, and how it is given back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+# Of glibc's malloc: arrays from this size on are memory of their own, which is the system's again the moment they go;
+# and threads share few heaps, instead of each keeping what it once needed.
+_LARGE_BYTES = 1 << 20
+_HEAPS = 2
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+
+
+def give_back_early() -> None:
+    """Make this process give memory back when arrays go; without, much of it stays for later."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        libc.mallopt(_M_ARENA_MAX, _HEAPS)
+
+
+def size_of(value: Any) -> int:
+    """Bytes of all arrays that a value holds, however deep, each memory once."""
+    sizes: dict[int, int] = {}
+    _collect(value, sizes, set())
+    return sum(sizes.values())
+
+
+def _collect(value: Any, sizes: dict[int, int], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        sizes[value.ctypes.data] = max(value.nbytes, sizes.get(value.ctypes.data, 0))
+    elif isinstance(value, dict):
+        for part in value.values():
+            _collect(part, sizes, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            _collect(part, sizes, seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        _collect(vars(value), sizes, seen)

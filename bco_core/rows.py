@@ -1,0 +1,118 @@
+"""Sums over the atoms of each context, compiled: a context's digits do not depend on the contexts beside it.
+
+Libraries add up in an order that depends on how many rows there are. Here every row is added up alone, atom by atom.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+
+
+def compiled(function: Any) -> Any:
+    """Compiled at its first call, without the interpreter's lock; kept on disk where some place can be written to.
+
+    A product and its sum may become one operation; sums are never reordered.
+    """
+    try:
+        return numba.njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:
+        return numba.njit(**OPTIONS)(function)
+
+
+def mean_of_atoms(values: Tensor, weights: Tensor) -> Tensor:
+    """Σ_k w_k v_bk: values (B, K, m) or (B, K), weights (K,) → (B, m) or (B,)."""
+    atoms = _array(values).reshape(*values.shape[:2], values.shape[2:].numel())
+    found = np.empty((atoms.shape[0], atoms.shape[2]))
+    _mean(atoms, _array(weights), found)
+    return torch.from_numpy(found.reshape(len(values), *values.shape[2:]))
+
+
+def sum_of_rows(values: Tensor) -> Tensor:
+    """Σ_k v_k: (..., K) → (...)."""
+    rows = _array(values).reshape(values.shape[:-1].numel(), values.shape[-1])
+    found = np.empty(len(rows))
+    _sum(rows, found)
+    return torch.from_numpy(found.reshape(values.shape[:-1]))
+
+
+def exp_affine(features: Tensor, slopes: Tensor) -> Tensor:
+    """exp of an affine function of features (B, width) by slopes (width + 1, m), the constant last: (B, m)."""
+    found = np.empty((len(features), slopes.shape[1]))
+    _exp_affine(_array(features), _array(slopes), found)
+    return torch.from_numpy(found)
+
+
+def sample_near(here: Tensor, there: Tensor, bandwidth: float, count: int) -> Tensor:
+    """Rows (B, count) of ``there`` (H, m) by systematic sampling, weights ∝ exp(−distance from ``here`` (B, m) / h)."""
+    found = np.empty((len(here), count), np.int64)
+    _sample_near(_array(here), _array(there), bandwidth, found)
+    return torch.from_numpy(found)
+
+
+def _array(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Plain numbers in their order in memory, as compiled loops take them."""
+    return np.ascontiguousarray(values.detach().numpy(), dtype=np.float64)
+
+
+@compiled
+def _mean(atoms, weights, found):  # type: ignore[no-untyped-def]
+    for b in range(atoms.shape[0]):
+        for j in range(atoms.shape[2]):
+            found[b, j] = 0.0
+        for k in range(atoms.shape[1]):
+            for j in range(atoms.shape[2]):
+                found[b, j] += weights[k] * atoms[b, k, j]
+
+
+@compiled
+def _sum(rows, found):  # type: ignore[no-untyped-def]
+    for b in range(len(rows)):
+        total = 0.0
+        for k in range(rows.shape[1]):
+            total += rows[b, k]
+        found[b] = total
+
+
+@compiled
+def _exp_affine(features, slopes, found):  # type: ignore[no-untyped-def]
+    width = features.shape[1]
+    for b in range(features.shape[0]):
+        for j in range(slopes.shape[1]):
+            total = slopes[width, j]
+            for i in range(width):
+                total += features[b, i] * slopes[i, j]
+            found[b, j] = math.exp(total)
+
+
+@compiled
+def _sample_near(here, there, bandwidth, found):  # type: ignore[no-untyped-def]
+    rows, count = len(there), found.shape[1]
+    share = np.empty(rows)
+    for b in range(len(here)):
+        least = math.inf
+        for i in range(rows):
+            total = 0.0
+            for j in range(there.shape[1]):
+                away = here[b, j] - there[i, j]
+                total += away * away
+            share[i] = math.sqrt(total) / bandwidth
+            least = min(least, share[i])
+        # The nearest row always counts, however far it is.
+        total = 0.0
+        for i in range(rows):
+            total += math.exp(least - share[i])
+            share[i] = total
+        i = 0
+        for k in range(count):
+            wanted = (k + 0.5) / count * total
+            while i < rows - 1 and share[i] < wanted:
+                i += 1
+            found[b, k] = i
