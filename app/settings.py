@@ -41,6 +41,17 @@ class Settings(BaseSettings):
     requests_per_second: NotNegative = Field(
         200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
     )
+    max_header_kb: Positive = Field(32, description="largest headers of a request, in kB")
+    max_headers: Positive = Field(100, description="most headers of a request")
+    header_seconds: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="longest time until the headers of a request are complete, in seconds"
+    )
+    body_seconds: Annotated[float, Field(gt=0)] = Field(
+        20.0, description="seconds in which a body must bring at least 1 kB each; one that stalls so long is cut off"
+    )
+    max_connections_per_address: NotNegative = Field(
+        512, description="most connections from one client address to an API process; 0 for no limit"
+    )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")

@@ -8,6 +8,7 @@ import typer
 import uvicorn
 
 from app.commands.serve import DRAIN_SECONDS, url
+from app.http.protocol import bounded
 from app.main import create_app
 from app.settings import Settings
 
@@ -33,6 +34,7 @@ def run(settings: Settings) -> bool:
             application,
             host=settings.host,
             port=settings.port,
+            http=bounded(settings),
             log_config=None,
             access_log=False,
             server_header=False,
