@@ -53,6 +53,8 @@ class Settings(BaseSettings):
         512, description="most connections from one client address to an API process; 0 for no limit"
     )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
+    max_json_mb: Positive = Field(16, description="largest body in JSON, in MB; tables go as CSV or Parquet beyond it")
+    max_json_values: Positive = Field(500_000, description="most values in a JSON body")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")
     max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from app.db.text import is_storable
 from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
+
+MOST_MISTAKES = 100
 
 
 def storable(text: str) -> str:
@@ -23,6 +36,21 @@ class Request(BaseModel):
     """Requests refuse fields they do not know, numbers that are not finite, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class Body(Request):
+    """A whole request: one with more mistakes than anybody would read is refused without listing them."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def has_few_mistakes(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return read(given)
+        except ValidationError as error:
+            if error.error_count() <= MOST_MISTAKES:
+                raise
+            sentence = "there are {count} mistakes in this request, too many to list; is it meant for this address?"
+            raise PydanticCustomError("many_mistakes", sentence, {"count": error.error_count()}) from None
 
 
 class Resource(BaseModel):

@@ -11,7 +11,7 @@ import hashlib
 import ipaddress
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from time import monotonic
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from fastapi import Request, Security
+from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -190,11 +191,20 @@ _bearer = HTTPBearer(
 
 async def _allowed(request: Request, needed: SecurityScopes, _: Annotated[Any, Security(_bearer)]) -> Caller:
     caller: Caller = request.scope["caller"]
-    for scope in needed.scopes:
+    check_scopes(caller, needed.scopes)
+    return caller
+
+
+def check_scopes(caller: Caller, needed: Sequence[str]) -> None:
+    for scope in needed:
         if scope not in caller.scopes:
             held = ", ".join(sorted(caller.scopes))
             raise Forbidden(f"this needs a key with the scope '{scope}', and yours has {held}")
-    return caller
+
+
+def scopes_of(dependant: Dependant) -> list[str]:
+    """What a route asks of its caller, as its signature says: ``caller: Trainer``."""
+    return [scope for part in dependant.dependencies if part.call is _allowed for scope in part.own_oauth_scopes or []]
 
 
 Reader = Annotated[Caller, Security(_allowed, scopes=["read"])]
