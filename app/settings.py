@@ -38,6 +38,9 @@ class Settings(BaseSettings):
         "auto", description="json, text, or auto: text on a terminal, json elsewhere"
     )
 
+    allow_anonymous: bool = Field(
+        False, description="let this machine in without a key even after there has been one; true or false"
+    )
     requests_per_second: NotNegative = Field(
         200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
     )

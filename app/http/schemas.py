@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.db.text import is_storable
+from app.db.text import is_legible, is_storable
 from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
@@ -29,6 +29,12 @@ MOST_MISTAKES = 100
 def storable(text: str) -> str:
     if not is_storable(text):
         raise ValueError("this text holds a character that cannot be stored")
+    return text
+
+
+def legible(text: str) -> str:
+    if not is_legible(text):
+        raise ValueError("a name holds no control characters and none that turn the direction of writing")
     return text
 
 
@@ -70,6 +76,7 @@ Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
     AfterValidator(storable),
+    AfterValidator(legible),
 ]
 
 
