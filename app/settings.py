@@ -20,6 +20,9 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "sqlite:///var/bco.db", description="SQLite file or PostgreSQL, e.g. postgresql://user:secret@host/bco"
     )
+    database_connections: Annotated[int, Field(ge=2)] = Field(
+        6, description="most connections of one process to PostgreSQL; a worker has computing processes besides"
+    )
     host: str = Field("127.0.0.1", description="address the API listens on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port the API listens on")
     workers: Positive = Field(1, description="worker processes that bco serve starts")
