@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -208,6 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle.response_complete
 
 
+@lru_cache
 def _rendered(status: int, detail: str) -> bytes:
     phrase = HTTPStatus(status).phrase
     response = answer(status, phrase.lower().replace(" ", "-"), phrase, detail, headers={"Connection": "close"})

@@ -24,6 +24,7 @@ from bco_core.policies import POLICIES
 Item = TypeVar("Item")
 
 MOST_MISTAKES = 100
+_MANY = "there are {count} mistakes in this request, too many to list; is it meant for this address?"
 
 
 def storable(text: str) -> str:
@@ -43,6 +44,14 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def has_few_strangers(cls, given: Any) -> Any:
+        """Naming hundreds of thousands of unknown fields one by one would take seconds."""
+        if isinstance(given, dict) and len(given) > len(cls.model_fields) + MOST_MISTAKES:
+            raise PydanticCustomError("many_mistakes", _MANY, {"count": len(given) - len(cls.model_fields)})
+        return given
+
 
 class Body(Request):
     """A whole request: one with more mistakes than anybody would read is refused without listing them."""
@@ -55,8 +64,7 @@ class Body(Request):
         except ValidationError as error:
             if error.error_count() <= MOST_MISTAKES:
                 raise
-            sentence = "there are {count} mistakes in this request, too many to list; is it meant for this address?"
-            raise PydanticCustomError("many_mistakes", sentence, {"count": error.error_count()}) from None
+            raise PydanticCustomError("many_mistakes", _MANY, {"count": error.error_count()}) from None
 
 
 class Resource(BaseModel):

@@ -143,6 +143,10 @@ def test_a_request_of_nothing_but_mistakes_is_refused_without_listing_them(clien
         answer = post(client, path, content)
         refused(answer, 422, "mistakes")
         assert len(answer.json()["errors"]) == 1
+    nested = b'{"name": "x", "spec": {"kind": "newsvendor", "items": [%s]}}' % content
+    answer = post(client, "/v1/problems", nested)
+    refused(answer, 422, "mistakes")
+    assert answer.json()["errors"][0]["pointer"] == "#/spec/items/0"
     few = b"{" + b",".join(b'"k%d":1' % number for number in range(20)) + b"}"
     assert 20 <= len(post(client, "/v1/problems", few).json()["errors"]) <= MOST_MISTAKES
 
