@@ -8,6 +8,8 @@ arrives whole in one piece, as most requests do, costs a comparison or two; time
 from __future__ import annotations
 
 import asyncio
+import math
+import resource
 from collections import Counter
 from enum import Enum
 from functools import lru_cache, partial
@@ -24,6 +26,8 @@ from app.settings import Settings
 MOST_PIPELINED = 16
 # A body that comes more slowly than this is taken for one that has stalled.
 SLOWEST_BYTES_PER_SECOND = 1_000
+# Open files of the process that are not connections: the database, uploads, solvers.
+SPARE_FILES = 200
 # A refused client may read its answer for so long; what it still sends is thrown away.
 LINGER_SECONDS = 1.0
 
@@ -38,16 +42,18 @@ class Phase(Enum):
 
 def bounded(settings: Settings) -> type[asyncio.Protocol]:
     """The protocol of a server with these limits; all its connections are counted together."""
-    made: Any = partial(BoundedProtocol, settings=settings, callers=Counter())
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = math.inf if files == resource.RLIM_INFINITY else max(files - SPARE_FILES, files // 2)
+    made: Any = partial(BoundedProtocol, settings=settings, most_connections=most, callers=Counter())
     return made  # type: ignore[no-any-return]
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with limits: who exceeds one is answered with a sentence and disconnected."""
 
-    def __init__(self, *, settings: Settings, callers: Counter[str], **server: Any) -> None:
+    def __init__(self, *, settings: Settings, most_connections: float, callers: Counter[str], **server: Any) -> None:
         super().__init__(**server)
-        self._settings, self._callers = settings, callers
+        self._settings, self._most_connections, self._callers = settings, most_connections, callers
         self._most_head = settings.max_header_kb * 1_000
         self._most_body = settings.max_body_mb * 1_000_000
         self._phase = Phase.HEADERS
@@ -67,6 +73,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if address and most and self._callers[address] >= most:
             limit = f"{most} connections from one address (BCO_MAX_CONNECTIONS_PER_ADDRESS)"
             self._refuse(429, "connections", f"there are {limit} already; close some or use them again")
+            return
+        if len(self.connections) > self._most_connections:
+            self._refuse(503, "connections", "there are as many connections as this process may have; try again later")
             return
         self._address = address
         self._callers[address] += 1

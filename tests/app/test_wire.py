@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 import time
@@ -239,6 +240,17 @@ def test_an_address_has_so_many_connections_and_gets_them_back() -> None:
             return httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
 
         within("there is room again", is_free, 5)
+
+
+def test_connections_never_take_all_the_files_that_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
+    with serving(Application(), max_connections_per_address=0) as port, ExitStack() as stack:
+        for _ in range(3):
+            made = stack.enter_context(connection(port))
+            made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert made.recv(65536).startswith(b"HTTP/1.1 200")
+        with connection(port) as made:
+            refused(told(made), 503, "as many connections")
 
 
 def test_only_so_many_requests_wait_on_one_connection(port: int, application: Application) -> None:
