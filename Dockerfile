@@ -1,32 +1,40 @@
 # Two stages: one builds the environment, the other carries it, without compilers and without root.
-FROM python:3.11-slim AS build
+# A tag may be moved to another image; a digest cannot: docs/operations.md says how to pin this one.
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 RUN python -m venv /opt/bco
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-# torch's CPU build has its own index; set TORCH_INDEX to it, or leave it empty to use the default one.
+COPY requirements.lock ./
+# torch's CPU build has its own index; set TORCH_INDEX to it, or leave it empty to use the default one. Its builds differ,
+# so its hash is the builder's to give: TORCH_SHA256, that of the file that is to be installed.
 ARG TORCH_INDEX=""
+ARG TORCH_SHA256=""
 # The dependencies first: they change less often than the code, and a layer of their own is built less often.
-RUN mkdir app bco_core migrations \
-    && /opt/bco/bin/pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --constraint constraints.txt . \
-    && /opt/bco/bin/pip uninstall --yes bco-service
+RUN echo "torch==2.13.0${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}" > torch.txt \
+    && /opt/bco/bin/pip install --no-cache-dir --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement torch.txt \
+    && /opt/bco/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements.lock
+COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY bco_core bco_core
 COPY migrations migrations
 RUN /opt/bco/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.11-slim
-RUN useradd --system --uid 10001 --home-dir /var/lib/bco --create-home bco
+FROM ${PYTHON_IMAGE}
+RUN useradd --system --uid 10001 --home-dir /var/lib/bco --create-home bco \
+    && install --directory --owner=bco --mode=0700 /var/cache/bco
 COPY --from=build /opt/bco /opt/bco
-# The file system may be read-only: only /tmp is written to, and /var/lib/bco where SQLite is used.
+# The file system may be read-only: only /tmp is written to, /var/cache/bco (compiled kernels, which a volume there keeps
+# over restarts), and /var/lib/bco where SQLite is used.
 ENV PATH=/opt/bco/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    NUMBA_CACHE_DIR=/tmp \
+    NUMBA_CACHE_DIR=/var/cache/bco \
     BCO_HOST=0.0.0.0 \
+    BCO_PORT=8000 \
     BCO_DATABASE_URL=sqlite:////var/lib/bco/bco.db
 WORKDIR /var/lib/bco
 USER bco
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=2)"]
+    CMD ["python", "-P", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['BCO_PORT'] + '/livez', timeout=2)"]
 CMD ["bco", "serve"]

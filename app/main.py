@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from time import monotonic
 from typing import Any
 
 import anyio
-import sqlalchemy as sa
 import torch
 from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 
 from app import metrics
 from app.datasets.router import router as datasets
-from app.db import outage
-from app.db.engine import get_engine
-from app.db.migrate import is_current
 from app.http import errors
+from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
 from app.http.query import refuse_unknown_query
 from app.http.security import Admin, Guard, Remembered, TokenBucket
@@ -87,13 +83,7 @@ def create_app() -> FastAPI:
     @app.get("/readyz", tags=["health"], response_class=PlainTextResponse)
     def readyz() -> str:
         """The database answers, takes what is written and has the tables this version needs."""
-        try:
-            full_lately = monotonic() - app.state.full_at < outage.REMEMBERED_SECONDS
-            ready = is_current(get_engine()) and not full_lately
-        except sa.exc.SQLAlchemyError as error:
-            log.warning("not ready: %s", outage.in_words(error))
-            ready = False
-        if not ready:
+        if not is_ready(app.state):
             raise errors.Unavailable("the database cannot be used; is it running, and has 'bco migrate' been run?")
         return "ok"
 
@@ -120,3 +110,5 @@ def _prepare_state(app: FastAPI) -> None:
     state.stopping = lambda: False
     # when old repeatable answers were last swept away; when the database last had no room
     state.swept_at, state.full_at = -math.inf, -math.inf
+    # which file the database is, to notice when it is gone
+    state.database_file = None

@@ -26,6 +26,7 @@ _RECENT = timedelta(hours=1)
 
 REQUESTS = Counter("bco_requests", "Requests answered, by route and status", ["method", "route", "status"])
 REQUEST_SECONDS = Histogram("bco_request_seconds", "Time to answer, by route", ["method", "route"], buckets=_SECONDS)
+REFUSED_CONNECTIONS = Counter("bco_refused_connections", "Connections that exceeded a limit, by which", ["reason"])
 CACHE = Counter("bco_posterior_cache", "Posteriors and draws found in memory (hit) or not (miss)", ["result"])
 PRESCRIPTIONS = Counter(
     "bco_prescriptions",

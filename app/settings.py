@@ -20,6 +20,9 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "sqlite:///var/bco.db", description="SQLite file or PostgreSQL, e.g. postgresql://user:secret@host/bco"
     )
+    database_connections: Annotated[int, Field(ge=2)] = Field(
+        6, description="most connections of one process to PostgreSQL; a worker has computing processes besides"
+    )
     host: str = Field("127.0.0.1", description="address the API listens on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port the API listens on")
     processes: Positive = Field(
@@ -41,10 +44,26 @@ class Settings(BaseSettings):
         "auto", description="json, text, or auto: text on a terminal, json elsewhere"
     )
 
+    allow_anonymous: bool = Field(
+        False, description="let this machine in without a key even after there has been one; true or false"
+    )
     requests_per_second: NotNegative = Field(
         200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
     )
+    max_header_kb: Positive = Field(32, description="largest headers of a request, in kB")
+    max_headers: Positive = Field(100, description="most headers of a request")
+    header_seconds: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="longest time until the headers of a request are complete, in seconds"
+    )
+    body_seconds: Annotated[float, Field(gt=0)] = Field(
+        20.0, description="seconds in which a body must bring at least 1 kB each; one that stalls so long is cut off"
+    )
+    max_connections_per_address: NotNegative = Field(
+        512, description="most connections from one client address to an API process; 0 for no limit"
+    )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
+    max_json_mb: Positive = Field(16, description="largest body in JSON, in MB; tables go as CSV or Parquet beyond it")
+    max_json_values: Positive = Field(500_000, description="most values in a JSON body")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")
     max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")

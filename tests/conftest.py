@@ -7,6 +7,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,7 +18,10 @@ import sqlalchemy as sa
 with warnings.catch_warnings():
     # Starlette asks for httpx2, its own fork; the client works as well with the httpx we have.
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
-    import starlette.testclient  # noqa: F401
+    from starlette.testclient import TestClient
+
+# Without a key, only this machine may call, by its own name.
+TestClient.__init__ = partialmethod(TestClient.__init__, base_url="http://localhost")  # type: ignore[method-assign]
 
 # What tests share are modules beside them.
 sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core", "contract")]

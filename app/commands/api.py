@@ -16,6 +16,7 @@ from prometheus_client import multiprocess
 
 from app.commands.children import PYTHON, Kept
 from app.commands.serve import DRAIN_SECONDS, _stop_all, url
+from app.http.protocol import bounded
 from app.posteriors import shared
 from app.settings import Settings
 
@@ -52,6 +53,7 @@ def run(settings: Settings) -> bool:
             application,
             host=settings.host,
             port=settings.port,
+            http=bounded(settings),
             log_config=None,
             access_log=False,
             server_header=False,

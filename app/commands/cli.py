@@ -220,6 +220,22 @@ def bench_load(
     run(json, seconds)
 
 
+@bench.command("attack")
+def bench_attack(
+    json: Json = False,
+    only: Annotated[list[str] | None, typer.Option(help="an attack to try (repeat for several); default all")] = None,
+    seconds: Annotated[float, typer.Option(help="how long each attack lasts", min=1)] = 8.0,
+) -> None:
+    """What others notice while ill-meaning clients do their worst to a service of their own, on loopback."""
+    from benchmarks.bench.attack import run
+    from benchmarks.bench.attacks import ATTACKS
+
+    unknown = [name for name in only or [] if name not in ATTACKS]
+    if unknown:
+        raise ended(f"There is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}.", 1)
+    run(json, only, seconds)
+
+
 @bench.command("inference")
 def bench_inference(json: Json = False) -> None:
     """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 keys = typer.Typer(
     no_args_is_help=True,
-    help="Make, list and revoke API keys. As long as one works, every request needs one, "
-    "and sees what belongs to the key's workspace alone.",
+    help="Make, list and revoke API keys. From the first one on every request needs one, also when all are revoked or "
+    "expired, and sees what belongs to the key's workspace alone.",
 )
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from types import TracebackType
@@ -16,15 +14,13 @@ from typing import Self
 
 import httpx
 
+from app.commands.children import PYTHON, Kept, start
 from app.db.migrate import migrate
 from app.settings import Settings
 
-log = logging.getLogger(__name__)
-
-WORKER_COMMAND = (sys.executable, "-m", "app.jobs.worker")
-API_COMMAND = (sys.executable, "-m", "app.commands.cli", "api")
-# An API that ends sooner than this has not started at all.
-START_SECONDS = 10.0
+WORKER_COMMAND = (*PYTHON, "-m", "app.jobs.worker")
+API_COMMAND = (*PYTHON, "-m", "app.commands.cli", "api")
+SERVE_COMMAND = (*PYTHON, "-m", "app.commands.cli", "serve")
 # How long the API finishes what it has begun when it is told to stop, and how long its supervisor waits for that.
 DRAIN_SECONDS = 25
 GRACE_SECONDS = 30.0
@@ -35,9 +31,9 @@ READY_SECONDS = 300.0
 
 
 def serve(settings: Settings) -> int:
-    """Migrate, then run the API and the workers until told to stop; a process that dies is started again.
+    """Migrate, then run the API and the workers until told to stop; a process that ends is started again.
 
-    An API that cannot even start, because its port is taken or a setting is wrong, ends it all instead.
+    Only if the API cannot even start the first time, because its port is taken or a setting is wrong, is it all over.
     """
     migrate(settings.sqlalchemy_url)
     stop = threading.Event()
@@ -47,24 +43,19 @@ def serve(settings: Settings) -> int:
             signal.signal(number, lambda *_: stop.set())
     environment = os.environ | {"BCO_HOST": settings.host, "BCO_PORT": str(settings.port)}
     environment["BCO_PROCESSES"] = str(settings.processes)
-    # Children get their own process group, so that Ctrl-C reaches them through us, in order.
-    api, began = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True), time.monotonic()
-    workers = [
-        subprocess.Popen(WORKER_COMMAND, env=environment, start_new_session=True) for _ in range(settings.workers)
-    ]
+    kept = [Kept("API", API_COMMAND, environment)]
+    kept += [Kept("worker", WORKER_COMMAND, environment) for _ in range(settings.workers)]
+    api, first = kept[0], True
     try:
         while not stop.wait(0.5):
-            if api.poll() is not None:
-                log.error("the API stopped (exit code %s)", api.returncode)
-                if time.monotonic() - began < START_SECONDS:
-                    return api.returncode or 1
-                api, began = subprocess.Popen(API_COMMAND, env=environment, start_new_session=True), time.monotonic()
-            for index, worker in enumerate(workers):
-                if worker.poll() is not None:
-                    log.warning("a worker stopped (exit code %s); starting another", worker.returncode)
-                    workers[index] = subprocess.Popen(WORKER_COMMAND, env=environment, start_new_session=True)
+            for process in kept:
+                code = process.look()
+                if process is api and code is not None:
+                    if first and code > 0 and not api.has_run:
+                        return code
+                    first = False
     finally:
-        _stop_all([api, *workers])
+        _stop_all([process.process for process in kept])
     return 0
 
 
@@ -126,11 +117,8 @@ class LocalService:
     def __enter__(self) -> Self:
         if self._quiet:
             self._environment["BCO_LOG_LEVEL"] = "WARNING"
-        self.process = subprocess.Popen(
-            (sys.executable, "-m", "app.commands.cli", "serve"),
-            env=self._environment,
-            stdout=subprocess.DEVNULL if self._quiet else None,
-        )
+        out = subprocess.DEVNULL if self._quiet else None
+        self.process = start(SERVE_COMMAND, self._environment, stdout=out)
         try:
             self._wait_until_ready(self.process)
         except BaseException:

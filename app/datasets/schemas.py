@@ -7,12 +7,12 @@ from typing import Any, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.http.schemas import Name, Request, Resource
+from app.http.schemas import Body, Name, Request, Resource
 
 Missing = Literal["reject", "drop"]
 
 
-class NewDataset(Request):
+class NewDataset(Body):
     """Rows as JSON. For files, see the upload address."""
 
     model_config = ConfigDict(

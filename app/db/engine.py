@@ -23,8 +23,8 @@ def create_engine(url: str) -> sa.Engine:
         return sa.create_engine(
             parsed,
             pool_pre_ping=True,
-            pool_size=10,
-            max_overflow=20,
+            pool_size=get_settings().database_connections,
+            max_overflow=0,
             pool_timeout=10,
             connect_args=patience,
             hide_parameters=True,

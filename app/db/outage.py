@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 RETRY_AFTER_SECONDS = 1
-# Reading may still work while there is no room to write: a failed write shows for this long.
-REMEMBERED_SECONDS = 5.0
 NO_ROOM = "the database has no room left"
 _LONGEST_WAIT = 2.0
 

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from app.db import outage
+from app.db.blobs import CorruptBlob
 from bco_core.errors import BcoError, InvalidInput, SolverFailure
 from bco_core.inference.options import OPTIONS
 from bco_core.problems.registry import PROBLEMS
@@ -192,6 +193,11 @@ def install(app: FastAPI) -> None:
         kinds = {InvalidInput: "invalid-input", SolverFailure: "solver-failure"}
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error))
+
+    @app.exception_handler(CorruptBlob)
+    async def on_corrupt_blob(request: Request, error: CorruptBlob) -> JSONResponse:
+        log.error("%s on %s %s", error, request.method, request.url.path)
+        return answer(500, "corrupt-data", "Stored data is damaged", f"{error}; trying again does not help")
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:

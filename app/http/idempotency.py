@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from uuid import uuid4
 import httpx
 import sqlalchemy as sa
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import State
@@ -35,6 +34,7 @@ from starlette.requests import ClientDisconnect
 from app.db.engine import affected, transaction
 from app.db.tables import AnswerRow, now
 from app.http.errors import Conflict, InvalidRequest
+from app.http.routes import Guarded, Handler
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def made(session: Session, location: str) -> None:
         raise Conflict("this request took so long that another one with the same Idempotency-Key has been served")
 
 
-class Repeatable(APIRoute):
+class Repeatable(Guarded):
     """A route class: POSTs that answer 201 or 202 take an Idempotency-Key."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -97,8 +97,8 @@ class Repeatable(APIRoute):
             options["openapi_extra"] = {"parameters": [_PARAMETER]}
         super().__init__(path, endpoint, **options)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        serve = super().get_route_handler()
+    def unguarded(self) -> Handler:
+        serve = super().unguarded()
         if not self._creates:
             return serve
 
@@ -109,7 +109,7 @@ class Repeatable(APIRoute):
         return once
 
 
-async def _once(request: Request, key: str, serve: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+async def _once(request: Request, key: str, serve: Handler) -> Response:
     if not _KEY.fullmatch(key):
         raise InvalidRequest.at(("header", "Idempotency-Key"), "a key is 1 to 200 letters, digits and signs, no blanks")
     try:
@@ -148,7 +148,7 @@ async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _serve(request: Request, claim: Claim, serve: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+async def _serve(request: Request, claim: Claim, serve: Handler) -> Response:
     renewing = asyncio.create_task(_renew(claim))
     current = _current.set(claim)
     try:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from app.db.text import is_storable
+from app.db.text import is_legible, is_storable
 from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
+
+MOST_MISTAKES = 100
+_MANY = "there are {count} mistakes in this request, too many to list; is it meant for this address?"
 
 
 def storable(text: str) -> str:
@@ -19,10 +33,38 @@ def storable(text: str) -> str:
     return text
 
 
+def legible(text: str) -> str:
+    if not is_legible(text):
+        raise ValueError("a name holds no control characters and none that turn the direction of writing")
+    return text
+
+
 class Request(BaseModel):
     """Requests refuse fields they do not know, numbers that are not finite, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def has_few_strangers(cls, given: Any) -> Any:
+        """Naming hundreds of thousands of unknown fields one by one would take seconds."""
+        if isinstance(given, dict) and len(given) > len(cls.model_fields) + MOST_MISTAKES:
+            raise PydanticCustomError("many_mistakes", _MANY, {"count": len(given) - len(cls.model_fields)})
+        return given
+
+
+class Body(Request):
+    """A whole request: one with more mistakes than anybody would read is refused without listing them."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def has_few_mistakes(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return read(given)
+        except ValidationError as error:
+            if error.error_count() <= MOST_MISTAKES:
+                raise
+            raise PydanticCustomError("many_mistakes", _MANY, {"count": error.error_count()}) from None
 
 
 class Resource(BaseModel):
@@ -42,6 +84,7 @@ Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
     AfterValidator(storable),
+    AfterValidator(legible),
 ]
 
 

@@ -1,8 +1,9 @@
 """The door: identifies each caller, their workspace and scopes, and limits how often they call.
 
 ``Guard`` stands before every address that is not open, and before any of the body is read. Routers take what it found
-as ``Reader``, ``Trainer`` or ``Admin`` and hand the workspace to their service. A key is needed as soon as one exists
-or the service listens beyond this machine; without, everything happens in the default workspace.
+as ``Reader``, ``Trainer`` or ``Admin`` and hand the workspace to their service. A key is needed as soon as one has ever
+existed or the service listens beyond this machine; without, everything happens in the default workspace. Who comes with
+wrong keys again and again waits for each answer, and what is streamed with a key ends when the key does.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import hashlib
 import ipaddress
 import logging
 import math
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
+import anyio
 import sqlalchemy as sa
 from fastapi import Request, Security
+from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -28,6 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.db import outage
 from app.db.tables import DEFAULT_WORKSPACE
 from app.http.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
+from app.http.streams import until_revoked
 from app.keys import service as keys
 from app.settings import get_settings
 
@@ -36,6 +41,9 @@ log = logging.getLogger(__name__)
 # A key that is made or revoked elsewhere counts here after at most so long.
 REMEMBER_SECONDS = 3.0
 _REMEMBER_KEYS = 10_000
+# Wrong keys a second from one address, in bursts up to twice as many; for more, each answer waits.
+WRONG_KEYS_PER_SECOND = 5
+WRONG_KEY_WAIT_SECONDS = 1.0
 _OPEN = ("/", "/docs", "/openapi.json", "/livez", "/readyz", "/favicon.ico")
 _OPEN_UNDER = "/docs/"
 
@@ -89,26 +97,59 @@ class TokenBucket:
         return (1 - self._tokens) / self._rate
 
 
+class WrongKeys:
+    """Counts wrong keys by address, for as many addresses as fit; the one not heard of for longest is forgotten."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def wait(self, address: str) -> float:
+        """Seconds that the answer to one more wrong key from there has to wait."""
+        bucket = self._buckets.setdefault(address, TokenBucket(WRONG_KEYS_PER_SECOND))
+        self._buckets.move_to_end(address)
+        if len(self._buckets) > _REMEMBER_KEYS:
+            self._buckets.popitem(last=False)
+        return WRONG_KEY_WAIT_SECONDS if bucket.take() else 0.0
+
+
 class Guard:
     """Refuse callers without the right to call; note the others for the routers as ``scope["caller"]``."""
 
     def __init__(self, app: ASGIApp, remembered: Remembered, buckets: dict[str, TokenBucket]) -> None:
         self.app = app
-        self._remembered, self._buckets = remembered, buckets
+        self._remembered, self._buckets, self._wrong = remembered, buckets, WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"]):
             try:
                 headers = Headers(scope=scope)
-                caller = await self._identify(headers.get("authorization"))
+                given = headers.get("authorization")
+                caller = await self._identify(given)
                 if caller.key_id is None:
                     _check_local(headers)
                 self._limit(caller)
             except ApiError as error:
+                if given is not None and isinstance(error, Unauthorized):
+                    await anyio.sleep(self._wrong.wait((scope.get("client") or ("",))[0]))
                 await error.answer()(scope, receive, send)
                 return
             scope["caller"] = caller
+            # Only what is read is streamed.
+            if given is not None and scope["method"] == "GET":
+                still = partial(self._still_works, given)
+                await until_revoked(self.app, still, REMEMBER_SECONDS, scope, receive, send)
+                return
         await self.app(scope, receive, send)
+
+    async def _still_works(self, authorization: str) -> bool:
+        try:
+            await self._identify(authorization)
+        except Unauthorized:
+            return False
+        except Unavailable:
+            # Nobody knows; the next look will tell.
+            return True
+        return True
 
     async def _identify(self, authorization: str | None) -> Caller:
         try:
@@ -147,7 +188,8 @@ def is_open(path: str) -> bool:
 
 
 def key_required() -> bool:
-    return not _is_loopback(get_settings().host) or keys.any_live()
+    settings = get_settings()
+    return not _is_loopback(settings.host) or (not settings.allow_anonymous and keys.any_made())
 
 
 def _check_local(headers: Headers) -> None:
@@ -162,12 +204,11 @@ def _check_local(headers: Headers) -> None:
 
 @lru_cache
 def _is_local(address: str) -> bool:
-    """Whether host[:port] can only mean this machine: a loopback address, or a name that no public server has."""
+    """Whether host[:port] can only mean this machine; a name without a dot may be any machine of its network."""
     try:
-        host = urlsplit(f"//{address}").hostname or ""
+        return _is_loopback(urlsplit(f"//{address}").hostname or "")
     except ValueError:
         return False
-    return _is_loopback(host) or (host != "" and "." not in host and ":" not in host)
 
 
 @lru_cache
@@ -190,11 +231,20 @@ _bearer = HTTPBearer(
 
 async def _allowed(request: Request, needed: SecurityScopes, _: Annotated[Any, Security(_bearer)]) -> Caller:
     caller: Caller = request.scope["caller"]
-    for scope in needed.scopes:
+    check_scopes(caller, needed.scopes)
+    return caller
+
+
+def check_scopes(caller: Caller, needed: Sequence[str]) -> None:
+    for scope in needed:
         if scope not in caller.scopes:
             held = ", ".join(sorted(caller.scopes))
             raise Forbidden(f"this needs a key with the scope '{scope}', and yours has {held}")
-    return caller
+
+
+def scopes_of(dependant: Dependant) -> list[str]:
+    """What a route asks of its caller, as its signature says: ``caller: Trainer``."""
+    return [scope for part in dependant.dependencies if part.call is _allowed for scope in part.own_oauth_scopes or []]
 
 
 Reader = Annotated[Caller, Security(_allowed, scopes=["read"])]

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.db.engine import transaction
 from app.db.tables import KeyRow, now
-from app.db.text import is_storable
+from app.db.text import is_legible, is_storable
 from app.ids import is_id, new_id, sibling_id
 
 SCOPES = ("read", "train", "admin")
@@ -34,7 +34,7 @@ def create(name: str, workspace: str, scopes: list[str], days: float | None) -> 
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         raise InvalidKey(f"the scopes of a key are one or more of {', '.join(SCOPES)}")
-    if not is_storable(name) or not name.strip():
+    if not is_storable(name) or not is_legible(name) or not name.strip():
         raise InvalidKey("a key needs a name that says what it is for")
     key_id = new_id("key")
     text = f"{sibling_id(key_id, 'bco')}_{secrets.token_urlsafe(32)}"
@@ -77,11 +77,10 @@ def recognise(text: str) -> KeyRow | None:
     return row if row is not None and known and is_live(row, now()) else None
 
 
-def any_live() -> bool:
-    """Whether any key works; as long as one does, every request needs one."""
-    live = sa.and_(KeyRow.revoked_at.is_(None), sa.or_(KeyRow.expires_at.is_(None), KeyRow.expires_at > now()))
+def any_made() -> bool:
+    """Whether there has ever been a key, revoked and expired ones too; from then on every request needs one."""
     with transaction() as session:
-        return session.scalar(sa.select(sa.exists().where(live))) is True
+        return session.scalar(sa.select(sa.exists(sa.select(KeyRow.id)))) is True
 
 
 def is_live(row: KeyRow, when: datetime) -> bool:

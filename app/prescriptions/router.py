@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 
+from app.http.routes import Guarded
 from app.http.security import Reader
 from app.prescriptions import service
 from app.prescriptions.admission import place
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
 from app.prescriptions.together import Together
 
-router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"])
+router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"], route_class=Guarded)
 
 
 @router.post("/{posterior_id}/prescribe", response_model=PrescribeAnswer)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from app.http.schemas import Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors.schemas import Quality
 from bco_core.problems.base import Status
 
@@ -30,7 +30,7 @@ class RiskMeasure(Request):
     cvar_level: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="0.95 looks at the worst 5 %")
 
 
-class PrescribeOptions(Request):
+class PrescribeOptions(Body):
     """How to decide, for one context or for many."""
 
     policy: PolicyName | None = Field(None, description="the posterior's own by default")

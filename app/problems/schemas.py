@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from app.http.schemas import Name, Request, Resource
+from app.http.schemas import Body, Name, Request, Resource
 
 Cost = Annotated[float, Field(gt=0, le=1e12)]
 
@@ -235,7 +235,7 @@ ProblemSpec = Annotated[
 _SPEC: TypeAdapter[ProblemSpec] = TypeAdapter(ProblemSpec)
 
 
-class NewProblem(Request):
+class NewProblem(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [

@@ -80,15 +80,19 @@ def test_from_the_first_key_on_everybody_needs_one(client: TestClient, make_key:
     assert status(client, key) == 200
 
 
-def test_without_a_key_that_works_this_machine_needs_none_again(
-    client: TestClient, make_key: Callable[..., str]
+def test_when_the_last_key_is_gone_nobody_gets_in_without_one_unless_the_operator_says_so(
+    client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]
 ) -> None:
     key = make_key()
     assert status(client) == 401
     keys.revoke(keys.listing()[0].id)
-    assert (status(client), status(client, key)) == (200, 401)
+    assert (status(client), status(client, key)) == (401, 401)
     expired = make_key(days=0)
+    assert (status(client), status(client, expired)) == (401, 401)
+    settings(allow_anonymous="true")
     assert (status(client), status(client, expired)) == (200, 401)
+    settings(host="0.0.0.0")  # noqa: S104
+    assert status(client) == 401
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "bco.internal"])  # noqa: S104
@@ -205,6 +209,9 @@ FOREIGN: list[dict[str, str]] = [
     {"Host": "203.0.113.9"},
     {"Host": "[2001:db8::1]:8000"},
     {"Host": "[nonsense"},
+    {"Host": "intranet:8000"},
+    {"Host": "localhost:8000", "Origin": "http://intranet"},
+    {"Host": "localhost.:8000"},
     {"Origin": "null"},
     {"Origin": ""},
 ]

@@ -70,6 +70,7 @@ OTHER_VALUES = {
     "database_url": ("sqlite:////tmp/other.db", "sqlite:////tmp/other.db"),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "worker_deadline_seconds": ("2.5", 2.5),
+    "allow_anonymous": ("true", True),
     "log_level": ("DEBUG", "DEBUG"),
     "log_format": ("json", "json"),
 }

@@ -9,9 +9,14 @@ import io
 import json
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,7 @@ from typer.main import get_command
 from app.commands import cli
 from app.commands.demo import MORNINGS, as_csv, bakery_rows
 from app.commands.serve import DRAIN_SECONDS
+from app.db.engine import create_engine
 from app.main import create_app
 from app.settings import Settings
 from bco_core.inference.vi.plan import SHARED_ROWS
@@ -49,6 +55,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: Json = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: Json = COMPOSE["services"]
 OURS = ("migrate", "api", "worker")
+DEFAULT: int = Settings.model_fields["database_connections"].default
 
 # the file
 
@@ -95,20 +102,95 @@ def test_every_container_runs_without_privileges_on_a_file_system_it_cannot_writ
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["read_only"] is True, name
-        assert "/tmp" in service["tmpfs"], name  # noqa: S108
+        assert any(entry.startswith("/tmp:size=") for entry in service["tmpfs"]), name  # noqa: S108
+        assert all(":size=" in entry for entry in service["tmpfs"]), name
     assert SERVICES["postgres"]["user"] == "postgres"
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     stages = [line for line in lines if line.startswith("FROM ")]
     assert len(stages) == 2
-    assert all("-slim" in stage for stage in stages)
+    assert all(stage.startswith("FROM ${PYTHON_IMAGE}") for stage in stages)
+    assert "ARG PYTHON_IMAGE=python:3.11-slim" in lines[: lines.index(stages[0])]
     assert lines.index("USER bco") > lines.index(stages[1])
+
+
+class Answering:
+    """A port that answers every GET with 200."""
+
+    def __enter__(self) -> int:
+        handler = type("Ok", (BaseHTTPRequestHandler,), {"do_GET": _ok, "log_message": lambda *_: None})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self._server.server_port
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _ok(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+
+
+def test_every_container_has_its_share_of_the_machine_and_no_more() -> None:
+    for name, service in SERVICES.items():
+        assert service["pids_limit"] == 512, name
+        assert re.search(r"\d+g", service["mem_limit"]), name
+        assert re.search(r"\d", str(service["cpus"])), name
+
+
+def test_images_can_be_pinned_by_digest() -> None:
+    assert SERVICES["postgres"]["image"] == "${POSTGRES_IMAGE:-postgres:16}"
+    for name in OURS:
+        assert SERVICES[name]["build"]["args"]["PYTHON_IMAGE"] == "${PYTHON_IMAGE:-python:3.11-slim}"
+
+
+def test_compiled_kernels_are_on_a_volume() -> None:
+    (folder,) = re.findall(r"NUMBA_CACHE_DIR=(\S+)", (ROOT / "Dockerfile").read_text())
+    for name in OURS:
+        assert SERVICES[name]["volumes"] == [f"kernels:{folder}"]
+    assert "kernels" in COMPOSE["volumes"]
+    assert f"--owner=bco --mode=0700 {folder}" in (ROOT / "Dockerfile").read_text()
+
+
+def test_what_the_image_installs_is_named_with_its_hash_and_its_pinned_version() -> None:
+    pinned = {line.lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    locked = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert len(locked) > 40
+    for line in locked:
+        version, _, digest = line.partition(" --hash=sha256:")
+        assert version.lower().replace("_", "-") in pinned
+        assert re.fullmatch(r"[0-9a-f]{64}", digest), line
+    names = {re.split("[=]", line)[0].lower().replace("_", "-") for line in locked} | {"torch"}
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[^\w-]", name)[0].lower() for name in needed} <= names
+    assert "--require-hashes --requirement requirements.lock" in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_api_and_four_workers_fit_the_connections_that_postgresql_has_by_default() -> None:
+    """Each worker has, besides itself, a process that computes a job and one that computes a part."""
+    most = {
+        name: Settings(database_connections=SERVICES[name]["environment"].get("BCO_DATABASE_CONNECTIONS", DEFAULT))
+        for name in ("api", "worker")
+    }
+    processes = 1 + 2 * most["worker"].worker_concurrency
+    assert most["api"].database_connections + 4 * processes * most["worker"].database_connections <= 100 - 3
+    assert (1 + 4 * processes) * DEFAULT <= 100 - 3
+    engine = create_engine("postgresql+psycopg://nobody@/nowhere")
+    assert engine.pool.size() + engine.pool._max_overflow == DEFAULT  # type: ignore[attr-defined]
 
 
 def test_health_is_asked_where_the_api_answers_and_parts_wait_for_each_other() -> None:
     routes = {route.path for route in create_app().routes if isinstance(route, Route)}
-    for text in (json.dumps(SERVICES["api"]["healthcheck"]["test"]), (ROOT / "Dockerfile").read_text()):
-        port, path = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", text)[0]
-        assert (port, path in routes) == ("8000", True)
+    (asked,) = re.findall(r"^ +CMD (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for command in (SERVICES["api"]["healthcheck"]["test"][1:], json.loads(asked)):
+        (path,) = re.findall(r"'(/\w+)'", command[-1])
+        assert path in routes
+        with Answering() as port:
+            # Any port that is configured is the one that is asked.
+            check = [sys.executable, *command[1:]]
+            assert subprocess.run(check, env={"BCO_PORT": str(port)}).returncode == 0
+        assert subprocess.run(check, env={"BCO_PORT": str(port)}, stderr=subprocess.DEVNULL).returncode != 0
     assert SERVICES["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     for name in ("api", "worker"):
         assert SERVICES[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
@@ -130,7 +212,8 @@ def test_the_image_is_built_from_files_that_are_there() -> None:
 @pytest.fixture(scope="module")
 def fleet(mortal_postgres: Postgres, fleet_on: Callable[..., Fleet]) -> Fleet:
     """Two workers; the compose file's environment, but for the database's address and the port."""
-    return fleet_on(mortal_postgres.url, 2, **SERVICES["api"]["environment"])
+    connections = {"BCO_DATABASE_CONNECTIONS": str(DEFAULT)}
+    return fleet_on(mortal_postgres.url, 2, **SERVICES["api"]["environment"] | connections)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +228,19 @@ def test_the_parts_serve_only_those_with_a_key(fleet: Fleet, ids: Json) -> None:
     body = {"contexts": MORNINGS}
     answer = answered(fleet.http.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body))
     assert len(answer["prescriptions"]) == 3
+
+
+def test_no_process_has_more_connections_than_it_may(fleet: Fleet, ids: Json) -> None:
+    """An API and two workers while a job computes and many ask at once."""
+    job = submit(fleet.http, ids, epochs=100_000)
+    wait_until("the job runs", lambda: is_computing(fleet.http, job))
+    with ThreadPoolExecutor(40) as many:
+        asked = [many.submit(fleet.http.get, "/v1/jobs") for _ in range(200)]
+        counted = in_database(fleet.url, "SELECT count(*) FROM pg_stat_activity WHERE datname IS NOT NULL", job)
+    assert {answer.result().status_code for answer in asked} == {200}
+    fleet.http.post(f"/v1/jobs/{job}/cancel")
+    # One more asks this question.
+    assert 3 < counted[0][0] <= (1 + 2 * 3) * DEFAULT + 1
 
 
 def test_a_job_that_takes_too_long_fails_with_that_reason_and_can_be_run_again(fleet: Fleet, ids: Json) -> None:

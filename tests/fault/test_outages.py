@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,10 +71,11 @@ def test_a_full_disk_is_answered_with_503_loses_nothing_and_is_over_when_there_i
     body = {"name": "big", "outcomes": ["croissants", "loaves"], "rows": rows}
     with configured(FULL_DISK):
         assert "no room" in unavailable(client.post("/v1/datasets", json=body))["detail"]
-        assert client.get("/readyz").status_code == 503
+        for _ in range(3):
+            # It shows for as long as it lasts, however long ago the last write was.
+            assert client.get("/readyz").status_code == 503
         assert answered(client.get("/v1/problems"))["items"][0]["id"] == problem["id"]
     assert counts() == before
-    client.app.state.full_at = time.monotonic() - outage.REMEMBERED_SECONDS
     assert client.get("/readyz").status_code == 200
     assert answered(client.post("/v1/datasets", json=body), 201)["rows"] == 20_000
     job = create_job(client, problem_id=problem["id"], dataset_id=dataset["id"])

@@ -19,7 +19,7 @@ from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
 from app.http.errors import InvalidRequest, of_core
 from app.http.rows import find
-from app.http.schemas import Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Seed, TimeLimit
 from app.ids import sibling_id
 from app.jobs import queue
 from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
@@ -37,7 +37,7 @@ from bco_core.problems.registry import build_problem
 from bco_core.progress import Progress
 
 
-class NewJob(Request):
+class NewJob(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"name": "bakery", "problem_id": "prob_DEMO", "dataset_id": "data_DEMO", "seed": 7}]
