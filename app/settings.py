@@ -42,6 +42,8 @@ class Settings(BaseSettings):
         200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
     )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
+    upload_mb: Positive = Field(1024, description="memory in which an uploaded file is read, in MB; more gets 413")
+    upload_seconds: Positive = Field(60, description="longest time for reading an uploaded file, in seconds")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")
     max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from app.db.text import is_storable
+from app.db.text import NOT_PLAIN, is_plain
 from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
 
 
-def storable(text: str) -> str:
-    if not is_storable(text):
-        raise ValueError("this text holds a character that cannot be stored")
+def plain(text: str) -> str:
+    """Refuse a name that cannot be stored or is not shown as it is written."""
+    if not is_plain(text):
+        raise ValueError(f"this text holds {NOT_PLAIN}")
     return text
 
 
@@ -41,7 +42,7 @@ class Page(BaseModel, Generic[Item]):
 Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
-    AfterValidator(storable),
+    AfterValidator(plain),
 ]
 
 
