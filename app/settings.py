@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -32,6 +33,18 @@ class Settings(BaseSettings):
         86_400.0, description="longest time a worker computes a job, in seconds; a job may ask for less"
     )
     max_queued_jobs: Positive = Field(1_000, description="most jobs waiting for a worker; beyond it new ones get 503")
+    max_workspace_queued_jobs: Positive = Field(
+        500, description="most jobs of one workspace waiting for a worker; beyond it new ones get 429"
+    )
+    max_workspace_running_jobs: NotNegative = Field(
+        0, description="most jobs of one workspace that run at the same time, others wait; 0 for no limit"
+    )
+    max_workspace_seconds_a_day: NotNegative = Field(
+        0, description="time that jobs of one workspace may run within a day; then new ones get 429; 0 for no limit"
+    )
+    workspace_weights: str = Field(
+        "", description="shares of the workers, such as planning=3,sales=0.5; workspaces that are not named have 1"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     log_format: Literal["auto", "json", "text"] = Field(
@@ -67,6 +80,17 @@ class Settings(BaseSettings):
             raise ValueError("must start with sqlite:/// or postgresql://")
         return url
 
+    @field_validator("workspace_weights")
+    @classmethod
+    def weights_can_be_read(cls, text: str) -> str:
+        if not all(weight > 0 for weight in _weights(text).values()):
+            raise ValueError("write it like planning=3,sales=0.5, with weights above 0")
+        return text
+
+    def weight(self, workspace: str) -> float:
+        """The share of the workers that a workspace has, beside the others'."""
+        return _weights(self.workspace_weights).get(workspace, 1.0)
+
     @property
     def sqlalchemy_url(self) -> str:
         """The database URL with the driver spelled out."""
@@ -74,6 +98,20 @@ class Settings(BaseSettings):
             if self.database_url.startswith(prefix):
                 return "postgresql+psycopg://" + self.database_url.removeprefix(prefix)
         return self.database_url
+
+
+def _weights(text: str) -> dict[str, float]:
+    """The numbers in ``planning=3, sales=0.5``; 0 where there is none."""
+    pairs = (pair.partition("=") for pair in text.split(",") if pair.strip())
+    return {name.strip(): _positive(number) for name, _, number in pairs}
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0 < number < math.inf else 0.0
 
 
 @lru_cache

@@ -19,7 +19,7 @@ from dbos._serialization import DBOSPortableJSONSerializer
 from dbos._utils import INTERNAL_QUEUE_NAME
 from sqlalchemy.orm import Session
 
-from app.db.engine import get_engine
+from app.db.engine import database_clock, get_engine
 from app.db.tables import JobRow
 
 log = logging.getLogger(__name__)
@@ -50,16 +50,15 @@ def client() -> DBOSClient:
 
 def enqueue(session: Session, queue: str, job: JobRow) -> None:
     """Put a job in a queue when the caller's transaction commits, and only then; its workflow is the job's run."""
-    _enqueue(session, queue, job.run_id, [job.id], job.priority)
+    _enqueue(session, queue, job.run_id, [job.id], job.turn)
 
 
-def enqueue_parts(session: Session, job: JobRow, parts: Iterable[int]) -> None:
-    """Queue parts of a job; a part that is queued already, or has run in this run of the job, is left alone."""
-    for seq in parts:
-        _enqueue(session, PARTS, f"{job.run_id}.part{seq}", [job.id, seq])
+def enqueue_part(session: Session, job: JobRow, seq: int, turn: int) -> None:
+    """Queue a part of a job; one that is queued already, or has run in this run of the job, is left alone."""
+    _enqueue(session, PARTS, f"{job.run_id}.part{seq}", [job.id, seq], turn)
 
 
-def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], priority: int = 1) -> None:
+def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], turn: int) -> None:
     client().enqueue_in_transaction(
         session,
         {
@@ -67,15 +66,34 @@ def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[obj
             "workflow_name": WORKFLOWS[queue],
             "workflow_id": workflow_id,
             "app_version": _VERSION,
-            "priority": priority,
+            "priority": max(1, turn),
         },
         *arguments,
     )
 
 
-def withdraw(run_id: str) -> None:
-    """Take a cancelled job out of the queue."""
-    client().cancel_workflow(run_id)
+def withdraw(session: Session, run_id: str) -> None:
+    """Take a job that has ended, and the parts that nobody has begun, out of their queues."""
+    workflows = _workflows(session)
+    moment = sa.cast(1000 * database_clock(session), sa.BigInteger)
+    waiting = workflows.c.status == "ENQUEUED", workflows.c.queue_name.in_(WORKFLOWS)
+    its_own = sa.or_(workflows.c.workflow_uuid == run_id, workflows.c.workflow_uuid.startswith(f"{run_id}.part"))
+    gone = {"status": "CANCELLED", "queue_name": None, "updated_at": moment, "completed_at": moment}
+    session.execute(sa.update(workflows).where(*waiting, its_own).values(gone))
+
+
+def next_part(session: Session) -> int:
+    """The turn of the part that is next in its queue; 0 if none is queued."""
+    workflows = _workflows(session)
+    queued = workflows.c.status == "ENQUEUED", workflows.c.queue_name == PARTS
+    return int(session.scalar(sa.select(sa.func.min(workflows.c.priority)).where(*queued)) or 0)
+
+
+def _workflows(session: Session) -> sa.TableClause:
+    """The engine's table of what is queued and running."""
+    names = ("workflow_uuid", "status", "queue_name", "priority", "updated_at", "completed_at")
+    schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
+    return sa.table("workflow_status", *map(sa.column, names), schema=schema)
 
 
 def forget(job_id: str) -> None:
@@ -136,8 +154,8 @@ def put_back(executor_id: str, workflow_ids: set[str]) -> None:
 
 def without_workflow(session: Session, states: Iterable[str]) -> list[tuple[str, str]]:
     """Jobs in one of these states, with their runs, that the engine holds for finished or does not know."""
-    schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
-    workflows = sa.table("workflow_status", sa.column("workflow_uuid"), sa.column("status"), schema=schema)
+    workflows = _workflows(session)
     active = sa.exists().where(workflows.c.workflow_uuid == JobRow.run_id, workflows.c.status.in_(_ACTIVE))
-    found = session.execute(sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), ~active))
+    lost = sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), JobRow.admission == "admitted", ~active)
+    found = session.execute(lost)
     return [(job_id, run_id) for job_id, run_id in found]

@@ -72,6 +72,7 @@ OTHER_VALUES = {
     "worker_deadline_seconds": ("2.5", 2.5),
     "log_level": ("DEBUG", "DEBUG"),
     "log_format": ("json", "json"),
+    "workspace_weights": ("planning=3", "planning=3"),
 }
 
 
@@ -113,6 +114,7 @@ WRONG = {
     "an unknown log level": ("BCO_LOG_LEVEL", "LOUD"),
     "no database URL": ("BCO_DATABASE_URL", "bakery"),
     "a database we do not know": ("BCO_DATABASE_URL", "mysql://host/bco"),
+    "a weight that is no number": ("BCO_WORKSPACE_WEIGHTS", "planning=much"),
 }
 
 
