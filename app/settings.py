@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
     threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")
     worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
-        8.0, description="silence after which a worker counts as dead and its jobs go to another"
+        8.0, description="a worker of another machine counts as dead after four times this silence, in seconds"
     )
     max_job_seconds: Annotated[float, Field(gt=0)] = Field(
         86_400.0, description="longest time a worker computes a job, in seconds; a job may ask for less"

@@ -9,18 +9,24 @@ queue of its own, jobs that wait for parts never keep the parts from a place. Pa
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig
+from dbos import _dbos as engine
+from dbos._core import execute_dequeued_workflow
 from dbos._dbos import _get_dbos_instance
+from dbos._queue import Queue
 from dbos._serialization import DBOSPortableJSONSerializer
-from dbos._utils import INTERNAL_QUEUE_NAME
+from dbos._utils import INTERNAL_QUEUE_NAME, GlobalParams, generate_uuid
 from sqlalchemy.orm import Session
 
 from app.db.engine import database_clock, get_engine
+from app.db.outage import is_outage
 from app.db.tables import JobRow
+from app.jobs import wake
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +37,8 @@ PARTS = "parts"
 WORKFLOWS = {COMPUTING: "learn_posterior", WAITING: "prescribe_batch", PARTS: "compute_part"}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
-# How often an idle worker looks into a queue: people who wait for a job notice tenths of a second.
-_POLL_SECONDS = {COMPUTING: 0.1, WAITING: 0.5, PARTS: 0.25}
+# How often a worker looks into its queues: while it is busy and a place may come free, and while nothing wakes it.
+_BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
 _WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
 
@@ -70,6 +76,7 @@ def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[obj
         },
         *arguments,
     )
+    wake.notify(session)
 
 
 def withdraw(session: Session, run_id: str) -> None:
@@ -102,8 +109,10 @@ def forget(job_id: str) -> None:
     client().delete_workflows([workflow.workflow_id for workflow in known])
 
 
-def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]]) -> None:
+def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]], stop: threading.Event) -> None:
     """Make this process a worker that takes jobs from the queues and runs each with its queue's function."""
+    # DBOS looks into every queue many times a second. We look when something was queued.
+    vars(engine)["queue_thread"] = _look_nowhere
     config: DBOSConfig = {
         "name": "bco",
         "system_database_engine": get_engine(),
@@ -112,6 +121,8 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
         "executor_id": executor_id,
         "run_migrations": False,
         "log_level": "ERROR",
+        # Messages between workflows, of which there are none.
+        "notification_listener_polling_interval_sec": 3600.0,
     }
     DBOS(config=config)
     for queue, run in work.items():
@@ -120,9 +131,40 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
     DBOS.launch()
     # DBOS would wait up to a minute between looks at a lost database; what it drops instead is put back by us.
     _get_dbos_instance()._sys_db._retry_connection_errors = False
-    for queue in work:
-        places = _WAITING_PLACES if queue == WAITING else concurrency
-        DBOS.register_queue(queue, worker_concurrency=places, polling_interval_sec=_POLL_SECONDS[queue])
+    places = {name: _WAITING_PLACES if name == WAITING else concurrency for name in work}
+    queues = [DBOS.register_queue(name, worker_concurrency=places[name]) for name in work]
+    threading.Thread(target=_serve, args=(queues, stop), name="queues", daemon=True).start()
+
+
+def _look_nowhere(stop_event: threading.Event, dbos: DBOS) -> None:
+    stop_event.wait()
+
+
+def _serve(queues: list[Queue], stop: threading.Event) -> None:
+    """Take from the queues whatever there is a place for, until the worker stops."""
+    wait = wake.waiter(get_engine().url, stop)
+    active = _get_dbos_instance()._active_workflows_set
+    while not stop.is_set():
+        for queue in queues:
+            try:
+                _take(queue)
+            except Exception as error:
+                if not is_outage(error):
+                    log.exception("cannot take anything from the queue %s; trying again", queue.name)
+        if active.activeList():
+            stop.wait(_BUSY_SECONDS)
+        else:
+            wait(_IDLE_SECONDS)
+
+
+def _take(queue: Queue) -> None:
+    dbos, token = _get_dbos_instance(), generate_uuid()
+    running = dbos._active_workflows_set.count_for_queue(queue.name)
+    taken, _ = dbos._sys_db.start_queued_workflows(
+        queue, GlobalParams.executor_id, GlobalParams.app_version, None, running, owner_xid=token
+    )
+    for status in dbos._sys_db.get_workflow_statuses(taken) if taken else ():
+        execute_dequeued_workflow(dbos, status, token)
 
 
 def running_executors() -> set[str]:
