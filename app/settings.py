@@ -45,6 +45,11 @@ class Settings(BaseSettings):
     workspace_weights: str = Field(
         "", description="shares of the workers, such as planning=3,sales=0.5; workspaces that are not named have 1"
     )
+    keep_log_days: NotNegative = Field(90, description="days that logs of ended jobs are kept; 0 for ever")
+    keep_parts_days: NotNegative = Field(
+        0, description="days that parts of ended jobs are kept, with them results of batches; 0 for ever"
+    )
+    keep_runs_days: NotNegative = Field(7, description="days that the engine's rows of ended runs are kept; 0 for ever")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     log_format: Literal["auto", "json", "text"] = Field(

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from app.db import outage
+from app.db.blobs import CorruptBlob
 from bco_core.errors import BcoError, InvalidInput, SolverFailure
 from bco_core.inference.options import OPTIONS
 from bco_core.problems.registry import PROBLEMS
@@ -111,6 +112,14 @@ class TooMany(ApiError):
     title = "Too many requests"
 
 
+class Damaged(ApiError):
+    """Stored bytes do not match their checksum: asking again gives the same answer."""
+
+    status = 500
+    type = "damaged-data"
+    title = "Stored data is damaged"
+
+
 class Unavailable(ApiError):
     status = 503
     type = "unavailable"
@@ -192,6 +201,11 @@ def install(app: FastAPI) -> None:
         kinds = {InvalidInput: "invalid-input", SolverFailure: "solver-failure"}
         status = InvalidRequest.status
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error))
+
+    @app.exception_handler(CorruptBlob)
+    async def on_damage(request: Request, error: CorruptBlob) -> JSONResponse:
+        log.error("%s: %s %s", error, request.method, request.url.path)
+        return Damaged(str(error)).answer()
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import lru_cache
 
 import sqlalchemy as sa
@@ -41,6 +42,7 @@ _VERSION = "1"
 _BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
 _WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
+_ENDED = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
 @lru_cache
@@ -107,6 +109,16 @@ def forget(job_id: str) -> None:
     """Remove what the engine still knows of a job: its runs and their parts, whose ids all begin with the job's."""
     known = client().list_workflows(workflow_id_prefix=job_id, load_input=False, load_output=False)
     client().delete_workflows([workflow.workflow_id for workflow in known])
+
+
+def forget_ended(session: Session, before: datetime, most: int) -> int:
+    """Remove some of the runs and parts of runs that ended before; how many."""
+    workflows = _workflows(session)
+    ended = workflows.c.status.in_(_ENDED), workflows.c.updated_at < 1000 * before.timestamp()
+    few = session.scalars(sa.select(workflows.c.workflow_uuid).where(*ended).limit(most)).all()
+    if few:
+        session.execute(sa.delete(workflows).where(workflows.c.workflow_uuid.in_(few)))
+    return len(few)
 
 
 def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]], stop: threading.Event) -> None:

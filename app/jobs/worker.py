@@ -19,6 +19,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
+PRUNE_SECONDS = 3600.0
 
 _stop = threading.Event()
 # What this worker is busy with: the process, if there is one, and how to give the work back.
@@ -224,9 +225,10 @@ def _launch(executor_id: str) -> bool:
 def _watch_over(executor_id: str, deadline: float) -> None:
     """See to it that nobody's jobs are lost."""
     from app.db.outage import in_words, is_outage
-    from app.jobs import presence, queue, service
+    from app.jobs import presence, queue, retention, service
 
     since, dropped, silent = time.monotonic(), set[str](), False
+    pruned = time.monotonic()
     while not _stop.wait(deadline / 4):
         try:
             alive = presence.living(deadline, judge=time.monotonic() - since > deadline)
@@ -235,6 +237,9 @@ def _watch_over(executor_id: str, deadline: float) -> None:
             before, dropped = dropped, queue.dropped(executor_id)
             queue.put_back(executor_id, before & dropped)
             service.requeue_lost()
+            if time.monotonic() - pruned > PRUNE_SECONDS:
+                pruned = time.monotonic()
+                log.info("removed what is no longer kept: %s", retention.prune())
             if silent:
                 log.warning("the database can be used again")
             silent = False
