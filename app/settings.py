@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -32,12 +33,29 @@ class Settings(BaseSettings):
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
     threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")
     worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
-        8.0, description="silence after which a worker counts as dead and its jobs go to another"
+        8.0, description="a worker of another machine counts as dead after four times this silence, in seconds"
     )
     max_job_seconds: Annotated[float, Field(gt=0)] = Field(
         86_400.0, description="longest time a worker computes a job, in seconds; a job may ask for less"
     )
     max_queued_jobs: Positive = Field(1_000, description="most jobs waiting for a worker; beyond it new ones get 503")
+    max_workspace_queued_jobs: Positive = Field(
+        500, description="most jobs of one workspace waiting for a worker; beyond it new ones get 429"
+    )
+    max_workspace_running_jobs: NotNegative = Field(
+        0, description="most jobs of one workspace that run at the same time, others wait; 0 for no limit"
+    )
+    max_workspace_seconds_a_day: NotNegative = Field(
+        0, description="time that jobs of one workspace may run within a day; then new ones get 429; 0 for no limit"
+    )
+    workspace_weights: str = Field(
+        "", description="shares of the workers, such as planning=3,sales=0.5; workspaces that are not named have 1"
+    )
+    keep_log_days: NotNegative = Field(90, description="days that logs of ended jobs are kept; 0 for ever")
+    keep_parts_days: NotNegative = Field(
+        0, description="days that parts of ended jobs are kept, with them results of batches; 0 for ever"
+    )
+    keep_runs_days: NotNegative = Field(7, description="days that the engine's rows of ended runs are kept; 0 for ever")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     log_format: Literal["auto", "json", "text"] = Field(
@@ -64,6 +82,8 @@ class Settings(BaseSettings):
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
     max_json_mb: Positive = Field(16, description="largest body in JSON, in MB; tables go as CSV or Parquet beyond it")
     max_json_values: Positive = Field(500_000, description="most values in a JSON body")
+    upload_mb: Positive = Field(1024, description="memory in which an uploaded file is read, in MB; more gets 413")
+    upload_seconds: Positive = Field(60, description="longest time for reading an uploaded file, in seconds")
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")
     max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")
@@ -90,6 +110,17 @@ class Settings(BaseSettings):
             raise ValueError("must start with sqlite:/// or postgresql://")
         return url
 
+    @field_validator("workspace_weights")
+    @classmethod
+    def weights_can_be_read(cls, text: str) -> str:
+        if not all(weight > 0 for weight in _weights(text).values()):
+            raise ValueError("write it like planning=3,sales=0.5, with weights above 0")
+        return text
+
+    def weight(self, workspace: str) -> float:
+        """The share of the workers that a workspace has, beside the others'."""
+        return _weights(self.workspace_weights).get(workspace, 1.0)
+
     @property
     def sqlalchemy_url(self) -> str:
         """The database URL with the driver spelled out."""
@@ -97,6 +128,20 @@ class Settings(BaseSettings):
             if self.database_url.startswith(prefix):
                 return "postgresql+psycopg://" + self.database_url.removeprefix(prefix)
         return self.database_url
+
+
+def _weights(text: str) -> dict[str, float]:
+    """The numbers in ``planning=3, sales=0.5``; 0 where there is none."""
+    pairs = (pair.partition("=") for pair in text.split(",") if pair.strip())
+    return {name.strip(): _positive(number) for name, _, number in pairs}
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0 < number < math.inf else 0.0
 
 
 @lru_cache

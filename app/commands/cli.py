@@ -126,6 +126,16 @@ def migrate() -> None:
 
 
 @app.command()
+def prune() -> None:
+    """Remove what is older than the settings say; workers do it every hour."""
+    from app.jobs.retention import prune as run
+
+    with plain_errors():
+        removed = run()
+    typer.echo("Removed: " + ", ".join(f"{count} {what}" for what, count in removed.items()) + ".")
+
+
+@app.command()
 def export(
     posterior_id: Annotated[str, typer.Argument(help="the posterior, post_…")],
     path: Annotated[Path, typer.Argument(help="file to write, such as bakery.bco")],

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.datasets.parsing import RawTable, as_numbers, as_text
-from app.db.text import is_storable
+from app.db.text import NOT_PLAIN, UNPLAIN, is_storable
 from app.http.errors import InvalidRequest
 from app.settings import Settings
 from bco_core.data import LARGEST
@@ -95,7 +95,7 @@ def _typed(raw: RawTable, roles: Roles, name: str) -> pa.Array:
         if name in roles.outcomes:
             index = roles.categorical.index(name)
             raise InvalidRequest.at(("categorical", index), f"'{name}' is an outcome, and outcomes must be numbers")
-        return as_text(column)
+        return _categories(raw, name)
     numbers, other = as_numbers(column)
     if other:
         counted = raw.rows - numbers.null_count
@@ -106,7 +106,7 @@ def _typed(raw: RawTable, roles: Roles, name: str) -> pa.Array:
             where, words = raw.place(other[0], name)
             detail = f"{words}: text in a column of numbers; correct it, or list '{name}' under categorical"
             raise InvalidRequest.at(where, detail)
-        return as_text(column)
+        return _categories(raw, name)
     usable = pc.fill_null(pc.less_equal(pc.abs(numbers), LARGEST), True)
     if not pc.all(usable).as_py():
         where, words = raw.place(pc.index(usable, False).as_py(), name)
@@ -114,10 +114,19 @@ def _typed(raw: RawTable, roles: Roles, name: str) -> pa.Array:
     return numbers
 
 
+def _categories(raw: RawTable, name: str) -> pa.Array:
+    """The column as text; a category is shown to people, so it must read as it is written."""
+    text = as_text(raw.columns[name])
+    odd = pc.fill_null(pc.match_substring_regex(text, f"[{UNPLAIN}]"), False)
+    if pc.any(odd).as_py():
+        where, words = raw.place(pc.index(odd, True).as_py(), name)
+        raise InvalidRequest.at(where, f"{words}: the text holds {NOT_PLAIN}")
+    return text
+
+
 def _refuse_unusable(raw: RawTable, name: str, column: Any) -> None:
-    """Refuse what is neither number, text, boolean nor null, and text or numbers that cannot be kept."""
-    values = column if isinstance(column, list) else column.to_pylist() if pa.types.is_string(column.type) else ()
-    for row, value in enumerate(values):
+    """Refuse what JSON can spell but no data set can keep; what was read from a file is numbers and text."""
+    for row, value in enumerate(column if isinstance(column, list) else ()):
         if isinstance(value, list | dict):
             where, words = raw.place(row, name)
             raise InvalidRequest.at(where, f"{words}: a value must be a number, text, true, false or null")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Form, Response
 from app.datasets import service
 from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.profile import Roles
-from app.datasets.schemas import DatasetAnswer, DatasetUpload, NewDataset
+from app.datasets.schemas import DatasetAnswer, DatasetSummary, DatasetUpload, NewDataset
 from app.db.tables import DatasetRow
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Name, Page
@@ -52,11 +52,11 @@ def _names(text: str) -> list[str]:
 @router.get("")
 def list_datasets(
     caller: Reader, limit: Limit = 50, cursor: str | None = None, name: Name | None = None
-) -> Page[DatasetAnswer]:
+) -> Page[DatasetSummary]:
     """All data sets, or those with a name."""
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, name)
     return Page(
-        items=[DatasetAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
+        items=[DatasetSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )
 
 

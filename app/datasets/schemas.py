@@ -65,7 +65,12 @@ class Column(BaseModel):
     categories: list[str] | None = None
 
 
-class DatasetAnswer(Resource):
+class DatasetSummary(Resource):
+    """A data set in a list; GET /v1/datasets/{id} describes its columns."""
+
     rows: int
+
+
+class DatasetAnswer(DatasetSummary):
     columns: list[Column]
     warnings: list[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.datasets.parsing import RawTable
 from app.datasets.profile import Roles, profile
+from app.datasets.schemas import DatasetSummary
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
@@ -56,9 +58,10 @@ def read_table(session: Session, dataset_id: str) -> pa.Table:
 
 def listing(
     workspace: str, limit: int, cursor: str | None, name: str | None = None
-) -> tuple[list[DatasetRow], str | None]:
+) -> tuple[list[sa.Row[Any]], str | None]:
+    columns = [getattr(DatasetRow, field) for field in DatasetSummary.model_fields]
     with transaction() as session:
-        return page(session, DatasetRow, workspace, limit, cursor, *matching(DatasetRow, name=name))
+        return page(session, DatasetRow, workspace, limit, cursor, *matching(DatasetRow, name=name), columns=columns)
 
 
 def get(workspace: str, dataset_id: str) -> DatasetRow:

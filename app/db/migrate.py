@@ -29,6 +29,8 @@ def migrate(url: str) -> None:
     try:
         if engine.dialect.name == "sqlite":
             with engine.connect() as connection:
+                # Only a database that has no table yet takes this; others keep their free pages for later use.
+                connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":

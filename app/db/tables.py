@@ -112,7 +112,10 @@ UNFINISHED = ("queued", "running")
 class JobRow(Owned, Base):
     """A piece of work. ``attempts`` only grows and fences off late results; ``revision`` grows with every change.
 
-    ``posterior_id`` is the posterior that the job uses, not the one it makes; ``priority`` is 1 for jobs that go first.
+    ``posterior_id`` is the posterior that the job uses, not the one it makes. ``estimate_seconds`` is the time that the
+    job will take. ``turn_begins``, ``turn`` and ``parts_turn`` say when it is its turn and that of its parts: see
+    :mod:`app.jobs.shares`. ``admission`` is ``making`` while the job's parts are being stored, ``held`` while its
+    workspace has as many running as it may, and ``admitted`` once the engine has it.
     """
 
     __tablename__ = "jobs"
@@ -123,7 +126,11 @@ class JobRow(Owned, Base):
         sa.ForeignKey("posteriors.id", name="fk_jobs_posterior_id", use_alter=True), index=True
     )
     kind: Mapped[str] = mapped_column(server_default="learn")
-    priority: Mapped[int] = mapped_column(server_default="1")
+    estimate_seconds: Mapped[float | None]
+    turn_begins: Mapped[int] = mapped_column(server_default="0")
+    turn: Mapped[int] = mapped_column(server_default="0")
+    parts_turn: Mapped[int] = mapped_column(server_default="0")
+    admission: Mapped[str] = mapped_column(server_default="admitted")
     name: Mapped[str]
     spec: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(index=True)
@@ -203,9 +210,12 @@ class PosteriorBlockRow(Base):
 
 
 class WorkerRow(Base):
-    """A heartbeat on the database's clock, in seconds."""
+    """A heartbeat on the database's clock, in seconds; ``machine``, ``pid`` and ``born`` say which process it is of."""
 
     __tablename__ = "workers"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     beat_at: Mapped[float]
+    machine: Mapped[str] = mapped_column(server_default="unknown")
+    pid: Mapped[int] = mapped_column(server_default="0")
+    born: Mapped[str] = mapped_column(server_default="unknown")

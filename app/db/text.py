@@ -1,11 +1,13 @@
-"""Text that every database takes and everybody reads alike."""
+"""Text that every database takes, and text that reads as it is written."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters and line ends, and marks that turn the direction of writing.
-_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+NOT_PLAIN = "a control or bidirectional character, or one that cannot be stored; take it out"
+# Control characters, ends of lines and paragraphs, and marks that change the direction in which text is shown.
+UNPLAIN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_UNPLAIN = re.compile(f"[{UNPLAIN}]")
 
 
 def is_storable(text: str) -> bool:
@@ -17,6 +19,6 @@ def is_storable(text: str) -> bool:
     return "\x00" not in text
 
 
-def is_legible(text: str) -> bool:
-    """Whether a name looks like what it is: nothing in it is hidden or shows in another order than it is written."""
-    return _HIDDEN.search(text) is None
+def is_plain(text: str) -> bool:
+    """Whether a name can be stored and is shown as it is written."""
+    return is_storable(text) and _UNPLAIN.search(text) is None

@@ -112,6 +112,14 @@ class TooMany(ApiError):
     title = "Too many requests"
 
 
+class Damaged(ApiError):
+    """Stored bytes do not match their checksum: asking again gives the same answer."""
+
+    status = 500
+    type = "damaged-data"
+    title = "Stored data is damaged"
+
+
 class Unavailable(ApiError):
     status = 503
     type = "unavailable"
@@ -195,9 +203,9 @@ def install(app: FastAPI) -> None:
         return answer(status, kinds.get(type(error), "unusable"), InvalidRequest.title, str(error))
 
     @app.exception_handler(CorruptBlob)
-    async def on_corrupt_blob(request: Request, error: CorruptBlob) -> JSONResponse:
-        log.error("%s on %s %s", error, request.method, request.url.path)
-        return answer(500, "corrupt-data", "Stored data is damaged", f"{error}; trying again does not help")
+    async def on_damage(request: Request, error: CorruptBlob) -> JSONResponse:
+        log.error("%s: %s %s", error, request.method, request.url.path)
+        return Damaged(str(error)).answer()
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:

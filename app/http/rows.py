@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -52,14 +53,18 @@ def page(
     limit: int,
     cursor: str | None,
     *conditions: sa.ColumnElement[bool],
-) -> tuple[list[Row], str | None]:
-    """Up to ``limit`` rows after ``cursor`` (the last id shown), newest first, and the next cursor if there is one."""
-    query = sa.select(table).where(table.workspace == workspace, *conditions)
+    columns: Sequence[Any],
+) -> tuple[list[sa.Row[Any]], str | None]:
+    """Some columns of up to ``limit`` rows after ``cursor`` (the last id shown), newest first, and the next cursor.
+
+    Lists show few columns and read no others: whole objects may be large.
+    """
+    query = sa.select(*columns).where(table.workspace == workspace, *conditions)
     if cursor is not None:
         if not is_id(cursor):
             raise InvalidRequest.at(("query", "cursor"), "this is not a cursor; take next_cursor from the last answer")
         query = query.where(table.id < cursor)
-    rows = list(session.scalars(query.order_by(table.id.desc()).limit(limit + 1)))
+    rows = list(session.execute(query.order_by(table.id.desc()).limit(limit + 1)))
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.db.text import is_legible, is_storable
+from app.db.text import NOT_PLAIN, is_plain
 from bco_core.policies import POLICIES
 
 Item = TypeVar("Item")
@@ -27,15 +27,10 @@ MOST_MISTAKES = 100
 _MANY = "there are {count} mistakes in this request, too many to list; is it meant for this address?"
 
 
-def storable(text: str) -> str:
-    if not is_storable(text):
-        raise ValueError("this text holds a character that cannot be stored")
-    return text
-
-
-def legible(text: str) -> str:
-    if not is_legible(text):
-        raise ValueError("a name holds no control characters and none that turn the direction of writing")
+def plain(text: str) -> str:
+    """Refuse a name that cannot be stored or is not shown as it is written."""
+    if not is_plain(text):
+        raise ValueError(f"this text holds {NOT_PLAIN}")
     return text
 
 
@@ -83,8 +78,7 @@ class Page(BaseModel, Generic[Item]):
 Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
-    AfterValidator(storable),
-    AfterValidator(legible),
+    AfterValidator(plain),
 ]
 
 

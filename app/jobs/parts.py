@@ -17,8 +17,12 @@ from app.db.blobs import checksum, verified
 from app.db.engine import affected, transaction
 from app.db.outage import insist
 from app.db.tables import UNFINISHED, JobPartRow, JobRow
-from app.jobs import queue, service
+from app.jobs import queue, service, shares
 from app.jobs.kinds.base import Part
+from app.jobs.making import add_parts, batched
+
+# Parts that are queued in one transaction.
+QUEUED_AT_ONCE = 16
 
 
 def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
@@ -31,9 +35,18 @@ def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
         job = session.get(JobRow, job_id, with_for_update=True)
         if job is None or (job.state, job.attempts) != ("running", attempt):
             return False
-        service.add_parts(session, job_id, made)
+        add_parts(session, job_id, made)
         missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
-        queue.enqueue_parts(session, job, session.scalars(missing.order_by(JobPartRow.seq)))
+        waiting = list(session.scalars(missing.order_by(JobPartRow.seq)))
+        turns = shares.part_turns(session, job, len(waiting))
+    # A few at a time: everybody else who writes waits for the end of each transaction.
+    for group in batched(zip(waiting, turns, strict=True), QUEUED_AT_ONCE):
+        with transaction() as session:
+            job = session.get(JobRow, job_id, with_for_update=True)
+            if job is None or (job.state, job.attempts) != ("running", attempt):
+                return False
+            for seq, turn in group:
+                queue.enqueue_part(session, job, seq, turn)
     return True
 
 

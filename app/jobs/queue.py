@@ -9,18 +9,25 @@ queue of its own, jobs that wait for parts never keep the parts from a place. Pa
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import lru_cache
 
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig
+from dbos import _dbos as engine
+from dbos._core import execute_dequeued_workflow
 from dbos._dbos import _get_dbos_instance
+from dbos._queue import Queue
 from dbos._serialization import DBOSPortableJSONSerializer
-from dbos._utils import INTERNAL_QUEUE_NAME
+from dbos._utils import INTERNAL_QUEUE_NAME, GlobalParams, generate_uuid
 from sqlalchemy.orm import Session
 
-from app.db.engine import get_engine
+from app.db.engine import database_clock, get_engine
+from app.db.outage import is_outage
 from app.db.tables import JobRow
+from app.jobs import wake
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +38,11 @@ PARTS = "parts"
 WORKFLOWS = {COMPUTING: "learn_posterior", WAITING: "prescribe_batch", PARTS: "compute_part"}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
-# How often an idle worker looks into a queue: people who wait for a job notice tenths of a second.
-_POLL_SECONDS = {COMPUTING: 0.1, WAITING: 0.5, PARTS: 0.25}
+# How often a worker looks into its queues: while it is busy and a place may come free, and while nothing wakes it.
+_BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
 _WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
+_ENDED = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
 @lru_cache
@@ -50,16 +58,15 @@ def client() -> DBOSClient:
 
 def enqueue(session: Session, queue: str, job: JobRow) -> None:
     """Put a job in a queue when the caller's transaction commits, and only then; its workflow is the job's run."""
-    _enqueue(session, queue, job.run_id, [job.id], job.priority)
+    _enqueue(session, queue, job.run_id, [job.id], job.turn)
 
 
-def enqueue_parts(session: Session, job: JobRow, parts: Iterable[int]) -> None:
-    """Queue parts of a job; a part that is queued already, or has run in this run of the job, is left alone."""
-    for seq in parts:
-        _enqueue(session, PARTS, f"{job.run_id}.part{seq}", [job.id, seq])
+def enqueue_part(session: Session, job: JobRow, seq: int, turn: int) -> None:
+    """Queue a part of a job; one that is queued already, or has run in this run of the job, is left alone."""
+    _enqueue(session, PARTS, f"{job.run_id}.part{seq}", [job.id, seq], turn)
 
 
-def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], priority: int = 1) -> None:
+def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[object], turn: int) -> None:
     client().enqueue_in_transaction(
         session,
         {
@@ -67,15 +74,35 @@ def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[obj
             "workflow_name": WORKFLOWS[queue],
             "workflow_id": workflow_id,
             "app_version": _VERSION,
-            "priority": priority,
+            "priority": max(1, turn),
         },
         *arguments,
     )
+    wake.notify(session)
 
 
-def withdraw(run_id: str) -> None:
-    """Take a cancelled job out of the queue."""
-    client().cancel_workflow(run_id)
+def withdraw(session: Session, run_id: str) -> None:
+    """Take a job that has ended, and the parts that nobody has begun, out of their queues."""
+    workflows = _workflows(session)
+    moment = sa.cast(1000 * database_clock(session), sa.BigInteger)
+    waiting = workflows.c.status == "ENQUEUED", workflows.c.queue_name.in_(WORKFLOWS)
+    its_own = sa.or_(workflows.c.workflow_uuid == run_id, workflows.c.workflow_uuid.startswith(f"{run_id}.part"))
+    gone = {"status": "CANCELLED", "queue_name": None, "updated_at": moment, "completed_at": moment}
+    session.execute(sa.update(workflows).where(*waiting, its_own).values(gone))
+
+
+def next_part(session: Session) -> int:
+    """The turn of the part that is next in its queue; 0 if none is queued."""
+    workflows = _workflows(session)
+    queued = workflows.c.status == "ENQUEUED", workflows.c.queue_name == PARTS
+    return int(session.scalar(sa.select(sa.func.min(workflows.c.priority)).where(*queued)) or 0)
+
+
+def _workflows(session: Session) -> sa.TableClause:
+    """The engine's table of what is queued and running."""
+    names = ("workflow_uuid", "status", "queue_name", "priority", "updated_at", "completed_at")
+    schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
+    return sa.table("workflow_status", *map(sa.column, names), schema=schema)
 
 
 def forget(job_id: str) -> None:
@@ -84,8 +111,20 @@ def forget(job_id: str) -> None:
     client().delete_workflows([workflow.workflow_id for workflow in known])
 
 
-def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]]) -> None:
+def forget_ended(session: Session, before: datetime, most: int) -> int:
+    """Remove some of the runs and parts of runs that ended before; how many."""
+    workflows = _workflows(session)
+    ended = workflows.c.status.in_(_ENDED), workflows.c.updated_at < 1000 * before.timestamp()
+    few = session.scalars(sa.select(workflows.c.workflow_uuid).where(*ended).limit(most)).all()
+    if few:
+        session.execute(sa.delete(workflows).where(workflows.c.workflow_uuid.in_(few)))
+    return len(few)
+
+
+def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]], stop: threading.Event) -> None:
     """Make this process a worker that takes jobs from the queues and runs each with its queue's function."""
+    # DBOS looks into every queue many times a second. We look when something was queued.
+    vars(engine)["queue_thread"] = _look_nowhere
     config: DBOSConfig = {
         "name": "bco",
         "system_database_engine": get_engine(),
@@ -94,6 +133,8 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
         "executor_id": executor_id,
         "run_migrations": False,
         "log_level": "ERROR",
+        # Messages between workflows, of which there are none.
+        "notification_listener_polling_interval_sec": 3600.0,
     }
     DBOS(config=config)
     for queue, run in work.items():
@@ -102,9 +143,40 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
     DBOS.launch()
     # DBOS would wait up to a minute between looks at a lost database; what it drops instead is put back by us.
     _get_dbos_instance()._sys_db._retry_connection_errors = False
-    for queue in work:
-        places = _WAITING_PLACES if queue == WAITING else concurrency
-        DBOS.register_queue(queue, worker_concurrency=places, polling_interval_sec=_POLL_SECONDS[queue])
+    places = {name: _WAITING_PLACES if name == WAITING else concurrency for name in work}
+    queues = [DBOS.register_queue(name, worker_concurrency=places[name]) for name in work]
+    threading.Thread(target=_serve, args=(queues, stop), name="queues", daemon=True).start()
+
+
+def _look_nowhere(stop_event: threading.Event, dbos: DBOS) -> None:
+    stop_event.wait()
+
+
+def _serve(queues: list[Queue], stop: threading.Event) -> None:
+    """Take from the queues whatever there is a place for, until the worker stops."""
+    wait = wake.waiter(get_engine().url, stop)
+    active = _get_dbos_instance()._active_workflows_set
+    while not stop.is_set():
+        for queue in queues:
+            try:
+                _take(queue)
+            except Exception as error:
+                if not is_outage(error):
+                    log.exception("cannot take anything from the queue %s; trying again", queue.name)
+        if active.activeList():
+            stop.wait(_BUSY_SECONDS)
+        else:
+            wait(_IDLE_SECONDS)
+
+
+def _take(queue: Queue) -> None:
+    dbos, token = _get_dbos_instance(), generate_uuid()
+    running = dbos._active_workflows_set.count_for_queue(queue.name)
+    taken, _ = dbos._sys_db.start_queued_workflows(
+        queue, GlobalParams.executor_id, GlobalParams.app_version, None, running, owner_xid=token
+    )
+    for status in dbos._sys_db.get_workflow_statuses(taken) if taken else ():
+        execute_dequeued_workflow(dbos, status, token)
 
 
 def running_executors() -> set[str]:
@@ -136,8 +208,8 @@ def put_back(executor_id: str, workflow_ids: set[str]) -> None:
 
 def without_workflow(session: Session, states: Iterable[str]) -> list[tuple[str, str]]:
     """Jobs in one of these states, with their runs, that the engine holds for finished or does not know."""
-    schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
-    workflows = sa.table("workflow_status", sa.column("workflow_uuid"), sa.column("status"), schema=schema)
+    workflows = _workflows(session)
     active = sa.exists().where(workflows.c.workflow_uuid == JobRow.run_id, workflows.c.status.in_(_ACTIVE))
-    found = session.execute(sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), ~active))
+    lost = sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), JobRow.admission == "admitted", ~active)
+    found = session.execute(lost)
     return [(job_id, run_id) for job_id, run_id in found]

@@ -23,5 +23,10 @@ def file(workspace: str, job_id: str, format: str) -> tuple[str, Iterator[bytes]
         raise InvalidRequest.at(("query", "format"), f"this job's file is {' or '.join(kind.files)}")
     if job.state != "succeeded":
         raise Conflict(f"the job is {job.state} ({job.progress:.0%}); the result is there once it has succeeded")
-    chosen = kind.files[format]
-    return chosen.media_type, chosen.write(parts.Results(job_id))
+    chosen, found = kind.files[format], parts.Results(job_id)
+    if not found:
+        raise Conflict("the result was kept for BCO_KEEP_PARTS_DAYS and is gone; run the same batch as a new job")
+    # Damage is told before the file begins: later on, the connection could only be cut.
+    for _ in found:
+        pass
+    return chosen.media_type, chosen.write(found)

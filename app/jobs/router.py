@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Body, Header, Query, Request, Response
@@ -15,18 +15,22 @@ from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
-from app.jobs import events, results, service
+from app.jobs import events, making, results, service
 from app.jobs.kinds import KINDS
-from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, Kind, LogLine, State
+from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, JobSummary, Kind, LogLine, State
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
 
 
 def job_answer(row: JobRow) -> JobAnswer:
-    fields = {name: getattr(row, name) for name in JobAnswer.model_fields}
+    return JobAnswer(**_shown(row, JobAnswer))
+
+
+def _shown(row: Any, model: type[JobSummary]) -> dict[str, Any]:
+    fields = {name: getattr(row, name) for name in model.model_fields}
     if KINDS[row.kind].makes_posterior:
         fields["posterior_id"] = sibling_id(row.id, "post")
-    return JobAnswer(**fields)
+    return fields
 
 
 @router.post("", status_code=202)
@@ -36,7 +40,7 @@ def create_job(asked: Annotated[AnyJob, Body(examples=EXAMPLES)], caller: Traine
     The job is queued; follow it at the address in Location.
     """
     kind = asked.kind
-    row = service.create(caller.workspace, kind, kind.check(caller.workspace, asked.request))
+    row = making.create(caller.workspace, kind, kind.check(caller.workspace, asked.request))
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     return job_answer(row)
 
@@ -52,7 +56,7 @@ def list_jobs(
     dataset_id: str | None = None,
     created_after: Annotated[Moment | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
     created_before: Moment | None = None,
-) -> Page[JobAnswer]:
+) -> Page[JobSummary]:
     """All jobs, or those in a state, of a kind, of a problem or data set, or created in a span of time."""
     only = JobFilter(
         state=state,
@@ -63,7 +67,7 @@ def list_jobs(
         created_before=created_before,
     )
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, only)
-    return Page(items=[job_answer(row) for row in rows], next_cursor=next_cursor)
+    return Page(items=[JobSummary(**_shown(row, JobSummary)) for row in rows], next_cursor=next_cursor)
 
 
 @router.get("/{job_id}")

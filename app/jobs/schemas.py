@@ -96,7 +96,9 @@ class JobLog(BaseModel):
     lines: list[LogLine]
 
 
-class JobAnswer(Resource):
+class JobSummary(Resource):
+    """A job in a list; GET /v1/jobs/{id} has what it was asked to do."""
+
     kind: Kind = Field(description="learn makes a posterior; prescribe decides for many contexts with one")
     problem_id: str
     dataset_id: str | None
@@ -108,6 +110,12 @@ class JobAnswer(Resource):
     message: str = Field(description="what the job is doing, or did last")
     error: str | None = Field(description="why the job failed")
     attempts: int = Field(description="how often a worker has started it")
+    estimate_seconds: float | None = Field(
+        description="about how long the job takes once it runs, in seconds of one core; null if that is not known"
+    )
     started_at: datetime | None
     finished_at: datetime | None
+
+
+class JobAnswer(JobSummary):
     spec: dict[str, Any]

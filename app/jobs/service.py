@@ -5,95 +5,34 @@ Every change of state is one guarded UPDATE: a second one, by a cancel or a work
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from app.db.blobs import checksum
 from app.db.engine import affected, transaction
 from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow, Timestamp, now
-from app.http.errors import Conflict, InvalidRequest, Unavailable
-from app.http.idempotency import made
+from app.http.errors import Conflict
 from app.http.rows import delete_row, find, page, read
-from app.ids import is_id, new_id
-from app.jobs import queue
+from app.ids import is_id
+from app.jobs import queue, shares
 from app.jobs.kinds import KINDS
-from app.jobs.kinds.base import Draft, JobKind, Part, Store
-from app.jobs.schemas import JobFilter
+from app.jobs.kinds.base import Store
+from app.jobs.schemas import JobFilter, JobSummary
 from app.settings import get_settings
 
 MISSING = "no job has this id; GET /v1/jobs lists them"
 MAX_ATTEMPTS = 3
 WAITING = "waiting for a worker"
-# Jobs of less effort go before others: about that of learning from 1,500 rows with no options.
-SMALL_EFFORT = 2e12
-_QUEUE_RETRY_SECONDS = 30
+# Unless a job asks for less, it may take so many times its estimate, and at least so many seconds.
+PATIENCE = 20
+LEAST_SECONDS = 3600.0
 
 
-def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
-    """Make a job of what was checked and queue it, with its parts and warnings, all or nothing."""
-    _check_time_limit(draft.spec.get("time_limit_seconds"))
-    job_id = new_id("job")
-    row = JobRow(
-        id=job_id,
-        workspace=workspace,
-        kind=kind.name,
-        name=draft.name,
-        problem_id=draft.problem_id,
-        dataset_id=draft.dataset_id,
-        posterior_id=draft.posterior_id,
-        spec=draft.spec,
-        priority=1 if draft.effort < SMALL_EFFORT else 2,
-        state="queued",
-        message=WAITING,
-        run_id=job_id,
-        attempts=0,
-        attempts_allowed=MAX_ATTEMPTS,
-        progress=0.0,
-        revision=0,
-    )
-    with transaction() as session:
-        _check_queue(session)
-        session.add(row)
-        try:
-            session.flush()
-        except sa.exc.IntegrityError:
-            raise Conflict("what the job needs was deleted while the job was being made") from None
-        session.add(JobLogRow(job_id=job_id, seq=0, at=now(), text="accepted"))
-        add_parts(session, job_id, draft.parts)
-        for warning in draft.warnings:
-            _change(session, job_id, (), f"warning: {warning}")
-        queue.enqueue(session, kind.queue, row)
-        made(session, f"/v1/jobs/{job_id}")
-    return row
-
-
-def add_parts(session: Session, job_id: str, parts: Iterable[Part]) -> None:
-    """Store the parts of a job, one at a time: together they may not fit into memory."""
-    for seq, (work, data) in enumerate(parts):
-        row = JobPartRow(job_id=job_id, seq=seq, work=work, sha256=checksum(data), data=data)
-        session.add(row)
-        session.flush()
-        session.expunge(row)
-
-
-def _check_queue(session: Session) -> None:
-    limit = get_settings().max_queued_jobs
-    if (session.scalar(sa.select(sa.func.count()).where(JobRow.state == "queued")) or 0) >= limit:
-        detail = f"{limit} jobs are waiting for a worker already (BCO_MAX_QUEUED_JOBS); try again later"
-        raise Unavailable(detail, _QUEUE_RETRY_SECONDS)
-
-
-def _check_time_limit(seconds: float | None) -> None:
-    limit = get_settings().max_job_seconds
-    if seconds is not None and seconds > limit:
-        raise InvalidRequest.at(("time_limit_seconds",), f"at most {limit:g} seconds (BCO_MAX_JOB_SECONDS)")
-
-
-def listing(workspace: str, limit: int, cursor: str | None, only: JobFilter) -> tuple[list[JobRow], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None, only: JobFilter) -> tuple[list[sa.Row[Any]], str | None]:
     conditions: list[Any] = []
     for column, wanted in only.model_dump(include={"state", "kind", "problem_id", "dataset_id"}).items():
         if wanted is not None:
@@ -105,7 +44,8 @@ def listing(workspace: str, limit: int, cursor: str | None, only: JobFilter) -> 
     if only.created_before is not None:
         conditions.append(JobRow.created_at < _utc(only.created_before))
     with transaction() as session:
-        return page(session, JobRow, workspace, limit, cursor, *conditions)
+        columns = [getattr(JobRow, field) for field in JobSummary.model_fields]
+        return page(session, JobRow, workspace, limit, cursor, *conditions, columns=columns)
 
 
 def _utc(moment: datetime) -> datetime:
@@ -131,13 +71,11 @@ def read_log(workspace: str, job_id: str) -> list[JobLogRow]:
 
 def cancel(workspace: str, job_id: str) -> JobRow:
     """Stop a queued or running job; a job that is cancelled already stays so."""
-    waiting = get(workspace, job_id).state == "queued"
+    get(workspace, job_id)
+    # What is computing is stopped by its worker, which sees that it is no longer wanted.
     with transaction() as session:
         finish(session, job_id, "cancelled", message="cancelled")
     row = get(workspace, job_id)
-    if waiting and row.state == "cancelled":
-        # A running one is stopped by its worker, which sees that it is no longer wanted.
-        queue.withdraw(row.run_id)
     if row.state != "cancelled":
         raise Conflict(f"the job has {row.state} already, so there is nothing to cancel")
     return row
@@ -150,7 +88,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
         words = "has succeeded; make a new job instead" if row.state == "succeeded" else f"is {row.state} already"
         raise Conflict(f"only a job that has failed or was cancelled can be run again; this one {words}")
     with transaction() as session:
-        _check_queue(session)
+        shares.check(session, workspace)
         # Parts that are kept and done stay done; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
         affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
@@ -162,6 +100,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
 def requeue_lost() -> None:
     """Queue again what is unfinished but that the engine holds for finished: whatever went wrong, no job is lost."""
     with transaction() as session:
+        admit_held(session)
         lost = queue.without_workflow(session, UNFINISHED)
     for job_id, run_id in lost:
         _requeue(job_id, run_id, UNFINISHED, "lost by its worker; queued again", JobRow.attempts_allowed)
@@ -170,7 +109,6 @@ def requeue_lost() -> None:
 def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allowed: Any) -> bool:
     """Start a new run of a job, in the queue by the same transaction; False if its run or state is another by now."""
     with transaction() as session:
-        row = session.get_one(JobRow, job_id)
         number = int(run_id.partition(".")[2] or 1) + 1
         changed = _change(
             session,
@@ -178,6 +116,7 @@ def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allow
             (JobRow.state.in_(states), JobRow.run_id == run_id),
             line,
             state="queued",
+            admission="held",
             run_id=f"{job_id}.{number}",
             attempts_allowed=allowed,
             progress=0.0,
@@ -187,9 +126,40 @@ def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allow
             finished_at=None,
         )
         if changed:
-            session.refresh(row)
-            queue.enqueue(session, KINDS[row.kind].queue, row)
+            row = session.get_one(JobRow, job_id, populate_existing=True)
+            if "queued" not in states:
+                shares.give_turn(session, row)
+                session.flush()
+            admit(session, job_id, "held")
     return changed
+
+
+def admit(session: Session, job_id: str, admission: str) -> bool:
+    """Let a job go on from where its admission stands: into its queue, if its workspace may have one more running.
+
+    False if the job is no longer there, or another has let it go on.
+    """
+    row = session.get(JobRow, job_id, populate_existing=True)
+    if row is None:
+        return False
+    following = "held" if shares.is_at_its_limit(session, row.workspace) else "admitted"
+    here = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state == "queued", JobRow.admission == admission)
+    if not affected(session, here.values(admission=following)):
+        return False
+    if following == "admitted":
+        queue.enqueue(session, KINDS[row.kind].queue, row)
+    return True
+
+
+def admit_held(session: Session, *conditions: Any) -> None:
+    """Queue jobs that were held, in their turns, as far as their workspaces may have them running."""
+    held = sa.select(JobRow.id, JobRow.workspace).where(JobRow.state == "queued", JobRow.admission == "held")
+    full: set[str] = set()
+    for job_id, workspace in session.execute(held.where(*conditions).order_by(JobRow.turn, JobRow.id)).all():
+        if workspace not in full and shares.is_at_its_limit(session, workspace):
+            full.add(workspace)
+        if workspace not in full:
+            admit(session, job_id, "held")
 
 
 def delete(workspace: str, job_id: str) -> None:
@@ -234,9 +204,11 @@ def start(job_id: str) -> int | None:
 def time_limit(job_id: str) -> float:
     """How many seconds an attempt may take."""
     with transaction() as session:
-        asked: float | None = session.get_one(JobRow, job_id).spec.get("time_limit_seconds")
-    longest = get_settings().max_job_seconds
-    return longest if asked is None else min(asked, longest)
+        job = session.get_one(JobRow, job_id)
+    asked: float | None = job.spec.get("time_limit_seconds")
+    if asked is None:
+        asked = max(LEAST_SECONDS, PATIENCE * (job.estimate_seconds or math.inf))
+    return min(asked, get_settings().max_job_seconds)
 
 
 def report(job_id: str, attempt: int, progress: float, message: str, line: str | None = None) -> bool:
@@ -284,10 +256,18 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
     line = f"{state}: {values['error']}" if values.get("error") else state
     finished = _change(session, job_id, guards, line, state=state, finished_at=now(), **values)
     if finished:
+        row = session.get_one(JobRow, job_id, populate_existing=True)
+        queue.withdraw(session, row.run_id)
+        admit_held(session, JobRow.workspace == row.workspace)
         done_with = [kind.name for kind in KINDS.values() if not kind.keeps_parts]
         needless = sa.exists().where(JobRow.id == job_id, JobRow.kind.in_(done_with))
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id, needless))
     return finished
+
+
+def note(session: Session, job_id: str, line: str) -> None:
+    """Write a line in a job's log."""
+    _change(session, job_id, (), line)
 
 
 def _change(session: Session, job_id: str, guards: Sequence[Any], line: str | None, **values: Any) -> bool:

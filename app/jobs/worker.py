@@ -19,6 +19,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
+PRUNE_SECONDS = 3600.0
 
 _stop = threading.Event()
 # What this worker is busy with: the process, if there is one, and how to give the work back.
@@ -170,39 +171,11 @@ def _done(name: str) -> None:
     del _running[name]
 
 
-def beat(executor_id: str, deadline: float, judge: bool = True) -> set[str]:
-    """Say that this worker lives and return all that do; a judge drops workers silent for longer than the deadline.
-
-    A worker that was cut off itself is no judge of others' silence: the same outage may have cut them off.
-    """
-    import sqlalchemy as sa
-
-    from app.db.engine import database_clock, transaction
-    from app.db.tables import WorkerRow
-
-    with transaction() as session:
-        clock = float(session.scalars(sa.select(database_clock(session))).one())
-        session.merge(WorkerRow(id=executor_id, beat_at=clock))
-        if judge:
-            session.execute(sa.delete(WorkerRow).where(WorkerRow.beat_at < clock - deadline))
-        return set(session.scalars(sa.select(WorkerRow.id)))
-
-
-def retire(executor_id: str) -> None:
-    """Leave at once instead of by silence, so that others take over without waiting."""
-    import sqlalchemy as sa
-
-    from app.db.engine import transaction
-    from app.db.tables import WorkerRow
-
-    with transaction() as session:
-        session.execute(sa.delete(WorkerRow).where(WorkerRow.id == executor_id))
-
-
 def main() -> None:
     """Work until told to stop (SIGTERM or Ctrl-C)."""
     from app import logs
     from app.ids import new_id
+    from app.jobs import presence
     from app.settings import get_settings
 
     settings = get_settings()
@@ -216,7 +189,7 @@ def main() -> None:
         log.info("the worker is ready (%s)", executor_id)
         _watch_over(executor_id, settings.worker_deadline_seconds)
         _hand_back_all()
-        _last_word(partial(retire, executor_id))
+        _last_word(partial(presence.retire, executor_id))
     log.info("stopped")
     logging.shutdown()
     # Threads of the engine still wait for jobs that others will finish.
@@ -225,44 +198,55 @@ def main() -> None:
 
 def _launch(executor_id: str) -> bool:
     """Join the others as soon as the database can be used; False if the worker is told to stop before."""
+    from app.db.engine import transaction
     from app.db.outage import insist, is_outage
-    from app.jobs import queue
+    from app.jobs import presence, queue
     from app.settings import get_settings
 
     settings = get_settings()
 
+    def first_beat() -> None:
+        with transaction() as session:
+            presence.beat(session, executor_id)
+
     try:
-        insist(partial(beat, executor_id, settings.worker_deadline_seconds, judge=False), _stop)
+        insist(first_beat, _stop)
     except Exception as error:
         if not (_stop.is_set() and is_outage(error)):
             raise
         return False
     work: dict[str, Callable[..., str]] = {queue.COMPUTING: run, queue.WAITING: wait, queue.PARTS: part}
-    queue.launch(executor_id, settings.worker_concurrency, work)
+    beating = executor_id, settings.worker_deadline_seconds / 4, _stop
+    threading.Thread(target=presence.keep_beating, args=beating, name="heartbeat", daemon=True).start()
+    queue.launch(executor_id, settings.worker_concurrency, work, _stop)
     return True
 
 
 def _watch_over(executor_id: str, deadline: float) -> None:
-    """Say again and again that this worker lives, and see to it that nobody's jobs are lost."""
+    """See to it that nobody's jobs are lost."""
     from app.db.outage import in_words, is_outage
-    from app.jobs import queue, service
+    from app.jobs import presence, queue, retention, service
 
     since, dropped, silent = time.monotonic(), set[str](), False
+    pruned = time.monotonic()
     while not _stop.wait(deadline / 4):
         try:
-            alive = beat(executor_id, deadline, judge=time.monotonic() - since > deadline)
-            queue.take_over(queue.running_executors() - alive)
+            alive = presence.living(deadline, judge=time.monotonic() - since > deadline)
+            queue.take_over(queue.running_executors() - alive - {executor_id})
             # What was just taken from the queue is not running yet; what is not running the next time is dropped.
             before, dropped = dropped, queue.dropped(executor_id)
             queue.put_back(executor_id, before & dropped)
             service.requeue_lost()
+            if time.monotonic() - pruned > PRUNE_SECONDS:
+                pruned = time.monotonic()
+                log.info("removed what is no longer kept: %s", retention.prune())
             if silent:
                 log.warning("the database can be used again")
             silent = False
         except Exception as error:
             since, dropped = time.monotonic(), set()
             if not is_outage(error):
-                log.exception("heartbeat failed; trying again")
+                log.exception("looking after jobs failed; trying again")
             elif not silent:
                 silent = True
                 log.warning("%s; waiting for it", in_words(error))

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.db.engine import transaction
 from app.db.tables import KeyRow, now
-from app.db.text import is_legible, is_storable
+from app.db.text import is_plain
 from app.ids import is_id, new_id, sibling_id
 
 SCOPES = ("read", "train", "admin")
@@ -34,8 +34,8 @@ def create(name: str, workspace: str, scopes: list[str], days: float | None) -> 
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
         raise InvalidKey(f"the scopes of a key are one or more of {', '.join(SCOPES)}")
-    if not is_storable(name) or not is_legible(name) or not name.strip():
-        raise InvalidKey("a key needs a name that says what it is for")
+    if not is_plain(name) or not name.strip():
+        raise InvalidKey("a key needs a name that says what it is for, without control or bidirectional characters")
     key_id = new_id("key")
     text = f"{sibling_id(key_id, 'bco')}_{secrets.token_urlsafe(32)}"
     row = KeyRow(

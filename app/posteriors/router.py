@@ -10,7 +10,7 @@ from app.db.tables import PosteriorRow
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader
 from app.posteriors import service
-from app.posteriors.schemas import Diagnostics, PosteriorAnswer, Quality
+from app.posteriors.schemas import Diagnostics, PosteriorAnswer, PosteriorSummary, Quality
 
 router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
 
@@ -30,11 +30,13 @@ def list_posteriors(
     job_id: str | None = None,
     name: Name | None = None,
     quality: Quality | None = None,
-) -> Page[PosteriorAnswer]:
+) -> Page[PosteriorSummary]:
     """All posteriors, or those of a problem, data set or job, with a name, or of a quality."""
     wanted = {"problem_id": problem_id, "dataset_id": dataset_id, "job_id": job_id, "name": name}
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, quality, **wanted)
-    return Page(items=[_answer(row) for row in rows], next_cursor=next_cursor)
+    return Page(
+        items=[PosteriorSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
+    )
 
 
 @router.get("/{posterior_id}")

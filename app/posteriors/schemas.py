@@ -12,18 +12,23 @@ from app.http.schemas import Resource
 Quality = Literal["ok", "warn", "bad"]
 
 
-class PosteriorAnswer(Resource):
+class PosteriorSummary(Resource):
+    """A posterior in a list; GET /v1/posteriors/{id} has its problem and columns."""
+
     job_id: str | None = Field(description="the job that made it; null if it was imported")
     problem_id: str
     dataset_id: str | None = Field(description="the data set it was learned from; null if it was imported")
-    problem: dict[str, Any] = Field(description="the problem as it was when learning")
-    columns: list[Column] = Field(description="the context columns that prescribe expects, and the outcomes")
-    description: dict[str, Any] = Field(description="predictor, family and seed")
     policy: str = Field(description="the policy that prescribe uses unless told otherwise")
     particles: int
     digest: str = Field(description="sha256 of everything that determines a prescription")
     quality: Quality
     reason: str = Field(description="why the quality is what it is")
+
+
+class PosteriorAnswer(PosteriorSummary):
+    problem: dict[str, Any] = Field(description="the problem as it was when learning")
+    columns: list[Column] = Field(description="the context columns that prescribe expects, and the outcomes")
+    description: dict[str, Any] = Field(description="predictor, family and seed")
 
 
 class Diagnostics(BaseModel):

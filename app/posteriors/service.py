@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from app.http.errors import Conflict, NotFound
 from app.http.rows import delete_row, find, matching, page
 from app.ids import sibling_id
 from app.posteriors import shared
+from app.posteriors.schemas import PosteriorSummary
 from bco_core.data import Arrays
 from bco_core.posterior import Posterior
 
@@ -88,13 +90,15 @@ def particles_file(workspace: str, posterior_id: str, first: int, count: int | N
 
 def listing(
     workspace: str, limit: int, cursor: str | None, quality: str | None = None, **wanted: str | None
-) -> tuple[list[PosteriorRow], str | None]:
+) -> tuple[list[sa.Row[Any]], str | None]:
     """Posteriors of a quality and with the wanted values of columns, all of them by default, a page at a time."""
     conditions = matching(PosteriorRow, **wanted)
+    verdict = {name: PosteriorRow.diagnostics[name].as_string().label(name) for name in ("quality", "reason")}
     if quality is not None:
-        conditions.append(PosteriorRow.diagnostics["quality"].as_string() == quality)
+        conditions.append(verdict["quality"] == quality)
+    columns = [verdict.get(name, getattr(PosteriorRow, name, None)) for name in PosteriorSummary.model_fields]
     with transaction() as session:
-        return page(session, PosteriorRow, workspace, limit, cursor, *conditions)
+        return page(session, PosteriorRow, workspace, limit, cursor, *conditions, columns=columns)
 
 
 def get(workspace: str, posterior_id: str) -> PosteriorRow:

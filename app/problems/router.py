@@ -11,7 +11,7 @@ from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
-from app.problems.schemas import NewProblem, ProblemAnswer
+from app.problems.schemas import NewProblem, ProblemAnswer, ProblemSummary
 from bco_core.problems.registry import PROBLEMS
 
 router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
@@ -41,11 +41,11 @@ def list_problems(
     cursor: str | None = None,
     name: Name | None = None,
     kind: KnownKind | None = None,
-) -> Page[ProblemAnswer]:
+) -> Page[ProblemSummary]:
     """All problems, or those with a name or of a kind."""
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, name, kind)
     return Page(
-        items=[ProblemAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
+        items=[ProblemSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )
 
 

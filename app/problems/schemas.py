@@ -257,6 +257,12 @@ class NewProblem(Body):
     spec: ProblemSpec
 
 
+class ProblemSummary(Resource):
+    """A problem in a list; GET /v1/problems/{id} has its specification."""
+
+    kind: str
+
+
 class ProblemAnswer(Resource):
     spec: dict[str, Any]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import sqlalchemy as sa
+
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.http.errors import of_core
@@ -30,13 +34,14 @@ def create(workspace: str, request: NewProblem) -> ProblemRow:
 
 def listing(
     workspace: str, limit: int, cursor: str | None, name: str | None = None, kind: str | None = None
-) -> tuple[list[ProblemRow], str | None]:
+) -> tuple[list[sa.Row[Any]], str | None]:
     """Problems with a name and of a kind, all of them by default, a page at a time."""
     conditions = matching(ProblemRow, name=name)
     if kind is not None:
         conditions.append(ProblemRow.spec["kind"].as_string() == kind)
+    columns = [ProblemRow.id, ProblemRow.name, ProblemRow.created_at, ProblemRow.spec["kind"].as_string().label("kind")]
     with transaction() as session:
-        return page(session, ProblemRow, workspace, limit, cursor, *conditions)
+        return page(session, ProblemRow, workspace, limit, cursor, *conditions, columns=columns)
 
 
 def get(workspace: str, problem_id: str) -> ProblemRow:

@@ -43,7 +43,7 @@ def posterior(client: TestClient) -> Json:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_MOST_PART_ROWS", 7)
+    monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 7)
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
 
 
@@ -316,7 +316,7 @@ def test_a_batch_is_cut_into_parts_that_are_queued_apart_from_jobs(client: TestC
 def test_the_parts_grow_smaller_as_more_scenarios_meet(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "_PART_NUMBERS", 400)
+    monkeypatch.setattr(batches, "_NUMBERS_AT_ONCE", 400)
     assert len(parts_of(submitted(client, posterior, scenarios="100"))) == 30
 
 

@@ -207,10 +207,15 @@ def test_a_csv_file_holds_the_same_rows_however_it_is_written(client: TestClient
     assert stored(dataset) == STORED
 
 
-def test_quoted_text_may_hold_delimiters_quotes_and_line_breaks(client: TestClient) -> None:
-    content = b'shop,demand\n"north, big",1\n"the ""best""",2\n"two\nlines",3\n'
+def test_quoted_text_may_hold_delimiters_and_quotes(client: TestClient) -> None:
+    content = b'shop,demand\n"north, big",1\n"the ""best""",2\n'
     dataset = answered(upload(client, content), 201)
-    assert stored(dataset)["shop"] == ["north, big", 'the "best"', "two\nlines"]
+    assert stored(dataset)["shop"] == ["north, big", 'the "best"']
+
+
+def test_quoted_line_breaks_are_read_in_columns_that_are_not_used(client: TestClient) -> None:
+    content = b'note,x,demand\n"two\nlines",1,2\n"one line",2,3\n'
+    assert stored(answered(upload(client, content, contexts="x"), 201)) == {"x": [1.0, 2.0], "demand": [2.0, 3.0]}
 
 
 def test_a_quoted_column_name_may_hold_the_other_delimiters(client: TestClient) -> None:

@@ -120,7 +120,7 @@ def _dataset(client: TestClient, headers: dict[str, str]) -> str:
 def test_a_name_shows_what_it_is(client: TestClient, sign: str) -> None:
     answer = client.post("/v1/problems", json=example_problem() | {"name": f"in{sign}voice"})
     assert answer.status_code == 422
-    assert "control characters" in answer.json()["detail"]
+    assert "control or bidirectional character" in answer.json()["detail"]
     with pytest.raises(keys.InvalidKey):
         keys.create(f"in{sign}voice", "default", ["read"], None)
     answered(client.post("/v1/problems", json=example_problem() | {"name": "Bäckerei 🥐 متجر"}), 201)
@@ -167,5 +167,5 @@ def test_damaged_data_is_called_so(client: TestClient, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(service, "get", damaged)
     answer = client.get("/v1/problems/prob_01JCXV7Q0GZ3M5W8K2T4N6P9RS")
-    assert (answer.status_code, answer.json()["type"]) == (500, "urn:bco:error:corrupt-data")
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:bco:error:damaged-data")
     assert "does not help" in answer.json()["detail"]

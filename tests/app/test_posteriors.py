@@ -111,7 +111,9 @@ def test_posteriors_are_listed_newest_first_a_page_at_a_time(client: TestClient,
     ids = [item["id"] for page in found for item in page]
     assert ids == sorted(ids, reverse=True)
     assert len(set(ids)) == len(ids) == counts()["posteriors"]
-    assert posterior in [item for page in found for item in page]
+    listed = next(item for page in found for item in page if item["id"] == posterior["id"])
+    assert listed.items() <= posterior.items()
+    assert listed["quality"] == posterior["quality"]
 
 
 def test_diagnostics_compare_every_policy_with_the_best_constant_decision(client: TestClient, posterior: Json) -> None:

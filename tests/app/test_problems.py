@@ -55,7 +55,8 @@ def test_lists_show_every_problem_once_newest_first_whatever_the_page_size(clien
     for limit in (1, 3, 7, 200):
         found = pages(client, "/v1/problems", limit)
         items = [item for page in found for item in page]
-        assert items[:7] == made[::-1]
+        assert [(item["id"], item["name"]) for item in items[:7]] == [(each["id"], each["name"]) for each in made[::-1]]
+        assert {item["kind"] for item in items} == {"newsvendor"}
         assert all(len(page) == limit for page in found[:-1])
         assert len({item["id"] for item in items}) == len(items) == counts()["problems"]
 

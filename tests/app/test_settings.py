@@ -73,6 +73,7 @@ OTHER_VALUES = {
     "allow_anonymous": ("true", True),
     "log_level": ("DEBUG", "DEBUG"),
     "log_format": ("json", "json"),
+    "workspace_weights": ("planning=3", "planning=3"),
 }
 
 
@@ -114,6 +115,7 @@ WRONG = {
     "an unknown log level": ("BCO_LOG_LEVEL", "LOUD"),
     "no database URL": ("BCO_DATABASE_URL", "bakery"),
     "a database we do not know": ("BCO_DATABASE_URL", "mysql://host/bco"),
+    "a weight that is no number": ("BCO_WORKSPACE_WEIGHTS", "planning=much"),
 }
 
 

@@ -34,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "_MOST_PART_ROWS", 25)
+    monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 25)
 
 
 def learn_alone(client: TestClient) -> Json:
@@ -209,7 +209,7 @@ def test_a_job_is_listed_by_its_kind_waits_in_its_queue_and_shows_what_was_asked
     job = answered(client.post("/v1/jobs", json=body), 202)
     assert job["kind"] == name
     listed = answered(client.get("/v1/jobs", params={"kind": name, "limit": 200}))["items"]
-    assert job in listed
+    assert {field: value for field, value in job.items() if field != "spec"} in listed
     assert {found["kind"] for found in listed} == {name}
     (queued,) = queue.client().list_queued_workflows(workflow_ids=[job["id"]])
     assert queued.queue_name == KINDS[name].queue

@@ -168,14 +168,16 @@ def test_what_the_image_installs_is_named_with_its_hash_and_its_pinned_version()
 
 
 def test_the_api_and_four_workers_fit_the_connections_that_postgresql_has_by_default() -> None:
-    """Each worker has, besides itself, a process that computes a job and one that computes a part."""
+    """Each worker has, besides itself, a process that computes a job and one that computes a part; and two connections
+    to beat and to listen by."""
     most = {
         name: Settings(database_connections=SERVICES[name]["environment"].get("BCO_DATABASE_CONNECTIONS", DEFAULT))
         for name in ("api", "worker")
     }
     processes = 1 + 2 * most["worker"].worker_concurrency
-    assert most["api"].database_connections + 4 * processes * most["worker"].database_connections <= 100 - 3
-    assert (1 + 4 * processes) * DEFAULT <= 100 - 3
+    worker = processes * most["worker"].database_connections + 2
+    assert most["api"].database_connections + 4 * worker <= 100 - 3
+    assert DEFAULT + 4 * (processes * DEFAULT + 2) <= 100 - 3
     engine = create_engine("postgresql+psycopg://nobody@/nowhere")
     assert engine.pool.size() + engine.pool._max_overflow == DEFAULT  # type: ignore[attr-defined]
 

@@ -35,8 +35,8 @@ class Part(NamedTuple):
 class Draft:
     """A request that has been checked: what its job's row will hold.
 
-    ``effort`` is the arithmetic that the job will do, comparable between kinds: jobs of little effort go before others.
-    ``parts`` are those that are cut when the job is made, and ``warnings`` open the job's log.
+    ``seconds`` is about how long the job will take on one core: workspaces share workers by it, and jobs that take
+    little go before others. ``parts`` are those that are cut when the job is made, and ``warnings`` open the job's log.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Draft:
     spec: dict[str, Any]
     dataset_id: str | None = None
     posterior_id: str | None = None
-    effort: float = 0.0
+    seconds: float = 0.0
     parts: Iterable[Part] = ()
     warnings: Sequence[str] = ()
 

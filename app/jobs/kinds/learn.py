@@ -30,7 +30,7 @@ from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
 from bco_core.data import Arrays, Sample
 from bco_core.errors import InvalidInput
-from bco_core.inference.learn import MINIMUM_ROWS, Learning, effort, stored_vectors
+from bco_core.inference.learn import MINIMUM_ROWS, Learning, estimate, stored_vectors
 from bco_core.inference.options import LearningOptions
 from bco_core.posterior import Posterior, digest
 from bco_core.problems.registry import build_problem
@@ -74,7 +74,7 @@ def check(workspace: str, request: NewJob) -> Draft:
     options, learned_for = request.learning_options(), build_problem(problem.spec)
     try:
         vectors = options.particles + stored_vectors(learned_for, options, dataset.rows)
-        work = effort(learned_for, options, dataset.rows, columns)
+        seconds = estimate(learned_for, options, dataset.rows, columns)
     except InvalidInput as error:
         raise of_core(error) from None
     _check_size(options.predictor.size(columns, learned_for.outcome_dim), vectors, request.posterior.limits())
@@ -83,7 +83,7 @@ def check(workspace: str, request: NewJob) -> Draft:
         problem_id=problem.id,
         dataset_id=dataset.id,
         spec=request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}),
-        effort=work,
+        seconds=seconds,
     )
 
 

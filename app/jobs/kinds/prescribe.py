@@ -6,6 +6,7 @@ The contexts are checked and cut into parts when the job is made, so that a mist
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,9 +35,13 @@ from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core.progress import Progress
 
-# A part is so many contexts that they meet about this many numbers: a second or two of work.
-_PART_NUMBERS = 2_000_000
-_MOST_PART_ROWS = 10_000
+# Contexts are decided so many at a time that they meet about this many numbers: a second or two of work. A part is as
+# many, or more where a job would have too many parts.
+_NUMBERS_AT_ONCE = 2_000_000
+_MOST_ROWS_AT_ONCE = 10_000
+MOST_PARTS = 200
+# What deciding takes: for each context, and for each number that it meets, in seconds.
+_SECONDS_A_CONTEXT, _SECONDS_A_NUMBER = 1e-3, 5e-7
 
 
 class NewPrescribeJob(NewBatch):
@@ -87,23 +92,29 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
         detail = f"at most {most} rows (BCO_MAX_ROWS)" if raw.rows else "there are no rows; send at least one context"
         raise InvalidRequest.at((raw.whole,), detail)
     table = ContextEncoding.of(posterior.columns).clean_table(raw)
+    numbers = options.scenarios * len(outcome_names(posterior.problem))
     return Draft(
         name=options.name or posterior.name,
         problem_id=posterior.problem_id,
         dataset_id=dataset_id,
         posterior_id=posterior.id,
         spec=options.model_dump(exclude={"kind", "name", "dataset_id"}) | {"posterior_id": posterior.id},
-        parts=_parts(table, options.scenarios * len(outcome_names(posterior.problem))),
+        seconds=raw.rows * (_SECONDS_A_CONTEXT + numbers * _SECONDS_A_NUMBER),
+        parts=_parts(table, numbers),
         warnings=_warnings(posterior, table),
     )
 
 
 def _parts(table: pa.Table, numbers: int) -> Iterator[Part]:
     """Pieces of a table each of whose rows meets so many numbers."""
-    rows = max(1, min(_MOST_PART_ROWS, _PART_NUMBERS // numbers))
+    rows = max(_rows_at_once(numbers), math.ceil(table.num_rows / MOST_PARTS))
     for first in range(0, table.num_rows, rows):
         piece = table.slice(first, rows)
         yield Part(piece.num_rows, _to_parquet(piece))
+
+
+def _rows_at_once(numbers: int) -> int:
+    return max(1, min(_MOST_ROWS_AT_ONCE, _NUMBERS_AT_ONCE // numbers))
 
 
 def _warnings(posterior: PosteriorRow, table: pa.Table) -> list[str]:
@@ -138,7 +149,11 @@ def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) 
     """Decide for the contexts of a part; the result holds contexts and decisions side by side."""
     table = _from_parquet(data)
     contexts = torch.from_numpy(given.loaded.encoding.encode_table(table))
-    answers = service.decide(given.posterior, given.loaded, contexts, given.options)
+    rows = _rows_at_once(given.options.scenarios * len(outcome_names(given.posterior.problem)))
+    answers: list[Any] = []
+    for some in contexts.split(rows):
+        progress(len(answers) / len(contexts), f"{len(answers)} of {len(contexts)} contexts")
+        answers += service.decide(given.posterior, given.loaded, some, given.options)
     return _to_parquet(_beside(table, pa.Table.from_pylist(answers)))
 
 

@@ -1,0 +1,95 @@
+"""How long things are kept that nobody asks for any more, and giving back their room.
+
+Everything is removed a little at a time, so that nobody who writes waits for long. What is removed is always of jobs
+that have ended; a job itself, its posterior and its data stay until somebody deletes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.db.engine import affected, get_engine, transaction
+from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, now
+from app.http.idempotency import KEPT
+from app.jobs import queue
+from app.settings import get_settings
+
+# How much is removed in one transaction, and how many pages SQLite gives back at once.
+AT_ONCE = 100
+_PAGES_AT_ONCE = 1_000
+# A job whose making was cut short is known to nobody.
+_MAKING = timedelta(hours=1)
+
+
+def prune() -> dict[str, int]:
+    """Remove what is older than the settings say; how many rows of what were removed."""
+    settings = get_settings()
+    removed = {
+        "unmade jobs": _repeat(_unmade),
+        "repeatable answers": _repeat(_answers),
+        "log lines": _repeat_if(settings.keep_log_days, partial(_of_ended_jobs, JobLogRow)),
+        "parts": _repeat_if(settings.keep_parts_days, partial(_of_ended_jobs, JobPartRow)),
+        "runs": _repeat_if(settings.keep_runs_days, queue.forget_ended),
+    }
+    _give_back()
+    return removed
+
+
+def _repeat_if(days: int, remove: Callable[[Session, datetime, int], int]) -> int:
+    return _repeat(lambda session: remove(session, now() - timedelta(days=days), AT_ONCE)) if days else 0
+
+
+def _repeat(remove: Callable[[Session], int]) -> int:
+    """Remove a little in each transaction until nothing is left; how much that was."""
+
+    def steps() -> Iterator[int]:
+        while True:
+            with transaction() as session:
+                removed = remove(session)
+            if not removed:
+                return
+            yield removed
+
+    return sum(steps())
+
+
+def _of_ended_jobs(table: Any, session: Session, before: datetime, most: int) -> int:
+    ended = JobRow.state.not_in(UNFINISHED), JobRow.finished_at < before
+    has_any = sa.exists().where(table.job_id == JobRow.id)
+    jobs = session.scalars(sa.select(JobRow.id).where(*ended, has_any).limit(most)).all()
+    return affected(session, sa.delete(table).where(table.job_id.in_(jobs))) if jobs else 0
+
+
+def _answers(session: Session) -> int:
+    old = sa.tuple_(AnswerRow.workspace, AnswerRow.path, AnswerRow.key)
+    few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - KEPT)
+    return affected(session, sa.delete(AnswerRow).where(old.in_(few.limit(AT_ONCE))))
+
+
+def _unmade(session: Session) -> int:
+    abandoned = JobRow.admission == "making", JobRow.created_at < now() - _MAKING
+    few = sa.select(JobRow.id).where(*abandoned).limit(AT_ONCE)
+    return affected(session, sa.delete(JobRow).where(JobRow.id.in_(few)))
+
+
+def _give_back() -> None:
+    """Return the pages that SQLite no longer uses to the file system; PostgreSQL sees to that by itself."""
+    if get_engine().dialect.name != "sqlite":
+        return
+    before, free = math.inf, math.inf
+    # A database that was made before this was possible keeps its pages, for its own later use.
+    while free == math.inf or 0 < free < before:
+        with get_engine().connect() as connection:
+            before = free
+            # A script, because a single statement would be left after its first page.
+            cast("Any", connection.connection.driver_connection).executescript(
+                f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
+            )
+            free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
