@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import daqp
 import numpy as np
 
+from bco_core import deadline
 from bco_core.errors import SolverFailure
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -126,6 +127,7 @@ def _cut(
     best: Array | None = None
     best_tail = -np.inf
     for _ in range(_ROUNDS):
+        deadline.check()
         start = _master(qp, cuts, limits, goal, soft, start)
         if start is None:
             return None

@@ -33,7 +33,7 @@ FORBIDDEN = {
 # package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
-        {"errors", "status", "seeds", "progress", "weighted", "data", "regression"},
+        {"deadline", "errors", "status", "seeds", "progress", "weighted", "data", "regression"},
         {"solvers"},
         {"problems"},
         {"predictors", "features"},

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from bco_core import deadline
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.linear.description import Description
@@ -22,6 +23,9 @@ REASONS = {
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
+NO_TIME = "the time limit came before this context's turn; there is no decision"
+# Rows of the program from which on solving it counts as long work.
+_LONG = 1_000
 # Presolve, and how nearly HiGHS keeps rows and reduced costs; with whole numbers, whose search is long, as by default.
 _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 
@@ -82,6 +86,9 @@ def extensive(
 
     A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
     """
+    (deadline.check if len(atoms) * len(data.constant) < _LONG else deadline.before_long_work)()
+    if until is not None and time.monotonic() >= until:
+        return Solution(np.full(len(data.first.cost), np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
     program = program_of(data, atoms, weights, risk)
     fixed = cost_at_bounds(data.first) + cost_at_bounds(data.recourse)
     dim = len(data.first.cost)

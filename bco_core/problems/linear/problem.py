@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
@@ -41,6 +42,8 @@ from bco_core.status import CUTS, GAP, Gap
 
 Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
+# How long a new problem is searched for a case that no recourse can mend; a prescription says when it meets one.
+CHECK_SECONDS = 20.0
 _NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
 # How nearly a decision must keep the rows, relative to the terms of each.
 _KEPT = 1e-9
@@ -88,7 +91,7 @@ class TwoStageLinear(Problem):
             point = BasisPool.of(form, watched)
         except InvalidInput as unbounded:
             raise InvalidInput(f"decisions and recourse together: {unbounded}", ("decisions",)) from unbounded
-        check_recourse(data)
+        check_recourse(data, time.monotonic() + CHECK_SECONDS)
         later = recourse.form.by_limit
         recourse_rhs = RightHandSide.of(
             *recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
@@ -146,8 +149,11 @@ class TwoStageLinear(Problem):
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
+        each: list[Solution] = []
         with _alarm(time_limit) as rung:
-            each = [self._prescribe_one(*one, risk, until, rung) for one in zip(atoms, shares, begin, strict=True)]
+            for one in zip(atoms, shares, begin, strict=True):
+                deadline.check()
+                each.append(self._prescribe_one(*one, risk, _share(until, len(atoms) - len(each)), rung))
         return Prescription(
             torch.from_numpy(np.stack([one.decision for one in each])),
             torch.tensor([one.objective for one in each], dtype=torch.float64),
@@ -227,6 +233,7 @@ class TwoStageLinear(Problem):
             )
         if ended != cuts.STOPPED:
             return None
+        deadline.check()
         if np.isfinite(objective):
             proven = self._certified_risk(z, atoms, weights, risk)
             objective = objective + form.base_cost if proven is None else proven
@@ -261,12 +268,18 @@ def _gap(spec: dict[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
+def _share(until: float | None, contexts: int) -> float | None:
+    """When the first of so many contexts must be decided, for each to have its share of the time that is left."""
+    return None if until is None else until - max(until - time.monotonic(), 0.0) * (1 - 1 / contexts)
+
+
 @contextmanager
-def _alarm(seconds: float | None) -> Iterator[Flag]:
-    """A flag that is raised after so many seconds, for a kernel to look at."""
-    rung: Flag = np.array([seconds is not None and seconds <= 0])
-    timer = threading.Timer(seconds or 0.0, rung.fill, (True,))
-    if seconds is not None and seconds > 0:
+def _alarm(time_limit: float | None) -> Iterator[Flag]:
+    """A flag that is raised after so many seconds, or at the deadline in force, for a kernel to look at."""
+    seconds = min(math.inf if time_limit is None else time_limit, deadline.left())
+    rung: Flag = np.array([seconds <= 0])
+    timer = threading.Timer(seconds, rung.fill, (True,))
+    if 0 < seconds < threading.TIMEOUT_MAX:
         timer.start()
     try:
         yield rung

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.errors import InvalidInput
 from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
 from bco_core.solvers.dual_newton import (
@@ -134,6 +135,7 @@ class Portfolios:
         dense = [False] * len(found)
         gaps, scale = self.gaps(found, returns)
         for row in np.flatnonzero(~(gaps <= _GAP * scale) | (codes != OPTIMAL)):
+            deadline.check()
             other = mean_variance_portfolio(self.dense, returns[row])
             if other is None:
                 continue

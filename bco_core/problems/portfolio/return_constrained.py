@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.errors import InvalidInput
+from bco_core import deadline
+from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
 from bco_core.problems.portfolio.positions import TOLERANCE, Portfolios, number
 from bco_core.solvers.dual_newton import Array
@@ -93,9 +94,13 @@ class ReturnConstrainedPortfolio(Problem):
         return Prescription(decisions, self.portfolios.variance(decisions), status, reasons if any(reasons) else ())
 
     def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> tuple[Array, Status, str]:
-        if time.monotonic() > until:
+        try:
+            with deadline.until(until):
+                deadline.check()
+                tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
+        except OutOfTime:
+            deadline.check()
             return simple, Status.TIME_LIMIT, "there was no time to hedge: this is the decision for the mean outcome"
-        tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
         if not tail.verified:
             return tail.portfolio, Status.TIME_LIMIT, "the allowed rounds did not suffice to prove this decision best"
         if not tail.shortfall:
