@@ -31,14 +31,17 @@ from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
 from app.prescriptions.router import router as prescriptions
+from app.prescriptions.slow import slow_calls
 from app.problems.router import router as problems
 from app.settings import get_settings
+from app.solving import pool
 from app.tracing import telemetry
 
 log = logging.getLogger(__name__)
 
 # Threads for prescriptions alone, so that many of them do not keep other requests waiting.
 PRESCRIBERS = 8
+CHECKERS = 2
 
 DESCRIPTION = """
 Prescriptions under uncertainty: send history and a decision problem, get back decisions that hedge.
@@ -78,7 +81,7 @@ def create_app() -> FastAPI:
     app.mount("/docs/assets", assets())
 
     @app.get("/livez", tags=["health"], response_class=PlainTextResponse)
-    def livez() -> str:
+    async def livez() -> str:
         """The process answers."""
         return "ok"
 
@@ -114,6 +117,10 @@ def _prepare_state(app: FastAPI) -> None:
     state.places = anyio.CapacityLimiter(settings.max_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
     state.turns = asyncio.Semaphore(1)
+    # calls that took long lately, and the processes they go to
+    state.slow, state.solvers = slow_calls(), pool.of_settings()
+    # threads that look at new problems; few, because what they do keeps the interpreter busy
+    state.checkers = anyio.CapacityLimiter(CHECKERS)
     # looks at jobs that clients follow; whether the server is about to stop
     state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     state.stopping = lambda: False

@@ -32,7 +32,7 @@ _in_force: ContextVar[_Deadline] = ContextVar("deadline", default=_Deadline())  
 
 @contextmanager
 def until(at: float, quick: bool = False) -> Iterator[None]:
-    """What is done inside ends by this moment of the monotonic clock, or by that of an outer deadline if it is sooner."""
+    """What is done inside ends by this moment of the monotonic clock, or by an outer deadline if that is sooner."""
     outer = _in_force.get()
     token = _in_force.set(_Deadline(min(at, outer.at), quick or outer.quick))
     try:

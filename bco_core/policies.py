@@ -125,7 +125,7 @@ def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenari
 
 
 def _judged(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
-    """The same decisions, their objective the expected cost over the scenarios; gaps stay those of what was minimised."""
+    """The same decisions, their objective the expected cost over the scenarios; gaps stay those of what was solved."""
     return replace(prescription, objective=expected_cost(problem, prescription.decisions, scenarios), bounds=None)
 
 

@@ -113,7 +113,8 @@ def prescribe(
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     searches = problem.relaxation is not problem
-    parts, began, done = [], monotonic(), 0
+    parts: list[Prescribed] = []
+    began, done = monotonic(), 0
     last, soft = began + seconds, began + solver_seconds
     try:
         with deadline.until(min(last, soft + _ROOM_SECONDS)):

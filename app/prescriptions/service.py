@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from time import monotonic
 from typing import Any
 
 import torch
@@ -16,17 +17,31 @@ from app.posteriors import service as posteriors
 from app.prescriptions.cache import Cache, Ready, draws, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
+from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.prescribe import QUANTILES, Prescribed
 from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
 
+_WRITING_SECONDS = 2e-5
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 
 
-def prescribe(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> dict[str, Any]:
-    """The answer to a prescribe request, in the shape of ``PrescribeAnswer``; posteriors are kept in the cache."""
+def prescribe(
+    cache: Cache,
+    workspace: str,
+    posterior_id: str,
+    request: PrescribeRequest,
+    began: float | None = None,
+    most_seconds: float = math.inf,
+) -> dict[str, Any]:
+    """The answer to a prescribe request, in the shape of ``PrescribeAnswer``; posteriors are kept in the cache.
+
+    ``began`` is when the request came, by the monotonic clock. OutOfTime where deciding takes ``most_seconds``, or the
+    deadline in force has passed.
+    """
+    began = monotonic() if began is None else began
     row = posteriors.get(workspace, posterior_id)
     most = get_settings().max_contexts
     if len(request.contexts) > most:
@@ -36,12 +51,16 @@ def prescribe(cache: Cache, workspace: str, posterior_id: str, request: Prescrib
     loaded = ready(cache, row)
     contexts = torch.from_numpy(loaded.encoding.encode_requests(request.contexts))
     theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
-    allowed = get_settings().prescribe_seconds
-    try:
-        prescriptions = decide(row, loaded, contexts, request, theta, allowed, request.time_limit_seconds or allowed)
-    except OutOfTime:
-        detail = f"longer than {allowed} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios"
-        raise Unavailable(detail) from None
+    now = monotonic()
+    # What is found must be written down still, in time.
+    seconds = prescribe_until(request, began) - now - _WRITING_SECONDS * len(contexts)
+    last = began + get_settings().prescribe_seconds - now
+    with deadline.until(now + most_seconds):
+        try:
+            prescriptions = decide(row, loaded, contexts, request, theta, last, max(seconds, 0.0))
+        except OutOfTime:
+            deadline.check()
+            raise too_long(request) from None
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
@@ -62,6 +81,19 @@ def prescribe(cache: Cache, workspace: str, posterior_id: str, request: Prescrib
         "warnings": warnings + _far_from_history(row, loaded, contexts),
         "prescriptions": prescriptions,
     }
+
+
+def prescribe_until(request: PrescribeRequest, began: float) -> float:
+    """When a request that came at one moment of the monotonic clock must be answered."""
+    allowed = get_settings().prescribe_seconds
+    return began + min(request.time_limit_seconds or allowed, allowed)
+
+
+def too_long(request: PrescribeRequest) -> Unavailable:
+    allowed = get_settings().prescribe_seconds
+    asked = request.time_limit_seconds
+    limit = f"{asked:g} s (time_limit_seconds)" if asked and asked < allowed else f"{allowed} s (BCO_PRESCRIBE_SECONDS)"
+    return Unavailable(f"no decision within {limit}: it takes longer; send fewer contexts or scenarios")
 
 
 def decide(

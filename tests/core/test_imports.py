@@ -50,6 +50,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"db"},
         {"keys", "metrics"},
         {"http"},
+        {"solving"},
         {"datasets", "problems"},
         {"posteriors"},
         {"prescriptions"},

@@ -43,7 +43,7 @@ from bco_core.status import CUTS, GAP, Gap
 Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 # How long a new problem is searched for a case that no recourse can mend; a prescription says when it meets one.
-CHECK_SECONDS = 20.0
+CHECK_SECONDS = 5.0
 _NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
 # How nearly a decision must keep the rows, relative to the terms of each.
 _KEPT = 1e-9
