@@ -25,13 +25,19 @@ from bco_core.errors import OutOfTime
 
 log = logging.getLogger(__name__)
 
-# A process that has not answered so long after its deadline is killed.
+# A caller is told that the time is up so long after the deadline. Its process may go on a little longer: if it was
+# about to load a posterior, the next caller finds that in memory. Then it is killed.
 GRACE_SECONDS = 0.4
+LINGER_SECONDS = 2.0
 # How long calls under way may go on when the service is told to stop.
 STOP_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 # So many problems a process has in memory, more or less: it forgets the least recently used when memory is short.
 _KEPT = 16
+
+
+# Facts, and an answer.
+Answer = tuple[wire.Header, bytes]
 
 
 class ClientLeft(ApiError):
@@ -47,6 +53,10 @@ class _Call:
         self._lock = threading.Lock()
         self._process: Process | None = None
         self.given_up = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._process is not None
 
     def begin(self, process: Process) -> bool:
         """Whether the call is still wanted."""
@@ -75,6 +85,7 @@ class Solvers:
         self._templates: list[Template] = []
         self._idle: list[Process] = []
         self._all: set[Process] = set()
+        self._lingering: set[asyncio.Future[Answer]] = set()
         self._end = weakref.finalize(self, _close, self._all, self._templates)
 
     def start(self) -> Template:
@@ -96,15 +107,15 @@ class Solvers:
         with self._lock:
             return [process.pid for process in self._all]
 
-    async def solve(self, http: Request, task: str, key: str, body: bytes, until: float) -> tuple[wire.Header, bytes]:
+    async def solve(self, http: Request, task: str, key: str, body: bytes, until: float) -> Answer:
         """What a task answers to ``body``, from a process that has ``key`` in memory if there is one.
 
         ``until`` is a moment of the monotonic clock. OutOfTime soon after it, unless the task answers in time.
         """
-        call = _Call()
-        last = until + GRACE_SECONDS
-        work = asyncio.ensure_future(self._work(call, task, key, body, last))
+        call, last = _Call(), until + GRACE_SECONDS
+        work = asyncio.ensure_future(self._work(call, task, key, body, last + LINGER_SECONDS))
         alone = asyncio.ensure_future(_nobody_waits(http))
+        lingers = False
         try:
             await asyncio.wait({work, alone}, timeout=last - monotonic(), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -113,14 +124,25 @@ class Solvers:
                 raise alone.result()
             if not self.start().ready:
                 raise Unavailable("the solver processes are starting; try again in some seconds")
+            lingers = call.has_begun
             raise OutOfTime("the allowed time passed before there was an answer")
         finally:
-            call.give_up()
-            for task_ in (work, alone):
-                task_.cancel()
-            await asyncio.gather(work, alone, return_exceptions=True)
+            alone.cancel()
+            if lingers:
+                self._lingering.add(work)
+                work.add_done_callback(self._forget)
+            else:
+                call.give_up()
+                work.cancel()
+            await asyncio.gather(alone, *(() if lingers else (work,)), return_exceptions=True)
 
-    async def _work(self, call: _Call, task: str, key: str, body: bytes, until: float) -> tuple[wire.Header, bytes]:
+    def _forget(self, work: asyncio.Future[Answer]) -> None:
+        self._lingering.discard(work)
+        if not work.cancelled():
+            # Nobody is interested any more.
+            work.exception()
+
+    async def _work(self, call: _Call, task: str, key: str, body: bytes, until: float) -> Answer:
         """Wait for the template and for a place, then for the answer in a thread."""
         while not self.start().ready:
             await asyncio.sleep(_LOOK_SECONDS / 4)
@@ -128,7 +150,7 @@ class Solvers:
             self._solve, call, task, key, body, until, limiter=self.places, abandon_on_cancel=True
         )
 
-    def _solve(self, call: _Call, task: str, key: str, body: bytes, until: float) -> tuple[wire.Header, bytes]:
+    def _solve(self, call: _Call, task: str, key: str, body: bytes, until: float) -> Answer:
         process = self._take(key)
         answered = False
         try:

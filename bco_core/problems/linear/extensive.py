@@ -24,8 +24,10 @@ REASONS = {
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
 NO_TIME = "the time limit came before this context's turn; there is no decision"
-# Rows of the program from which on solving it counts as long work.
+# Rows of the program from which on solving it counts as long work, and what HiGHS needs before it searches at all:
+# seconds for each number in the matrix.
 _LONG = 1_000
+_READING_SECONDS = 3e-6
 # Presolve, and how nearly HiGHS keeps rows and reduced costs; with whole numbers, whose search is long, as by default.
 _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 
@@ -79,6 +81,17 @@ def risk_of(costs: Array, weights: Array, risk: Risk) -> float:
     return (1 - risk.cvar_weight) * mean + risk.cvar_weight * tail
 
 
+def is_long(data: Description, scenarios: int) -> bool:
+    """Whether the program over so many scenarios takes more than some milliseconds."""
+    return scenarios * len(data.constant) >= _LONG
+
+
+def reading_seconds(data: Description, scenarios: int) -> float:
+    """About how long it takes to write the program over so many scenarios and to look through it."""
+    numbers = np.count_nonzero(data.by_decision) + np.count_nonzero(data.recourse.matrix)
+    return float(scenarios * numbers * _READING_SECONDS)
+
+
 def extensive(
     data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap = GAP
 ) -> Solution:
@@ -86,7 +99,7 @@ def extensive(
 
     A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
     """
-    (deadline.check if len(atoms) * len(data.constant) < _LONG else deadline.before_long_work)()
+    (deadline.before_long_work if is_long(data, len(atoms)) else deadline.check)()
     if until is not None and time.monotonic() >= until:
         return Solution(np.full(len(data.first.cost), np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
     program = program_of(data, atoms, weights, risk)

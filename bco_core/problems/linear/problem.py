@@ -33,18 +33,30 @@ from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Sta
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
 from bco_core.problems.linear.check import check_recourse
 from bco_core.problems.linear.description import Description, describe, describe_shipment
-from bco_core.problems.linear.extensive import REASONS, Solution, cost_at_bounds, extensive, judged, risk_of, together
+from bco_core.problems.linear.extensive import (
+    REASONS,
+    Solution,
+    cost_at_bounds,
+    extensive,
+    is_long,
+    judged,
+    reading_seconds,
+    risk_of,
+    together,
+)
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
 from bco_core.solvers.dual_simplex import TOLERANCE
 from bco_core.solvers.linear_form import Array, linear_form
-from bco_core.status import CUTS, GAP, Gap
+from bco_core.status import CUTS, GAP, HIGHS, Gap
 
 Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 # How long a new problem is searched for a case that no recourse can mend; a prescription says when it meets one.
 CHECK_SECONDS = 5.0
 _NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
+# What a large search gives of its time to the decision for the mean outcome.
+_MEAN_SHARE = 0.15
 # How nearly a decision must keep the rows, relative to the terms of each.
 _KEPT = 1e-9
 # Scenarios × (rows of the recourse)² beyond which cutting planes would keep too many bases in memory.
@@ -173,6 +185,26 @@ class TwoStageLinear(Problem):
             found = self._cut(atoms, weights, begin, risk, rung)
             if found is not None:
                 return found
+        if until is None or not self.data.integer.any() or not is_long(self.data, len(atoms)):
+            return self._searched(atoms, weights, risk, until)
+        # A large search may end without any decision, so one is found before.
+        deadline.before_long_work()
+        left = until - time.monotonic()
+        simple = self._for_mean(atoms, weights, risk, until - (1 - _MEAN_SHARE) * left)
+        if until - time.monotonic() < reading_seconds(self.data, len(atoms)):
+            return simple
+        found = self._searched(atoms, weights, risk, until)
+        return simple if found.status is Status.TIME_LIMIT and not np.isfinite(found.decision).all() else found
+
+    def _for_mean(self, atoms: Array, weights: Array, risk: Risk, until: float) -> Solution:
+        """The decision for the mean outcome, as what is left when there is no time for more."""
+        found = extensive(self.data, (weights @ atoms)[None], np.ones(1), EXPECTATION, until, self.gap)
+        objective = self._certified_risk(found.decision, atoms, weights, risk)
+        reason = _NO_TIME if np.isfinite(found.decision).all() else REASONS[Status.TIME_LIMIT]
+        return Solution(found.decision, np.nan if objective is None else objective, Status.TIME_LIMIT, reason, HIGHS)
+
+    def _searched(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
+        """The answer of HiGHS over all scenarios, judged by certified recourse."""
         found = extensive(self.data, atoms, weights, risk, until, self.gap)
         objective = self._certified_risk(found.decision, atoms, weights, risk)
         if objective is None or found.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
