@@ -42,6 +42,7 @@ def serve_orders(control: socket.socket, tasks: Mapping[str, Task], memory_mb: i
             continue
         if os.fork() == 0:
             control.close()
+            os.close(0)
             _live(socket.socket(fileno=sockets[0]), tasks, memory_mb)
         os.close(sockets[0])
 

