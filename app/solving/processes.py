@@ -33,6 +33,9 @@ class Template:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             # Arenas of threads reserve address space that nobody uses.
             "MALLOC_ARENA_MAX": "2",
+            # A process with threads is not forked safely.
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
         }
         with theirs:
             self._process = subprocess.Popen(

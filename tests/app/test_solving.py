@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hard_searches import market_split
 from journey import ASSETS, CONTEXTS, FUND, QUICK, Json, answered, create_dataset, learned, months
 from patience import wait_until
+from processes import is_alive
 from starlette.testclient import TestClient
 
 from app.main import create_app
@@ -100,6 +102,7 @@ def test_a_solver_process_that_dies_is_replaced(client: TestClient, bakery: Json
     before = elsewhere.pids()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
+    wait_until("they are dead", lambda: not any(is_alive(psutil.Process(pid)) for pid in before))
     answered(ask(client, bakery, CONTEXTS[:1]))
     assert elsewhere.pids()
     assert not set(before) & set(elsewhere.pids())
