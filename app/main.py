@@ -27,15 +27,18 @@ from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
 from app.prescriptions.road import ShortRoad
 from app.prescriptions.router import router as prescriptions
+from app.prescriptions.slow import slow_calls
 from app.prescriptions.together import Together
 from app.problems.router import router as problems
 from app.settings import get_settings
+from app.solving import pool
 from app.tracing import telemetry
 
 log = logging.getLogger(__name__)
 
 # Threads for prescriptions alone, so that many of them do not keep other requests waiting.
 PRESCRIBERS = 8
+CHECKERS = 2
 
 DESCRIPTION = """
 Prescriptions under uncertainty: send history and a decision problem, get back decisions that hedge.
@@ -76,7 +79,7 @@ def create_app() -> FastAPI:
     app.mount("/docs/assets", assets())
 
     @app.get("/livez", tags=["health"], response_class=PlainTextResponse)
-    def livez() -> str:
+    async def livez() -> str:
         """The process answers."""
         return "ok"
 
@@ -104,7 +107,12 @@ def _prepare_state(app: FastAPI) -> None:
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
     state.places = anyio.CapacityLimiter(settings.max_prescriptions)
-    state.together = Together(settings.max_together, anyio.CapacityLimiter(PRESCRIBERS))
+    state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
+    state.together = Together(settings.max_together, state.prescribers)
+    # calls that took long lately, and the processes they go to
+    state.slow, state.solvers = slow_calls(), pool.of_settings()
+    # threads that look at new problems; few, because what they do keeps the interpreter busy
+    state.checkers = anyio.CapacityLimiter(CHECKERS)
     # looks at jobs that clients follow; whether the server is about to stop
     state.lookers = anyio.CapacityLimiter(events.LOOKERS)
     state.stopping = lambda: False

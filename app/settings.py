@@ -101,6 +101,12 @@ class Settings(BaseSettings):
         64, description="most contexts of waiting prescribe calls that are decided together; 1 decides each call alone"
     )
     prescribe_seconds: Positive = Field(60, description="longest time for one prescribe call, in seconds")
+    solver_processes: Positive = Field(
+        2, description="processes of each API for what may take long: searches, large calls, checks of large problems"
+    )
+    solver_memory_mb: Annotated[int, Field(ge=64)] = Field(
+        1024, description="memory each of them may take for its work, in MB; a call that needs more gets 503"
+    )
     cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")
 
     @field_validator("database_url")

@@ -14,8 +14,10 @@ Where decisions must be whole numbers a mean of decisions need not be one, and `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 import torch
 from torch import Tensor
@@ -29,12 +31,17 @@ from bco_core.scenarios import Scenarios, expected_cost
 @dataclass(frozen=True)
 class Terms:
     """What a policy may be told besides scenarios: the random numbers it draws from, the risk that hedging minimises,
-    how many seconds solvers may take, and ``alpha`` for ``blended``."""
+    the moment of the monotonic clock by which solvers stop with the best they have, and ``alpha`` for ``blended``."""
 
     generator: torch.Generator = field(default_factory=torch.Generator)
     risk: Risk = EXPECTATION
-    time_limit: float | None = None
+    ends: float = math.inf
     alpha: float = 0.5
+
+    @property
+    def time_limit(self) -> float | None:
+        """How many seconds are left for solvers; None for any number."""
+        return None if self.ends == math.inf else max(self.ends - monotonic(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,11 @@ def decide(problem: DecisionProblem, scenarios: Scenarios, policy: str, terms: T
     return POLICIES[policy].decide(problem, scenarios, terms or Terms())
 
 
-def decide_for(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
-    """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain."""
-    return problem.decide(outcomes) if problem.relaxation is problem else _for_certain(problem, outcomes).decisions
+def decide_for(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None = None) -> Tensor:
+    """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain; NaN where none was found."""
+    if problem.relaxation is problem:
+        return problem.decide(outcomes)
+    return _for_certain(problem, outcomes, terms or Terms()).decisions
 
 
 def check_risk(policy: str, risk: Risk | None) -> None:
@@ -80,7 +89,7 @@ def check_risk(policy: str, risk: Risk | None) -> None:
 
 def _averaged(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     if problem.relaxation is not problem:
-        return _for_outcomes(problem, scenarios.mean(), scenarios)
+        return _for_outcomes(problem, scenarios.mean(), scenarios, terms)
     each = problem.decide(scenarios.outcomes)
     mean = mean_of_atoms(each, scenarios.weights)
     # Rounding must not carry the mean past a bound that every draw's decision keeps.
@@ -99,31 +108,29 @@ def _bcp(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescr
 
 
 def _map(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
-    return _for_outcomes(problem, scenarios.mode, scenarios)
+    return _for_outcomes(problem, scenarios.mode, scenarios, terms)
 
 
 def _thompson(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     contexts = len(scenarios.outcomes)
     uniform = torch.rand(contexts, generator=terms.generator, dtype=scenarios.weights.dtype)
     draw = torch.searchsorted(scenarios.weights.cumsum(0), uniform).clamp_max(len(scenarios.weights) - 1)
-    return _for_outcomes(problem, scenarios.outcomes[torch.arange(contexts), draw], scenarios)
+    return _for_outcomes(problem, scenarios.outcomes[torch.arange(contexts), draw], scenarios, terms)
 
 
-def _for_certain(problem: DecisionProblem, outcomes: Tensor) -> Prescription:
-    return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64))
+def _for_certain(problem: DecisionProblem, outcomes: Tensor, terms: Terms) -> Prescription:
+    return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64), time_limit=terms.time_limit)
 
 
-def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenarios) -> Prescription:
+def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenarios, terms: Terms) -> Prescription:
     if problem.relaxation is problem:
         return _evaluated(problem, problem.decide(outcomes), scenarios)
-    return _judged(problem, _for_certain(problem, outcomes), scenarios)
+    return _judged(problem, _for_certain(problem, outcomes, terms), scenarios)
 
 
 def _judged(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
-    """The same decisions, their objective the expected cost over the scenarios."""
-    return replace(
-        prescription, objective=expected_cost(problem, prescription.decisions, scenarios), gaps=None, bounds=None
-    )
+    """The same decisions, their objective the expected cost over the scenarios; gaps stay those of what was solved."""
+    return replace(prescription, objective=expected_cost(problem, prescription.decisions, scenarios), bounds=None)
 
 
 def _evaluated(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Prescription:

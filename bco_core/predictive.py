@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.rows import exp_affine, sample_near
 from bco_core.scenarios import Scenarios
 
@@ -108,6 +109,7 @@ def predictive_scenarios(
     size = max(1, _CHUNK_NUMBERS // max(len(history), count))
     parts = []
     for first in range(0, len(predictions), size):
+        deadline.check()
         chunk = slice(first, first + size)
         chosen = _sampled(history, predictions[chunk], count, None if own is None else own[chunk])
         parts.append(carried(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))

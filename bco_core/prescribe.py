@@ -9,12 +9,13 @@ tail to speak of.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES, Terms, check_risk, decide_for, decide_over
 from bco_core.posterior import Posterior
@@ -25,9 +26,14 @@ from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, e
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CVAR_LEVEL = 0.95
 PREDICTIVE, POSTERIOR = "predictive", "posterior"
-_CHUNK_NUMBERS = 4_000_000
+NO_TURN = "the time limit came before this context's turn; there is no decision"
+_CHUNK_NUMBERS = 1_000_000
 _FEASIBILITY_ROOM = 0.02
 _ROUNDING = 1e-8
+# What solvers have stopped with must be judged still: how long that may take.
+_ROOM_SECONDS = 0.25
+# What a search for the MAP decision may take of the time for both decisions.
+_MAP_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,8 @@ def prescribe(
     """A decision for each of the contexts (B, d_x), in chunks: memory is bounded however many there are.
 
     ``draws`` (K, d) spares drawing again what a caller has kept of ``posterior.draws``. Solvers stop with the best they
-    have after ``solver_seconds``; the whole call raises OutOfTime after ``seconds``.
+    have after ``solver_seconds``; contexts whose turn has not come by then have no decision and status ``time_limit``.
+    The whole call raises OutOfTime after ``seconds``, and where the time did not suffice for a single context.
     """
     options = options or PrescribeOptions()
     if not len(contexts):
@@ -117,15 +124,56 @@ def prescribe(
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
-    parts, began = [], monotonic()
-    for chunk in contexts.split(size):
-        taken = monotonic() - began
-        if taken > seconds:
-            raise OutOfTime(f"deciding took longer than {seconds:g} s; fewer contexts or scenarios take less")
-        left = None if solver_seconds == math.inf else max(solver_seconds - taken, 0.0)
-        terms = Terms(generator, options.risk or EXPECTATION, left, options.blend)
-        parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
+    searches = problem.relaxation is not problem
+    parts: list[Prescribed] = []
+    began, done = monotonic(), 0
+    last, soft = began + seconds, began + solver_seconds
+    try:
+        with deadline.until(min(last, soft + _ROOM_SECONDS)):
+            for chunk in contexts.split(size):
+                if parts and monotonic() >= soft:
+                    break
+                # The rest shares the time that is left, where deciding takes a search.
+                ends = _part_of_the_way(soft, len(chunk) / (len(contexts) - done)) if searches else soft
+                terms = Terms(generator, options.risk or EXPECTATION, ends, options.blend)
+                parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
+                done += len(chunk)
+    except OutOfTime:
+        # An outer deadline is its owner's to explain.
+        deadline.check()
+        if not parts or monotonic() >= last:
+            text = f"deciding took longer than {min(seconds, solver_seconds):g} s"
+            raise OutOfTime(f"{text}; fewer contexts or scenarios take less") from None
+    if done < len(contexts):
+        parts.append(_undecided(len(contexts) - done, parts[0]))
     return _joined(parts)
+
+
+def _part_of_the_way(until: float, share: float) -> float:
+    """The moment at which this share of the time until another one has passed."""
+    if until == math.inf:
+        return until
+    left = until - monotonic()
+    return until - left * (1 - share) if left > 0 else until
+
+
+def _undecided(count: int, like: Prescribed) -> Prescribed:
+    """So many contexts without a decision, for want of time; NaN in the shapes of ``like``."""
+
+    def nothing(values: Tensor) -> Tensor:
+        return torch.full((count, *values.shape[1:]), torch.nan, dtype=torch.float64)
+
+    return Prescribed(
+        nothing(like.decisions),
+        [Status.TIME_LIMIT] * count,
+        (NO_TURN,) * count,
+        ("",) * count,
+        nothing(like.gaps),
+        CostDistribution(nothing(like.costs.mean), nothing(like.costs.quantiles), nothing(like.costs.cvar)),
+        nothing(like.feasibility),
+        nothing(like.map_decisions),
+        nothing(like.map_costs),
+    )
 
 
 def decides_alone(posterior: Posterior, problem: DecisionProblem, options: PrescribeOptions) -> bool:
@@ -145,7 +193,7 @@ def decisions(
     scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
     predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
-    terms = Terms(generator, options.risk or EXPECTATION, None, options.blend)
+    terms = Terms(generator, options.risk or EXPECTATION, alpha=options.blend)
     hedged = atoms if options.risk else scenarios
     return decide_over(problem, hedged, predictive, options.chosen_policy, terms).decisions
 
@@ -162,10 +210,14 @@ def _prescribe(
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
     predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
-    found = decide_over(problem, atoms if options.risk else scenarios, predictive, options.chosen_policy, terms)
+    searches, policy = problem.relaxation is not problem, options.chosen_policy
+    share = 1 - _MAP_SHARE if searches and policy != "map" else 1.0
+    own = replace(terms, ends=_part_of_the_way(terms.ends, share))
+    found = decide_over(problem, atoms if options.risk else scenarios, predictive, policy, own)
     decisions = shown_decisions(found)
     costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)
-    map_decisions = decide_for(problem, scenarios.mode)
+    # The decision of the policy ``map`` is the alternative itself; no search would find another.
+    map_decisions = found.decisions if policy == "map" else decide_for(problem, scenarios.mode, terms)
     nothing = ("",) * len(decisions)
     kept = feasibility(problem, decisions, atoms)
     status, reasons = _kept_or_said(problem, found.status, found.reasons or nothing, kept, decisions, atoms)

@@ -63,6 +63,8 @@ def run(settings: Settings) -> bool:
     )
     # Clients that follow a job would otherwise keep the process open until the job ends.
     application.state.stopping = lambda: server.should_exit
+    # Its imports take seconds, which the first call that needs it should not have to wait for.
+    application.state.solvers.start()
     server.run([_listening(settings)] if is_one_of_several() else None)
     return server.started
 

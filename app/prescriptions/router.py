@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 
 from fastapi import APIRouter, Request, Response
 
@@ -11,6 +12,7 @@ from app.http.security import Reader
 from app.prescriptions import service
 from app.prescriptions.admission import place
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
+from app.prescriptions.slow import QUICK_SECONDS, elsewhere, is_slow, quickly
 from app.prescriptions.together import Together
 
 router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"], route_class=Guarded)
@@ -28,14 +30,20 @@ async def prescribe(posterior_id: str, request: PrescribeRequest, caller: Reader
 
 
 async def answer(http: Request, workspace: str, posterior_id: str, request: PrescribeRequest) -> bytes:
-    """The answer as JSON, decided together with those of other requests that wait."""
-    state = http.app.state
+    """The answer as JSON, decided together with those of other requests that wait, or elsewhere if it takes long."""
+    state, began = http.app.state, monotonic()
     cache = state.posteriors
 
-    def decide(requests: Sequence[PrescribeRequest]) -> Sequence[bytes | Exception]:
-        return service.prescribe(cache, workspace, posterior_id, requests)
+    def decide(requests: Sequence[PrescribeRequest]) -> Sequence[bytes | Exception | None]:
+        answers = quickly(lambda: service.prescribe(cache, workspace, posterior_id, requests, began, QUICK_SECONDS))
+        return answers or [None] * len(requests)
 
     with place(state.places):
-        kind = service.kind(cache, workspace, posterior_id, request)
-        together: Together[PrescribeRequest, bytes] = state.together
-        return await together.answer(kind, request, len(request.contexts), decide)
+        body = None
+        if not is_slow(state.slow, posterior_id, request):
+            kind = service.kind(cache, workspace, posterior_id, request)
+            together: Together[PrescribeRequest, bytes | None] = state.together
+            body = await together.answer(kind, request, len(request.contexts), decide)
+        if body is None:
+            body = await elsewhere(http, workspace, posterior_id, request, began)
+        return body

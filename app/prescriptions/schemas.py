@@ -62,7 +62,9 @@ class PrescribeRequest(PrescribeOptions):
         min_length=1, description="one or many contexts: column name to value, or values in column order"
     )
     time_limit_seconds: Annotated[float, Field(gt=0, le=600)] | None = Field(
-        None, description="how long solvers may take for this call; what is cut off has status time_limit"
+        None,
+        description="how long this call may take; it is answered with the best decisions found by then, what is cut "
+        "off with status time_limit, or with 503 where there is none",
     )
 
 
@@ -134,7 +136,7 @@ class PrescriptionAnswer(BaseModel):
     gap: float | None = Field(
         None,
         description="how far the minimised cost may be above the least there is, as a share of the cost without what "
-        "bounds alone make it cost; null where the policy minimises no cost over scenarios, or nothing is proven",
+        "bounds alone make it cost; null where no solver minimised one, or nothing is proven",
     )
     feasibility: float | None = Field(
         None, description="where constraints are uncertain: the share of scenarios in which the decision keeps them"

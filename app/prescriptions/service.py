@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -17,12 +18,14 @@ from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable, of_
 from app.prescriptions.cache import Cache, Ready, draws, reach, ready
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
 from app.settings import get_settings
+from bco_core import deadline
 from bco_core.errors import BcoError, InvalidInput, OutOfTime
 from bco_core.prescribe import QUANTILES, Prescribed, decides_alone
 from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
 
+_WRITING_SECONDS = 2e-5
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 # A call with more contexts than this gains nothing by company.
 _MOST_CONTEXTS = 16
@@ -47,26 +50,37 @@ def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequ
 
 
 def prescribe(
-    cache: Cache, workspace: str, posterior_id: str, requests: Sequence[PrescribeRequest]
+    cache: Cache,
+    workspace: str,
+    posterior_id: str,
+    requests: Sequence[PrescribeRequest],
+    began: float,
+    most_seconds: float = math.inf,
 ) -> list[bytes | Exception]:
     """The answers to requests of one kind: JSON in the shape of ``PrescribeAnswer``, or why a request is refused.
 
-    What is wrong with one of them does not touch the others.
+    What is wrong with one of them does not touch the others. ``began`` is when the first of them came, by the monotonic
+    clock. OutOfTime where deciding takes ``most_seconds``, or the deadline in force has passed.
     """
-    if len(requests) > 1:
-        try:
-            return _prescribe(cache, workspace, posterior_id, requests)
-        except (ApiError, BcoError):
-            # Somebody's contexts: each has to hear of its own.
-            return [one for request in requests for one in prescribe(cache, workspace, posterior_id, [request])]
     try:
-        return _prescribe(cache, workspace, posterior_id, requests)
+        return _prescribe(cache, workspace, posterior_id, requests, began, most_seconds)
+    except OutOfTime:
+        raise
     except (ApiError, BcoError) as error:
-        return [error]
+        if len(requests) == 1:
+            return [error]
+    # Somebody's contexts: each has to hear of its own.
+    alone = (prescribe(cache, workspace, posterior_id, [request], began, most_seconds) for request in requests)
+    return [answer for answers in alone for answer in answers]
 
 
 def _prescribe(
-    cache: Cache, workspace: str, posterior_id: str, requests: Sequence[PrescribeRequest]
+    cache: Cache,
+    workspace: str,
+    posterior_id: str,
+    requests: Sequence[PrescribeRequest],
+    began: float,
+    most_seconds: float,
 ) -> list[bytes | Exception]:
     row, request, settings = cache.row(workspace, posterior_id), requests[0], get_settings()
     if max(len(one.contexts) for one in requests) > settings.max_contexts:
@@ -80,12 +94,16 @@ def _prescribe(
         loaded.encoding.encode_requests([context for one in requests for context in one.contexts])
     )
     theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
-    allowed = settings.prescribe_seconds
-    try:
-        prescriptions = decide(row, loaded, contexts, request, theta, allowed, request.time_limit_seconds or allowed)
-    except OutOfTime:
-        detail = f"longer than {allowed} s (BCO_PRESCRIBE_SECONDS); send fewer contexts or scenarios"
-        raise Unavailable(detail) from None
+    now = monotonic()
+    # What is found must be written down still, in time.
+    seconds = prescribe_until(request, began) - now - _WRITING_SECONDS * len(contexts)
+    last = began + settings.prescribe_seconds - now
+    with deadline.until(now + most_seconds):
+        try:
+            prescriptions = decide(row, loaded, contexts, request, theta, last, max(seconds, 0.0))
+        except OutOfTime:
+            deadline.check()
+            raise too_long(request) from None
     answer, warnings = _about(row, loaded, request)
     any_far = bool(((contexts < loaded.lowest) | (contexts > loaded.highest)).any())
     answers: list[bytes | Exception] = []
@@ -120,6 +138,19 @@ def _about(row: PosteriorRow, loaded: Ready, request: PrescribeRequest) -> tuple
         "quality": quality,
     }
     return about, warnings
+
+
+def prescribe_until(request: PrescribeRequest, began: float) -> float:
+    """When a request that came at one moment of the monotonic clock must be answered."""
+    allowed = get_settings().prescribe_seconds
+    return began + min(request.time_limit_seconds or allowed, allowed)
+
+
+def too_long(request: PrescribeRequest) -> Unavailable:
+    allowed = get_settings().prescribe_seconds
+    asked = request.time_limit_seconds
+    limit = f"{asked:g} s (time_limit_seconds)" if asked and asked < allowed else f"{allowed} s (BCO_PRESCRIBE_SECONDS)"
+    return Unavailable(f"no decision within {limit}: it takes longer; send fewer contexts or scenarios")
 
 
 def decide(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import AfterValidator, WithJsonSchema
 
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
+from app.problems.check import check
 from app.problems.schemas import NewProblem, ProblemAnswer, ProblemSummary
 from bco_core.problems.registry import PROBLEMS
 
@@ -27,9 +29,10 @@ KnownKind = Annotated[str, AfterValidator(_known), WithJsonSchema({"type": "stri
 
 
 @router.post("", status_code=201)
-def create_problem(request: NewProblem, caller: Trainer, response: Response) -> ProblemAnswer:
+async def create_problem(request: NewProblem, caller: Trainer, http: Request, response: Response) -> ProblemAnswer:
     """Describe a decision problem once; jobs refer to it by id."""
-    row = service.create(caller.workspace, request)
+    await check(http, request)
+    row = await run_in_threadpool(service.create, caller.workspace, request)
     response.headers["Location"] = f"/v1/problems/{row.id}"
     return ProblemAnswer.model_validate(row, from_attributes=True)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.data import Standardizer
 from bco_core.errors import InvalidInput
 from bco_core.features.base import Features
@@ -124,7 +125,11 @@ class Predictor(ABC):
         """The same for features (n, width)."""
         rows = max(1, _CHUNK_NUMBERS // (max(self.widths) * len(theta)))
         with torch.no_grad():
-            return torch.cat([self.forward(theta, chunk) for chunk in encoded.split(rows)], dim=1)
+            return torch.cat([self._in_time(theta, chunk) for chunk in encoded.split(rows)], dim=1)
+
+    def _in_time(self, theta: Tensor, chunk: Tensor) -> Tensor:
+        deadline.check()
+        return self.forward(theta, chunk)
 
 
 def affine(theta: Tensor, layers: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:

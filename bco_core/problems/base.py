@@ -50,7 +50,7 @@ class Prescription:
 
     ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
     says what found each decision (CUTS, HIGHS or DENSE of :mod:`bco_core.status`), "" or nothing where a formula did.
-    ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far the objective is above them, as a
+    ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far what was minimised is above it, as a
     share of what decisions can change (:class:`~bco_core.status.Gap`): zero for formulas, NaN where nothing is proven,
     None where the decisions were not chosen to minimise the objective.
     """

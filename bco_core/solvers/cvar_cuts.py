@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import daqp
 import numpy as np
 
+from bco_core import deadline
 from bco_core.errors import SolverFailure
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -136,9 +137,12 @@ def _cut(
     best: Array | None = None
     best_tail = -np.inf
     for _ in range(_ROUNDS):
+        deadline.check()
         start = _master(qp, cuts, limits, goal, soft, start)
         if start is None:
-            return None if best is None or not soft else Tail(best, goal - best_tail, False)
+            if best is None or not soft:
+                return None
+            return Tail(best, goal - best_tail, False, *_asked(cuts, limits, goal))
         # Rounding must not carry a position past its bounds.
         portfolio = np.clip(start[: len(qp.lower)], qp.lower, qp.upper)
         slack = float(start[-1]) if soft else 0.0

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from bco_core import deadline
 from bco_core.solvers.newton import BEST_EFFORT, OPTIMAL, UNSOLVED, compiled, inlined, newton, norm
 
 __all__ = [
@@ -55,6 +56,8 @@ _CUTS = 40
 _TAIL_TOLERANCE = 1e-10
 # Of the returns' scale: soft enough for Newton to settle, hard enough for rows (nearly) those of the best effort.
 _SOFTNESS = 0.03
+# Rows between two looks at the deadline.
+_CHUNK = 4096
 # Duals below the negative of the largest value, by this factor, prove that there is no portfolio.
 _BEYOND = 1.0001
 
@@ -117,18 +120,21 @@ def _solved(qp: FactorQP, returns: Array, target: float, given_price: bool) -> t
     portfolios = np.empty_like(returns)
     codes = np.empty(len(returns), dtype=np.int64)
     scale, columns, bounds, long_only = qp.prepared
-    _solve_rows(
-        returns,
-        columns.copy(),
-        scale,
-        bounds,
-        float(qp.budget),
-        float(target),
-        given_price,
-        long_only,
-        portfolios,
-        codes,
-    )
+    for first in range(0, len(returns), _CHUNK):
+        deadline.check()
+        chunk = slice(first, first + _CHUNK)
+        _solve_rows(
+            returns[chunk],
+            columns.copy(),
+            scale,
+            bounds,
+            float(qp.budget),
+            float(target),
+            given_price,
+            long_only,
+            portfolios[chunk],
+            codes[chunk],
+        )
     return portfolios, codes
 
 

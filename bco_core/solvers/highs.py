@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from time import monotonic
 from typing import NamedTuple
 
 import highspy
@@ -10,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from bco_core.errors import InvalidInput, SolverFailure
+from bco_core import deadline
+from bco_core.errors import InvalidInput, OutOfTime, SolverFailure
 from bco_core.solvers.dual_simplex import INFEASIBLE, OPTIMAL
 from bco_core.solvers.linear_form import Array, LinearForm, LinearProgram
 from bco_core.status import Status
@@ -72,18 +75,22 @@ def model_of(
 
 
 def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
-    """Solve, and tell infeasible from unbounded for certain."""
-    if time_limit is not None:
-        solver.setOptionValue("time_limit", max(time_limit, 1e-3))
-    solver.run()
+    """Solve, and tell infeasible from unbounded for certain.
+
+    A solve that ``time_limit`` ends has status ``time_limit``; one that the deadline in force ends raises OutOfTime.
+    """
+    ends = math.inf if time_limit is None else monotonic() + time_limit
+    cut_short = _run_until(solver, ends)
     if solver.getModelStatus() in (
         highspy.HighsModelStatus.kUnboundedOrInfeasible,
         highspy.HighsModelStatus.kUnknown,
         highspy.HighsModelStatus.kSolveError,
     ):
         solver.setOptionValue("presolve", "off")
-        solver.run()
+        cut_short = _run_until(solver, ends)
     status = _STATUSES.get(solver.getModelStatus())
+    if status is Status.TIME_LIMIT and cut_short:
+        raise OutOfTime("the allowed time passed while HiGHS was solving")
     if status is None:
         raise SolverFailure(f"HiGHS ended with {solver.modelStatusToString(solver.getModelStatus())}")
     solution = solver.getSolution()
@@ -96,6 +103,15 @@ def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     whole = bool(len(solver.getLp().integrality_))
     bound = info.mip_dual_bound if whole else np.nan
     return Answer(status, info.objective_function_value if known else np.nan, values, duals, bound)
+
+
+def _run_until(solver: highspy.Highs, ends: float) -> bool:
+    """Run until some moment of the monotonic clock, or the deadline in force; whether that is the sooner of the two."""
+    own, common = ends - monotonic(), deadline.left()
+    if min(own, common) < math.inf:
+        solver.setOptionValue("time_limit", max(min(own, common), 1e-3))
+    solver.run()
+    return common < own
 
 
 def lower_bound(

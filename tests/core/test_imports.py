@@ -33,7 +33,7 @@ FORBIDDEN = {
 # package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
-        {"errors", "status", "seeds", "progress", "rows", "weighted", "data", "regression"},
+        {"deadline", "errors", "status", "seeds", "progress", "rows", "weighted", "data", "regression"},
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
@@ -50,6 +50,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"db"},
         {"keys", "metrics"},
         {"http"},
+        {"solving"},
         {"datasets", "problems"},
         {"posteriors"},
         {"prescriptions"},

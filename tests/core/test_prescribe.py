@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.calibration import choose_history
 from bco_core.data import Sample
 from bco_core.distributions import Mixture
@@ -374,23 +376,49 @@ def test_a_decision_that_breaks_its_constraints_too_often_is_not_called_optimal(
 # time
 
 
-def test_deciding_that_takes_too_long_is_given_up_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
-    now = iter(float(second) for second in range(100))
-    monkeypatch.setattr(front_door, "monotonic", lambda: next(now))
-    recorder = Recorder()
-    with pytest.raises(OutOfTime, match=r"longer than 2\.5 s; fewer contexts or scenarios take less"):
-        prescribe(POSTERIOR, recorder, CONTEXTS, PrescribeOptions("bcp"), seconds=2.5)
-    assert len(recorder.asked) == 2
+@dataclass
+class Slow(Recorder):
+    """The same, a tenth of a second a call."""
+
+    def prescribe(
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+    ) -> Prescription:
+        time.sleep(0.1)
+        return super().prescribe(outcomes, weights, risk, time_limit)
 
 
-def test_solvers_are_told_how_many_seconds_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
-    now = iter(float(second) for second in range(100))
-    monkeypatch.setattr(front_door, "monotonic", lambda: next(now))
-    recorder = Recorder()
-    prescribe(POSTERIOR, recorder, CONTEXTS[:4], PrescribeOptions("bcp"), solver_seconds=3.5)
-    assert [limit for _, _, limit in recorder.asked] == [2.5, 1.5, 0.5, 0.0]
+    slow, many = Slow(), CONTEXTS[:1].expand(1000, -1)
+    began = time.monotonic()
+    with pytest.raises(OutOfTime, match=r"longer than 0\.25 s; fewer contexts or scenarios take less"):
+        prescribe(POSTERIOR, slow, many, PrescribeOptions("bcp"), seconds=0.25)
+    assert time.monotonic() - began < 10
+    assert 1 <= len(slow.asked) <= 3
+
+
+def test_solvers_are_told_how_many_seconds_are_left_and_late_contexts_have_no_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
+    slow, many = Slow(), CONTEXTS[:1].expand(1000, -1)
+    found = prescribe(POSTERIOR, slow, many, PrescribeOptions("bcp"), solver_seconds=0.35)
+    limits = [limit for _, _, limit in slow.asked if limit is not None]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[0] <= 0.35
+    done = found.decisions.isfinite().all(dim=1)
+    assert done[: len(limits) - 1].all()
+    assert not done[len(limits) :].any()
+    assert len(found.status) == len(many) > len(limits)
+    assert found.status[-1] == Status.TIME_LIMIT
+    assert found.reasons[-1] == "the time limit came before this context's turn; there is no decision"
+
+
+def test_an_outer_deadline_holds_for_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
+    many = CONTEXTS[:1].expand(1000, -1)
+    with deadline.until(time.monotonic() + 0.15), pytest.raises(OutOfTime, match="the allowed time passed"):
+        prescribe(POSTERIOR, Slow(), many, PrescribeOptions("bcp"))
 
 
 # what is refused

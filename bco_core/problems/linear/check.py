@@ -9,10 +9,13 @@ says when it meets one.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from scipy import sparse
 
-from bco_core.errors import InvalidInput
+from bco_core import deadline
+from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import Status
 from bco_core.problems.linear.description import Description
 from bco_core.solvers import highs
@@ -23,13 +26,22 @@ _TURNS = 4
 _REACHES = (1.0, 100.0, 10_000.0)
 
 
-def check_recourse(data: Description) -> None:
-    """Raise with a witness if some decision meets an outcome that no recourse can mend."""
+def check_recourse(data: Description, until: float = math.inf) -> None:
+    """Raise with a witness if some decision meets an outcome that no recourse can mend.
+
+    The search for one ends at ``until``, a moment of the monotonic clock; it is no proof at any rate.
+    """
     if _serves_everything(data.recourse):
         return
     form = linear_form(data.recourse)
     for reach in _REACHES:
-        witness = _witness(data, form, reach)
+        try:
+            with deadline.until(until):
+                witness = _witness(data, form, reach)
+        except OutOfTime:
+            # Either this search has had its time, or the caller has no more.
+            deadline.check()
+            return
         if witness is not None:
             decision, outcome, row = witness
             raise InvalidInput(
@@ -72,6 +84,7 @@ def _witness(data: Description, form: LinearForm, reach: float) -> tuple[Array, 
     for direction in np.eye(len(constant)):
         ray = direction
         for _ in range(_TURNS):
+            deadline.check()
             outcome = np.where(ray @ by_outcome >= 0, highest, lowest)
             decision = _worst_decision(data, ray @ by_decision, reach * size)
             key = np.concatenate([outcome, decision]).tobytes()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from bco_core import deadline
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.linear.description import Description
@@ -22,10 +23,17 @@ REASONS = {
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
     Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
 }
+NO_TIME = "the time limit came before this context's turn; there is no decision"
+# Rows of the program from which on solving it counts as long work, and what HiGHS needs before it searches at all:
+# seconds for each number in the matrix.
+_LONG = 1_000
+_READING_SECONDS = 3e-6
 # Presolve, and how nearly HiGHS keeps rows and reduced costs.
 _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 # How nearly whole HiGHS must keep whole numbers.
 _WHOLE = 1e-9
+# What the rest may take once a search for whole numbers was cut off.
+_LAST_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,17 @@ def risk_of(costs: Array, weights: Array, risk: Risk) -> float:
     return (1 - risk.cvar_weight) * mean + risk.cvar_weight * tail
 
 
+def is_long(data: Description, scenarios: int) -> bool:
+    """Whether the program over so many scenarios takes more than some milliseconds."""
+    return scenarios * len(data.constant) >= _LONG
+
+
+def reading_seconds(data: Description, scenarios: int) -> float:
+    """About how long it takes to write the program over so many scenarios and to look through it."""
+    numbers = np.count_nonzero(data.by_decision) + np.count_nonzero(data.recourse.matrix)
+    return float(scenarios * numbers * _READING_SECONDS)
+
+
 def extensive(
     data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap = GAP
 ) -> Solution:
@@ -101,6 +120,9 @@ def extensive(
 
     HiGHS takes small numbers for zero: where all costs are small, it sees them in units of the largest.
     """
+    (deadline.before_long_work if is_long(data, len(atoms)) else deadline.check)()
+    if until is not None and time.monotonic() >= until:
+        return Solution(np.full(len(data.first.cost), np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
     unit, first, recourse = cost_unit(data), data.first, data.recourse
     in_units = replace(
         data, first=replace(first, cost=first.cost / unit), recourse=replace(recourse, cost=recourse.cost / unit)
@@ -165,7 +187,11 @@ def _exactly_whole(program: Program, whole: NDArray[np.bool_], fixed: float, ans
     rounded = np.round(answer.values) if len(answer.values) else answer.values
     if not len(rounded) or (rounded == answer.values)[whole].all():
         return answer
-    held = highs.run(highs.model_of(*program.held(rounded, whole).rows_and_bounds, offset=-fixed))
+    timely = None if answer.status is Status.OPTIMAL else _LAST_SECONDS
+    held = highs.run(highs.model_of(*program.held(rounded, whole).rows_and_bounds, offset=-fixed), timely)
+    if held.status is Status.TIME_LIMIT:
+        # Nothing is claimed of what a time limit cut off.
+        return replace(answer, values=np.where(whole, rounded, answer.values) + 0.0)
     if held.status is not Status.OPTIMAL:
         raise SolverFailure(
             "HiGHS found whole numbers only nearly: no decision in whole numbers near them keeps all rows"

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
@@ -39,7 +40,9 @@ from bco_core.problems.linear.extensive import (
     extensive,
     fixed_cost,
     fixed_first_cost,
+    is_long,
     judged,
+    reading_seconds,
     risk_of,
     together,
 )
@@ -47,11 +50,15 @@ from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
 from bco_core.solvers.dual_simplex import TOLERANCE
 from bco_core.solvers.linear_form import Array, linear_form
-from bco_core.status import CUTS, GAP, Gap
+from bco_core.status import CUTS, GAP, HIGHS, Gap
 
 Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
+# How long a new problem is searched for a case that no recourse can mend; a prescription says when it meets one.
+CHECK_SECONDS = 5.0
 _NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
+# What a large search gives of its time to the decision for the mean outcome.
+_MEAN_SHARE = 0.15
 # How nearly a decision must keep the rows, relative to the terms of each.
 _KEPT = 1e-9
 # Scenarios × (rows of the recourse)² beyond which cutting planes would keep too many bases in memory.
@@ -98,7 +105,7 @@ class TwoStageLinear(Problem):
             point = BasisPool.of(form, watched)
         except InvalidInput as unbounded:
             raise InvalidInput(f"decisions and recourse together: {unbounded}", ("decisions",)) from unbounded
-        check_recourse(data)
+        check_recourse(data, time.monotonic() + CHECK_SECONDS)
         later = recourse.form.by_limit
         recourse_rhs = RightHandSide.of(
             *recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
@@ -158,8 +165,11 @@ class TwoStageLinear(Problem):
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
+        each: list[Solution] = []
         with _alarm(time_limit) as rung:
-            each = [self._prescribe_one(*one, risk, until, rung) for one in zip(atoms, shares, begin, strict=True)]
+            for one in zip(atoms, shares, begin, strict=True):
+                deadline.check()
+                each.append(self._prescribe_one(*one, risk, _share(until, len(atoms) - len(each)), rung))
         return Prescription(
             torch.from_numpy(np.stack([one.decision for one in each])),
             torch.tensor([one.objective for one in each], dtype=torch.float64),
@@ -179,6 +189,26 @@ class TwoStageLinear(Problem):
             found = self._cut(atoms, weights, begin, risk, rung)
             if found is not None:
                 return found
+        if until is None or not self.data.integer.any() or not is_long(self.data, len(atoms)):
+            return self._searched(atoms, weights, risk, until)
+        # A large search may end without any decision, so one is found before.
+        deadline.before_long_work()
+        left = until - time.monotonic()
+        simple = self._for_mean(atoms, weights, risk, until - (1 - _MEAN_SHARE) * left)
+        if until - time.monotonic() < reading_seconds(self.data, len(atoms)):
+            return simple
+        found = self._searched(atoms, weights, risk, until)
+        return simple if found.status is Status.TIME_LIMIT and not np.isfinite(found.decision).all() else found
+
+    def _for_mean(self, atoms: Array, weights: Array, risk: Risk, until: float) -> Solution:
+        """The decision for the mean outcome, as what is left when there is no time for more."""
+        found = extensive(self.data, (weights @ atoms)[None], np.ones(1), EXPECTATION, until, self.gap)
+        objective = self._certified_risk(found.decision, atoms, weights, risk)
+        reason = _NO_TIME if np.isfinite(found.decision).all() else REASONS[Status.TIME_LIMIT]
+        return Solution(found.decision, np.nan if objective is None else objective, Status.TIME_LIMIT, reason, HIGHS)
+
+    def _searched(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
+        """The answer of HiGHS over all scenarios, judged by certified recourse."""
         found = extensive(self.data, atoms, weights, risk, until, self.gap)
         objective = self._certified_risk(found.decision, atoms, weights, risk)
         if objective is None or found.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
@@ -239,6 +269,7 @@ class TwoStageLinear(Problem):
             )
         if ended != cuts.STOPPED:
             return None
+        deadline.check()
         if np.isfinite(objective):
             proven = self._certified_risk(z, atoms, weights, risk)
             objective = objective + form.base_cost if proven is None else proven
@@ -277,12 +308,18 @@ def _gap(spec: dict[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
+def _share(until: float | None, contexts: int) -> float | None:
+    """When the first of so many contexts must be decided, for each to have its share of the time that is left."""
+    return None if until is None else until - max(until - time.monotonic(), 0.0) * (1 - 1 / contexts)
+
+
 @contextmanager
-def _alarm(seconds: float | None) -> Iterator[Flag]:
-    """A flag that is raised after so many seconds, for a kernel to look at."""
-    rung: Flag = np.array([seconds is not None and seconds <= 0])
-    timer = threading.Timer(seconds or 0.0, rung.fill, (True,))
-    if seconds is not None and seconds > 0:
+def _alarm(time_limit: float | None) -> Iterator[Flag]:
+    """A flag that is raised after so many seconds, or at the deadline in force, for a kernel to look at."""
+    seconds = min(math.inf if time_limit is None else time_limit, deadline.left())
+    rung: Flag = np.array([seconds <= 0])
+    timer = threading.Timer(seconds, rung.fill, (True,))
+    if 0 < seconds < threading.TIMEOUT_MAX:
         timer.start()
     try:
         yield rung

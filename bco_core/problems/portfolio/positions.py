@@ -15,6 +15,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from bco_core import deadline
 from bco_core.errors import InvalidInput
 from bco_core.solvers import highs
 from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
@@ -137,6 +138,7 @@ class Portfolios:
         dense = [False] * len(found)
         gaps, scale = self.gaps(found, returns)
         for row in np.flatnonzero(~(gaps <= _GAP * scale) | (codes != OPTIMAL)):
+            deadline.check()
             other = mean_variance_portfolio(self.dense, returns[row])
             if other is None:
                 continue

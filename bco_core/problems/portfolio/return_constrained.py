@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.errors import InvalidInput
+from bco_core import deadline
+from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
 from bco_core.problems.portfolio.positions import TOLERANCE, Portfolios, number
 from bco_core.solvers.dual_newton import Array
@@ -114,10 +115,14 @@ class ReturnConstrainedPortfolio(Problem):
         )
 
     def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> _Found:
-        if time.monotonic() > until:
+        try:
+            with deadline.until(until):
+                deadline.check()
+                tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
+        except OutOfTime:
+            deadline.check()
             reason = "there was no time to hedge: this is the decision for the mean outcome"
             return _Found(simple, Status.TIME_LIMIT, reason)
-        tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
         if not tail.verified:
             reason = "the allowed rounds did not suffice to prove this decision best"
             return _Found(tail.portfolio, Status.TIME_LIMIT, reason)

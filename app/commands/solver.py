@@ -1,0 +1,86 @@
+"""The template of the solver processes, and what they can do: ``python -P -m app.commands.solver MEGABYTES``.
+
+Its standard input is the socket by which the API asks for processes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections import Counter
+from functools import cache
+
+import orjson
+import torch
+
+from app import logs
+from app.prescriptions import service
+from app.prescriptions.cache import Cache
+from app.prescriptions.schemas import PrescribeRequest
+from app.settings import get_settings
+from app.solving.child import Task, serve_orders
+from app.solving.wire import Header
+from bco_core import deadline
+from bco_core.problems.base import Risk
+from bco_core.problems.registry import build_problem
+
+_CACHE_BYTES = 128_000_000
+
+
+@cache
+def _posteriors() -> Cache:
+    """Loaded posteriors of one solver process."""
+    return Cache(_CACHE_BYTES)
+
+
+def prescribe(body: bytes) -> tuple[Header, bytes]:
+    """Answer a prescribe request, in bytes of JSON, and count how its decisions were found."""
+    asked = orjson.loads(body)
+    request = PrescribeRequest.model_validate(asked["request"])
+    (answer,) = service.prescribe(_posteriors(), asked["workspace"], asked["posterior_id"], [request], asked["began"])
+    if isinstance(answer, Exception):
+        raise answer
+    decided = orjson.loads(answer)["prescriptions"]
+    found = Counter((one["status"], one["solver"] or "formula") for one in decided)
+    return {"found": [[*how, number] for how, number in found.items()]}, answer
+
+
+def check_problem(body: bytes) -> tuple[Header, bytes]:
+    """Refuse a specification that no problem can be built from."""
+    asked = orjson.loads(body)
+    with deadline.until(asked["until"]):
+        build_problem(asked["spec"])
+    return {}, b""
+
+
+TASKS: dict[str, Task] = {"prescribe": prescribe, "check_problem": check_problem}
+
+
+def _warm_up() -> None:
+    """Load compiled kernels, or compile them once, before the first fork."""
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    shipment = {
+        "kind": "shipment",
+        "sources": [{"name": "a", "order_cost": 5, "emergency_cost": 90}],
+        "destinations": ["b", "c"],
+        "transport_costs": [[1, 2]],
+    }
+    portfolio = {"assets": [{"name": "a"}, {"name": "b"}], "covariance": [[1.0, 0.0], [0.0, 1.0]], "target_return": 0.1}
+    for spec in (shipment, portfolio | {"kind": "return_constrained_portfolio"}):
+        problem = build_problem(spec)
+        outcomes = torch.tensor([[[3.0, 4.0], [4.0, 4.0], [5.0, 3.0]]], dtype=torch.float64)
+        found = problem.prescribe(outcomes, weights, Risk())
+        problem.cost(problem.decide(outcomes), outcomes + found.decisions.sum())
+
+
+def main() -> None:
+    control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    logs.configure(get_settings())
+    torch.set_num_threads(1)
+    _warm_up()
+    serve_orders(control, TASKS, int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Whether a problem can be built from a specification: small ones are checked here, for a moment, others in a solver
+process, where a check that takes long keeps nobody waiting."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import anyio
+import orjson
+from fastapi import Request
+
+from app.http.errors import Unavailable, of_core
+from app.problems.schemas import NewProblem
+from app.settings import get_settings
+from bco_core import deadline
+from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.problems.registry import build_problem
+
+QUICK_SECONDS = 0.2
+# Bytes of a specification, beyond which it is not even tried here.
+LARGE = 20_000
+
+
+async def check(http: Request, request: NewProblem) -> None:
+    """Refuse a specification that no problem can be built from, at its place in the request."""
+    state, seconds = http.app.state, get_settings().prescribe_seconds
+    until = monotonic() + seconds
+    try:
+        body = await anyio.to_thread.run_sync(_tried, request, until, limiter=state.checkers)
+        if body is not None:
+            await state.solvers.solve(http, "check_problem", "", body, until)
+    except InvalidInput as error:
+        raise of_core(error, "spec") from None
+    except OutOfTime:
+        detail = f"the problem could not be checked within {seconds} s (BCO_PRESCRIBE_SECONDS); make it smaller"
+        raise Unavailable(detail) from None
+
+
+def _tried(request: NewProblem, until: float) -> bytes | None:
+    """None if the problem was built here, or what to ask a solver process."""
+    spec: dict[str, Any] = request.spec.model_dump()
+    body = orjson.dumps({"spec": spec, "until": until})
+    if len(body) > LARGE:
+        return body
+    try:
+        with deadline.until(monotonic() + QUICK_SECONDS, quick=True):
+            build_problem(spec)
+    except OutOfTime:
+        return body
+    return None

@@ -1,0 +1,91 @@
+"""A solver process from its own side, and the template that all of them are forked from.
+
+The template imports and warms up once; a fork of it is ready within milliseconds and shares its memory. It forks and
+buries on request, and exits when its API does. A solver process serves one request after the other. The kernel ends it
+with the template, however busy it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from app.solving import wire
+from app.solving.failures import told
+
+# One request (a body) in, facts and an answer out.
+Task = Callable[[bytes], tuple[wire.Header, bytes]]
+
+FORK, BURY = b"f", b"b"
+ORDER_BYTES = 1 + 8
+READY = b"r"
+_PR_SET_PDEATHSIG = 1
+
+
+def serve_orders(control: socket.socket, tasks: Mapping[str, Task], memory_mb: int) -> None:
+    """The template's life: fork and bury solver processes until the API closes the control socket."""
+    with contextlib.suppress(BrokenPipeError):
+        control.sendall(READY)
+    while True:
+        order, sockets, _, _ = socket.recv_fds(control, ORDER_BYTES, 1, socket.MSG_WAITALL)
+        if len(order) < ORDER_BYTES:
+            return
+        if order[:1] == BURY:
+            os.waitpid(int.from_bytes(order[1:], "big"), 0)
+            continue
+        if os.fork() == 0:
+            control.close()
+            os.close(0)
+            _live(socket.socket(fileno=sockets[0]), tasks, memory_mb)
+        os.close(sockets[0])
+
+
+def _live(connection: socket.socket, tasks: Mapping[str, Task], memory_mb: int) -> NoReturn:
+    """A solver process's life; it never returns into the template's."""
+    try:
+        _end_with(os.getppid())
+        _bound_memory(memory_mb)
+        wire.send(connection, {"pid": os.getpid()})
+        while True:
+            header, body = wire.receive(connection)
+            facts, answer = _answer(tasks[header["task"]], body)
+            wire.send(connection, facts, answer)
+            if "memory" in facts:
+                break
+    except wire.Ended:
+        pass
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _answer(task: Task, body: bytes) -> tuple[wire.Header, bytes]:
+    try:
+        return task(body)
+    except Exception as error:
+        return told(error), b""
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with its parent. Elsewhere than on Linux it ends when it next reads."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _bound_memory(megabytes: int) -> None:
+    """Let the address space grow by so much: what torch and numba have reserved already says little about memory."""
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as statm:
+            reserved = int(statm.read().split()[0]) * resource.getpagesize()
+        limit = reserved + megabytes * 1_000_000
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
