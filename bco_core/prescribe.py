@@ -29,7 +29,7 @@ NO_TURN = "the time limit came before this context's turn; there is no decision"
 _CHUNK_NUMBERS = 1_000_000
 _FEASIBILITY_ROOM = 0.02
 # What solvers have stopped with must be judged still: how long that may take.
-_ROOM_SECONDS = 0.25
+_ROOM_SECONDS = 0.3
 # What a search for the MAP decision may take of the time for both decisions.
 _MAP_SHARE = 0.25
 

@@ -24,7 +24,7 @@ from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
 
-_WRITING_SECONDS = 2e-5
+_WRITING_SECONDS = 5e-5
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 
 
