@@ -37,6 +37,7 @@ from app.commands.serve import free_port
 from app.logs import JsonLines, PlainLines, blotted
 from app.main import create_app
 from app.problems import check
+from app.problems import service as problems
 from app.settings import Settings
 from bco_core.status import CUTS, HIGHS
 
