@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     solver_processes: Positive = Field(
         2, description="processes of each API for what may take long: searches, large calls, checks of large problems"
     )
-    solver_memory_mb: Annotated[int, Field(ge=64)] = Field(
+    solver_memory_mb: Positive = Field(
         1024, description="memory each of them may take for its work, in MB; a call that needs more gets 503"
     )
     cache_mb: Positive = Field(512, description="memory the API may keep for loaded posteriors, in MB")

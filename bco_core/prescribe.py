@@ -31,7 +31,7 @@ _CHUNK_NUMBERS = 1_000_000
 _FEASIBILITY_ROOM = 0.02
 _ROUNDING = 1e-8
 # What solvers have stopped with must be judged still: how long that may take.
-_ROOM_SECONDS = 0.25
+_ROOM_SECONDS = 0.3
 # What a search for the MAP decision may take of the time for both decisions.
 _MAP_SHARE = 0.25
 

@@ -25,7 +25,7 @@ from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
 
-_WRITING_SECONDS = 2e-5
+_WRITING_SECONDS = 5e-5
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 # A call with more contexts than this gains nothing by company.
 _MOST_CONTEXTS = 16

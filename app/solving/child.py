@@ -7,7 +7,6 @@ with the template, however busy it is.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -31,10 +30,16 @@ _PR_SET_PDEATHSIG = 1
 
 def serve_orders(control: socket.socket, tasks: Mapping[str, Task], memory_mb: int) -> None:
     """The template's life: fork and bury solver processes until the API closes the control socket."""
-    with contextlib.suppress(BrokenPipeError):
+    try:
         control.sendall(READY)
+    except ConnectionError:
+        return
     while True:
-        order, sockets, _, _ = socket.recv_fds(control, ORDER_BYTES, 1, socket.MSG_WAITALL)
+        try:
+            order, sockets, _, _ = socket.recv_fds(control, ORDER_BYTES, 1, socket.MSG_WAITALL)
+        except ConnectionError:
+            # The API is gone and has not even read what was said.
+            return
         if len(order) < ORDER_BYTES:
             return
         if order[:1] == BURY:

@@ -211,7 +211,7 @@ class Solvers:
 
 
 def _close(processes: set[Process], templates: list[Template]) -> None:
-    for process in processes:
+    for process in list(processes):
         process.close()
     for template in templates:
         template.close()

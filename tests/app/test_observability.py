@@ -36,6 +36,7 @@ from app.commands.demo import as_csv, bakery_rows, example_problem
 from app.commands.serve import free_port
 from app.logs import JsonLines, PlainLines, blotted
 from app.main import create_app
+from app.problems import check
 from app.problems import service as problems
 from app.settings import Settings
 from bco_core.status import CUTS, HIGHS
@@ -94,13 +95,13 @@ def test_a_request_without_a_usable_id_gets_one(client: TestClient, given: str |
 def test_lines_written_while_a_request_is_served_carry_its_id(
     client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = problems.build_problem
+    build = check.build_problem
 
     def says_so(spec: Json) -> Any:
         logging.getLogger("app.test").warning("building")
         return build(spec)
 
-    monkeypatch.setattr(problems, "build_problem", says_so)
+    monkeypatch.setattr(check, "build_problem", says_so)
     client.post("/v1/problems", json=example_problem(), headers={"X-Request-ID": "seven"})
     assert [line["request_id"] for line in lines if line["message"] == "building"] == ["seven"]
 

@@ -60,7 +60,7 @@ def test_a_hard_search_ends_at_its_time_limit_with_the_best_decision_so_far(poli
 def test_contexts_share_the_time_so_that_each_has_a_decision() -> None:
     contexts = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
     options = PrescribeOptions("map", scenarios=3)
-    found = prescribe(posterior(1), HARD, contexts, options, solver_seconds=2.0)
+    found = prescribe(posterior(1), HARD, contexts, options, solver_seconds=5.0)
     assert found.decisions.isfinite().all()
 
 
