@@ -1,4 +1,4 @@
-"""Fifty jobs while processes are killed at random moments: nothing is lost and nothing is doubled.
+"""Hundreds of jobs while processes are killed at random moments: nothing is lost and nothing is doubled.
 
 Run by ``make torture``. Workers, the API, all of them at once and PostgreSQL itself die by kill −9 and are started
 again, as a supervisor would; what was accepted ends exactly once.
@@ -18,13 +18,15 @@ import pytest
 from fleet import Fleet, Postgres
 from journey import Json, answered
 from patience import crowding, wait_until
-from processes import finished, in_database, is_ready, prepare, submit
+from processes import finished, in_database, is_ready, prepare, read, submit
 
 from app.commands.demo import MORNINGS, as_csv, bakery_rows
 
 pytestmark = pytest.mark.torture
 
-LEARNING, BATCHES = 40, 10
+LEARNING, BATCHES = 160, 40
+# How soon one worker alone goes on with what the one before it has left.
+RECOVERY_SECONDS = 60.0
 # The default: with less, a live worker that gets no processor time for seconds is taken for dead.
 PATIENT = {"BCO_WORKER_DEADLINE_SECONDS": "8"}
 CONTEXTS = [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(2500, seed=5)]
@@ -84,7 +86,7 @@ def strike(fleet: Fleet, server: Postgres | None, chance: random.Random) -> str:
     return victim
 
 
-def test_fifty_jobs_end_exactly_once_however_processes_die(
+def test_two_hundred_jobs_end_exactly_once_however_processes_die(
     server: Postgres | None, fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str]
 ) -> None:
     chance = random.Random(20)
@@ -133,6 +135,45 @@ def test_fifty_jobs_end_exactly_once_however_processes_die(
             answers.add(tuple(table.column("decision.loaves").to_pylist()))
     assert len(answers) == 1
     assert '"level":"ERROR"' not in fleet.messages()
+
+
+# The first number is for trying it out.
+@pytest.mark.parametrize("jobs", [10, 200])
+def test_one_worker_alone_goes_on_within_a_minute_each_time_it_is_killed(
+    server: Postgres | None, fleet_on: Callable[..., Fleet], empty_database: Callable[[str], str], jobs: int
+) -> None:
+    """Each round has four jobs and a batch, and kills the worker in the middle of one of them."""
+    chance = random.Random(jobs)
+    fleet = fleet_on(empty_database("sqlite") if server is None else server.url, 1, **PATIENT)
+    ids = prepare(fleet.http)
+    posterior_id = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]
+    known, waits = [], []
+    for number in range(jobs // 5):
+        made = [new_job(fleet, ids, 1_000 + 5 * number + seed) for seed in range(4)]
+        made.append(new_batch(fleet, posterior_id, 1_000 + number))
+        known.extend(made)
+        wait_until("something runs", lambda made=made: "running" in states(fleet, made))
+        time.sleep(chance.uniform(0, 2))
+        before = standing(fleet, made)
+        fleet.kill_worker(0)
+        began = time.monotonic()
+        wait_until("it goes on", lambda made=made, before=before: standing(fleet, made) > before)
+        waits.append(time.monotonic() - began)
+        for job in made:
+            assert finished(fleet.http, job)["state"] == "succeeded"
+    assert max(waits) < RECOVERY_SECONDS * crowding(), waits
+    for job in known:
+        assert in_database(fleet.url, "SELECT count(*) FROM posteriors WHERE job_id = :job_id", job)[0][0] <= 1
+
+
+def states(fleet: Fleet, jobs: list[str]) -> set[str]:
+    return {read(fleet.http, job)["state"] for job in jobs}
+
+
+def standing(fleet: Fleet, jobs: list[str]) -> tuple[int, int]:
+    """How many jobs have ended and how often they were begun; either grows as soon as a worker goes on."""
+    found = [read(fleet.http, job) for job in jobs]
+    return sum(job["state"] == "succeeded" for job in found), sum(job["attempts"] for job in found)
 
 
 def test_a_job_that_kills_its_worker_three_times_is_given_up_with_that_reason(
