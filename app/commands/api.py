@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -48,6 +49,9 @@ def run(settings: Settings) -> bool:
     give_back_early()
     application = create_app()
     warm_up()
+    # What is there by now stays: the collector need not look through all of it again while everybody waits.
+    gc.collect()
+    gc.freeze()
     server = Server(
         uvicorn.Config(
             application,

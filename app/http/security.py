@@ -8,6 +8,7 @@ wrong keys again and again waits for each answer, and what is streamed with a ke
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
 import logging
@@ -63,15 +64,24 @@ LOCAL = Caller(DEFAULT_WORKSPACE, frozenset(keys.SCOPES))
 
 
 class Remembered:
-    """Answers of the database that are looked up on every request, kept for a few seconds."""
+    """Answers of the database that are looked up on every request, kept for a few seconds.
+
+    Requests that miss the same answer at once wait for one look.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, float]] = {}
+        self._looks: dict[str, asyncio.Task[Any]] = {}
 
     async def get(self, what: str, look_up: Callable[[], Value]) -> Value:
         value, until = self._kept.get(what, (None, 0.0))
         if monotonic() >= until:
-            value = await run_in_threadpool(look_up)
+            look = self._looks.get(what)
+            if look is None:
+                look = self._looks[what] = asyncio.create_task(run_in_threadpool(look_up))
+                look.add_done_callback(lambda _: self._looks.pop(what, None))
+            # Whoever leaves does not take the look of the others along.
+            value = await asyncio.shield(look)
             if len(self._kept) >= _REMEMBER_KEYS:
                 self._kept.clear()
             if value is not None:

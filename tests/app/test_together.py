@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 from app.db.engine import get_engine, transaction
 from app.db.tables import PosteriorRow
 from app.http.errors import NotFound
+from app.http.security import Remembered
 from app.main import create_app
 from app.prescriptions import cache, service
 from app.prescriptions.together import Together
@@ -183,6 +185,22 @@ def test_a_client_that_leaves_takes_nobody_along() -> None:
 
 
 # what a warm call asks of the database
+
+
+def test_requests_that_miss_the_same_key_at_once_look_it_up_once() -> None:
+    looks: list[int] = []
+
+    def look_up() -> str:
+        looks.append(1)
+        time.sleep(0.05)
+        return "found"
+
+    async def calls() -> list[str]:
+        remembered = Remembered()
+        return await asyncio.gather(*(remembered.get("key", look_up) for _ in range(20)))
+
+    assert asyncio.run(calls()) == ["found"] * 20
+    assert len(looks) == 1
 
 
 @pytest.fixture

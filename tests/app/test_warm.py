@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.commands import api
+from app.settings import Settings
 
 SCRIPT = """
 import sys
@@ -29,3 +36,18 @@ assert compiled() == before, (before, compiled())
 def test_the_first_prescription_finds_everything_compiled(repository: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(repository)}
     subprocess.run((sys.executable, "-c", SCRIPT), cwd=repository, env=environment, check=True)
+
+
+def test_a_server_does_not_pause_to_look_through_what_it_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def run(self: Any, sockets: Any = None) -> None:
+        seen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(api.Server, "run", run)
+    monkeypatch.setattr("app.prescriptions.memory.give_back_early", lambda: None)
+    try:
+        api.run(Settings())
+    finally:
+        gc.unfreeze()
+    assert seen[0] > 100_000
