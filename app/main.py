@@ -25,6 +25,7 @@ from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
+from app.prescriptions.admission import Places
 from app.prescriptions.road import ShortRoad
 from app.prescriptions.router import router as prescriptions
 from app.prescriptions.slow import slow_calls
@@ -106,7 +107,7 @@ def _prepare_state(app: FastAPI) -> None:
     state.remembered, state.buckets = Remembered(), buckets
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
-    state.places = anyio.CapacityLimiter(settings.max_prescriptions)
+    state.places = Places(settings.max_prescriptions, settings.max_workspace_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
     state.together = Together(settings.max_together, state.prescribers)
     # calls that took long lately, and the processes they go to

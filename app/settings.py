@@ -97,6 +97,9 @@ class Settings(BaseSettings):
     max_prescriptions: Positive = Field(
         64, description="prescribe calls at the same time, waiting ones included; more get 503"
     )
+    max_workspace_prescriptions: NotNegative = Field(
+        48, description="prescribe calls of one workspace at the same time; more get 429; 0 for no limit"
+    )
     max_together: Positive = Field(
         64, description="most contexts of waiting prescribe calls that are decided together; 1 decides each call alone"
     )

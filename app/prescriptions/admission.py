@@ -1,38 +1,55 @@
 """So many prescriptions at a time, and short ones one after the other.
 
-Requests over the limit get 503 at once. Side by side, short computations would only take the interpreter from each
-other, operation by operation, and all of them would end later.
+Requests over the limit get 503 at once, those over their workspace's share 429. Side by side, short computations would
+only take the interpreter from each other, operation by operation, and all of them would end later.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 
-from app.http.errors import Unavailable
+from app.http.errors import TooMany, Unavailable
 from app.metrics import IN_FLIGHT
 
 TURN_SECONDS = 0.05
 
 
-@contextmanager
-def place(places: anyio.CapacityLimiter) -> Iterator[None]:
-    """Take a place for the current request and give it back, or refuse at once if all are taken."""
-    try:
-        places.acquire_nowait()
-    except anyio.WouldBlock:
-        limit = places.total_tokens
-        detail = f"{limit} prescriptions are being made already (BCO_MAX_PRESCRIPTIONS); try again shortly"
-        raise Unavailable(detail, headers={"Retry-After": "1"}) from None
-    IN_FLIGHT.set(places.borrowed_tokens)
-    try:
-        yield
-    finally:
-        places.release()
-        IN_FLIGHT.set(places.borrowed_tokens)
+class Places:
+    """Places for prescribe calls, ``most`` of them for one workspace at the same time; 0 for all."""
+
+    def __init__(self, total: int, most: int) -> None:
+        self.all = anyio.CapacityLimiter(total)
+        self._most = most or total
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, workspace: str) -> Iterator[None]:
+        """Take a place for the current request and give it back, or refuse at once if there is none."""
+        try:
+            self.all.acquire_nowait()
+        except anyio.WouldBlock:
+            limit = self.all.total_tokens
+            detail = f"{limit} prescriptions are being made already (BCO_MAX_PRESCRIPTIONS); try again shortly"
+            raise Unavailable(detail, headers={"Retry-After": "1"}) from None
+        self._taken[workspace] += 1
+        IN_FLIGHT.set(self.all.borrowed_tokens)
+        try:
+            if self._taken[workspace] > self._most:
+                limit = f"{self._most} prescriptions of this workspace are being made already"
+                detail = f"{limit} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
+                raise TooMany(detail, headers={"Retry-After": "1"})
+            yield
+        finally:
+            self._taken[workspace] -= 1
+            # Workspaces come and go; those without a call are not remembered.
+            self._taken += Counter()
+            self.all.release()
+            IN_FLIGHT.set(self.all.borrowed_tokens)
 
 
 @asynccontextmanager

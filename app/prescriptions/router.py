@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 from app.http.routes import Guarded
 from app.http.security import Reader
 from app.prescriptions import service
-from app.prescriptions.admission import place
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
 from app.prescriptions.slow import QUICK_SECONDS, elsewhere, is_slow, quickly
 from app.prescriptions.together import Together
@@ -38,7 +37,7 @@ async def answer(http: Request, workspace: str, posterior_id: str, request: Pres
         answers = quickly(lambda: service.prescribe(cache, workspace, posterior_id, requests, began, QUICK_SECONDS))
         return answers or [None] * len(requests)
 
-    with place(state.places):
+    with state.places.of(workspace):
         body = None
         if not is_slow(state.slow, posterior_id, request):
             kind = service.kind(cache, workspace, posterior_id, request)

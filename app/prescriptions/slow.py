@@ -70,7 +70,8 @@ async def elsewhere(http: Request, workspace: str, posterior_id: str, request: P
     solvers: Solvers = state.solvers
     body = await anyio.to_thread.run_sync(asked, limiter=state.prescribers)
     try:
-        facts, answer = await solvers.solve(http, "prescribe", posterior_id, body, prescribe_until(request, began))
+        until = prescribe_until(request, began)
+        facts, answer = await solvers.solve(http, workspace, "prescribe", posterior_id, body, until)
     except OutOfTime:
         raise too_long(request) from None
     for status, solver, number in facts["found"]:

@@ -29,7 +29,7 @@ async def check(http: Request, request: NewProblem) -> None:
     try:
         body = await anyio.to_thread.run_sync(_tried, request, until, limiter=state.checkers)
         if body is not None:
-            await state.solvers.solve(http, "check_problem", "", body, until)
+            await state.solvers.solve(http, http.scope["caller"].workspace, "check_problem", "", body, until)
     except InvalidInput as error:
         raise of_core(error, "spec") from None
     except OutOfTime:

@@ -80,6 +80,9 @@ class Solvers:
 
     def __init__(self, processes: int, memory_mb: int) -> None:
         self.places = anyio.CapacityLimiter(processes)
+        # One process is left to others, whatever a workspace asks for.
+        self._most = max(1, processes - 1)
+        self._shares: weakref.WeakValueDictionary[str, anyio.CapacityLimiter] = weakref.WeakValueDictionary()
         self._memory_mb = memory_mb
         self._lock = threading.Lock()
         self._templates: list[Template] = []
@@ -107,13 +110,14 @@ class Solvers:
         with self._lock:
             return [process.pid for process in self._all]
 
-    async def solve(self, http: Request, task: str, key: str, body: bytes, until: float) -> Answer:
+    async def solve(self, http: Request, workspace: str, task: str, key: str, body: bytes, until: float) -> Answer:
         """What a task answers to ``body``, from a process that has ``key`` in memory if there is one.
 
+        No workspace has all processes to itself, where there are several.
         ``until`` is a moment of the monotonic clock. OutOfTime soon after it, unless the task answers in time.
         """
         call, last = _Call(), until + GRACE_SECONDS
-        work = asyncio.ensure_future(self._work(call, task, key, body, last + LINGER_SECONDS))
+        work = asyncio.ensure_future(self._work(call, workspace, task, key, body, last + LINGER_SECONDS))
         alone = asyncio.ensure_future(_nobody_waits(http))
         lingers = False
         try:
@@ -142,13 +146,15 @@ class Solvers:
             # Nobody is interested any more.
             work.exception()
 
-    async def _work(self, call: _Call, task: str, key: str, body: bytes, until: float) -> Answer:
-        """Wait for the template and for a place, then for the answer in a thread."""
+    async def _work(self, call: _Call, workspace: str, task: str, key: str, body: bytes, until: float) -> Answer:
+        """Wait for the template, for the workspace's share and for a place, then for the answer in a thread."""
         while not self.start().ready:
             await asyncio.sleep(_LOOK_SECONDS / 4)
-        return await anyio.to_thread.run_sync(
-            self._solve, call, task, key, body, until, limiter=self.places, abandon_on_cancel=True
-        )
+        share = self._shares.setdefault(workspace, anyio.CapacityLimiter(self._most))
+        async with share:
+            return await anyio.to_thread.run_sync(
+                self._solve, call, task, key, body, until, limiter=self.places, abandon_on_cancel=True
+            )
 
     def _solve(self, call: _Call, task: str, key: str, body: bytes, until: float) -> Answer:
         process = self._take(key)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -19,8 +20,10 @@ from journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
 from starlette.testclient import TestClient
 
 from app.datasets import unpack
+from app.http.errors import TooMany, Unavailable
 from app.main import create_app
 from app.prescriptions import admission, service
+from app.prescriptions.admission import Places
 from app.problems import service as problems
 
 
@@ -132,6 +135,21 @@ def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
         two_at_a_time(client, posterior, monkeypatch)
 
 
+def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
+    places = Places(3, 2)
+    with ExitStack() as taken:
+        for workspace in ("greedy", "greedy"):
+            taken.enter_context(places.of(workspace))
+        with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
+            pass
+        taken.enter_context(places.of("modest"))
+        with pytest.raises(Unavailable, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):
+            pass
+    assert places.all.borrowed_tokens == 0
+    with places.of("greedy"), places.of("greedy"):
+        assert places.all.borrowed_tokens == 2
+
+
 def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     answer = service.prescribe
@@ -153,7 +171,7 @@ def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.Monke
         assert client.get(f"/v1/posteriors/{posterior['id']}").status_code == 200
         go_on.set()
         assert [one.result(60).status_code for one in served] == [200, 200]
-    assert client.app.state.places.borrowed_tokens == 0
+    assert client.app.state.places.all.borrowed_tokens == 0
     assert prescribe(client, posterior["id"])["prescriptions"]
 
 
@@ -183,7 +201,7 @@ def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClie
     path = f"/v1/posteriors/{posterior['id']}/prescribe"
     for body in ({"contexts": [{}]}, {"contexts": CONTEXTS[:1], "scenarios": 10**6}, {"contexts": 3}):
         assert client.post(path, json=body).status_code == 422
-    assert client.app.state.places.borrowed_tokens == 0
+    assert client.app.state.places.all.borrowed_tokens == 0
 
 
 def test_a_prescription_is_cut_off_when_its_time_is_up(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +22,7 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from app.prescriptions import slow
 from app.problems import check
-from app.solving.pool import Solvers
+from app.solving.pool import Answer, Solvers, _Call
 from app.solving.processes import Template
 from bco_core.policies import POLICIES
 
@@ -170,3 +173,27 @@ def test_no_module_of_the_working_directory_runs_in_a_solver_process(
         process.close()
     finally:
         template.close()
+
+
+def test_no_workspace_has_all_processes_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three calls of one workspace and then one of another, while nothing ends: the other one's is begun."""
+    solvers, begun, go_on = Solvers(2, 512), [], threading.Event()
+
+    def solve(call: object, task: str, key: str, body: bytes, until: float) -> Answer:
+        begun.append(key)
+        assert go_on.wait(60)
+        return {}, b""
+
+    async def ask_all() -> None:
+        calls = [asyncio.create_task(solvers._work(_Call(), key, "", key, b"", 0.0)) for key in ("a", "a", "a", "b")]
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert begun == ["a", "b"]
+        go_on.set()
+        await asyncio.gather(*calls)
+
+    monkeypatch.setattr(solvers, "start", lambda: SimpleNamespace(ready=True))
+    monkeypatch.setattr(solvers, "_solve", solve)
+    asyncio.run(ask_all())
+    assert sorted(begun) == ["a", "a", "a", "b"]

@@ -60,7 +60,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 def all_at_once(client: TestClient, watched: Watched, url: str, bodies: Sequence[Json]) -> list[Json]:
     """The answers to bodies of which the first is held up until all the others wait."""
-    places = client.app.state.places
+    places = client.app.state.places.all
     with ThreadPoolExecutor(len(bodies)) as pool:
         first = pool.submit(client.post, url, json=bodies[0])
         assert watched.begun.wait(60)
