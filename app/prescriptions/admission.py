@@ -40,8 +40,8 @@ class Places:
         IN_FLIGHT.set(self.all.borrowed_tokens)
         try:
             if self._taken[workspace] > self._most:
-                limit = f"{self._most} prescriptions of this workspace are being made already"
-                detail = f"{limit} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
+                much = f"{self._most} prescriptions of this workspace are being made already"
+                detail = f"{much} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
                 raise TooMany(detail, headers={"Retry-After": "1"})
             yield
         finally:
