@@ -9,13 +9,16 @@ in units of the outcomes' spread, always on rows that the scenarios leave out: r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bco_core.predictive import Carrier, History, carried, predictive_scenarios, spread_at, weights
+from bco_core.predictive import Carrier, History, carried, spread_at, weights
+from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.select import Table, select
 
@@ -54,15 +57,23 @@ class Calibration:
     rows: int
     carry: str
     bandwidth: float | None
+    compared_by: str
     pit: list[float]
     coverage: dict[str, float]
     score: float
     constant_score: float
 
 
-def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, features: Tensor, shrink: Tensor) -> Choice:
+def choose_history(
+    predictions: Tensor,
+    outcomes: Tensor,
+    spread: Tensor,
+    features: Tensor,
+    shrink: Tensor,
+    problem: DecisionProblem | None = None,
+) -> Choice:
     """The way of carrying that scores best, for out-of-fold predictions and outcomes (H, d_y) of rows with features
-    (H, width)."""
+    (H, width). Where there is a problem of several outcomes, rows may be compared by its decisions."""
     order = _by_residual(predictions, outcomes, spread)
     predictions, outcomes, features = predictions[order], outcomes[order], features[order]
     residuals = outcomes - predictions
@@ -70,21 +81,25 @@ def choose_history(predictions: Tensor, outcomes: Tensor, spread: Tensor, featur
     full = torch.ones_like(shrink)
     plain = History(predictions, outcomes, spread, Carrier("shift", None, full))
     judged = torch.linspace(0, len(outcomes) - 1, min(JUDGED_ROWS, len(outcomes))).round().long().unique()
-    candidates = list(_candidates(plain, features, slopes))
+    candidates = [*_candidates(plain, features, slopes), *_by_decisions(plain, problem)]
     if len(outcomes) < 3:
         candidates = candidates[:1]
     scores = [score(one, judged, features) for one in candidates]
-    labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
+    labels: Table = [_label(one.carrier) for one in candidates]
     choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
-    return Choice(replace(chosen, carrier=replace(chosen.carrier, shrink=shrink)), order, choice.table)
+    carrier = replace(chosen.carrier, shrink=shrink, bandwidth=_sharper(chosen.carrier.bandwidth, shrink))
+    return Choice(replace(chosen, carrier=carrier), order, choice.table)
+
+
+def _sharper(bandwidth: float | None, shrink: Tensor) -> float | None:
+    """The bandwidth for predictions that all members make. Distances were judged between rows that few members
+    predicted, each with its own error; at a new context one of the two errors is smaller, its square by shrink²."""
+    return None if bandwidth is None else bandwidth * math.sqrt((1 + shrink.square().mean().item()) / 2)
 
 
 def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[History]:
-    full = plain.carrier.shrink
-    distances = torch.pdist(plain.predictions[:1000] / plain.spread)
-    median = distances.median().item() if len(distances) else 0.0
-    kernels = [max(factor * median, 1e-6) for factor in BANDWIDTHS] if median > 0 else []
+    full, kernels = plain.carrier.shrink, _bandwidths(plain)
     # Stretching divides by predictions: nearly all of them must be safely positive.
     level = plain.outcomes.mean(dim=0)
     positive = bool((level > 0).all()) and (plain.predictions > _SAFE * level).all(dim=1).double().mean() >= 0.99
@@ -98,14 +113,48 @@ def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[Hi
     return found
 
 
+def _by_decisions(plain: History, problem: DecisionProblem | None) -> list[History]:
+    """Outcomes as they were, under kernels over the decisions that predictions lead to; none of one outcome."""
+    if problem is None or plain.outcomes.shape[1] == 1:
+        return []
+    decisions = problem.decide(plain.predictions).detach().double()
+    spread = decisions.std(dim=0)
+    if not decisions.isfinite().all() or not (spread > 0).any():
+        return []
+    # What is always decided alike tells no rows apart.
+    compared = torch.where(spread > 0, spread, torch.ones_like(spread))
+    carrier = Carrier("keep", None, plain.carrier.shrink, None, compared)
+    base = replace(plain, carrier=carrier, decisions=decisions)
+    return [replace(base, carrier=replace(carrier, bandwidth=width)) for width in _bandwidths(base)]
+
+
+def _bandwidths(plain: History) -> list[float]:
+    """Those that compete, in units of the places that rows are compared at; none where all are alike."""
+    distances = torch.pdist(plain.own_places[:1000])
+    median = distances.median().item() if len(distances) else 0.0
+    return [max(factor * median, 1e-6) for factor in BANDWIDTHS] if median > 0 else []
+
+
+def _label(carrier: Carrier) -> dict[str, Any]:
+    by = "prediction" if carrier.decision_spread is None else "decision"
+    return {"carry": carrier.carry, "bandwidth": carrier.bandwidth, "compared_by": by}
+
+
 def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
     """Score (m,) of the scenarios at rows (m,) of the history, each without its own row."""
     predictions, outcomes = history.predictions[rows], history.outcomes[rows]
     if outcomes.shape[1] == 1:
         atoms, shares = _atoms(history, rows, features)
         return crps(atoms[..., 0], shares, outcomes[:, 0]) / history.spread[0]
-    found = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows).outcomes / history.spread
-    return energy_score(found, outcomes / history.spread)
+    atoms = carried(history, _near(history, rows), predictions, history.scales_at(features[rows]))
+    return energy_score(atoms / history.spread, outcomes / history.spread)
+
+
+def _near(history: History, rows: Tensor) -> Tensor:
+    """So many rows (m, K) of the history by their weights at rows (m,) of it, each without its own."""
+    share = weights(history, history.own_places[rows], rows).cumsum(dim=1)
+    places = (torch.arange(_ATOMS, dtype=torch.float64) + 0.5) / _ATOMS
+    return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)
 
 
 def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +162,7 @@ def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Te
     predictions = history.predictions[rows]
     everything = torch.arange(len(history)).expand(len(rows), -1)
     atoms = carried(history, everything, predictions, history.scales_at(features[rows]))
-    share = weights(history, predictions, rows)
+    share = weights(history, history.own_places[rows], rows)
     return atoms, share / share.sum(dim=1, keepdim=True)
 
 
@@ -152,8 +201,7 @@ def calibrate(history: History, features: Tensor) -> Calibration:
     )
     return Calibration(
         rows=len(rows),
-        carry=history.carrier.carry,
-        bandwidth=history.carrier.bandwidth,
+        **_label(history.carrier),
         pit=_below(*pit, edges).diff().tolist(),
         coverage={str(level): _within(*pit, level) for level in LEVELS},
         score=score(history, rows, features).mean().item(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy import integrate
 
 from bco_core.calibration import BINS, LEVELS, calibrate, choose_history, crps, energy_score, score
 from bco_core.predictive import Carrier, History, predictive_scenarios
+from bco_core.problems.base import DecisionProblem
 
 Array = np.ndarray[Any, Any]
 
@@ -223,3 +225,45 @@ def test_few_rows_of_even_noise_are_seldom_carried_in_another_way() -> None:
         chosen = choose_history(predictions, outcomes, outcomes.std(dim=0), features, ones).history.carrier
         plain += chosen.carry == "shift" and chosen.bandwidth is None
     assert plain >= 15
+
+
+def test_rows_are_compared_by_decisions_where_predictions_differ_in_what_no_decision_sees() -> None:
+    """Spread follows the sum of two predictions, which is all that the decision sees; their difference is noise."""
+    draw = torch.Generator().manual_seed(5)
+    level = torch.rand(400, 1, dtype=torch.float64, generator=draw)
+    unseen = 20 * torch.randn(400, 1, dtype=torch.float64, generator=draw)
+    predictions = torch.cat([level + unseen, level - unseen], dim=1)
+    outcomes = level * torch.randn(400, 2, dtype=torch.float64, generator=draw)
+    unit, features = torch.ones(2, dtype=torch.float64), torch.zeros(400, 1, dtype=torch.float64)
+    problem = cast(DecisionProblem, SimpleNamespace(decide=lambda values: values.sum(-1, keepdim=True)))
+    blind = choose_history(predictions, outcomes, unit, features, unit).history
+    seeing = choose_history(predictions, outcomes, unit, features, unit, problem).history
+    assert seeing.carrier.decision_spread is not None
+    calm = torch.tensor([[0.05, 0.05]], dtype=torch.float64)
+    spreads = [
+        predictive_scenarios(one, calm, 200, features[:1], problem=problem).outcomes.std().item()
+        for one in (seeing, blind)
+    ]
+    assert spreads[0] < 0.3 < spreads[1], "calm where the sum is small"
+    again = History.from_arrays(*seeing.to_arrays(), unit)
+    found, same = (predictive_scenarios(one, calm, 50, problem=problem).outcomes for one in (seeing, again))
+    assert torch.equal(found, same)
+
+
+def test_one_outcome_is_compared_by_its_prediction() -> None:
+    predictions, noise = torch.randn(2, 60, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    problem = cast(DecisionProblem, SimpleNamespace(decide=None))
+    unit = torch.ones(1, dtype=torch.float64)
+    chosen = choose_history(predictions, predictions + noise, unit, predictions, unit, problem).history
+    assert chosen.carrier.decision_spread is None
+
+
+def test_a_bandwidth_is_sharpened_by_what_averaging_gains() -> None:
+    """Half of the squared distance between two noisy predictions is the query's, which averaging leaves shrink² of."""
+    draw = torch.Generator().manual_seed(5)
+    level = torch.rand(300, 1, dtype=torch.float64, generator=draw)
+    outcomes = torch.where(level > 0.5, 10.0, 1.0) * torch.randn(300, 1, dtype=torch.float64, generator=draw).abs()
+    unit, features = torch.ones(1, dtype=torch.float64), torch.zeros(300, 1, dtype=torch.float64)
+    widths = [choose_history(level, outcomes, unit, features, g * unit).history.carrier.bandwidth for g in (1.0, 0.6)]
+    assert widths[0] is not None
+    assert widths[1] == pytest.approx(widths[0] * math.sqrt((1 + 0.36) / 2))

@@ -190,7 +190,8 @@ def _draws(
 def _judged(target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: MhOptions) -> tuple[Kept, Judged]:
     """The history, each of its rows predicted without it, and what policies do on those rows."""
     spread, outcomes = target.predictor.outcomes.scale, target.sample.outcomes[rows]
-    choice = choose_history(without.predictions, outcomes, spread, target.features[rows], torch.ones_like(spread))
+    ones = torch.ones_like(spread)
+    choice = choose_history(without.predictions, outcomes, spread, target.features[rows], ones, target.problem)
     order = autocorrelation(outcomes - without.predictions, rows)
     kept = Kept(choice.history, rows[choice.order], choice.table, order)
     seen = without.scenarios

@@ -73,7 +73,8 @@ def keep_history(plan: Plan, learned: Candidate) -> Kept:
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
     predictions, outcomes = learned.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
     shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
-    choice = choose_history(predictions, outcomes, target.predictor.outcomes.scale, target.features[rows], shrink)
+    spread, features = target.predictor.outcomes.scale, target.features[rows]
+    choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem)
     return Kept(choice.history, rows[choice.order], choice.table, order)
 
 
