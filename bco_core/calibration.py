@@ -5,6 +5,8 @@ For one outcome the score is the continuous ranked probability score, for severa
     E‖Y_k − y‖ − ½ E‖Y_k − Y_l‖,
 
 in units of the outcomes' spread, always on rows that the scenarios leave out: row j is judged by the rows other than j.
+Several outcomes may be told well on the whole and badly in what a decision depends on, so what the decision for the
+prediction would cost is scored beside them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bco_core.predictive import Carrier, History, carried, spread_at, weights
+from bco_core.predictive import Carrier, History, carried, predictive_scenarios, spread_at, weights
 from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.select import Table, select
@@ -57,7 +58,6 @@ class Calibration:
     rows: int
     carry: str
     bandwidth: float | None
-    compared_by: str
     pit: list[float]
     coverage: dict[str, float]
     score: float
@@ -73,7 +73,7 @@ def choose_history(
     problem: DecisionProblem | None = None,
 ) -> Choice:
     """The way of carrying that scores best, for out-of-fold predictions and outcomes (H, d_y) of rows with features
-    (H, width). Where there is a problem of several outcomes, rows may be compared by its decisions."""
+    (H, width). Where there is a problem of several outcomes, its costs are scored, too."""
     order = _by_residual(predictions, outcomes, spread)
     predictions, outcomes, features = predictions[order], outcomes[order], features[order]
     residuals = outcomes - predictions
@@ -81,11 +81,13 @@ def choose_history(
     full = torch.ones_like(shrink)
     plain = History(predictions, outcomes, spread, Carrier("shift", None, full))
     judged = torch.linspace(0, len(outcomes) - 1, min(JUDGED_ROWS, len(outcomes))).round().long().unique()
-    candidates = [*_candidates(plain, features, slopes), *_by_decisions(plain, problem)]
+    candidates = list(_candidates(plain, features, slopes))
     if len(outcomes) < 3:
         candidates = candidates[:1]
     scores = [score(one, judged, features) for one in candidates]
-    labels: Table = [_label(one.carrier) for one in candidates]
+    if problem is not None and outcomes.shape[1] > 1:
+        scores = _with_costs(scores, [cost_score(one, judged, features, problem) for one in candidates])
+    labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
     choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
     carrier = replace(chosen.carrier, shrink=shrink, bandwidth=_sharper(chosen.carrier.bandwidth, shrink))
@@ -98,8 +100,31 @@ def _sharper(bandwidth: float | None, shrink: Tensor) -> float | None:
     return None if bandwidth is None else bandwidth * math.sqrt((1 + shrink.square().mean().item()) / 2)
 
 
+def _with_costs(scores: list[Tensor], costs: list[Tensor]) -> list[Tensor]:
+    """Scores (m,) of outcomes and of costs together, each in units of the first candidate's."""
+    unit, cost_unit = scores[0].mean(), costs[0].mean()
+    # Costs that no outcome changes have nothing to tell.
+    if not cost_unit.isfinite() or cost_unit <= 0:
+        return scores
+    return [one / unit + cost / cost_unit for one, cost in zip(scores, costs, strict=True)]
+
+
+def cost_score(history: History, rows: Tensor, features: Tensor, problem: DecisionProblem) -> Tensor:
+    """The ranked probability score (m,) of what the decision for its prediction costs at rows (m,) of the history."""
+    predictions = history.predictions[rows]
+    atoms = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows)
+    with torch.no_grad():
+        decisions = problem.decide(predictions)
+        costs = problem.cost(decisions[:, None], atoms.outcomes).double()
+        truth = problem.cost(decisions, history.outcomes[rows]).double()
+    return crps(costs, torch.full_like(costs, 1 / _ATOMS), truth)
+
+
 def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[History]:
-    full, kernels = plain.carrier.shrink, _bandwidths(plain)
+    full = plain.carrier.shrink
+    distances = torch.pdist(plain.predictions[:1000] / plain.spread)
+    median = distances.median().item() if len(distances) else 0.0
+    kernels = [max(factor * median, 1e-6) for factor in BANDWIDTHS] if median > 0 else []
     # Stretching divides by predictions: nearly all of them must be safely positive.
     level = plain.outcomes.mean(dim=0)
     positive = bool((level > 0).all()) and (plain.predictions > _SAFE * level).all(dim=1).double().mean() >= 0.99
@@ -113,48 +138,14 @@ def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[Hi
     return found
 
 
-def _by_decisions(plain: History, problem: DecisionProblem | None) -> list[History]:
-    """Outcomes as they were, under kernels over the decisions that predictions lead to; none of one outcome."""
-    if problem is None or plain.outcomes.shape[1] == 1:
-        return []
-    decisions = problem.decide(plain.predictions).detach().double()
-    spread = decisions.std(dim=0)
-    if not decisions.isfinite().all() or not (spread > 0).any():
-        return []
-    # What is always decided alike tells no rows apart.
-    compared = torch.where(spread > 0, spread, torch.ones_like(spread))
-    carrier = Carrier("keep", None, plain.carrier.shrink, None, compared)
-    base = replace(plain, carrier=carrier, decisions=decisions)
-    return [replace(base, carrier=replace(carrier, bandwidth=width)) for width in _bandwidths(base)]
-
-
-def _bandwidths(plain: History) -> list[float]:
-    """Those that compete, in units of the places that rows are compared at; none where all are alike."""
-    distances = torch.pdist(plain.own_places[:1000])
-    median = distances.median().item() if len(distances) else 0.0
-    return [max(factor * median, 1e-6) for factor in BANDWIDTHS] if median > 0 else []
-
-
-def _label(carrier: Carrier) -> dict[str, Any]:
-    by = "prediction" if carrier.decision_spread is None else "decision"
-    return {"carry": carrier.carry, "bandwidth": carrier.bandwidth, "compared_by": by}
-
-
 def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
     """Score (m,) of the scenarios at rows (m,) of the history, each without its own row."""
     predictions, outcomes = history.predictions[rows], history.outcomes[rows]
     if outcomes.shape[1] == 1:
         atoms, shares = _atoms(history, rows, features)
         return crps(atoms[..., 0], shares, outcomes[:, 0]) / history.spread[0]
-    atoms = carried(history, _near(history, rows), predictions, history.scales_at(features[rows]))
-    return energy_score(atoms / history.spread, outcomes / history.spread)
-
-
-def _near(history: History, rows: Tensor) -> Tensor:
-    """So many rows (m, K) of the history by their weights at rows (m,) of it, each without its own."""
-    share = weights(history, history.own_places[rows], rows).cumsum(dim=1)
-    places = (torch.arange(_ATOMS, dtype=torch.float64) + 0.5) / _ATOMS
-    return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)
+    found = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows).outcomes / history.spread
+    return energy_score(found, outcomes / history.spread)
 
 
 def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +153,7 @@ def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Te
     predictions = history.predictions[rows]
     everything = torch.arange(len(history)).expand(len(rows), -1)
     atoms = carried(history, everything, predictions, history.scales_at(features[rows]))
-    share = weights(history, history.own_places[rows], rows)
+    share = weights(history, predictions, rows)
     return atoms, share / share.sum(dim=1, keepdim=True)
 
 
@@ -201,7 +192,8 @@ def calibrate(history: History, features: Tensor) -> Calibration:
     )
     return Calibration(
         rows=len(rows),
-        **_label(history.carrier),
+        carry=history.carrier.carry,
+        bandwidth=history.carrier.bandwidth,
         pit=_below(*pit, edges).diff().tolist(),
         coverage={str(level): _within(*pit, level) for level in LEVELS},
         score=score(history, rows, features).mean().item(),

@@ -18,7 +18,6 @@ from bco_core.errors import InvalidInput
 from bco_core.predictive import History, predictive_scenarios
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.registry import predictor_from_arrays, predictor_to_arrays
-from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
 
 
@@ -61,14 +60,11 @@ class Posterior:
         """The distribution's mode as a table of one parameter vector: finding it takes as long as many predictions."""
         return self.distribution.mode()[None]
 
-    def predictive(
-        self, contexts: Tensor, predictions: Tensor, count: int, problem: DecisionProblem
-    ) -> Scenarios | None:
+    def predictive(self, contexts: Tensor, predictions: Tensor, count: int) -> Scenarios | None:
         """What may really happen in contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
         if self.history is None:
             return None
-        features = self.predictor.encode(contexts, torch.float64)
-        return predictive_scenarios(self.history, predictions, count, features, problem=problem)
+        return predictive_scenarios(self.history, predictions, count, self.predictor.encode(contexts, torch.float64))
 
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
         """A JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""

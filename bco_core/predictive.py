@@ -9,10 +9,9 @@ outcome is *carried* there in one of these ways, always whole, so that dependenc
     stretch   f̄ (1 + g (y_i / f̄_i − 1))       for outcomes whose noise grows with their level
     keep      y_i                              as it was, under a kernel alone
 
-and rows count alike, or by how similar their predictions are: weights ∝ exp(−‖f̄ − f̄_i‖ / h). Of several outcomes a
-decision may see only some combinations, so predictions may instead be compared by the decisions that they lead to. The
-factor g ≤ 1 shrinks residuals by what averaging all members gains over the few that predicted each row out of fold.
-Which way, and which h, is chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
+and rows count alike, or by how similar their predictions are: weights ∝ exp(−‖f̄ − f̄_i‖ / h). The factor g ≤ 1 shrinks
+residuals by what averaging all members gains over the few that predicted each row out of fold. Which way, and which h,
+is chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor
 
 from bco_core import deadline
-from bco_core.problems.base import DecisionProblem
 from bco_core.rows import exp_affine, sample_near
 from bco_core.scenarios import Scenarios
 
@@ -38,21 +36,18 @@ _LARGEST_RATIO = 10.0
 @dataclass(frozen=True)
 class Carrier:
     """How outcomes are carried: ``bandwidth`` h in units of the outcomes' spread, None where all rows count alike;
-    ``shrink`` g (d_y,); ``slopes`` (width + 1, d_y) of ln s by features and a constant, None unless scaled. Rows are
-    compared by their predictions or, in units of ``decision_spread`` (d_z,), by the decisions for them."""
+    ``shrink`` g (d_y,); ``slopes`` (width + 1, d_y) of ln s by features and a constant, None unless scaled."""
 
     carry: str
     bandwidth: float | None
     shrink: Tensor
     slopes: Tensor | None = None
-    decision_spread: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class History:
     """Rows kept with a posterior: out-of-fold predictions and outcomes, both (H, d_y), the outcomes' ``spread`` (d_y,),
-    how they are carried and, where that is scaled, each row's own ``scales`` (H, d_y); ``decisions`` (H, d_z) for the
-    predictions where rows are compared by them.
+    how they are carried and, where that is scaled, each row's own ``scales`` (H, d_y).
 
     Rows are in the order of their residuals, so that a systematic sample of them is a stratified one.
     """
@@ -62,7 +57,6 @@ class History:
     spread: Tensor
     carrier: Carrier
     scales: Tensor | None = None
-    decisions: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.outcomes)
@@ -72,21 +66,6 @@ class History:
         if self.carrier.slopes is None or self.scales is None:
             return None
         return spread_at(self.carrier.slopes, features).clamp(*self._ends_of_scales)
-
-    def places(self, predictions: Tensor, problem: DecisionProblem | None = None) -> Tensor:
-        """Where predictions (B, d_y) stand when rows are compared: (B, ·); by decisions that takes the problem."""
-        if self.carrier.decision_spread is None:
-            return predictions / self.spread
-        if problem is None:
-            raise RuntimeError("rows that are compared by decisions need the problem")
-        return problem.decide(predictions).detach().double() / self.carrier.decision_spread
-
-    @cached_property
-    def own_places(self) -> Tensor:
-        """Where the rows themselves stand, (H, ·)."""
-        if self.carrier.decision_spread is None or self.decisions is None:
-            return self.predictions / self.spread
-        return self.decisions / self.carrier.decision_spread
 
     @cached_property
     def _ends_of_scales(self) -> tuple[Tensor, Tensor]:
@@ -104,20 +83,13 @@ class History:
         }
         if self.carrier.slopes is not None and self.scales is not None:
             arrays |= {"history_slopes": self.carrier.slopes, "history_scales": self.scales}
-        if self.carrier.decision_spread is not None and self.decisions is not None:
-            arrays |= {
-                "history_decisions": self.decisions,
-                "history_decision_spread": self.carrier.decision_spread,
-            }
         return {"carry": self.carrier.carry, "bandwidth": self.carrier.bandwidth}, arrays
 
     @staticmethod
     def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor], spread: Tensor) -> History:
         slopes, scales = arrays.get("history_slopes"), arrays.get("history_scales")
-        compared = arrays.get("history_decision_spread")
-        carrier = Carrier(description["carry"], description["bandwidth"], arrays["history_shrink"], slopes, compared)
-        rows = arrays["history_predictions"], arrays["history_outcomes"]
-        return History(*rows, spread, carrier, scales, arrays.get("history_decisions"))
+        carrier = Carrier(description["carry"], description["bandwidth"], arrays["history_shrink"], slopes)
+        return History(arrays["history_predictions"], arrays["history_outcomes"], spread, carrier, scales)
 
 
 def spread_at(slopes: Tensor, features: Tensor) -> Tensor:
@@ -126,17 +98,12 @@ def spread_at(slopes: Tensor, features: Tensor) -> Tensor:
 
 
 def predictive_scenarios(
-    history: History,
-    predictions: Tensor,
-    count: int,
-    features: Tensor | None = None,
-    own: Tensor | None = None,
-    problem: DecisionProblem | None = None,
+    history: History, predictions: Tensor, count: int, features: Tensor | None = None, own: Tensor | None = None
 ) -> Scenarios:
     """``count`` equally weighted atoms for predictions f̄(x) (B, d_y), by systematic sampling of the history.
 
-    ``features`` (B, width) are needed where the carrier is scaled, the ``problem`` where rows are compared by its
-    decisions. ``own`` (B,) names a row of the history that each context must not see, its own; −1 for none.
+    ``features`` (B, width) are needed where the carrier is scaled. ``own`` (B,) names a row of the history that each
+    context must not see, its own; −1 for none.
     """
     scales = None if features is None else history.scales_at(features)
     size = max(1, _CHUNK_NUMBERS // max(len(history), count))
@@ -144,17 +111,18 @@ def predictive_scenarios(
     for first in range(0, len(predictions), size):
         deadline.check()
         chunk = slice(first, first + size)
-        chosen = _sampled(history, predictions[chunk], count, None if own is None else own[chunk], problem)
+        chosen = _sampled(history, predictions[chunk], count, None if own is None else own[chunk])
         parts.append(carried(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
     return Scenarios.equal(torch.cat(parts), predictions)
 
 
-def weights(history: History, places: Tensor, own: Tensor | None = None) -> Tensor:
-    """How much each row of the history counts at places (B, ·): (B, H), the largest near one."""
+def weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
+    """How much each row of the history counts at predictions (B, d_y): (B, H), the largest near one."""
     if history.carrier.bandwidth is None:
-        distance = torch.zeros(len(places), len(history), dtype=torch.float64)
+        distance = torch.zeros(len(predictions), len(history), dtype=torch.float64)
     else:
-        distance = torch.cdist(places, history.own_places) / history.carrier.bandwidth
+        distance = torch.cdist(predictions / history.spread, history.predictions / history.spread)
+        distance = distance / history.carrier.bandwidth
     if own is not None:
         known = own >= 0
         distance[known.nonzero().flatten(), own[known]] = torch.inf
@@ -179,15 +147,13 @@ def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tenso
     return here + residuals
 
 
-def _sampled(
-    history: History, predictions: Tensor, count: int, own: Tensor | None, problem: DecisionProblem | None
-) -> Tensor:
+def _sampled(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
     """Rows (B, count) of the history by systematic sampling, in its order."""
-    shares = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     if history.carrier.bandwidth is None and own is None:
-        return (shares * len(history)).long().expand(len(predictions), -1)
-    places = history.places(predictions, problem)
+        return (places * len(history)).long().expand(len(predictions), -1)
     if history.carrier.bandwidth is not None and own is None:
-        return sample_near(places, history.own_places, history.carrier.bandwidth, count)
-    share = weights(history, places, own).cumsum(dim=1)
-    return torch.searchsorted(share, shares * share[:, -1:]).clamp_max(len(history) - 1)
+        scaled = predictions / history.spread, history.predictions / history.spread
+        return sample_near(*scaled, history.carrier.bandwidth, count)
+    share = weights(history, predictions, own).cumsum(dim=1)
+    return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)

@@ -191,7 +191,7 @@ def decisions(
     """
     options = options or PrescribeOptions()
     scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
-    predictive, atoms = _what_may_happen(posterior, problem, contexts, scenarios, options)
+    predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, alpha=options.blend)
     hedged = atoms if options.risk else scenarios
@@ -209,7 +209,7 @@ def _prescribe(
     scenarios = posterior.scenarios(contexts, theta)
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
-    predictive, atoms = _what_may_happen(posterior, problem, contexts, scenarios, options)
+    predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
     searches, policy = problem.relaxation is not problem, options.chosen_policy
     share = 1 - _MAP_SHARE if searches and policy != "map" else 1.0
     own = replace(terms, ends=_part_of_the_way(terms.ends, share))
@@ -235,13 +235,13 @@ def _prescribe(
 
 
 def _what_may_happen(
-    posterior: Posterior, problem: DecisionProblem, contexts: Tensor, scenarios: Scenarios, options: PrescribeOptions
+    posterior: Posterior, contexts: Tensor, scenarios: Scenarios, options: PrescribeOptions
 ) -> tuple[Scenarios, Scenarios]:
     """The scenarios that a predictive policy decides over, and those that costs are computed over."""
     over_draws = options.costs_over == POSTERIOR
     if over_draws and not POLICIES[options.chosen_policy].predictive:
         return scenarios, scenarios
-    atoms = posterior.predictive(contexts, scenarios.mean(), options.scenarios, problem) or scenarios
+    atoms = posterior.predictive(contexts, scenarios.mean(), options.scenarios) or scenarios
     return atoms, scenarios if over_draws else atoms
 
 

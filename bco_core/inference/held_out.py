@@ -111,7 +111,7 @@ def judge_scenarios(
     decisions = {name: torch.empty(len(block), problem.decision_dim, dtype=torch.float64) for name in POLICIES}
     atoms = torch.empty(len(block), _ATOMS, problem.outcome_dim, dtype=torch.float64)
     for places, scenarios in seen:
-        what = predictive_scenarios(kept.history, scenarios.mean(), _ATOMS, features[places], places, problem)
+        what = predictive_scenarios(kept.history, scenarios.mean(), _ATOMS, features[places], own=places)
         atoms[places] = what.outcomes
         for name in POLICIES:
             decisions[name][places] = decide_over(problem, scenarios, what, name, terms).decisions.double()

@@ -176,7 +176,7 @@ def _promised(source: Source, seed: int) -> tuple[float, float]:
     answer = prescribe(learned.posterior, source.problem, fresh.contexts, _how(learned))
     realised = source.problem.cost(answer.decisions, fresh.outcomes).mean()
     scenarios = learned.posterior.scenarios(fresh.contexts, learned.posterior.particles)
-    atoms = learned.posterior.predictive(fresh.contexts, scenarios.mean(), 200, source.problem)
+    atoms = learned.posterior.predictive(fresh.contexts, scenarios.mean(), 200)
     if atoms is None:
         raise RuntimeError("a learned posterior has a history")
     low, high = torch.quantile(atoms.outcomes, torch.tensor([0.05, 0.95], dtype=torch.float64), dim=1)

@@ -52,8 +52,7 @@ def encoded(contexts: list[Json]) -> Any:
 
 
 def what_may_happen(posterior: Posterior, contexts: list[Json], predictions: Tensor, count: int) -> Scenarios:
-    problem = build_problem(example_problem()["spec"])
-    found = posterior.predictive(torch.from_numpy(encoded(contexts)), predictions, count, problem)
+    found = posterior.predictive(torch.from_numpy(encoded(contexts)), predictions, count)
     assert found is not None
     return found
 

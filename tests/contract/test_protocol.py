@@ -255,7 +255,7 @@ def test_a_posterior_can_be_learned_for_the_problem_and_every_policy_decides_fro
     found = learned(problem, row)
     contexts = torch.randn(4, 3, generator=seeded(13), dtype=torch.float64)
     scenarios = found.posterior.scenarios(contexts, found.posterior.draws())
-    atoms = found.posterior.predictive(contexts, scenarios.mean(), 50, problem)
+    atoms = found.posterior.predictive(contexts, scenarios.mean(), 50)
     assert atoms is not None
     for policy in POLICIES:
         prescription = decide_over(problem, scenarios, atoms, policy)

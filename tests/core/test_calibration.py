@@ -227,35 +227,36 @@ def test_few_rows_of_even_noise_are_seldom_carried_in_another_way() -> None:
     assert plain >= 15
 
 
-def test_rows_are_compared_by_decisions_where_predictions_differ_in_what_no_decision_sees() -> None:
-    """Spread follows the sum of two predictions, which is all that the decision sees; their difference is noise."""
+def test_what_the_decision_depends_on_is_told_well_even_where_all_else_is_noise() -> None:
+    """Eleven outcomes are noise. The last is calm or wild by its prediction, and is all that the cost depends on."""
     draw = torch.Generator().manual_seed(5)
     level = torch.rand(400, 1, dtype=torch.float64, generator=draw)
-    unseen = 20 * torch.randn(400, 1, dtype=torch.float64, generator=draw)
-    predictions = torch.cat([level + unseen, level - unseen], dim=1)
-    outcomes = level * torch.randn(400, 2, dtype=torch.float64, generator=draw)
-    unit, features = torch.ones(2, dtype=torch.float64), torch.zeros(400, 1, dtype=torch.float64)
-    problem = cast(DecisionProblem, SimpleNamespace(decide=lambda values: values.sum(-1, keepdim=True)))
-    blind = choose_history(predictions, outcomes, unit, features, unit).history
-    seeing = choose_history(predictions, outcomes, unit, features, unit, problem).history
-    assert seeing.carrier.decision_spread is not None
-    calm = torch.tensor([[0.05, 0.05]], dtype=torch.float64)
-    spreads = [
-        predictive_scenarios(one, calm, 200, features[:1], problem=problem).outcomes.std().item()
-        for one in (seeing, blind)
+    noise = torch.randn(400, 11, dtype=torch.float64, generator=draw)
+    wild = torch.where(level > 0.5, 5.0, 0.05) * torch.randn(400, 1, dtype=torch.float64, generator=draw)
+    predictions, outcomes = torch.cat([0 * noise, level], dim=1), torch.cat([noise, level + wild], dim=1)
+    unit, features = torch.ones(12, dtype=torch.float64), torch.zeros(400, 1, dtype=torch.float64)
+    problem = SimpleNamespace(decide=lambda y: y[..., -1:], cost=lambda z, y: (y[..., -1:] - z).abs().sum(-1))
+    calm = torch.cat([torch.zeros(1, 11), torch.full((1, 1), 0.1)], dim=1).double()
+    spreads = []
+    for scored in (None, cast(DecisionProblem, problem)):
+        chosen = choose_history(predictions, outcomes, unit, features, unit, scored)
+        spreads.append(predictive_scenarios(chosen.history, calm, 200, features[:1]).outcomes[0, :, -1].std().item())
+    assert spreads[1] < 0.5 * spreads[0]
+    one = SimpleNamespace(decide=None)
+    few = outcomes[:, -1:], unit[:1]
+    choose_history(predictions[:, -1:], few[0], few[1], features, few[1], cast(DecisionProblem, one))
+
+
+def test_costs_that_no_outcome_changes_choose_nothing() -> None:
+    draw = torch.Generator().manual_seed(6)
+    predictions, noise = torch.randn(2, 80, 2, dtype=torch.float64, generator=draw)
+    unit = torch.ones(2, dtype=torch.float64)
+    fixed = SimpleNamespace(decide=lambda y: y[..., :1], cost=lambda z, y: z.sum(-1) + 0 * y.sum(-1))
+    found = [
+        choose_history(predictions, predictions + noise, unit, predictions, unit, problem).table
+        for problem in (None, cast(DecisionProblem, fixed))
     ]
-    assert spreads[0] < 0.3 < spreads[1], "calm where the sum is small"
-    again = History.from_arrays(*seeing.to_arrays(), unit)
-    found, same = (predictive_scenarios(one, calm, 50, problem=problem).outcomes for one in (seeing, again))
-    assert torch.equal(found, same)
-
-
-def test_one_outcome_is_compared_by_its_prediction() -> None:
-    predictions, noise = torch.randn(2, 60, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    problem = cast(DecisionProblem, SimpleNamespace(decide=None))
-    unit = torch.ones(1, dtype=torch.float64)
-    chosen = choose_history(predictions, predictions + noise, unit, predictions, unit, problem).history
-    assert chosen.carrier.decision_spread is None
+    assert found[0] == found[1]
 
 
 def test_a_bandwidth_is_sharpened_by_what_averaging_gains() -> None:

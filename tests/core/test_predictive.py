@@ -78,7 +78,7 @@ def test_with_as_many_scenarios_as_rows_of_equal_weight_every_row_speaks_once(ca
 
 @pytest.mark.parametrize("bandwidth", [None, 0.05, 0.5, 3.0])
 def test_rows_count_by_how_similar_their_predictions_are(bandwidth: float | None) -> None:
-    found = weights(history("keep", bandwidth), NEW / SPREAD).numpy()
+    found = weights(history("keep", bandwidth), NEW).numpy()
     far = np.linalg.norm((NEW[:, None] - PREDICTIONS[None]).numpy() / SPREAD.numpy(), axis=2)
     expected = np.ones_like(far) if bandwidth is None else np.exp(-far / bandwidth)
     shares = found / found.sum(axis=1, keepdims=True)
@@ -90,7 +90,7 @@ def test_rows_count_by_how_similar_their_predictions_are(bandwidth: float | None
 def test_scenarios_hold_each_row_in_proportion_to_its_weight(bandwidth: float) -> None:
     kept, count = history("keep", bandwidth), 4000
     atoms = predictive_scenarios(kept, NEW, count).outcomes
-    shares = weights(kept, NEW / SPREAD)
+    shares = weights(kept, NEW)
     shares = shares / shares.sum(dim=1, keepdim=True)
     for place in range(len(NEW)):
         held = (atoms[place][:, None] == OUTCOMES[None]).all(dim=2).double().mean(dim=0)
@@ -106,17 +106,15 @@ def test_no_row_speaks_for_itself(carry: str, bandwidth: float | None) -> None:
     found = predictive_scenarios(kept, PREDICTIONS, 200, FEATURES, own=rows).outcomes
     own = carried(kept, rows[:, None], PREDICTIONS, kept.scales_at(FEATURES))
     assert ((found - own).abs().amax(dim=2) > 1e-9).all()
-    without = weights(kept, PREDICTIONS / SPREAD, rows)
+    without = weights(kept, PREDICTIONS, rows)
     assert (without.diagonal() == 0).all()
-    assert torch.equal(
-        weights(kept, PREDICTIONS / SPREAD, torch.full((ROWS,), -1)), weights(kept, PREDICTIONS / SPREAD)
-    )
+    assert torch.equal(weights(kept, PREDICTIONS, torch.full((ROWS,), -1)), weights(kept, PREDICTIONS))
 
 
 @pytest.mark.parametrize("bandwidth", [0.01, 0.5])
 def test_the_nearest_row_always_counts_however_far_it_is(bandwidth: float) -> None:
     far = torch.tensor([[1e6, 20.0], [-1e6, 20.0]], dtype=torch.float64)
-    found = weights(history("shift", bandwidth), far / SPREAD)
+    found = weights(history("shift", bandwidth), far)
     assert found.isfinite().all()
     nearest = [int(PREDICTIONS[:, 0].argmax()), int(PREDICTIONS[:, 0].argmin())]
     assert found.argmax(dim=1).tolist() == nearest

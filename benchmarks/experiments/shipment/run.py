@@ -186,7 +186,7 @@ def _averaged(trial: Trial) -> Tensor:
 
 def _predictive(trial: Trial) -> Tensor:
     """SAA over predictive scenarios."""
-    atoms = trial.learned[0].predictive(trial.contexts, trial.scenarios.mean(), DRAWS, trial.problem)
+    atoms = trial.learned[0].predictive(trial.contexts, trial.scenarios.mean(), DRAWS)
     assert atoms is not None  # noqa: S101 (learning always keeps a history)
     return _decided(trial, atoms, "predictive")
 

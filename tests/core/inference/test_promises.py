@@ -50,7 +50,7 @@ def learned(problem: Newsvendor, sample: Sample, seed: int, epochs: int = 30) ->
 
 def atoms_at(posterior: Posterior, contexts: Tensor, count: int = 200) -> Tensor:
     mean = posterior.scenarios(contexts, posterior.draws(count)).mean()
-    found = posterior.predictive(contexts, mean, count, TWO if mean.shape[1] == 2 else ONE)
+    found = posterior.predictive(contexts, mean, count)
     assert found is not None
     return found.outcomes
 
