@@ -147,6 +147,29 @@ MUTANTS = [
         ("ties in PIT", "torch.where(width > 0, spread.clamp(0, 1), ", "torch.where(width > 2, spread.clamp(0, 1), "),
         ("ties in coverage", "torch.where(width > 0, overlap, ", "torch.where(width > 2, overlap, "),
         ("width of central ranges", "<= level / 2", "<= level"),
+        ("costs in the choice", "one / unit + cost / cost_unit", "one / unit"),
+        ("sharper bandwidth", "math.sqrt((1 + shrink.square().mean().item()) / 2)", "1.0"),
+    ),
+    *group(
+        "bco_core/inference/training.py",
+        "tests/core/inference/test_training.py",
+        ("own patience", " & (epoch - best_epoch[active] <= options.patience)", ""),
+        ("halving", "(len(order) + 1) // 2", "len(order)"),
+        ("the first stays", "kept[0] |= keep_first", "kept[0] |= False"),
+        ("clearly beaten", "costs[0] <= CLEARLY_WORSE * costs.min()", "costs[0] >= 0"),
+    ),
+    *group(
+        "bco_core/inference/vi/conclude.py",
+        "tests/core/inference/test_auto.py: test_a_pilot_chooses_the_configuration_that_shared_members_learn_under",
+        ("rows that judged the pilot", "rows = rows[~torch.isin(rows, plan.pilot.validation)]", "pass"),
+    ),
+    *group(
+        "bco_core/inference/held_out.py",
+        "tests/core/inference/test_diagnostics.py: "
+        "test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound "
+        "test_the_order_of_rows_is_seen_from_all_of_them",
+        ("beyond the upper bound", "(outcomes < bounds[0]) | (outcomes > bounds[1])", "outcomes < bounds[0]"),
+        ("neighbouring rows", "following = rows[order].diff() == 1", "following = rows[order].diff() > 0"),
     ),
     *group(
         "bco_core/inference/vi/variational.py",
@@ -160,6 +183,6 @@ MUTANTS = [
     *group(
         "bco_core/inference/vi/conclude.py",
         "tests/core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
-        ("history from mode", "learned.seen.scenarios.mean()", "learned.seen.scenarios.mode"),
+        ("history from mode", "learned.seen.at(rows).scenarios.mean()", "learned.seen.at(rows).scenarios.mode"),
     ),
 ]
