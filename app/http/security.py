@@ -71,15 +71,16 @@ class Remembered:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, float]] = {}
-        self._looks: dict[str, asyncio.Task[Any]] = {}
+        self._looks: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[Any]] = {}
 
     async def get(self, what: str, look_up: Callable[[], Value]) -> Value:
         value, until = self._kept.get(what, (None, 0.0))
         if monotonic() >= until:
-            look = self._looks.get(what)
+            key = what, asyncio.get_running_loop()
+            look = self._looks.get(key)
             if look is None:
-                look = self._looks[what] = asyncio.create_task(run_in_threadpool(look_up))
-                look.add_done_callback(lambda _: self._looks.pop(what, None))
+                look = self._looks[key] = asyncio.create_task(run_in_threadpool(look_up))
+                look.add_done_callback(lambda _: self._looks.pop(key, None))
             # Whoever leaves does not take the look of the others along.
             value = await asyncio.shield(look)
             if len(self._kept) >= _REMEMBER_KEYS:

@@ -14,6 +14,8 @@ from torch import Tensor
 _LARGE_BYTES = 1 << 20
 _HEAPS = 2
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+# Whose objects are looked into; those of others lead to modules, compilers and all that these know.
+_OURS = ("app", "bco_core")
 
 
 def give_back_early() -> None:
@@ -50,5 +52,5 @@ def _collect(value: Any, sizes: dict[int, int], seen: set[int]) -> None:
     elif isinstance(value, list | tuple | set | frozenset):
         for part in value:
             _collect(part, sizes, seen)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        _collect(vars(value), sizes, seen)
+    elif type(value).__module__.partition(".")[0] in _OURS and hasattr(value, "__dict__"):
+        _collect(dict(vars(value)), sizes, seen)
