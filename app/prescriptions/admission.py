@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import anyio
-
 from app.http.errors import TooMany, Unavailable
 from app.metrics import IN_FLIGHT
 
@@ -23,33 +21,32 @@ class Places:
     """Places for prescribe calls, ``most`` of them for one workspace at the same time; 0 for all."""
 
     def __init__(self, total: int, most: int) -> None:
-        self.all = anyio.CapacityLimiter(total)
-        self._most = most or total
-        self._taken: Counter[str] = Counter()
+        self._total, self._most = total, most or total
+        self._by_workspace: Counter[str] = Counter()
+
+    @property
+    def taken(self) -> int:
+        return self._by_workspace.total()
 
     @contextmanager
     def of(self, workspace: str) -> Iterator[None]:
         """Take a place for the current request and give it back, or refuse at once if there is none."""
+        if self.taken >= self._total:
+            detail = f"{self._total} prescriptions are being made already (BCO_MAX_PRESCRIPTIONS); try again shortly"
+            raise Unavailable(detail, headers={"Retry-After": "1"})
+        if self._by_workspace[workspace] >= self._most:
+            much = f"{self._most} prescriptions of this workspace are being made already"
+            detail = f"{much} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
+            raise TooMany(detail, headers={"Retry-After": "1"})
+        self._by_workspace[workspace] += 1
+        IN_FLIGHT.set(self.taken)
         try:
-            self.all.acquire_nowait()
-        except anyio.WouldBlock:
-            limit = self.all.total_tokens
-            detail = f"{limit} prescriptions are being made already (BCO_MAX_PRESCRIPTIONS); try again shortly"
-            raise Unavailable(detail, headers={"Retry-After": "1"}) from None
-        self._taken[workspace] += 1
-        IN_FLIGHT.set(self.all.borrowed_tokens)
-        try:
-            if self._taken[workspace] > self._most:
-                much = f"{self._most} prescriptions of this workspace are being made already"
-                detail = f"{much} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
-                raise TooMany(detail, headers={"Retry-After": "1"})
             yield
         finally:
-            self._taken[workspace] -= 1
+            self._by_workspace[workspace] -= 1
             # Workspaces come and go; those without a call are not remembered.
-            self._taken += Counter()
-            self.all.release()
-            IN_FLIGHT.set(self.all.borrowed_tokens)
+            self._by_workspace += Counter()
+            IN_FLIGHT.set(self.taken)
 
 
 @asynccontextmanager

@@ -145,9 +145,9 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
         taken.enter_context(places.of("modest"))
         with pytest.raises(Unavailable, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):
             pass
-    assert places.all.borrowed_tokens == 0
+    assert places.taken == 0
     with places.of("greedy"), places.of("greedy"):
-        assert places.all.borrowed_tokens == 2
+        assert places.taken == 2
 
 
 def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.Monke
         assert client.get(f"/v1/posteriors/{posterior['id']}").status_code == 200
         go_on.set()
         assert [one.result(60).status_code for one in served] == [200, 200]
-    assert client.app.state.places.all.borrowed_tokens == 0
+    assert client.app.state.places.taken == 0
     assert prescribe(client, posterior["id"])["prescriptions"]
 
 
@@ -201,7 +201,7 @@ def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClie
     path = f"/v1/posteriors/{posterior['id']}/prescribe"
     for body in ({"contexts": [{}]}, {"contexts": CONTEXTS[:1], "scenarios": 10**6}, {"contexts": 3}):
         assert client.post(path, json=body).status_code == 422
-    assert client.app.state.places.all.borrowed_tokens == 0
+    assert client.app.state.places.taken == 0
 
 
 def test_a_prescription_is_cut_off_when_its_time_is_up(

@@ -60,12 +60,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 def all_at_once(client: TestClient, watched: Watched, url: str, bodies: Sequence[Json]) -> list[Json]:
     """The answers to bodies of which the first is held up until all the others wait."""
-    places = client.app.state.places.all
+    places = client.app.state.places
     with ThreadPoolExecutor(len(bodies)) as pool:
         first = pool.submit(client.post, url, json=bodies[0])
         assert watched.begun.wait(60)
         others = [pool.submit(client.post, url, json=body) for body in bodies[1:]]
-        while places.borrowed_tokens < len(bodies):
+        while places.taken < len(bodies):
             assert not first.done()
         watched.go_on.set()
         return [{"status": one.result(60).status_code} | one.result(60).json() for one in (first, *others)]
