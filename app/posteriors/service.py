@@ -63,9 +63,10 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
 
     def checked() -> Iterator[bytes]:
         """One block at a time, so that no more than one is in memory beside the array."""
-        for begin, sha256, data in session.execute(query, execution_options={"yield_per": 1}):
-            begins.append(begin)
-            yield verified(data, sha256)
+        with session.execute(query, execution_options={"yield_per": 1}) as found:
+            for begin, sha256, data in found:
+                begins.append(begin)
+                yield verified(data, sha256)
 
     array = from_blocks(checked())
     start = first - begins[0]

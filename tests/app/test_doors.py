@@ -168,4 +168,4 @@ def test_damaged_data_is_called_so(client: TestClient, monkeypatch: pytest.Monke
     monkeypatch.setattr(service, "get", damaged)
     answer = client.get("/v1/problems/prob_01JCXV7Q0GZ3M5W8K2T4N6P9RS")
     assert (answer.status_code, answer.json()["type"]) == (500, "urn:bco:error:damaged-data")
-    assert "does not help" in answer.json()["detail"]
+    assert "restore the database from a backup" in answer.json()["detail"]

@@ -23,7 +23,7 @@ from app.db.tables import AnswerRow, KeyRow, now
 from app.http import idempotency, security
 from app.keys import service as keys
 from app.main import create_app
-from app.problems import service as problems
+from app.problems import check as problems
 
 CSV = as_csv(bakery_rows(60)).encode()
 

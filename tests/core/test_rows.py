@@ -106,7 +106,8 @@ def test_what_is_decided_together_has_the_digits_of_what_is_decided_alone(
     policy: str, costs_over: str, way: tuple[str, float | None]
 ) -> None:
     posterior, problem = posterior_of("skip_mlp", *way), newsvendor()
-    options = PrescribeOptions(policy, alpha=0.3, scenarios=50, costs_over=costs_over)
+    alpha = 0.3 if policy == "blended" else None
+    options = PrescribeOptions(policy, alpha=alpha, scenarios=50, costs_over=costs_over)
     if not decides_alone(posterior, problem, options):
         assert policy == "thompson"
         return

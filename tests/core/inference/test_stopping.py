@@ -127,7 +127,7 @@ def judged_costs(outcomes: Tensor, costs_of: Tensor, levels: tuple[float, ...]) 
     target = target_of("linear", Sample(torch.zeros(ROWS, 1, dtype=torch.float64), outcomes))
     unit = torch.ones(1, dtype=torch.float64)
     history = History(outcomes, outcomes, unit, Carrier("shift", None, unit))
-    kept = Kept(history, torch.arange(ROWS), [])
+    kept = Kept(history, torch.arange(ROWS), [], 0.0)
     folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
     return judge(target, [views(costs_of, levels, outcomes)], kept, folds, generator()).policy_costs
 
@@ -173,7 +173,7 @@ def test_the_policy_of_a_block_is_the_one_that_other_blocks_recommend() -> None:
     unit = torch.ones(1, dtype=torch.float64)
     middle = torch.full_like(outcomes, 100.0)
     history = History(middle, outcomes, unit, Carrier("shift", None, unit))
-    kept = Kept(history, torch.arange(ROWS), [])
+    kept = Kept(history, torch.arange(ROWS), [], 0.0)
     folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
     first = (torch.arange(ROWS) < ROWS // 5)[:, None]
     # Predictions know the outcome everywhere but in the first block.
