@@ -83,7 +83,9 @@ class Settings(BaseSettings):
     max_json_mb: Positive = Field(16, description="largest body in JSON, in MB; tables go as CSV or Parquet beyond it")
     max_json_values: Positive = Field(500_000, description="most values in a JSON body")
     upload_mb: Positive = Field(1024, description="memory in which an uploaded file is read, in MB; more gets 413")
-    upload_seconds: Positive = Field(60, description="longest time for reading an uploaded file, in seconds")
+    upload_seconds: Annotated[float, Field(gt=0)] = Field(
+        60, description="longest time for reading an uploaded file, in seconds"
+    )
     max_rows: Positive = Field(1_000_000, description="largest data set, in rows")
     max_columns: Positive = Field(500, description="most columns in a data set")
     max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")
@@ -105,7 +107,7 @@ class Settings(BaseSettings):
     )
     prescribe_seconds: Positive = Field(60, description="longest time for one prescribe call, in seconds")
     solver_processes: Positive = Field(
-        2, description="processes of each API for what may take long: searches, large calls, checks of large problems"
+        3, description="processes of each API for what may take long; a workspace has at most all but one of them"
     )
     solver_memory_mb: Positive = Field(
         1024, description="memory each of them may take for its work, in MB; a call that needs more gets 503"

@@ -53,7 +53,7 @@ def _refusal(told: dict[str, Any], settings: Settings) -> Exception:
     if "refused" in told:
         return InvalidRequest.at(("file",), told["refused"])
     if told.get("ended") == signal.SIGALRM:
-        detail = f"reading the file takes longer than {settings.upload_seconds} s (BCO_UPLOAD_SECONDS)"
+        detail = f"reading the file takes longer than {settings.upload_seconds:g} s (BCO_UPLOAD_SECONDS)"
     else:
         detail = f"reading the file takes more than {settings.upload_mb} MB of memory (BCO_UPLOAD_MB)"
     where = ("file",), detail

@@ -53,4 +53,5 @@ def _collect(value: Any, sizes: dict[int, int], seen: set[int]) -> None:
         for part in value:
             _collect(part, sizes, seen)
     elif type(value).__module__.partition(".")[0] in _OURS and hasattr(value, "__dict__"):
-        _collect(dict(vars(value)), sizes, seen)
+        for part in list(vars(value).values()):
+            _collect(part, sizes, seen)

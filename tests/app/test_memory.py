@@ -56,6 +56,8 @@ def test_every_array_counts_once_however_deep_it_is() -> None:
         tensor: torch.Tensor
         more: Any
 
+    # Only our own objects are looked into.
+    Deep.__module__ = "bco_core.deep"
     tensor, array = torch.zeros(100, dtype=torch.float64), np.zeros((10, 10))
     assert size_of(Deep(tensor, {"a": [array, array[2:]], "b": (tensor[:5], "text", 3)})) == 1600
 
