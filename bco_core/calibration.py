@@ -86,7 +86,7 @@ def choose_history(
         candidates = candidates[:1]
     scores = [score(one, judged, features) for one in candidates]
     if problem is not None and outcomes.shape[1] > 1:
-        scores = _with_costs(scores, [cost_score(one, judged, features, problem) for one in candidates])
+        scores = _with_costs(scores, _cost_scores(candidates, judged, features, problem))
     labels: Table = [{"carry": one.carrier.carry, "bandwidth": one.carrier.bandwidth} for one in candidates]
     choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
@@ -109,15 +109,20 @@ def _with_costs(scores: list[Tensor], costs: list[Tensor]) -> list[Tensor]:
     return [one / unit + cost / cost_unit for one, cost in zip(scores, costs, strict=True)]
 
 
-def cost_score(history: History, rows: Tensor, features: Tensor, problem: DecisionProblem) -> Tensor:
-    """The ranked probability score (m,) of what the decision for its prediction costs at rows (m,) of the history."""
-    predictions = history.predictions[rows]
-    atoms = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows)
+def _cost_scores(
+    candidates: Sequence[History], rows: Tensor, features: Tensor, problem: DecisionProblem
+) -> list[Tensor]:
+    """The ranked probability score (m,) of what the decision for its prediction costs at rows (m,) of each history;
+    histories differ in how they carry outcomes alone."""
+    predictions, scores = candidates[0].predictions[rows], []
     with torch.no_grad():
         decisions = problem.decide(predictions)
-        costs = problem.cost(decisions[:, None], atoms.outcomes).double()
-        truth = problem.cost(decisions, history.outcomes[rows]).double()
-    return crps(costs, torch.full_like(costs, 1 / _ATOMS), truth)
+        truth = problem.cost(decisions, candidates[0].outcomes[rows]).double()
+        for one in candidates:
+            atoms = predictive_scenarios(one, predictions, _ATOMS, features[rows], own=rows)
+            costs = problem.cost(decisions[:, None], atoms.outcomes).double()
+            scores.append(crps(costs, torch.full_like(costs, 1 / _ATOMS), truth))
+    return scores
 
 
 def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[History]:
