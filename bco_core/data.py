@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
+from bco_core.timeline import BLOCKS, Timeline, apart, blocks, known_before
 
 # What is stored or sent elsewhere: plain arrays by name.
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -21,10 +22,11 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Sample:
-    """n observations: contexts (n, d_x) and outcomes (n, d_y), both float64 and finite."""
+    """n observations: contexts (n, d_x) and outcomes (n, d_y), both float64 and finite, and when they were made."""
 
     contexts: Tensor
     outcomes: Tensor
+    timeline: Timeline | None = None
 
     def __post_init__(self) -> None:
         for name, values in (("contexts", self.contexts), ("outcomes", self.outcomes)):
@@ -38,12 +40,15 @@ class Sample:
             raise InvalidInput(f"{len(self.contexts)} contexts but {len(self.outcomes)} outcomes")
         if len(self.contexts) == 0:
             raise InvalidInput("there are no rows")
+        if self.timeline is not None and len(self.timeline) != len(self.contexts):
+            raise InvalidInput(f"{len(self.contexts)} contexts but {len(self.timeline)} times")
 
     def __len__(self) -> int:
         return len(self.contexts)
 
     def rows(self, index: Tensor) -> Sample:
-        return Sample(self.contexts[index], self.outcomes[index])
+        timeline = None if self.timeline is None else self.timeline.rows(index)
+        return Sample(self.contexts[index], self.outcomes[index], timeline)
 
     def followed_by(self, other: Sample) -> Sample:
         return Sample(torch.cat([self.contexts, other.contexts]), torch.cat([self.outcomes, other.outcomes]))
@@ -107,3 +112,53 @@ def fold_numbers(count: int, seed: int) -> Tensor:
     """A random fold from 0 to 4 for every row, (n,), of sizes that differ by at most one."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return torch.empty(count, dtype=torch.long).index_copy_(0, order, torch.arange(count) % FOLDS)
+
+
+def block_folds(timeline: Timeline, rows: Tensor, members: int) -> Folds:
+    """Like :func:`make_folds` for rows (m,) that have a time: folds are blocks of it, with a gap of ``lead`` around.
+
+    Members beyond the first five get the same blocks again; chance makes them differ.
+    """
+    own = timeline.rows(rows)
+    order = own.periods.argsort(stable=True)
+    train, validation = [], []
+    for number in range(min(members, FOLDS)):
+        held_out = torch.zeros(len(rows), dtype=torch.bool)
+        held_out[order[number * len(rows) // FOLDS : (number + 1) * len(rows) // FOLDS]] = True
+        train.append(rows[apart(own, held_out)])
+        validation.append(rows[held_out])
+    again = [number % len(train) for number in range(members)]
+    return _of_one_size([train[number] for number in again], [validation[number] for number in again])
+
+
+def forward_folds(timeline: Timeline, first: int = 0, needed: int = 0) -> Folds:
+    """Members that learn from the past alone: each is judged on a later block, from the third on, and learns from those
+    before it, ``first`` and later ones, as far as they were known. A block is judged if block ``needed`` or a later one
+    was known by then."""
+    block = blocks(timeline)
+    train, validation = [], []
+    for number in range(2, BLOCKS):
+        held_out = block == number
+        if not held_out.any():
+            continue
+        past = known_before(timeline, held_out)
+        if (past & (block >= needed)).sum() >= FOLDS:
+            train.append((past & (block >= first)).nonzero().flatten())
+            validation.append(held_out.nonzero().flatten())
+    if not train:
+        raise InvalidInput("the history has too few periods to be judged forward in time", ("sample",))
+    return _of_one_size(train, validation)
+
+
+def _of_one_size(train: list[Tensor], validation: list[Tensor]) -> Folds:
+    """Folds that train as one batch: the rows of shorter ones are repeated, those of longer held-out ones thinned."""
+    if any(not len(rows) for rows in train):
+        raise InvalidInput("the history is too short for its lead: nothing is known before what is decided", ("lead",))
+    most, least = max(map(len, train)), min(map(len, validation))
+    longer = [rows[torch.arange(most) % len(rows)] for rows in train]
+    return Folds(torch.stack(longer), torch.stack([rows[evenly(len(rows), least)] for rows in validation]))
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """Up to ``most`` of ``count`` places, evenly spaced."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()

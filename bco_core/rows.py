@@ -43,6 +43,14 @@ def sum_of_rows(values: Tensor) -> Tensor:
     return torch.from_numpy(found.reshape(values.shape[:-1]))
 
 
+def product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows (..., m) times a matrix (m, n): (..., n)."""
+    flat = _array(rows).reshape(rows.shape[:-1].numel(), rows.shape[-1])
+    found = np.empty((len(flat), matrix.shape[1]))
+    _product(flat, _array(matrix), found)
+    return torch.from_numpy(found.reshape(*rows.shape[:-1], matrix.shape[1]))
+
+
 def exp_affine(features: Tensor, slopes: Tensor) -> Tensor:
     """exp of an affine function of features (B, width) by slopes (width + 1, m), the constant last: (B, m)."""
     found = np.empty((len(features), slopes.shape[1]))
@@ -79,6 +87,16 @@ def _sum(rows, found):  # type: ignore[no-untyped-def]
         for k in range(rows.shape[1]):
             total += rows[b, k]
         found[b] = total
+
+
+@compiled
+def _product(rows, matrix, found):  # type: ignore[no-untyped-def]
+    for b in range(len(rows)):
+        for j in range(matrix.shape[1]):
+            found[b, j] = 0.0
+        for i in range(matrix.shape[0]):
+            for j in range(matrix.shape[1]):
+                found[b, j] += rows[b, i] * matrix[i, j]
 
 
 @compiled

@@ -1,76 +1,191 @@
-"""Contexts with names and categories as the numeric matrix that predictors take: one-hot for each category."""
+"""Contexts as the numeric matrix that predictors take: what is known ahead, then what a recipe makes of time.
+
+One reading serves learning, prescribing and batches. A row that cannot be read is refused by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from app.datasets.parsing import RawTable, as_numbers, category_text, is_number, to_float
+from app.datasets.cells import ContextColumn, Matrix, Refusals, Whole, codes_of, numbers_of
+from app.datasets.moments import periods_of
+from app.datasets.parsing import RawTable
+from app.datasets.past import Looking, Notes, Past
 from app.http.errors import InvalidRequest
-from bco_core.data import LARGEST
+from bco_core.features.recipe import Recipe
 
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
+__all__ = ["REFUSED", "ContextEncoding", "Encoded", "Matrix", "Refusal"]
+
+# Where a checked table keeps why rows are refused; no column of a file can have a name that begins with a space.
+REFUSED = " refused"
+
+
+class Refusal(NamedTuple):
+    """Why a row cannot be decided for, and by which of its columns."""
+
+    column: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows (n, width); those that are refused mean nothing. ``notes`` is what to say of others."""
+
+    matrix: Matrix
+    refused: dict[int, Refusal]
+    notes: Notes
+
+    @property
+    def usable(self) -> Whole:
+        """The rows that are not refused."""
+        kept = np.ones(len(self.matrix), dtype=bool)
+        kept[list(self.refused)] = False
+        return np.flatnonzero(kept)
 
 
 @dataclass(frozen=True)
 class ContextEncoding:
-    """The context columns of a data set in order: name and, if categorical, its categories."""
+    """The context columns of a posterior in order, and how it looks back if it does.
 
-    columns: tuple[tuple[str, tuple[str, ...] | None], ...]
+    ``names`` are the columns that a context has, in the order in which a list gives them; it may have ``ignored`` ones.
+    """
+
+    columns: tuple[ContextColumn, ...]
+    names: tuple[str, ...]
+    looking: Looking | None = None
+    ignored: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(columns: list[dict[str, Any]]) -> ContextEncoding:
-        """From a data set's stored profile."""
-        contexts = [column for column in columns if column["role"] == "context"]
+    def of(columns: list[dict[str, Any]], state: dict[str, Any] | None = None) -> ContextEncoding:
+        """From a data set's stored profile and the state that learning has stored beside it (:meth:`state`)."""
+        state = state or {}
+        contexts = [ContextColumn.of(column) for column in columns if column["role"] == "context"]
+        keys = tuple(column["name"] for column in columns if column["role"] == "series")
+        time = next((column for column in columns if column["role"] == "time"), None)
+        hot = state.get("keys", {})
+        contexts += [ContextColumn(name, tuple(hot[name]), other=False) for name in keys if name in hot]
+        looking = None
+        if time is not None and state.get("recipe"):
+            looking = Looking(
+                time, keys, Recipe.from_json(state["recipe"]), state["unseen"], state.get("learned_until")
+            )
+        used = {column.name for column in contexts} | ({time["name"], *keys} if looking and time else set())
+        listed = [column["name"] for column in columns if column["role"] in ("time", "series", "context")]
         return ContextEncoding(
-            tuple((c["name"], tuple(c["categories"]) if "categories" in c else None) for c in contexts)
+            tuple(contexts),
+            tuple(name for name in listed if name in used),
+            looking,
+            frozenset(name for name in listed if name not in used),
         )
 
     @property
     def width(self) -> int:
-        return sum(1 if categories is None else len(categories) for _, categories in self.columns)
+        return sum(column.width for column in self.columns) + (self.looking.recipe.width if self.looking else 0)
 
-    def encode_table(self, table: pa.Table) -> Matrix:
-        """A clean table of a data set, (n, width)."""
-        parts = []
-        for name, categories in self.columns:
-            column = table.column(name)
-            if categories is None:
-                parts.append(column.to_numpy()[:, None])
-            else:
-                codes = pc.index_in(column, pa.array(categories)).to_numpy()
-                parts.append(np.eye(len(categories))[codes])
-        return np.concatenate(parts, axis=1)
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The columns of the matrix, in order."""
+        names = tuple(name for column in self.columns for name in column.names)
+        return names + (self.looking.recipe.names if self.looking else ())
 
-    def clean_table(self, raw: RawTable) -> pa.Table:
-        """A table as it was sent, its context columns checked so that :meth:`encode_table` takes them."""
-        columns: dict[str, Any] = {name: _storable(column) for name, column in raw.columns.items()}
-        for name, categories in self.columns:
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The matrix column of each outcome's level; none if the encoding does not look back."""
+        if self.looking is None:
+            return ()
+        before = sum(column.width for column in self.columns)
+        return tuple(before + level for level in self.looking.recipe.levels)
+
+    def encode_table(self, table: pa.Table, past: Past | None = None, *, notes: bool = True) -> Encoded:
+        """The rows of a data set, or of a table that :meth:`checked` has returned; without notes if none are read."""
+        refused = {}
+        if REFUSED in table.column_names:
+            reasons = table.column(REFUSED).to_pylist()
+            refused = {row: Refusal("", reason) for row, reason in enumerate(reasons) if reason is not None}
+        return self._encode({name: table.column(name) for name in self.names}, table.num_rows, past, refused, notes)
+
+    def encode_requests(self, contexts: Sequence[Any], past: Past | None = None) -> Encoded:
+        """Contexts as they arrive in a request, by name or in column order."""
+        return self.encode_rows(self.in_order(contexts), past)
+
+    def in_order(self, contexts: Sequence[Any]) -> list[list[Any]]:
+        """The values of contexts in the order of ``names``."""
+        return [self._in_order(index, context) for index, context in enumerate(contexts)]
+
+    def encode_rows(self, rows: Sequence[Sequence[Any]], past: Past | None = None) -> Encoded:
+        """Contexts by their values in order."""
+        values = dict(zip(self.names, zip(*rows, strict=True), strict=True))
+        return self._encode(values, len(rows), past, {})
+
+    def checked(self, raw: RawTable) -> tuple[pa.Table, dict[int, Refusal]]:
+        """A table as it was sent, for :meth:`encode_table`, and the rows whose values cannot be used."""
+        for name in self.names:
             if name not in raw.columns:
-                needed = ", ".join(name for name, _ in self.columns)
+                needed = ", ".join(self.names)
                 raise InvalidRequest.at((raw.whole,), f"the column '{name}' is missing; the posterior needs {needed}")
-            columns[name] = _clean_numbers(raw, name) if categories is None else _clean_text(raw, name, categories)
-        return pa.table(columns)
+        refused: dict[int, Refusal] = {}
+        read = self._read(raw.columns, refused)
+        columns: dict[str, Any] = {name: _storable(column) for name, column in raw.columns.items()}
+        for column in self.columns:
+            # What numbers a text means is settled by its whole column, so it is kept.
+            if column.categories is None:
+                columns[column.name] = pa.array(read[column.name], from_pandas=True)
+        if self.looking is not None:
+            name = self.looking.time["name"]
+            _, wrong = periods_of(self.looking.time, self.looking.recipe.clock, raw.columns[name])
+            _note(refused, name, wrong)
+        if refused:
+            reasons = [refused[row].sentence if row in refused else None for row in range(raw.rows)]
+            columns[REFUSED] = pa.array(reasons, pa.string())
+        return pa.table(columns), refused
 
-    def encode_requests(self, contexts: Sequence[Any]) -> Matrix:
-        """Contexts as they arrive in a request, by name or in column order, (B, width)."""
-        rows = [self._in_order(index, context) for index, context in enumerate(contexts)]
-        parts = []
-        for (name, categories), values in zip(self.columns, zip(*rows, strict=True), strict=True):
-            if categories is None:
-                parts.append(_numbers(name, values)[:, None])
-            else:
-                codes = _codes(name, values, categories)
-                parts.append(np.eye(len(categories))[codes])
-        return np.concatenate(parts, axis=1)
+    def _read(self, values: Mapping[str, Any], refused: dict[int, Refusal]) -> dict[str, Matrix | Whole]:
+        """Numbers or codes of every context column."""
+        keys = self.looking.keys if self.looking else ()
+        read: dict[str, Matrix | Whole] = {}
+        for column in self.columns:
+            of = numbers_of if column.categories is None else codes_of
+            read[column.name], wrong = of(column, values[column.name])
+            # A new series has no category of its own: whether it is served is not for its category to say.
+            if column.name not in keys:
+                _note(refused, column.name, wrong)
+        return read
+
+    def _encode(
+        self,
+        values: Mapping[str, Any],
+        count: int,
+        past: Past | None,
+        refused: dict[int, Refusal],
+        notes: bool = True,
+    ) -> Encoded:
+        read = self._read(values, refused)
+        parts = [column.encode(read[column.name]) for column in self.columns]
+        if self.looking is None:
+            # A history without contexts has rows of nothing.
+            return Encoded(np.concatenate(parts, axis=1) if parts else np.empty((count, 0)), refused, {})
+        if past is None:
+            raise ValueError("there is nothing to look back on")
+        looking = self.looking
+        periods, wrong = periods_of(looking.time, looking.recipe.clock, values[looking.time["name"]])
+        _note(refused, looking.time["name"], wrong)
+        series, wrong = looking.series(past, [values[name] for name in looking.keys], count)
+        _note(refused, looking.keys[0] if looking.keys else "", wrong)
+        usable = np.ones(count, dtype=bool)
+        usable[list(refused)] = False
+        features, wrong = looking.features(past, periods, series, usable)
+        _note(refused, looking.time["name"], wrong)
+        usable[list(wrong)] = False
+        said = looking.notes(past, periods, series, usable) if notes else {}
+        return Encoded(np.concatenate([*parts, features], axis=1), refused, said)
 
     def _in_order(self, index: int, context: Any) -> list[Any]:
-        names = [name for name, _ in self.columns]
+        names = self.names
         if not isinstance(context, dict | list):
             detail = f"a context is an object with the columns {', '.join(names)}, or a list of their values"
             raise InvalidRequest.at(("contexts", index), detail)
@@ -83,63 +198,17 @@ class ContextEncoding:
             for name in names:
                 if name not in context:
                     raise InvalidRequest.at(("contexts", index), f"the context lacks '{name}'")
-            detail = f"the context names a column the posterior does not know; its columns are {', '.join(names)}"
-            raise InvalidRequest.at(("contexts", index), detail)
+            if not context.keys() <= {*names, *self.ignored}:
+                detail = f"the context names a column the posterior does not know; its columns are {', '.join(names)}"
+                raise InvalidRequest.at(("contexts", index), detail)
         return [context[name] for name in names]
+
+
+def _note(refused: dict[int, Refusal], column: str, wrong: Refusals) -> None:
+    """Add refusals of a column; a row keeps its first reason."""
+    for row, sentence in wrong.items():
+        refused.setdefault(row, Refusal(column, sentence))
 
 
 def _storable(column: pa.ChunkedArray | list[Any]) -> Any:
     return pa.array(column) if isinstance(column, list) else column
-
-
-def _clean_numbers(raw: RawTable, name: str) -> pa.Array:
-    numbers, other = as_numbers(raw.columns[name])
-    if other:
-        where, words = raw.place(other[0], name)
-        raise InvalidRequest.at(where, f"{words}: '{name}' must be a number, and this is text")
-    usable = pc.fill_null(pc.less_equal(pc.abs(numbers), LARGEST), False)
-    if not pc.all(usable).as_py():
-        where, words = raw.place(pc.index(usable, False).as_py(), name)
-        raise InvalidRequest.at(where, f"{words}: '{name}' is missing or not a finite number")
-    return numbers
-
-
-def _clean_text(raw: RawTable, name: str, categories: tuple[str, ...]) -> pa.Array:
-    """Every value as the category it stands for; each different value is looked at once."""
-    column = _storable(raw.columns[name])
-    chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-    encoded = chunked.dictionary_encode().combine_chunks()
-    spelled = [category_text(value) for value in encoded.dictionary.to_pylist()]
-    texts = pa.array(spelled, pa.string()).take(encoded.indices)
-    known = pc.fill_null(pc.is_in(texts, pa.array(categories)), False)
-    if not pc.all(known).as_py():
-        where, words = raw.place(pc.index(known, False).as_py(), name)
-        shown = ", ".join(categories[:20]) + (", …" if len(categories) > 20 else "")
-        raise InvalidRequest.at(where, f"{words}: missing, or never seen in the history; '{name}' can be {shown}")
-    return texts
-
-
-def _numbers(name: str, values: Sequence[Any]) -> Matrix:
-    for index, value in enumerate(values):
-        if not is_number(value):
-            what = "missing" if value is None else "not a number"
-            raise InvalidRequest.at(("contexts", index, name), f"'{name}' is {what}; it must be a number")
-    numbers = np.array([to_float(value) for value in values])
-    usable = np.abs(numbers) <= LARGEST
-    if not usable.all():
-        index = int(usable.argmin())
-        raise InvalidRequest.at(("contexts", index, name), f"'{name}' must be a finite number")
-    return numbers
-
-
-def _codes(name: str, values: Sequence[Any], categories: tuple[str, ...]) -> list[int]:
-    known = {category: code for code, category in enumerate(categories)}
-    codes = []
-    for index, value in enumerate(values):
-        code = None if value is None or isinstance(value, list | dict) else known.get(category_text(value))
-        if code is None:
-            shown = ", ".join(categories[:20]) + (", …" if len(categories) > 20 else "")
-            what = "is missing" if value is None else "was never seen in the history with this value"
-            raise InvalidRequest.at(("contexts", index, name), f"'{name}' {what}; it can be {shown}")
-        codes.append(code)
-    return codes

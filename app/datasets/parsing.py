@@ -1,4 +1,4 @@
-"""From JSON rows, CSV or Parquet to raw columns: name → values, with where each value came from."""
+"""From JSON rows, CSV, Parquet or Excel to raw columns: name → values, with where each value came from."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from app.confined import Refused
+from app.datasets.bounds import Limits, check_size
+from app.datasets.numbers import spelled
 from app.datasets.reader import read_file
-from app.datasets.unpack import Limits, Refused, check_size
 from app.db.text import NOT_PLAIN, is_plain
 from app.http.errors import InvalidRequest
 from app.settings import Settings
@@ -46,11 +49,13 @@ def parse_rows(rows: list[dict[str, Any]], settings: Settings) -> RawTable:
     return RawTable(columns, len(rows), "rows", lambda row, name: (("rows", row, name), f"row {row}, column '{name}'"))
 
 
-def parse_file(content: bytes, settings: Settings) -> RawTable:
-    """A CSV or Parquet file, read by another process."""
-    written_as, table = read_file(content, settings)
+def parse_file(content: bytes, settings: Settings, sheet: str = "") -> RawTable:
+    """A CSV, Parquet or Excel file, read by another process."""
+    written_as, table = read_file(content, settings, sheet)
     _check_names(table.column_names, "file")
     word, first = ("line", 2) if written_as == "csv" else ("row", 0)
+    if written_as == "xlsx":
+        first = int(table.schema.metadata[b"header row"]) + 1
     columns = {name.strip(): table.column(index) for index, name in enumerate(table.column_names)}
     return RawTable(
         columns, table.num_rows, "file", lambda row, name: (("file",), f"{word} {row + first}, column '{name}'")
@@ -73,6 +78,8 @@ def as_numbers(column: pa.ChunkedArray | list[Any]) -> tuple[pa.Array, list[int]
     if isinstance(column, list):
         other = [row for row, value in enumerate(column) if value is not None and not is_number(value)]
         return pa.array([to_float(value) if is_number(value) else None for value in column], pa.float64()), other
+    if is_temporal(column):
+        return pa.nulls(len(column), pa.float64()), np.flatnonzero(np.asarray(column.is_valid())).tolist()
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8()).cast(pa.float64())
     if pa.types.is_floating(column.type):
@@ -81,16 +88,25 @@ def as_numbers(column: pa.ChunkedArray | list[Any]) -> tuple[pa.Array, list[int]
     try:
         return text.cast(pa.float64()).combine_chunks(), []
     except pa.ArrowInvalid:
-        values, other = [], []
-        for i, value in enumerate(text.to_pylist()):
-            try:
-                if value is not None and "_" in value:
-                    raise ValueError
-                values.append(None if value is None else float(value))
-            except ValueError:
-                values.append(None)
-                other.append(i)
-        return pa.array(values, pa.float64()), other
+        # Each different text is looked at once.
+        encoded = text.dictionary_encode().combine_chunks()
+        numbers = spelled(encoded.dictionary.to_pylist())
+        read = [None] * len(numbers.numbers) if numbers.ambiguous else numbers.numbers
+        values = pa.array(read, pa.float64()).take(encoded.indices)
+        other = pc.and_(pc.is_null(values), pc.is_valid(encoded))
+        return values, np.flatnonzero(np.asarray(other)).tolist()
+
+
+def ambiguous_number(column: pa.ChunkedArray | list[Any]) -> str | None:
+    """A text of the column that may mean two numbers, such as 1,234, where nothing in the column tells which."""
+    if isinstance(column, list) or not pa.types.is_string(column.type):
+        return None
+    return spelled(pc.unique(pc.utf8_trim_whitespace(column)).drop_null().to_pylist()).ambiguous
+
+
+def is_temporal(column: pa.ChunkedArray | list[Any]) -> bool:
+    """Whether a file keeps this column as dates or timestamps."""
+    return not isinstance(column, list) and bool(pa.types.is_temporal(column.type))
 
 
 def is_number(value: Any) -> bool:
@@ -107,6 +123,8 @@ def to_float(value: float) -> float:
 
 def as_text(column: pa.ChunkedArray | list[Any]) -> pa.Array:
     """The column as text with nulls where missing; whole numbers lose their '.0' so that 1 and 1.0 are one category."""
+    if not isinstance(column, list) and is_temporal(column):
+        return column.cast(pa.string()).combine_chunks()
     values = column if isinstance(column, list) else column.to_pylist()
     return pa.array([None if value is None else category_text(value) for value in values], pa.string())
 

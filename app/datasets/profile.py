@@ -1,9 +1,8 @@
-"""Deciding what each column is, refusing what cannot be used, and saying what is odd about the rest."""
+"""A raw table checked and cleaned, and what its columns hold. What cannot be used is refused by name."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,28 +10,39 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.parsing import RawTable, as_numbers, as_text
-from app.db.text import NOT_PLAIN, UNPLAIN, is_storable
+from app.datasets import columns
+from app.datasets.categories import OTHER, grouped
+from app.datasets.mistakes import Mistakes
+from app.datasets.parsing import RawTable
+from app.datasets.roles import Chosen, Roles, chosen_columns
+from app.datasets.series import series_codes
+from app.datasets.times import Times, first_duplicate, read_times, spacing, written
+from app.datasets.warnings import oddities
 from app.http.errors import InvalidRequest
 from app.settings import Settings
-from bco_core.data import LARGEST
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 FEW_ROWS = 50
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Which columns are what, as the caller says. ``contexts`` None means all that are not outcomes."""
+class Clean:
+    """What can be used of a raw table: columns in the order in which they are stored, and which rows they are.
 
-    outcomes: list[str]
-    contexts: list[str] | None
-    categorical: list[str]
-    missing: str
+    Numeric contexts keep their gaps where they are to be imputed, and decisions keep theirs; nothing else is missing.
+    """
+
+    table: pa.Table
+    rows: Numbers
+    missing: dict[str, int]
+    times: Times | None
+    notes: list[str]
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A clean table (float64 and text columns, nothing missing), its columns' profile, and warnings."""
+    """A clean table, its columns' profile, and warnings."""
 
     table: pa.Table
     columns: list[dict[str, Any]]
@@ -41,135 +51,177 @@ class Profiled:
 
 def profile(raw: RawTable, roles: Roles, settings: Settings) -> Profiled:
     """Check and describe a raw table. Raises InvalidRequest naming the column, the row and the remedy."""
-    names = _chosen_columns(raw, roles, settings)
-    arrays = {name: _typed(raw, roles, name) for name in names}
-    table, dropped = _without_missing(raw, roles, pa.table(arrays))
-    warnings = [f"{dropped} rows with missing values were dropped"] if dropped else []
-    if table.num_rows < 2:
+    chosen = chosen_columns(raw, roles, settings)
+    kinds = dict.fromkeys(roles.categorical, "categorical")
+    found = clean(raw, chosen, roles, kinds)
+    if found.table.num_rows < 2:
         raise InvalidRequest.at((raw.whole,), "a data set needs at least 2 rows without missing values")
-    if table.num_rows < FEW_ROWS:
-        warnings.append(f"only {table.num_rows} rows: decisions learned from so few may change much with more data")
-    columns = []
-    for name in names:
-        role = "outcome" if name in roles.outcomes else "context"
-        missing = arrays[name].null_count
-        described, notes = _describe(table.column(name), name, settings)
-        columns.append({"name": name, "role": role, "missing": missing} | described)
-        warnings += notes
-    return Profiled(table, columns, warnings)
+    _refuse_duplicates(raw, chosen, found)
+    return described(found, chosen, roles, settings)
 
 
-def _chosen_columns(raw: RawTable, roles: Roles, settings: Settings) -> list[str]:
-    if not raw.rows or not raw.columns:
-        raise InvalidRequest.at((raw.whole,), "the data set is empty; send at least 2 rows with named columns")
-    if raw.rows > settings.max_rows:
-        raise InvalidRequest.at((raw.whole,), f"at most {settings.max_rows} rows (BCO_MAX_ROWS)")
-    if not roles.outcomes:
-        raise InvalidRequest.at(("outcomes",), "name at least one outcome column: what is unknown when deciding")
-    contexts = roles.contexts
-    if contexts is None:
-        contexts = [name for name in raw.columns if name not in roles.outcomes]
-    for field, listed in (("outcomes", roles.outcomes), ("contexts", contexts), ("categorical", roles.categorical)):
-        for index, name in enumerate(listed):
-            if name not in raw.columns:
-                known = ", ".join(list(raw.columns)[:20])
-                raise InvalidRequest.at((field, index), f"there is no such column; the columns are {known}")
-            if name in listed[:index]:
-                raise InvalidRequest.at((field, index), f"'{name}' is listed twice")
-    for index, name in enumerate(contexts):
-        if name in roles.outcomes:
-            raise InvalidRequest.at(("contexts", index), f"'{name}' is both a context and an outcome; it can be one")
-    if not contexts:
-        raise InvalidRequest.at(("contexts",), "there is no context column besides the outcomes; add at least one")
-    if len(contexts) + len(roles.outcomes) > settings.max_columns:
-        limit = settings.max_columns
-        raise InvalidRequest.at(("contexts",), f"more than {limit} columns (BCO_MAX_COLUMNS); list the useful ones")
-    return [*contexts, *roles.outcomes]
+def clean(raw: RawTable, chosen: Chosen, roles: Roles, kinds: Mapping[str, str]) -> Clean:
+    """Every column typed and gaps treated as the roles say; ``kinds`` has the contexts whose kind is known."""
+    mistakes = Mistakes(raw)
+    arrays: dict[str, pa.Array | None] = {}
+    times = None
+    if chosen.time is not None and columns.usable(raw, chosen.time, mistakes):
+        times = read_times(raw.columns[chosen.time], chosen.time, mistakes)
+        arrays[chosen.time] = None if times is None else times.values
+    for name in chosen.series:
+        arrays[name] = columns.key(raw, name, mistakes)
+    for name in chosen.contexts:
+        arrays[name] = columns.context(raw, name, kinds.get(name), mistakes)
+    for name in chosen.outcomes:
+        arrays[name] = columns.outcome(raw, name, mistakes)
+    for name in chosen.decisions:
+        arrays[name] = columns.outcome(raw, name, mistakes, "a decision")
+    mistakes.refuse()
+    table = pa.table(arrays)
+    missing = {name: table.column(name).null_count for name in table.column_names}
+    kept, notes = _complete_rows(raw, chosen, roles, table)
+    if len(kept) < table.num_rows:
+        table = table.take(pa.array(kept))
+    if roles.unseen == "other":
+        for index, name in enumerate(table.column_names):
+            if missing[name] and name in chosen.contexts and pa.types.is_string(table.column(name).type):
+                table = table.set_column(index, name, pc.fill_null(table.column(name), OTHER))
+    return Clean(table, kept, missing, times, notes)
 
 
-def _typed(raw: RawTable, roles: Roles, name: str) -> pa.Array:
-    """Numbers where the column holds numbers, text where it holds text, and a clear refusal of a mix."""
-    column = raw.columns[name]
-    _refuse_unusable(raw, name, column)
-    if name in roles.categorical:
-        if name in roles.outcomes:
-            index = roles.categorical.index(name)
-            raise InvalidRequest.at(("categorical", index), f"'{name}' is an outcome, and outcomes must be numbers")
-        return _categories(raw, name)
-    numbers, other = as_numbers(column)
-    if other:
-        counted = raw.rows - numbers.null_count
-        if name in roles.outcomes:
-            where, words = raw.place(other[0], name)
-            raise InvalidRequest.at(where, f"{words}: an outcome must be a number, and this is text")
-        if counted >= len(other):
-            where, words = raw.place(other[0], name)
-            detail = f"{words}: text in a column of numbers; correct it, or list '{name}' under categorical"
-            raise InvalidRequest.at(where, detail)
-        return _categories(raw, name)
-    usable = pc.fill_null(pc.less_equal(pc.abs(numbers), LARGEST), True)
-    if not pc.all(usable).as_py():
-        where, words = raw.place(pc.index(usable, False).as_py(), name)
-        raise InvalidRequest.at(where, f"{words}: not a finite number; leave it empty if it is unknown")
-    return numbers
+def _complete_rows(raw: RawTable, chosen: Chosen, roles: Roles, table: pa.Table) -> tuple[Numbers, list[str]]:
+    """The rows that can be used as they are or once their gaps are filled in, and what is to be said of others."""
+    needed = [name for name in table.column_names if name not in chosen.decisions]
+    gaps = {name: table.column(name).null_count for name in needed if table.column(name).null_count}
+    everything = np.arange(table.num_rows)
+    if not gaps:
+        return everything, []
+    if roles.missing == "reject":
+        _refuse_gaps(raw, table, gaps)
+    filled_in = _filled_in(chosen, roles, table)
+    whole = np.ones(table.num_rows, dtype=bool)
+    for name in gaps:
+        if name not in filled_in:
+            whole &= np.asarray(table.column(name).is_valid())
+    dropped = int((~whole).sum())
+    notes = []
+    if dropped and roles.missing == "drop":
+        notes.append(f"{dropped} rows with missing values were dropped")
+    elif dropped:
+        lacking = ", ".join(f"'{name}'" for name in gaps if name not in filled_in)
+        notes.append(f"{dropped} rows were dropped because they lack {lacking}: only context numbers are filled in")
+    notes += [f"{count} missing values of '{name}' are filled in" for name, count in gaps.items() if name in filled_in]
+    return everything[whole], notes
 
 
-def _categories(raw: RawTable, name: str) -> pa.Array:
-    """The column as text; a category is shown to people, so it must read as it is written."""
-    text = as_text(raw.columns[name])
-    odd = pc.fill_null(pc.match_substring_regex(text, f"[{UNPLAIN}]"), False)
-    if pc.any(odd).as_py():
-        where, words = raw.place(pc.index(odd, True).as_py(), name)
-        raise InvalidRequest.at(where, f"{words}: the text holds {NOT_PLAIN}")
-    return text
+def _filled_in(chosen: Chosen, roles: Roles, table: pa.Table) -> set[str]:
+    """Columns whose gaps do not cost the row: numeric contexts, and categories where the unknown is "other"."""
+    if roles.missing != "impute":
+        return set()
+    numeric = {name for name in chosen.contexts if not pa.types.is_string(table.column(name).type)}
+    return set(chosen.contexts) if roles.unseen == "other" else numeric
 
 
-def _refuse_unusable(raw: RawTable, name: str, column: Any) -> None:
-    """Refuse what JSON can spell but no data set can keep; what was read from a file is numbers and text."""
-    for row, value in enumerate(column if isinstance(column, list) else ()):
-        if isinstance(value, list | dict):
-            where, words = raw.place(row, name)
-            raise InvalidRequest.at(where, f"{words}: a value must be a number, text, true, false or null")
-        if isinstance(value, str) and not is_storable(value):
-            where, words = raw.place(row, name)
-            raise InvalidRequest.at(where, f"{words}: the text holds a character that cannot be stored")
-        if isinstance(value, float) and not math.isfinite(value):
-            where, words = raw.place(row, name)
-            raise InvalidRequest.at(where, f"{words}: not a finite number; leave it empty if it is unknown")
-
-
-def _without_missing(raw: RawTable, roles: Roles, table: pa.Table) -> tuple[pa.Table, int]:
-    if not any(column.null_count for column in table.columns):
-        return table, 0
-    if roles.missing == "drop":
-        complete = table.drop_null()
-        return complete, table.num_rows - complete.num_rows
-    gaps = {name: table.column(name).null_count for name in table.column_names if table.column(name).null_count}
+def _refuse_gaps(raw: RawTable, table: pa.Table, gaps: dict[str, int]) -> None:
+    mistakes = Mistakes(raw)
+    for name in gaps:
+        mistakes.at(np.flatnonzero(np.asarray(table.column(name).is_null())).tolist(), name, "a value is missing")
     name = next(iter(gaps))
-    where, words = raw.place(pc.index(pc.is_null(table.column(name)), True).as_py(), name)
+    _, words = raw.place(pc.index(pc.is_null(table.column(name)), True).as_py(), name)
     counts = ", ".join(f"{count} in '{column}'" for column, count in gaps.items())
-    detail = (
-        f"missing values ({counts}; the first at {words}): fill them in, or send missing=drop to leave those rows out"
+    mistakes.refuse(
+        f"missing values ({counts}; the first at {words}): fill them in, or send missing=drop to leave those rows out, "
+        "or missing=impute to have context numbers filled in"
     )
+
+
+def _refuse_duplicates(raw: RawTable, chosen: Chosen, found: Clean) -> None:
+    if chosen.time is None or found.times is None:
+        return
+    numbers = np.asarray(found.table.column(chosen.time).cast(pa.int64()))
+    pair = first_duplicate(numbers, series_codes(found.table, chosen.series)[0])
+    if pair is None:
+        return
+    (where, words), (_, before) = (raw.place(int(found.rows[row]), chosen.time) for row in reversed(pair))
+    what = "time and series" if chosen.series else "time"
+    shown = written(int(numbers[pair[1]]), found.times.format)
+    detail = f"{words}: the same {what} ({shown}) as {before}; each may occur once"
+    if not chosen.series:
+        detail += ", unless key columns tell series apart (series)"
     raise InvalidRequest.at(where, detail)
 
 
-def _describe(column: pa.ChunkedArray, name: str, settings: Settings) -> tuple[dict[str, Any], Sequence[str]]:
-    if pa.types.is_string(column.type):
-        counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(column).to_pylist()}
-        if len(counts) > settings.max_categories:
-            detail = (
-                f"text column '{name}' has {len(counts)} different values, more than {settings.max_categories}; "
-                "leave it out by listing the contexts you want, or group its values"
-            )
-            raise InvalidRequest.at(("contexts",), detail)
-        categories = sorted(counts)
-        notes = [f"context '{name}' has the same value in every row and cannot help"] if len(counts) == 1 else []
-        rare = [category for category in categories if counts[category] == 1]
-        if rare and len(counts) > 1:
-            notes.append(f"{len(rare)} of the categories of '{name}' occur only once")
-        return {"kind": "categorical", "categories": categories}, notes
-    values = column.to_numpy()
+# what the columns hold
+
+
+def described(found: Clean, chosen: Chosen, roles: Roles, settings: Settings) -> Profiled:
+    """The profile of a clean table, its rare categories grouped if that was asked for, and warnings."""
+    table, warnings = found.table, list(found.notes)
+    if table.num_rows < FEW_ROWS:
+        warnings.append(f"only {table.num_rows} rows: decisions learned from so few may change much with more data")
+    entries = _timeline(found, chosen, settings)
+    role_of = dict.fromkeys(chosen.contexts, "context") | dict.fromkeys(chosen.outcomes, "outcome")
+    role_of |= dict.fromkeys(chosen.decisions, "decision")
+    for name, role in role_of.items():
+        column = table.column(name)
+        if pa.types.is_string(column.type):
+            column, entry, notes = grouped(column, name, roles.unseen == "other", settings)
+            table = table.set_column(table.column_names.index(name), name, column)
+        else:
+            entry, notes = _numeric(column, name, f"{role}s")
+            if roles.missing == "impute" and role == "context":
+                entry["median"] = float(np.median(column.drop_null().to_numpy()))
+        entries.append({"name": name, "role": role, "missing": found.missing[name]} | entry)
+        if role == "decision":
+            gaps = column.null_count
+            notes = [f"'{name}' does not say in {gaps} row(s) what was done; backtests leave these out"] if gaps else []
+        warnings += notes
+    return Profiled(table, entries, warnings + oddities(table, entries))
+
+
+def _timeline(found: Clean, chosen: Chosen, settings: Settings) -> list[dict[str, Any]]:
+    """The profile of the time column and of the keys."""
+    if chosen.time is None or found.times is None:
+        return []
+    series, count = series_codes(found.table, chosen.series)
+    if count > settings.max_series:
+        detail = f"there are {count} series, more than {settings.max_series} (BCO_MAX_SERIES)"
+        raise InvalidRequest.at(("series",), detail)
+    numbers = np.asarray(found.table.column(chosen.time).cast(pa.int64()))
+    written_as = found.times.format
+    try:
+        unit, step = spacing(numbers, series, written_as)
+    except ValueError as error:
+        raise InvalidRequest.at(("time",), str(error)) from None
+    time = {
+        "name": chosen.time,
+        "role": "time",
+        "kind": "time",
+        "missing": found.missing[chosen.time],
+        "format": written_as,
+        "unit": unit,
+        "step": step,
+        "first": written(int(numbers.min()), written_as),
+        "last": written(int(numbers.max()), written_as),
+        "zone": found.times.zone,
+    }
+    keys = [
+        {
+            "name": name,
+            "role": "series",
+            "kind": "key",
+            "missing": found.missing[name],
+            "distinct": pc.count_distinct(found.table.column(name)).as_py(),
+        }
+        for name in chosen.series
+    ]
+    return [time, *keys]
+
+
+def _numeric(column: pa.ChunkedArray, name: str, field: str) -> tuple[dict[str, Any], list[str]]:
+    values = column.drop_null().to_numpy()
+    if not len(values):
+        raise InvalidRequest.at((field,), f"column '{name}' has no value in any row; list the {field} without it")
     low, high = float(values.min()), float(values.max())
     notes = [f"column '{name}' has the same value in every row"] if low == high else []
     return {

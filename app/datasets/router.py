@@ -6,10 +6,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form, Response
 
-from app.datasets import service
+from app.datasets import revisions, service
 from app.datasets.parsing import parse_file, parse_rows
-from app.datasets.profile import Roles
-from app.datasets.schemas import DatasetAnswer, DatasetSummary, DatasetUpload, NewDataset
+from app.datasets.roles import Roles
+from app.datasets.schemas import (
+    DatasetAnswer,
+    DatasetSummary,
+    DatasetUpload,
+    NewDataset,
+    NewRows,
+    RevisionNumber,
+    RowLimit,
+    RowsPage,
+    RowsUpload,
+)
 from app.db.tables import DatasetRow
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Name, Page
@@ -27,7 +37,17 @@ def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
 @router.post("", status_code=201)
 def create_dataset(request: NewDataset, caller: Trainer, response: Response) -> DatasetAnswer:
     """Send history as JSON rows with named columns. The answer profiles every column and warns of what looks odd."""
-    roles = Roles(request.outcomes, request.contexts, request.categorical, request.missing)
+    roles = Roles(
+        request.outcomes,
+        request.contexts,
+        request.categorical,
+        request.missing,
+        request.time,
+        request.series,
+        request.lead,
+        request.unseen,
+        request.decisions,
+    )
     return _created(
         service.create(caller.workspace, request.name, parse_rows(request.rows, get_settings()), roles), response
     )
@@ -37,10 +57,19 @@ def create_dataset(request: NewDataset, caller: Trainer, response: Response) -> 
 def upload_dataset(
     upload: Annotated[DatasetUpload, Form(media_type="multipart/form-data")], caller: Trainer, response: Response
 ) -> DatasetAnswer:
-    """Send history as a CSV or Parquet file."""
-    contexts = _names(upload.contexts) or None
-    roles = Roles(_names(upload.outcomes), contexts, _names(upload.categorical), upload.missing)
-    raw = parse_file(upload.file.file.read(), get_settings())
+    """Send history as a CSV, Parquet or Excel file."""
+    roles = Roles(
+        _names(upload.outcomes),
+        _names(upload.contexts) or None,
+        _names(upload.categorical),
+        upload.missing,
+        upload.time.strip() or None,
+        _names(upload.series),
+        upload.lead,
+        upload.unseen,
+        _names(upload.decisions),
+    )
+    raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
     return _created(service.create(caller.workspace, upload.name, raw, roles), response)
 
 
@@ -63,6 +92,37 @@ def list_datasets(
 @router.get("/{dataset_id}")
 def read_dataset(dataset_id: str, caller: Reader) -> DatasetAnswer:
     return DatasetAnswer.model_validate(service.get(caller.workspace, dataset_id), from_attributes=True)
+
+
+@router.post("/{dataset_id}/rows", status_code=201)
+def append_dataset_rows(dataset_id: str, request: NewRows, caller: Trainer, response: Response) -> DatasetAnswer:
+    """Append rows with the same columns: a new revision of the data set. Posteriors keep the one they learned from."""
+    raw = parse_rows(request.rows, get_settings())
+    return _created(revisions.append(caller.workspace, dataset_id, raw), response)
+
+
+@router.post("/{dataset_id}/rows/upload", status_code=201)
+def upload_dataset_rows(
+    dataset_id: str,
+    upload: Annotated[RowsUpload, Form(media_type="multipart/form-data")],
+    caller: Trainer,
+    response: Response,
+) -> DatasetAnswer:
+    """Append the rows of a file with the same columns."""
+    raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
+    return _created(revisions.append(caller.workspace, dataset_id, raw), response)
+
+
+@router.get("/{dataset_id}/rows")
+def read_dataset_rows(
+    dataset_id: str,
+    caller: Reader,
+    limit: RowLimit = 100,
+    cursor: str | None = None,
+    revision: RevisionNumber | None = None,
+) -> RowsPage:
+    """The rows of a revision in the order in which they are stored; of the newest one unless another is named."""
+    return service.rows(caller.workspace, dataset_id, limit, cursor, revision)
 
 
 @router.delete("/{dataset_id}", status_code=204)

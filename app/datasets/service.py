@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -11,23 +13,34 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from app.datasets.parsing import RawTable
-from app.datasets.profile import Roles, profile
-from app.datasets.schemas import DatasetSummary
+from app.datasets.profile import profile
+from app.datasets.roles import Roles
+from app.datasets.schemas import DatasetSummary, RowsPage
+from app.datasets.times import PERIOD, written
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
+from app.http.errors import InvalidRequest, NotFound
 from app.http.idempotency import made
-from app.http.rows import delete_row, matching, page, read
+from app.http.rows import delete_row, find, matching, page, read
 from app.ids import new_id
 from app.settings import get_settings
 
 CHUNK_ROWS = 50_000
+_CURSOR = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 MISSING = "no data set has this id; GET /v1/datasets lists them"
 
 
 def create(workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow:
     """Check, profile and store, in one transaction: a refused data set leaves nothing behind."""
+    with transaction() as session:
+        return add(session, workspace, name, raw, roles)
+
+
+def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow:
+    """The same in a transaction that stores more."""
     profiled = profile(raw, roles, get_settings())
+    chunks = chunked(profiled.table)
     row = DatasetRow(
         id=new_id("data"),
         workspace=workspace,
@@ -35,25 +48,108 @@ def create(workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow
         rows=profiled.table.num_rows,
         columns=profiled.columns,
         warnings=profiled.warnings,
+        lead=roles.lead,
+        revision=1,
+        digest=digest(sha256 for sha256, _ in chunks),
+        policy=roles.policy,
     )
-    with transaction() as session:
-        session.add(row)
-        session.flush()
-        made(session, f"/v1/datasets/{row.id}")
-        for seq, first in enumerate(range(0, profiled.table.num_rows, CHUNK_ROWS)):
-            buffer = io.BytesIO()
-            pq.write_table(profiled.table.slice(first, CHUNK_ROWS), buffer)
-            data = buffer.getvalue()
-            session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, sha256=checksum(data), data=data))
+    session.add(row)
+    session.flush()
+    made(session, f"/v1/datasets/{row.id}")
+    for seq, (sha256, data) in enumerate(chunks):
+        session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=1, sha256=sha256, data=data))
     return row
 
 
-def read_table(session: Session, dataset_id: str) -> pa.Table:
-    """All rows of a data set, in order."""
-    chunks = session.scalars(
-        sa.select(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset_id).order_by(DatasetChunkRow.seq)
-    )
-    return pa.concat_tables([pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))) for chunk in chunks])
+def chunked(table: pa.Table) -> list[tuple[str, bytes]]:
+    """The table as Parquet, in pieces with their checksums."""
+    chunks = []
+    for first in range(0, table.num_rows, CHUNK_ROWS):
+        buffer = io.BytesIO()
+        pq.write_table(table.slice(first, CHUNK_ROWS), buffer)
+        chunks.append((checksum(buffer.getvalue()), buffer.getvalue()))
+    return chunks
+
+
+def digest(checksums: Iterable[str]) -> str:
+    """The sha256 of a revision: of the checksums of its chunks, in order."""
+    return checksum("".join(checksums).encode())
+
+
+def read_table(session: Session, dataset_id: str, revision: int | None = None) -> pa.Table:
+    """All rows of a revision of a data set, in order; of the newest one unless another is asked for."""
+    query = sa.select(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset_id)
+    if revision is not None:
+        query = query.where(DatasetChunkRow.revision <= revision)
+    chunks = session.scalars(query.order_by(DatasetChunkRow.seq))
+    return pa.concat_tables([unpacked(chunk) for chunk in chunks])
+
+
+def count_rows(session: Session, dataset_id: str, revision: int) -> int:
+    """How many rows a revision of a data set has; none of them is unpacked."""
+    chunk = DatasetChunkRow
+    query = sa.select(chunk.data).where(chunk.dataset_id == dataset_id, chunk.revision <= revision)
+    with session.scalars(query, execution_options={"yield_per": 1}) as pieces:
+        return sum(pq.read_metadata(io.BytesIO(data)).num_rows for data in pieces)
+
+
+def unpacked(chunk: DatasetChunkRow) -> pa.Table:
+    """The rows of a chunk, if it is undamaged. Parquet knows no timestamps to the second, so they come back finer."""
+    return stored_units(pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))))
+
+
+def stored_units(table: pa.Table) -> pa.Table:
+    """A table from Parquet with its times to the second."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type):
+            table = table.set_column(index, field.name, table.column(index).cast(pa.timestamp("s")))
+    return table
+
+
+def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revision: int | None) -> RowsPage:
+    """Up to ``limit`` rows after a cursor, which keeps to the revision that it began with."""
+    with transaction() as session:
+        row = find(session, DatasetRow, workspace, dataset_id)
+        if row is None:
+            raise NotFound(MISSING)
+        wanted, seq, offset = _position(cursor, revision, row.revision)
+        chunk = DatasetChunkRow
+        query = sa.select(chunk.seq).where(chunk.dataset_id == row.id, chunk.revision <= wanted, chunk.seq >= seq)
+        left = list(session.scalars(query.order_by(chunk.seq)))
+        items: list[dict[str, Any]] = []
+        while left and len(items) < limit:
+            table = unpacked(session.get_one(chunk, (row.id, left[0])))
+            part = table.slice(offset, limit - len(items))
+            items += as_json(part, row.columns)
+            offset += part.num_rows
+            if offset >= table.num_rows:
+                del left[0]
+                offset = 0
+    return RowsPage(items=items, next_cursor=f"{wanted}.{left[0]}.{offset}" if left else None, revision=wanted)
+
+
+def _position(cursor: str | None, revision: int | None, newest: int) -> tuple[int, int, int]:
+    """Revision, chunk and row of the chunk at which a page begins."""
+    if cursor is not None:
+        found = _CURSOR.fullmatch(cursor)
+        if found is None or int(found[1]) > newest or revision not in (None, int(found[1])):
+            detail = "this is not a cursor of these rows; take next_cursor from the last answer"
+            raise InvalidRequest.at(("query", "cursor"), detail)
+        return int(found[1]), int(found[2]), int(found[3])
+    if revision is not None and revision > newest:
+        raise InvalidRequest.at(("query", "revision"), f"the newest revision is {newest}")
+    return revision or newest, 0, 0
+
+
+def as_json(table: pa.Table, columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows as they could be sent again: times in ISO text, nulls where values are missing."""
+    formats = {column["name"]: column["format"] for column in columns if column["role"] == "time"}
+    for name, written_as in formats.items():
+        numbers = table.column(name).cast(pa.int64()).to_pylist()
+        texts = numbers if written_as == PERIOD else [written(number, written_as) for number in numbers]
+        table = table.set_column(table.column_names.index(name), name, pa.array(texts))
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
 
 
 def listing(
@@ -66,6 +162,11 @@ def listing(
 
 def get(workspace: str, dataset_id: str) -> DatasetRow:
     return read(DatasetRow, workspace, dataset_id, MISSING)
+
+
+def newest_revision(dataset_id: str) -> int:
+    with transaction() as session:
+        return session.scalars(sa.select(DatasetRow.revision).where(DatasetRow.id == dataset_id)).one()
 
 
 def delete(workspace: str, dataset_id: str) -> None:

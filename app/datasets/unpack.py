@@ -1,61 +1,47 @@
 """Reads uploaded files in a process of its own, which ends if a file takes too much memory or time.
 
-Run as a script by :mod:`app.datasets.reader`. It imports pyarrow alone, so it starts in tenths of a second and has
-nothing else to lose. Each line on its input asks for one file; each line on its output says how that went.
+Run by :mod:`app.datasets.reader`. It imports pyarrow and the reader of workbooks alone, so it starts in tenths of a
+second and has nothing else to lose.
 """
 
 from __future__ import annotations
 
 import io
-import json
-import os
-import resource
-import signal
-import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-NOT_A_TABLE = "the file is neither Parquet nor a CSV file in UTF-8 with one header line"
+from app.confined import Refused, serve
+from app.datasets import workbook
+from app.datasets.bounds import MISSING_TEXT, Limits, check_size, is_moment
+
+NOT_A_TABLE = "the file is neither Parquet nor an Excel workbook nor a CSV file in UTF-8 with one header line"
+OLD_WORKBOOK = "the file is an old Excel workbook, or one with a password; save it as .xlsx without a password"
 UNREADABLE = "the file starts like Parquet but cannot be read; write it again"
 NOT_UTF8 = "a text in the file is not UTF-8; write the file again in UTF-8"
-# Far more than can be used; a file may still have more columns than its data set takes.
-MOST_COLUMNS = 10_000
 BYTES_A_CELL = 16
-_MISSING_TEXT = ["", "NA", "N/A", "null", "NULL", "None"]
+# 1 January of year 1 and 31 December 9999, in days since 1970.
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896
 
 
-class Refused(Exception):
-    """The file cannot be used; the sentence says why."""
+def unpack(content: bytes, limits: Limits, sheet: str = "") -> tuple[str, pa.Table]:
+    """The format and the table of a CSV, Parquet or Excel file, told apart by the signatures of the latter.
 
-
-class Limits(NamedTuple):
-    """Bounds of a table, as the settings of the same names say."""
-
-    max_rows: int
-    max_cells: int
-
-
-def unpack(content: bytes, limits: Limits) -> tuple[str, pa.Table]:
-    """The format and the table of a CSV or Parquet file, told apart by Parquet's own signature.
-
-    Columns of a CSV are text; those of Parquet are text, boolean or float64. Names are as they were written.
+    Columns of a CSV are text; others are text, boolean, float64, dates or timestamps. Names are as they were written.
+    ``sheet`` is that of a workbook; by default the first.
     """
+    if content[:4] == b"PK\x03\x04":
+        return "xlsx", workbook.read(content, limits, sheet)
+    if sheet:
+        raise Refused("the file is no Excel workbook (.xlsx), so it has no sheets; leave out sheet")
     if content[:4] == b"PAR1":
         return "parquet", _parquet(content, limits)
+    if content[:4] == b"\xd0\xcf\x11\xe0":
+        raise Refused(OLD_WORKBOOK)
     return "csv", _csv(content, limits)
-
-
-def check_size(rows: int, columns: int, limits: Limits) -> None:
-    """Refuse a table of too many rows, columns or cells."""
-    if columns > MOST_COLUMNS:
-        raise Refused(f"more than {MOST_COLUMNS} columns; leave out those that do not matter")
-    for what, number, limit in (("rows", rows, limits.max_rows), ("cells", rows * columns, limits.max_cells)):
-        if number > limit:
-            raise Refused(f"at most {limit} {what} (BCO_MAX_{what.upper()})")
 
 
 # Parquet
@@ -127,10 +113,11 @@ def _is_number(kind: pa.DataType) -> bool:
 def _usable(field: pa.Field) -> bool:
     """True, or a refusal of a column that holds what cannot be a value."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if _is_text(kind) or _is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+    if _is_text(kind) or _is_number(kind) or is_moment(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return True
     raise Refused(
-        f"column '{field.name}' holds {kind}; only numbers, booleans and text can be used: convert it or leave it out"
+        f"column '{field.name}' holds {kind}; only numbers, booleans, text, dates and timestamps can be used: "
+        "convert it or leave it out"
     )
 
 
@@ -142,7 +129,25 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column
     if _is_text(kind):
         return column.cast(pa.string())
+    if is_moment(kind):
+        return _moments(column)
     return column.cast(pa.float64(), safe=False)
+
+
+def _moments(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates, or timestamps in UTC to the microsecond at most: all within years that calendars write in four digits."""
+    kind = column.type
+    if pa.types.is_date(kind):
+        column = column.cast(pa.date32())
+    elif kind.unit == "ns":
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    a_day = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}.get(getattr(column.type, "unit", ""), 1)
+    numbers = column.cast(pa.int32() if a_day == 1 else pa.int64())
+    if len(numbers) > numbers.null_count:
+        extremes = pc.min_max(numbers).as_py()
+        if extremes["min"] < FIRST_DAY * a_day or extremes["max"] >= (LAST_DAY + 1) * a_day:
+            raise Refused("a column of dates goes beyond the years 1 to 9999")
+    return column
 
 
 # CSV
@@ -180,7 +185,7 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
                 column_types={name: pa.string() for name in names},
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
-                null_values=_MISSING_TEXT,
+                null_values=MISSING_TEXT,
             ),
         )
     except pa.ArrowMemoryError:
@@ -195,38 +200,16 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
 
 
 def main() -> None:
-    """Read file after file until the input ends: with the process that asks, this one ends too."""
-    at_rest = _address_space()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (at_rest + asked["memory"], hard))
-        # Nothing catches this signal, so it ends the process whatever that is doing.
-        signal.setitimer(signal.ITIMER_REAL, asked["seconds"])
-        told = _answer(asked)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
+    serve(_answer)
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
-    try:
-        with open(asked["source"], "rb") as source:
-            content = source.read()
-        written_as, table = unpack(content, Limits(asked["max_rows"], asked["max_cells"]))
-        with pa.OSFile(asked["target"], "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-    except Refused as refusal:
-        return {"refused": str(refusal)}
-    except MemoryError:
-        return {"memory": True}
+    with open(asked["source"], "rb") as source:
+        content = source.read()
+    written_as, table = unpack(content, Limits(asked["max_rows"], asked["max_cells"]), asked["sheet"])
+    with pa.OSFile(asked["target"], "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
     return {"format": written_as}
-
-
-def _address_space() -> int:
-    """Bytes of addresses that this process uses before it has read anything."""
-    with open("/proc/self/statm") as counts:
-        return int(counts.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from bco_core.inference.options import (
     make_options,
 )
 from bco_core.inference.training import OPTIMIZERS
-from bco_core.predictors.registry import PREDICTORS, PredictorOptions
+from bco_core.predictors.registry import BOOSTED, PREDICTORS, PredictorOptions
 
 if TYPE_CHECKING:
     Family = str
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
     Family, Optimizer = Literal[tuple(FAMILIES)], Literal[tuple(OPTIMIZERS)]
     Temperature, Thinning = Literal[TEMPERATURES], Literal[THINNING]
-    PredictorKind = Literal[("auto", *PREDICTORS)]
+    PredictorKind = Literal[("auto", *PREDICTORS, BOOSTED)]
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Width = Annotated[int, Field(ge=1, le=4096)]
@@ -65,15 +65,15 @@ class PredictorSpec(Request):
 
     kind: PredictorKind = Field(
         "auto",
-        description="auto mixes a linear model and a network with a linear skip path (skip_mlp); "
-        "relu_affine is linear, clipped at zero",
+        description="auto mixes a linear model, a network with a linear skip path (skip_mlp) and, from 1,000 rows on, "
+        "departures from boosted trees (boosted); relu_affine is linear, clipped at zero",
     )
     hidden: list[Width] | None = Field(None, max_length=8, description="hidden layers; [128, 128] by default")
 
     @model_validator(mode="after")
     def hidden_layers_fit(self) -> Self:
         if self.hidden and not PredictorOptions(self.kind).is_network:
-            raise ValueError("hidden layers belong to the auto, mlp and skip_mlp predictors")
+            raise ValueError("hidden layers belong to the auto, mlp, skip_mlp and boosted predictors")
         if self.hidden == []:
             raise ValueError("a network needs at least one hidden layer, such as [128, 128]")
         return self

@@ -1,7 +1,9 @@
 """A posterior as one file that can be taken elsewhere: a zip of JSON and .npy arrays, every one with its sha256.
 
-It holds what prescribing needs, the problem and the columns included, and none of the history's rows but the outcomes
-that predictive scenarios are made of. Nothing in it is code, and nothing of it is believed before it is checked.
+It holds what prescribing needs, the problem and the columns included, and of the history only the outcomes that
+predictive scenarios are made of. A posterior that looks back on its data set takes the newest rows of each series with
+it; importing makes a data set of them, to which rows can be appended. Nothing in the file is code, and nothing of it is
+believed before it is checked.
 """
 
 from __future__ import annotations
@@ -11,29 +13,47 @@ import io
 import zipfile
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
-import sqlalchemy as sa
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 
+from app.aliases.service import real_id
+from app.datasets.encoding import ContextEncoding
 from app.datasets.schemas import Column
+from app.datasets.service import chunked, read_table, stored_units
+from app.datasets.service import digest as digest_of_chunks
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
-from app.db.tables import PosteriorBlockRow, PosteriorRow, ProblemRow
+from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow, ProblemRow
 from app.http.schemas import Name
 from app.ids import is_id, new_id
 from app.posteriors import service
 from app.posteriors.schemas import Diagnostics
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
+from bco_core import deadline
 from bco_core.data import Arrays
-from bco_core.errors import InvalidInput
-from bco_core.posterior import Posterior, digest
+from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.posterior import Posterior, without_particles
 from bco_core.problems.registry import build_problem
 
-MANIFEST = "manifest.json"
+MANIFEST, ROWS = "manifest.json", "rows.parquet"
 _MANIFEST_BYTES = 50_000_000
+
+
+class DatasetFacts(BaseModel):
+    """What the rows in the file are: the data set's name, profile and lead, and the sha256 of the rows."""
+
+    name: Name
+    columns: list[dict[str, Any]]
+    lead: int
+    policy: dict[str, str]
+    sha256: str
 
 
 class Manifest(BaseModel):
@@ -48,35 +68,52 @@ class Manifest(BaseModel):
     problem_name: Name
     problem: dict[str, Any]
     columns: list[dict[str, Any]]
+    recipe: dict[str, Any] | None = None
     description: dict[str, Any]
     diagnostics: dict[str, Any]
     policy: str
     digest: str
     files: dict[str, str]
+    dataset: DatasetFacts | None = None
 
 
-def export(posterior_id: str, path: Path) -> Manifest:
-    """Write a posterior to a file. Raises InvalidInput with a sentence if there is no such posterior."""
+def export(named: str, path: Path, workspace: str = DEFAULT_WORKSPACE) -> Manifest:
+    """Write a posterior to a file, by its id or by an alias of a workspace; InvalidInput says if there is none."""
     with transaction() as session:
+        posterior_id = real_id(session, workspace, named)
         row = session.get(PosteriorRow, posterior_id) if is_id(posterior_id) else None
         if row is None:
-            raise InvalidInput(f"no posterior has the id {posterior_id!r}")
+            raise InvalidInput(f"no posterior has the id {named!r}, and no alias of workspace {workspace} this name")
         problem = session.get_one(ProblemRow, row.problem_id)
-        block = PosteriorBlockRow
-        names = session.scalars(sa.select(block.array).where(block.posterior_id == row.id).distinct()).all()
-        arrays = {name: service.load_array(session, row.id, name) for name in sorted(names)}
+        # In full: another machine may draw with other digits.
+        arrays = service.load_arrays(session, row)
+        facts, rows = _rows(session, row)
     files = {f"arrays/{name}.npy": _npy(array) for name, array in arrays.items()}
     fields = {name: getattr(row, name) for name in Manifest.model_fields if hasattr(row, name)}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    manifest = Manifest(**fields, problem_name=problem.name, files=sums)
+    manifest = Manifest(**fields, problem_name=problem.name, files=sums, dataset=facts)
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr(MANIFEST, manifest.model_dump_json(indent=1))
-            for name, data in files.items():
+            for name, data in (files | ({ROWS: rows} if facts else {})).items():
                 archive.writestr(name, data)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror})") from None
     return manifest
+
+
+def _rows(session: Session, row: PosteriorRow) -> tuple[DatasetFacts | None, bytes]:
+    """What a posterior that looks back on its data set needs of it, as Parquet."""
+    looking = ContextEncoding.of(row.columns, row.recipe).looking
+    if looking is None:
+        return None, b""
+    if row.dataset_id is None:
+        raise InvalidInput("the posterior looks back on a data set that is not here")
+    dataset = session.get_one(DatasetRow, row.dataset_id)
+    buffer = io.BytesIO()
+    pq.write_table(looking.recent(read_table(session, dataset.id)), buffer)
+    facts = {name: getattr(dataset, name) for name in DatasetFacts.model_fields if hasattr(dataset, name)}
+    return DatasetFacts(**facts, sha256=hashlib.sha256(buffer.getvalue()).hexdigest()), buffer.getvalue()
 
 
 def _npy(array: np.ndarray[Any, Any]) -> bytes:
@@ -85,20 +122,25 @@ def _npy(array: np.ndarray[Any, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def read(path: Path) -> tuple[Manifest, Arrays]:
-    """A file, with everything in it checked; InvalidInput says what is wrong."""
+def read(path: Path) -> tuple[Manifest, Arrays, pa.Table | None]:
+    """A file, with everything in it checked: arrays, and rows if there are any. InvalidInput says what is wrong."""
+    rows = None
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = Manifest.model_validate_json(_member(archive, MANIFEST, _MANIFEST_BYTES))
-            if set(archive.namelist()) != {MANIFEST, *manifest.files}:
+            parts = manifest.files | ({ROWS: manifest.dataset.sha256} if manifest.dataset else {})
+            if set(archive.namelist()) != {MANIFEST, *parts}:
                 raise InvalidInput("the file holds other parts than its manifest names")
             room = get_settings().max_posterior_mb * 1_000_000
             arrays: Arrays = {}
-            for name, sha256 in manifest.files.items():
+            for name, sha256 in parts.items():
                 data = _member(archive, name, room)
                 room -= len(data)
                 if hashlib.sha256(data).hexdigest() != sha256:
                     raise InvalidInput(f"{name} does not match its checksum; the file is damaged")
+                if name == ROWS:
+                    rows = stored_units(pq.read_table(io.BytesIO(data)))
+                    continue
                 arrays[name.removeprefix("arrays/").removesuffix(".npy")] = np.load(
                     io.BytesIO(data), allow_pickle=False
                 )
@@ -106,8 +148,8 @@ def read(path: Path) -> tuple[Manifest, Arrays]:
         raise InvalidInput(f"this is not a file that bco export has written ({error})") from None
     except (ValidationError, ValueError, KeyError) as error:
         raise InvalidInput(f"a part of the file cannot be read ({str(error).splitlines()[0]})") from None
-    _check(manifest, arrays)
-    return manifest, arrays
+    _check(manifest, arrays, rows)
+    return manifest, arrays, rows
 
 
 def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
@@ -121,16 +163,29 @@ def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     return data
 
 
-def _check(manifest: Manifest, arrays: Arrays) -> None:
-    if digest(manifest.description, arrays) != manifest.digest:
+def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
+    if service.digest_of(manifest.description, manifest.recipe, arrays) != manifest.digest:
         raise InvalidInput("the arrays do not match the posterior's digest; the file was changed")
     try:
         for column in manifest.columns:
             Column.model_validate(column)
         Diagnostics.model_validate(manifest.diagnostics)
         spec = NewProblem.model_validate({"name": manifest.problem_name, "spec": manifest.problem}).spec.model_dump()
-        build_problem(spec)
+        with deadline.until(monotonic() + get_settings().prescribe_seconds):
+            build_problem(spec)
         Posterior.from_arrays(manifest.description, arrays)
+        looking = ContextEncoding.of(manifest.columns, manifest.recipe).looking
+        if (looking is None) != (rows is None):
+            raise InvalidInput("rows to look back on are in the file if and only if the posterior looks back")
+        if looking is not None and rows is not None and manifest.dataset is not None:
+            for column in manifest.dataset.columns:
+                Column.model_validate(column)
+            if [column["name"] for column in manifest.dataset.columns] != rows.column_names:
+                raise InvalidInput("the rows have other columns than their profile")
+            looking.past(rows, 1)
+    except OutOfTime:
+        detail = f"the problem in the file could not be checked within {get_settings().prescribe_seconds} s"
+        raise InvalidInput(f"{detail} (BCO_PRESCRIBE_SECONDS)") from None
     except (ValidationError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InvalidInput(
             f"this service cannot use the posterior in the file ({str(error).splitlines()[0]})"
@@ -139,7 +194,8 @@ def _check(manifest: Manifest, arrays: Arrays) -> None:
 
 def import_(path: Path, workspace: str) -> tuple[PosteriorRow, bool]:
     """Store the posterior of a file in a workspace; False if exactly it is there already. It keeps its id if it can."""
-    manifest, arrays = read(path)
+    manifest, arrays, rows = read(path)
+    stored = without_particles(manifest.description, arrays)
     with transaction() as session:
         there = session.get(PosteriorRow, manifest.id) if is_id(manifest.id) else None
         if there is not None and (there.workspace, there.digest) == (workspace, manifest.digest):
@@ -149,13 +205,49 @@ def import_(path: Path, workspace: str) -> tuple[PosteriorRow, bool]:
             id=manifest.id if keeps else new_id("post"),
             workspace=workspace,
             problem_id=_problem(session, manifest, workspace),
+            dataset_id=_dataset(session, manifest, workspace, rows),
             particles=len(arrays["particles"]),
             **manifest.model_dump(
-                include={"name", "created_at", "problem", "columns", "description", "diagnostics", "policy", "digest"}
+                include={
+                    "name",
+                    "created_at",
+                    "problem",
+                    "columns",
+                    "recipe",
+                    "description",
+                    "diagnostics",
+                    "policy",
+                    "digest",
+                }
             ),
         )
-        service.add(session, row, arrays)
+        service.add(session, row, stored)
     return row, True
+
+
+def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Table | None) -> str | None:
+    """The id of a new data set with the rows that came along."""
+    facts = manifest.dataset
+    if facts is None or rows is None:
+        return None
+    chunks = chunked(rows)
+    row = DatasetRow(
+        id=new_id("data"),
+        workspace=workspace,
+        name=facts.name,
+        rows=rows.num_rows,
+        columns=facts.columns,
+        warnings=[f"these are the newest rows of each series, imported with {manifest.id}"],
+        lead=facts.lead,
+        revision=1,
+        digest=digest_of_chunks(sha256 for sha256, _ in chunks),
+        policy=facts.policy,
+    )
+    session.add(row)
+    session.flush()
+    for seq, (sha256, data) in enumerate(chunks):
+        session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=1, sha256=sha256, data=data))
+    return row.id
 
 
 def _problem(session: Session, manifest: Manifest, workspace: str) -> str:

@@ -11,13 +11,18 @@ from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader
 from app.posteriors import service
 from app.posteriors.schemas import Diagnostics, PosteriorAnswer, PosteriorSummary, Quality
+from bco_core.inference.diagnostics import LOSSES
+from bco_core.problems.surrogate import COST
 
 router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
 
 
 def _answer(row: PosteriorRow) -> PosteriorAnswer:
     fields = {name: getattr(row, name) for name in PosteriorAnswer.model_fields if hasattr(row, name)}
-    return PosteriorAnswer(quality=row.diagnostics["quality"], reason=row.diagnostics["reason"], **fields)
+    told, loss = row.diagnostics, row.diagnostics.get("loss", COST)
+    return PosteriorAnswer(
+        quality=told["quality"], reason=told["reason"], loss=loss, loss_meaning=LOSSES[loss], **fields
+    )
 
 
 @router.get("")
@@ -45,7 +50,7 @@ def read_posterior(posterior_id: str, caller: Reader) -> PosteriorAnswer:
 
 
 @router.get("/{posterior_id}/diagnostics")
-def read_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics:
+def read_posterior_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics:
     """Held-out cost of every policy beside the best constant decision's, and the learning trace."""
     return Diagnostics.model_validate(service.get(caller.workspace, posterior_id).diagnostics)
 
@@ -55,21 +60,21 @@ def read_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics:
     response_class=Response,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "an .npz file"}},
 )
-def download_particles(
+def download_posterior_particles(
     posterior_id: str,
     caller: Reader,
     first: Annotated[int, Query(ge=0, le=2**31, description="first particle")] = 0,
     count: Annotated[int | None, Query(ge=1, le=2**31, description="how many; all by default")] = None,
 ) -> Response:
     """The particles (K, d) and the standardising statistics, as NumPy's .npz: ``numpy.load`` reads it."""
+    row = service.get(caller.workspace, posterior_id)
     return Response(
-        service.particles_file(caller.workspace, posterior_id, first, count),
+        service.particles_file(row, first, count),
         media_type="application/octet-stream",
-        headers={"Content-Disposition": f'attachment; filename="{posterior_id}.npz"'},
+        headers={"Content-Disposition": f'attachment; filename="{row.id}.npz"'},
     )
 
 
 @router.delete("/{posterior_id}", status_code=204)
 def delete_posterior(posterior_id: str, caller: Admin, http: Request) -> None:
-    service.delete(caller.workspace, posterior_id)
-    http.app.state.posteriors.forget(posterior_id)
+    http.app.state.posteriors.forget(service.delete(caller.workspace, posterior_id))

@@ -28,7 +28,15 @@ class PosteriorSummary(Resource):
 class PosteriorAnswer(PosteriorSummary):
     problem: dict[str, Any] = Field(description="the problem as it was when learning")
     columns: list[Column] = Field(description="the context columns that prescribe expects, and the outcomes")
+    recipe: dict[str, Any] | None = Field(
+        None,
+        description="where the data set has time or series: how features of time are made (recipe), the values of keys "
+        "that are categories (keys), the revision learned from, how many rows were learned from and left out, and the "
+        "range of every feature; null otherwise",
+    )
     description: dict[str, Any] = Field(description="predictor, family and seed")
+    loss: str = Field("cost", description="what it is the posterior of: cost, or the name of a surrogate of it")
+    loss_meaning: str = Field("", description="the same in a sentence")
 
 
 class Diagnostics(BaseModel):
@@ -39,6 +47,8 @@ class Diagnostics(BaseModel):
     method: str
     inference: str = Field("vi", description="vi or mh: what the method came to")
     inference_reason: str = Field("", description="why")
+    loss: str = Field("cost", description="what it is the posterior of: cost, or the name of a surrogate of it")
+    loss_meaning: str = Field("", description="the same in a sentence")
     policy: str = Field(description="recommended, or as the job asked")
     policies: list[dict[str, Any]] = Field([], description="held-out cost of each policy that may be recommended")
     candidates: list[dict[str, Any]] = Field([], description="what auto chose from, with paired differences")
@@ -67,6 +77,20 @@ class Diagnostics(BaseModel):
         {}, description="predictive scenarios on held-out rows: PIT histogram, coverage of central ranges, mean score"
     )
     carriers: list[dict[str, Any]] = Field([], description="ways to carry outcomes to new contexts, with their scores")
+    boosted_share: float | None = Field(
+        None, description="auto: weight of departures from boosted trees; null below 1,000 rows"
+    )
+    forward_cost: dict[str, Any] | None = Field(
+        None, description="with time: mean cost of each policy on later rows, by members that only knew the past"
+    )
+    forward: dict[str, Any] | None = Field(
+        None,
+        description="with time: realised and promised cost by stretch of time and by distance from what was learned, "
+        "and the cost of deciding over the last eight same seasons",
+    )
+    update: dict[str, Any] | None = Field(
+        None, description="learned on from an older posterior: which, and how the two compare on the newest rows"
+    )
     order: float = Field(0.0, description="correlation of the errors of neighbouring rows; high where time matters")
     members: dict[str, Any] = Field(
         {}, description="how many, how much they disagree, how far they moved from the prior"

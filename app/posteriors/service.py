@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.aliases import service as aliases
 from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
@@ -19,13 +21,13 @@ from app.ids import sibling_id
 from app.posteriors import shared
 from app.posteriors.schemas import PosteriorSummary
 from bco_core.data import Arrays
-from bco_core.posterior import Posterior
+from bco_core.posterior import Posterior, digest, drawn_particles
 
-MISSING = "no posterior has this id; GET /v1/posteriors lists them"
+log = logging.getLogger(__name__)
 
 
 def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
-    """Write a posterior's row and its arrays, block by block."""
+    """Write a posterior's row and its arrays, block by block; particles may be left out that can be drawn again."""
     session.add(row)
     session.flush()
     for name, array in arrays.items():
@@ -37,15 +39,36 @@ def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
             )
 
 
+def digest_of(description: dict[str, Any], recipe: dict[str, Any] | None, arrays: Arrays) -> str:
+    """The sha256 of everything that determines a prescription, besides the rows that are looked back on."""
+    return digest(description if recipe is None else description | {"recipe": recipe}, arrays)
+
+
+def learned_revision(session: Session, row: PosteriorRow) -> int:
+    """The revision of its data set that a posterior was learned from; the first where none was noted."""
+    if row.recipe is not None:
+        return int(row.recipe["revision"])
+    job = session.get(JobRow, row.job_id) if row.job_id else None
+    return 1 if job is None else int(job.spec.get("revision", 1))
+
+
 def load(session: Session, row: PosteriorRow) -> Posterior:
     """The whole posterior, every block checked; processes of one service share its arrays."""
 
-    def read() -> Arrays:
-        block = PosteriorBlockRow
-        names = session.scalars(sa.select(block.array).where(block.posterior_id == row.id).distinct())
-        return {name: load_array(session, row.id, name) for name in names.all()}
+    return Posterior.from_arrays(row.description, shared.mapped(row.id, lambda: load_arrays(session, row)), copy=False)
 
-    return Posterior.from_arrays(row.description, shared.mapped(row.id, read), copy=False)
+
+def load_arrays(session: Session, row: PosteriorRow) -> Arrays:
+    """All arrays of a posterior. Particles that are not stored are drawn, exactly as they were when it was made."""
+    block = PosteriorBlockRow
+    names = session.scalars(sa.select(block.array).where(block.posterior_id == row.id).distinct())
+    arrays = {name: load_array(session, row.id, name) for name in sorted(names.all())}
+    if "particles" not in arrays:
+        arrays["particles"] = drawn_particles(row.description, arrays, row.particles)
+        if digest_of(row.description, row.recipe, arrays) != row.digest:
+            # Both are draws of the same posterior, so both serve.
+            log.warning("%s: another processor or library than before draws its particles with other digits", row.id)
+    return arrays
 
 
 def load_array(session: Session, posterior_id: str, name: str, first: int = 0, count: int | None = None) -> Array:
@@ -73,20 +96,28 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
     return array[start:] if count is None else array[start : start + count]
 
 
-def particles_file(workspace: str, posterior_id: str, first: int, count: int | None) -> bytes:
+def particles_file(row: PosteriorRow, first: int, count: int | None) -> bytes:
     """An .npz file with the particles and what is needed to use them elsewhere."""
-    row = get(workspace, posterior_id)
     with transaction() as session:
         arrays = {
             name: load_array(session, row.id, name)
             for name in ("context_mean", "context_scale", "outcome_mean", "outcome_scale")
         }
-        first = min(first, row.particles)
-        wanted = row.particles if count is None else count
-        arrays["particles"] = load_array(session, row.id, "particles", first, min(wanted, row.particles - first))
+        arrays["particles"] = _load_particles(session, row, first, row.particles if count is None else count)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
+
+
+def _load_particles(session: Session, row: PosteriorRow, first: int, count: int) -> Array:
+    """Particles ``first`` to ``first + count``, as far as there are any."""
+    first = min(first, row.particles)
+    count = min(count, row.particles - first)
+    block = PosteriorBlockRow
+    stored = sa.exists().where(block.posterior_id == row.id, block.array == "particles")
+    if session.scalar(sa.select(stored)):
+        return load_array(session, row.id, "particles", first, count)
+    return load_arrays(session, row)["particles"][first : first + count]
 
 
 def listing(
@@ -102,9 +133,10 @@ def listing(
         return page(session, PosteriorRow, workspace, limit, cursor, *conditions, columns=columns)
 
 
-def get(workspace: str, posterior_id: str) -> PosteriorRow:
-    """The posterior's row; if its job has not made it yet, the answer says how the job stands."""
+def get(workspace: str, named: str) -> PosteriorRow:
+    """The posterior with this id or alias; if its job has not made it yet, the answer says how the job stands."""
     with transaction() as session:
+        posterior_id = aliases.real_id(session, workspace, named)
         row = find(session, PosteriorRow, workspace, posterior_id)
         if row is None:
             raise _absent(find(session, JobRow, workspace, sibling_id(posterior_id, "job")))
@@ -119,7 +151,7 @@ def exists(posterior_id: str) -> bool:
 
 def _absent(job: JobRow | None) -> Exception:
     if job is None or job.state == "succeeded":
-        return NotFound(MISSING)
+        return NotFound(aliases.NO_POSTERIOR)
     if job.is_unfinished:
         return Conflict(
             f"job {job.id} is {job.state} ({job.progress:.0%}); the posterior is there once it has succeeded"
@@ -129,7 +161,14 @@ def _absent(job: JobRow | None) -> Exception:
     )
 
 
-def delete(workspace: str, posterior_id: str) -> None:
-    in_use = "batch prescriptions use this posterior; delete their jobs first"
+def delete(workspace: str, named: str) -> str:
+    """Delete a posterior that nothing uses and no alias names, and tell its id."""
+    in_use = "batch prescriptions, or an alias, use this posterior; delete their jobs, or move the alias, first"
     with transaction() as session:
-        delete_row(session, PosteriorRow, workspace, posterior_id, MISSING, in_use)
+        posterior_id = aliases.real_id(session, workspace, named)
+        if find(session, PosteriorRow, workspace, posterior_id) is not None:
+            names = aliases.naming(session, posterior_id)
+            if names:
+                raise Conflict(f"the alias {' and '.join(names)} names this posterior; move or delete the alias first")
+        delete_row(session, PosteriorRow, workspace, posterior_id, aliases.NO_POSTERIOR, in_use)
+    return posterior_id

@@ -1,4 +1,5 @@
-"""Arrays of posteriors as files that all API processes of one service map into their memory, so they take it once.
+"""Arrays of posteriors, and fresh draws from them, as files that all API processes of one service map into their
+memory, so they take it once.
 
 The first process that needs a posterior reads it from the database, checks it and writes the files; the others map
 them. A process that drops a posterior takes the files away: who has them mapped keeps them, and the system has the
@@ -31,12 +32,12 @@ def folder() -> Path | None:
     return Path(os.environ[FOLDER]) / "posteriors" if FOLDER in os.environ else None
 
 
-def mapped(posterior_id: str, read: Callable[[], Arrays]) -> Arrays:
+def mapped(name: str, read: Callable[[], Arrays]) -> Arrays:
     """The arrays that ``read`` returns, from the files of other processes if they are there."""
     place = folder()
     if place is None:
         return read()
-    place = place / posterior_id
+    place = place / name
     if not place.is_dir():
         arrays = read()
         try:
@@ -67,7 +68,7 @@ def _write(place: Path, arrays: Arrays) -> None:
             raise
 
 
-def forget(posterior_id: str) -> None:
+def forget(name: str) -> None:
     place = folder()
     if place is not None:
-        shutil.rmtree(place / posterior_id, ignore_errors=True)
+        shutil.rmtree(place / name, ignore_errors=True)

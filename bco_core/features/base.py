@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from bco_core.data import Sample
+from bco_core.data import Sample, Standardizer
 
 
 class Features(Protocol):
-    """Fitted features: what the predictor's input is made of."""
+    """Fitted features: what the predictor's input is made of. Most kinds have no bases."""
 
     @property
     def kind(self) -> str: ...
@@ -37,12 +38,27 @@ class Features(Protocol):
         """The spread (width,) that each column had in the history, in its own units."""
         ...
 
+    @property
+    def bases(self) -> Standardizer | None:
+        """The scale of what follows the features, a prediction of each outcome to depart from; None where none does."""
+        return None
+
+    @property
+    def base_columns(self) -> tuple[int, ...]:
+        """Where the bases are among the features, outcome by outcome; empty where there are none."""
+        return ()
+
+    @property
+    def shrink(self) -> Tensor:
+        """How far outcomes scatter around the bases, (d_y,), in units of their own spread; ones where none are."""
+        return torch.ones(1, dtype=torch.float64)
+
     def of_new(self, contexts: Tensor) -> Tensor:
-        """Contexts that nothing was fitted to: (..., d_x) → (..., width)."""
+        """Contexts that nothing was fitted to: (..., d_x) → (..., width), then the bases."""
         ...
 
     def of_history(self, sample: Sample) -> Tensor:
-        """The rows that the features were fitted to, in their order: (n, width)."""
+        """The rows that the features were fitted to, in their order: (n, width), then the bases."""
         ...
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

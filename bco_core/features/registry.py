@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from bco_core.features.base import FeatureKind, Features
+from bco_core.features.boosting import BOOSTED
+from bco_core.features.products import PRODUCTS
 from bco_core.features.standardized import STANDARDIZED
 
-FEATURES: dict[str, FeatureKind] = {kind.name: kind for kind in (STANDARDIZED,)}
+FEATURES: dict[str, FeatureKind] = {kind.name: kind for kind in (STANDARDIZED, BOOSTED, PRODUCTS)}
 
 
 def features_to_arrays(features: Features) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from bco_core.data import Sample, Standardizer
-from bco_core.features.base import FeatureKind
+from bco_core.features.base import FeatureKind, Features
 
 
 @dataclass(frozen=True)
-class Standardized:
+class Standardized(Features):
     """(context − mean) / scale, column by column. It sees no outcomes, so folds make no difference."""
 
     contexts: Standardizer

@@ -9,7 +9,9 @@ from typing import Any
 from bco_core.calibration import Calibration
 from bco_core.certificates import Certificate
 from bco_core.evaluation import Estimate
+from bco_core.inference.forward import Forward
 from bco_core.inference.held_out import HeldOut, Promise
+from bco_core.problems.surrogate import COST, SQUARED_ERROR
 from bco_core.select import Table
 
 FEW_ROWS = 50
@@ -19,6 +21,18 @@ CLEAR = 2.5
 ORDERED, _ORDERED_ERRORS = 0.25, 3.5
 # How far the 90 % range may be from holding 90 %, and promised costs from real ones, besides what chance explains.
 _COVERAGE_ROOM, _PROMISE_ROOM = 0.04, 0.15
+# The largest share above the promised 95 % quantile in any stretch of time, and how many times more or less than
+# promised a stretch may cost.
+_TAIL_ROOM, _STRETCH_ROOM = 0.2, 2.0
+
+# What a posterior may be the posterior of.
+LOSSES = {
+    COST: "models are weighed by what their decisions cost",
+    "spo_plus": "models are weighed by SPO+, a convex surrogate that is never below what their decisions cost more "
+    "than foresight; costs on held-out rows are true ones, whole numbers relaxed",
+    SQUARED_ERROR: "models are weighed by the squared error of their predictions, because every decision takes a "
+    "program of its own; costs on held-out rows are true ones, whole numbers relaxed",
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class Diagnostics:
     """What every method tells. ``method`` is what was asked for, ``inference`` what it came to, and why.
 
     ``kl_weight`` and its reciprocal are the temperature that was used, for costs divided by ``cost_scale``.
+    ``loss`` names what it is the posterior of, and ``loss_meaning`` says what that is.
     ``promise_warning`` says what is wrong with promised costs and ranges; it is empty where they held.
     """
 
@@ -58,14 +73,22 @@ class Diagnostics:
     calibration: Calibration
     carriers: Table
     order: float
+    forward_cost: dict[str, Estimate] | None = None
+    forward: Forward | None = None
+    loss: str = COST
     method: str = ""
     inference: str = ""
     inference_reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, texts, lists and dicts; what is not finite is null."""
-        told: dict[str, Any] = plain(asdict(self) | {"certificate": self.certificate.to_json()})
+        own = {"certificate": self.certificate.to_json(), "loss_meaning": self.loss_meaning}
+        told: dict[str, Any] = plain(asdict(self) | own)
         return told
+
+    @property
+    def loss_meaning(self) -> str:
+        return LOSSES[self.loss]
 
 
 def plain(value: Any) -> Any:
@@ -93,6 +116,8 @@ def of_held_out(found: HeldOut) -> dict[str, Any]:
         "calibration": found.calibration,
         "carriers": found.carriers,
         "order": found.order,
+        "forward_cost": None if found.forward is None else found.forward.cost,
+        "forward": found.forward,
     }
 
 
@@ -113,7 +138,11 @@ def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
             f"{found.beyond} of {rows} rows have an outcome beyond the bounds that the problem states, and count as "
             "the bound: what they really cost is not in these figures",
         )
-    if found.order > max(ORDERED, _ORDERED_ERRORS / math.sqrt(rows)):
+    if found.forward is not None:
+        aged = _aged(found.forward)
+        if aged:
+            return Quality("warn", aged)
+    elif found.order > max(ORDERED, _ORDERED_ERRORS / math.sqrt(rows)):
         return Quality(
             "warn",
             f"errors of neighbouring rows go together (correlation {found.order:.2f}): these rows look ordered in "
@@ -121,6 +150,20 @@ def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
         )
     said = promise_warning(found.calibration, found.promise)
     return Quality("warn", said) if said else None
+
+
+def _aged(forward: Forward) -> str:
+    """What is wrong with promises in time, in a sentence; nothing if they held in every stretch of it."""
+    if forward.worst_tail > _TAIL_ROOM:
+        return (
+            f"the outcome drifts: in one stretch of time {forward.worst_tail:.0%} of the costs were above the 95 % "
+            "quantile that was promised"
+        )
+    for line in forward.stretches:
+        realised, promised = line["cost"]["mean"], line["promised"]
+        if not 1 / _STRETCH_ROOM <= promised / max(realised, 1e-300) <= _STRETCH_ROOM:
+            return f"the outcome drifts: one stretch of time cost {realised:.3g} where {promised:.3g} was promised"
+    return ""
 
 
 def promise_warning(calibration: Calibration, promise: Promise) -> str:

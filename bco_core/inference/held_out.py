@@ -16,8 +16,10 @@ from bco_core.calibration import Calibration, calibrate
 from bco_core.data import FOLDS, Sample, Standardizer
 from bco_core.evaluation import Estimate, estimate, paired_difference
 from bco_core.gibbs import GibbsTarget
-from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide_over
+from bco_core.inference.forward import Forward, constant_before, look_forward, regression_before, tail_of
+from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing, decide_over, first_policy
 from bco_core.predictive import History, predictive_scenarios
+from bco_core.problems.answers import promises
 from bco_core.problems.base import DecisionProblem, counted_within
 from bco_core.problems.constant import best_constant
 from bco_core.regression import ridge
@@ -93,6 +95,7 @@ class HeldOut:
     carriers: Table
     order: float
     beyond: int
+    forward: Forward | None = None
 
 
 def judge_scenarios(
@@ -116,21 +119,34 @@ def judge_scenarios(
         for name in POLICIES:
             decisions[name][places] = decide_over(problem, scenarios, what, name, terms).decisions.double()
     costs = {name: problem.cost(values, outcomes) for name, values in decisions.items()}
-    judged = Judged(costs, decisions, "", *_chosen(costs, decisions, block), Scenarios.equal(atoms, atoms[:, 0]))
-    return replace(judged, policy=_recommended(costs, slice(None)))
+    judged = Judged(
+        costs, decisions, "", *_chosen(problem, costs, decisions, block), Scenarios.equal(atoms, atoms[:, 0])
+    )
+    return replace(judged, policy=_recommended(problem, costs, slice(None)))
 
 
-def _chosen(costs: dict[str, Tensor], decisions: dict[str, Tensor], block: Tensor) -> tuple[Tensor, Tensor]:
-    own_costs, own_decisions = (values[RECOMMENDABLE[0]].clone() for values in (costs, decisions))
+def _chosen(
+    problem: DecisionProblem, costs: dict[str, Tensor], decisions: dict[str, Tensor], block: Tensor
+) -> tuple[Tensor, Tensor]:
+    own_costs, own_decisions = (values[first_policy(problem)].clone() for values in (costs, decisions))
     for number in block.unique().tolist():
         inside, outside = sides(block, number)
-        name = _recommended(costs, outside)
+        name = _recommended(problem, costs, outside)
         own_costs[inside], own_decisions[inside] = costs[name][inside], decisions[name][inside]
     return own_costs, own_decisions
 
 
-def _recommended(costs: dict[str, Tensor], rows: Tensor | slice) -> str:
-    return RECOMMENDABLE[select([costs[name][rows] for name in RECOMMENDABLE], [{} for _ in RECOMMENDABLE]).chosen]
+def _recommended(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
+    """The cheapest; of a problem that promises something of what may happen, the one that looks at it."""
+    if promises(problem):
+        return policy_of_paper(problem)
+    names = competing(problem)
+    return names[select([costs[name][rows] for name in names], [{} for _ in names]).chosen]
+
+
+def policy_of_paper(problem: DecisionProblem) -> str:
+    """What the paper decides by, unless the problem promises something of what may happen."""
+    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if promises(problem) else "bcp"
 
 
 def sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -139,16 +155,20 @@ def sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return inside, ~inside if (~inside).any() else inside
 
 
-def summarize(target: GibbsTarget, kept: Kept, judged: Judged) -> HeldOut:
-    """What the judged rows say."""
-    sample, costs = target.sample.rows(kept.rows), judged.policy_costs
-    constant, regression = constant_costs(target.problem, sample.outcomes), regression_costs(target.problem, sample)
+def summarize(target: GibbsTarget, kept: Kept, judged: Judged, forward: bool = False) -> HeldOut:
+    """What the judged rows say; ``forward`` where they were decided for by who only knew the past."""
+    problem, sample, costs = target.problem, target.sample.rows(kept.rows), judged.policy_costs
+    if forward:
+        constant = constant_before(problem, target.sample, kept.rows)
+        regression = regression_before(problem, target.sample, kept.rows)
+    else:
+        constant, regression = constant_costs(problem, sample.outcomes), regression_costs(problem, sample)
     expected = expected_cost(target.problem, judged.policy_decisions, judged.atoms)
-    labels = [{"policy": name} for name in RECOMMENDABLE]
+    labels = [{"policy": name} for name in competing(problem)]
     return HeldOut(
         rows=len(kept.rows),
         cost={name: estimate(values) for name, values in judged.costs.items()},
-        policies=select([judged.costs[name] for name in RECOMMENDABLE], labels).table,
+        policies=select([judged.costs[name] for name in competing(problem)], labels).table,
         judged=estimate(costs),
         constant=estimate(constant),
         over_constant=paired_difference(costs, constant),
@@ -159,7 +179,14 @@ def summarize(target: GibbsTarget, kept: Kept, judged: Judged) -> HeldOut:
         carriers=kept.carriers,
         order=kept.order,
         beyond=beyond_bounds(target.problem, target.sample.outcomes),
+        forward=_forward(target, kept, judged, expected) if forward else None,
     )
+
+
+def _forward(target: GibbsTarget, kept: Kept, judged: Judged, expected: Tensor) -> Forward:
+    tails = tail_of(target.problem, judged.policy_decisions, judged.atoms)
+    realised = judged.policy_costs
+    return look_forward(target.problem, target.sample, kept.rows, judged.costs, realised, expected, tails)
 
 
 def promise(expected: Tensor, realised: Tensor) -> Promise:

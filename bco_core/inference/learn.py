@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bco_core.certificates import NO_CERTIFICATE
 from bco_core.data import Arrays, Sample
 from bco_core.errors import InvalidInput
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
@@ -20,7 +21,9 @@ from bco_core.inference.mh.method import MH
 from bco_core.inference.options import AutoOptions, LearningOptions
 from bco_core.inference.vi.auto import AUTO
 from bco_core.inference.vi.plain import VI
-from bco_core.problems.base import DecisionProblem
+from bco_core.inference.vi.surrogate import SURROGATE, serves
+from bco_core.problems.base import DecisionProblem, Outline
+from bco_core.problems.surrogate import Surrogate
 from bco_core.progress import Progress, no_progress, part_of
 
 MINIMUM_ROWS = 10
@@ -53,6 +56,11 @@ class Learning:
                 ("sample",),
             )
         method, own, reason = resolve(problem, options)
+        if isinstance(problem.relaxation, Surrogate) and method.inference == "vi":
+            if getattr(own, "certify", None):
+                raise InvalidInput(f"there is no certificate here: {NO_CERTIFICATE}", ("certify",))
+            if isinstance(own, AutoOptions) and serves(own):
+                method, reason = SURROGATE, SURROGATE.reason
         return Learning(method, Task(problem.relaxation, sample, own), options.method, reason)
 
     def split(self, progress: Progress = no_progress) -> list[Part]:
@@ -88,7 +96,7 @@ def learn(
     return learning.join(results, part_of(progress, 0.98, 1.0))
 
 
-def resolve(problem: DecisionProblem, options: LearningOptions) -> tuple[Method, LearningOptions, str]:
+def resolve(problem: Outline, options: LearningOptions) -> tuple[Method, LearningOptions, str]:
     """The method that is used, its own options, and why."""
     if isinstance(options, AutoOptions):
         if problem.differentiable:
@@ -103,13 +111,13 @@ def resolve(problem: DecisionProblem, options: LearningOptions) -> tuple[Method,
     return method, options, method.reason
 
 
-def stored_vectors(problem: DecisionProblem, options: LearningOptions, rows: int) -> int:
+def stored_vectors(problem: Outline, options: LearningOptions, rows: int) -> int:
     """How many parameter vectors the posterior stores besides its particles."""
     method, own, _ = resolve(problem, options)
     return method.vectors(own, rows)
 
 
-def estimate(problem: DecisionProblem, options: LearningOptions, rows: int, columns: int) -> float:
+def estimate(problem: Outline, options: LearningOptions, rows: int, columns: int) -> float:
     """About how many seconds of one core learning takes from so many rows of so many context columns."""
     method, own, _ = resolve(problem, options)
     decision = _DECISION if problem.differentiable else _SOLVED_DECISION

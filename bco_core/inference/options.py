@@ -17,7 +17,7 @@ from bco_core.families import FAMILIES
 from bco_core.features.registry import FEATURES
 from bco_core.inference.training import OPTIMIZERS
 from bco_core.policies import POLICIES
-from bco_core.predictors.registry import PredictorOptions
+from bco_core.predictors.registry import BOOSTED, PredictorOptions
 
 TEMPERATURES = ("settle", "validation")
 THINNING = ("support_points", "regular")
@@ -45,7 +45,10 @@ class LearningOptions:
             self._known("policy", tuple(POLICIES))
         if self.kl_weight is not None and self.inverse_temperature is not None:
             raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
-        if getattr(self, "certify", None) and FEATURES[self.predictor.features].sees_outcomes:
+        boosts = self.predictor.kind == BOOSTED
+        if boosts and self.method != "auto":
+            raise InvalidInput("departures from boosted trees are learned by auto alone", ("predictor", "kind"))
+        if getattr(self, "certify", None) and (boosts or FEATURES[self.predictor.features].sees_outcomes):
             raise InvalidInput("features fitted to outcomes leave no prior to certify with", ("certify",))
 
     @property
@@ -150,7 +153,8 @@ class AutoOptions(LearningOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._counts("members", "epochs", "draws")
-        self._chain_options()
+        if self.predictor.kind != BOOSTED:
+            self._chain_options()
 
     def for_chains(self) -> MhOptions:
         """The same for Metropolis–Hastings; what only a mixture has is refused."""

@@ -5,7 +5,8 @@ from width a to width b is stored as its matrix, row by row, and then its bias. 
 from features to outcomes comes last where there is one, so the last d_y coordinates are an output bias in every kind.
 
 Features and outcomes are standardised inside, so that a unit prior means the same on every data set; predictions come
-back in the user's units, in float64.
+back in the user's units, in float64. Where features bring a prediction of their own, the base, f_θ departs from it:
+θ = 0 predicts the base, and departures are in units of the errors that the base makes.
 """
 
 from __future__ import annotations
@@ -84,15 +85,28 @@ class Predictor(ABC):
         return predictions
 
     def encode(self, contexts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """New contexts (..., d_x) as the predictor sees them, (..., width)."""
+        """New contexts (..., d_x) as the predictor sees them, (..., width), and the bases."""
         if contexts.shape[-1] != self.features.context_dim:
             raise InvalidInput(f"a context has {self.features.context_dim} columns here, not {contexts.shape[-1]}")
         return self.features.of_new(contexts).to(dtype)
 
     def unclipped(self, theta: Tensor, encoded: Tensor) -> Tensor:
-        """Predictions (S, n, d_y) before they are clipped, for features (n, width) or (S, n, width)."""
+        """Predictions (S, n, d_y) before they are clipped, for features (n, width) or (S, n, width), and bases."""
         inputs = encoded.expand(theta.shape[0], *encoded.shape[-2:])
-        return self.outcomes.undo(self.outputs(theta, inputs).double())
+        return self._departing(self.outputs(theta, inputs[..., : self.widths[0]]).double(), inputs)
+
+    def _departing(self, outputs: Tensor, encoded: Tensor) -> Tensor:
+        """Predictions in the user's units for outputs (..., d_y) beside features (..., width) and bases."""
+        if self.features.bases is not None:
+            outputs = outputs * self.features.shrink + encoded[..., self.widths[0] :]
+        return self.outcomes.undo(outputs)
+
+    def wanted(self, outcomes: Tensor, encoded: Tensor) -> Tensor:
+        """The outputs (n, d_y) that would predict outcomes (n, d_y) exactly: the inverse of :meth:`unclipped`."""
+        standardized = self.outcomes.apply(outcomes)
+        if self.features.bases is not None:
+            standardized = (standardized - encoded[..., self.widths[0] :]) / self.features.shrink
+        return standardized
 
     def forward(self, theta: Tensor, encoded: Tensor) -> Tensor:
         """Predictions (S, n, d_y) for parameters (S, d) and features (n, width) or (S, n, width)."""
@@ -112,14 +126,19 @@ class Predictor(ABC):
 
         They are those of :meth:`predict` up to rounding.
         """
+        return self.predict_each_encoded(theta, self.encode(contexts, theta.dtype))
+
+    def predict_each_encoded(self, theta: Tensor, features: Tensor) -> Tensor:
+        """The same for features (n, width)."""
         if self.skips is None or not self.predicts_alone:
-            return self.predict(theta, contexts).transpose(0, 1)
-        encoded = self.encode(contexts, theta.dtype).numpy()
+            return self.predict_encoded(theta, features).transpose(0, 1)
+        encoded = features.numpy()
         rows = np.zeros((-(-len(encoded) // kernel.ROWS) * kernel.ROWS, self.widths[0]), encoded.dtype)
-        rows[: len(encoded)] = encoded
+        rows[: len(encoded)] = encoded[:, : self.widths[0]]
         found = np.empty((len(rows), len(theta), self.outcome_dim), encoded.dtype)
         kernel.outputs(theta.contiguous().numpy(), rows, np.array(self.widths), self.skips, found)
-        return self.clip(self.outcomes.undo(torch.from_numpy(found[: len(encoded)]).double()))
+        outputs = torch.from_numpy(found[: len(encoded)]).double()
+        return self.clip(self._departing(outputs, torch.from_numpy(encoded)[:, None]))
 
     def predict_encoded(self, theta: Tensor, encoded: Tensor) -> Tensor:
         """The same for features (n, width)."""

@@ -19,6 +19,8 @@ from bco_core.predictors.networks import Network, SkipNetwork
 PREDICTORS: dict[str, type[Predictor]] = {kind.kind: kind for kind in (Linear, ReluAffine, Network, SkipNetwork)}
 # The kinds that ``auto`` chooses from and mixes: few parameters first.
 AUTO = ("linear", "skip_mlp")
+# What is no kind of its own: departures from a boosted rule, on features that trees make.
+BOOSTED = "boosted"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PredictorOptions:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("kind", self.kind, ("auto", *PREDICTORS)),
+            ("kind", self.kind, ("auto", *PREDICTORS, BOOSTED)),
             ("features", self.features, tuple(FEATURES)),
         ):
             if value not in known:
@@ -44,13 +46,15 @@ class PredictorOptions:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that compete."""
+        """The kinds that compete on contexts; none where what trees say must be among the features."""
+        if self.kind == BOOSTED:
+            return ()
         return AUTO if self.kind == "auto" else (self.kind,)
 
     @property
     def is_network(self) -> bool:
         """Whether one of them has hidden layers."""
-        return any(PREDICTORS[kind].is_network for kind in self.kinds)
+        return self.kind == BOOSTED or any(PREDICTORS[kind].is_network for kind in self.kinds)
 
     def layers(self, kind: str) -> tuple[int, ...]:
         """The hidden layers of one of the kinds."""
@@ -58,7 +62,7 @@ class PredictorOptions:
 
     def size(self, features: int, outcomes: int) -> int:
         """Length d of the longest parameter vector."""
-        return max(PREDICTORS[kind].size((features, *self.layers(kind), outcomes)) for kind in self.kinds)
+        return max(PREDICTORS[kind].size((features, *self.layers(kind), outcomes)) for kind in self.kinds or AUTO)
 
 
 def build_predictor(
@@ -73,7 +77,7 @@ def build_predictor(
     PredictorOptions(kind, hidden)
     features = features or standardize(sample)
     widths = (features.width, *hidden, sample.outcomes.shape[1])
-    return PREDICTORS[kind](widths, features, Standardizer.fit(sample.outcomes))
+    return PREDICTORS[kind](widths, features, features.bases or Standardizer.fit(sample.outcomes))
 
 
 def predictor_to_arrays(predictor: Predictor) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -24,7 +24,15 @@ from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.diagnostics import of_held_out
-from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, autocorrelation, judge_scenarios, summarize
+from bco_core.inference.held_out import (
+    HISTORY_ROWS,
+    Judged,
+    Kept,
+    autocorrelation,
+    judge_scenarios,
+    policy_of_paper,
+    summarize,
+)
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
@@ -199,7 +207,7 @@ def _judged(target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: Mh
     everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
     generator = torch.Generator().manual_seed(options.seed)
     judged = judge_scenarios(target, [(everything, ordered)], kept, one_block, generator)
-    return kept, judged.under(options.policy or "bcp")
+    return kept, judged.under(options.policy or policy_of_paper(target.problem))
 
 
 def _candidates(facts: Arrays) -> Table:

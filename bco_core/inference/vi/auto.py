@@ -1,157 +1,337 @@
-"""``auto``: a fold mixture from warm starts that selects everything by out-of-fold decision cost.
+"""``auto``: a fold mixture from warm starts that selects everything by what decisions cost on rows held out.
 
-A linear model and a network with a linear skip path each let their configurations compete; the two winners are mixed by
-the share whose averaged decisions cost least on held-out rows.
+Three families compete. A linear model and a network with a linear skip path each let their configurations compete, and
+are mixed by the share whose averaged decisions cost least on held-out rows. From a thousand rows on, so are departures
+from a boosted rule (:mod:`bco_core.features.boosting`): none at all, linear ones, or those of a network, on what trees
+say with or without contexts beside it; the winner is mixed with the others in the same way. A network that a pilot
+finds clearly dearer than the boosted rule is not learned.
+
+Where rows have a time, held-out rows are later ones: every family is judged by members that learned from the past
+alone, and learns again from all rows under the configuration that did best.
+
+θ learns from up to 8,000 rows, chosen at random or evenly over time; trees see all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from bco_core.certificates import ModelClass
 from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture
+from bco_core.evaluation import paired_difference
+from bco_core.features.boosted import Boosted
+from bco_core.features.boosting import LEAST_ROWS, Boosting
+from bco_core.features.standardized import STANDARDIZED
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
-from bco_core.inference.vi import members
 from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
-from bco_core.inference.vi.judgement import Views, judge
-from bco_core.inference.vi.mixture import joined, learn_all, linear_in_network
-from bco_core.inference.vi.out_of_fold import averaged_costs, out_of_fold, pooled
+from bco_core.inference.vi.judgement import Views, judge, stretches_of
+from bco_core.inference.vi.mixture import embedded, joined, learn_all
+from bco_core.inference.vi.out_of_fold import OutOfFold, averaged_costs, out_of_fold, pooled
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
-from bco_core.inference.vi.recipes import at_one_temperature, labels, members_for, recipe_for, sweep_for
+from bco_core.inference.vi.recipes import (
+    AS_BOOSTED,
+    BESIDE_BOOSTED,
+    DEPARTING,
+    MANY_ROWS,
+    WIDE,
+    Configuration,
+    at_one_temperature,
+    labels,
+    members_for,
+    recipe_for,
+    sweep_for,
+)
 from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalFit, VariationalOptions
-from bco_core.predictors.registry import PREDICTORS
+from bco_core.policies import first_policy
+from bco_core.predictors.registry import BOOSTED, PREDICTORS
+from bco_core.problems.base import fractiles
 from bco_core.progress import Progress, part_of
+from bco_core.seeds import entropy
 from bco_core.select import Selection, select, share_costs
 
 # κ at 256 rows; it goes with priors scaled to the predictor.
 KL_WEIGHT = 2e-4
 EPOCHS, EPOCH_ROWS = 300, 8192
+# More rows teach trees, and θ no more.
+POSTERIOR_ROWS = 8000
+# So much dearer, in standard errors and as a share, is clearly dearer.
+_CLEARLY, _DEARER = 2.0, 0.05
+
+
+@dataclass(frozen=True)
+class Family:
+    """One way to learn: the predictor, whether it departs from boosted features and sees contexts beside them, and the
+    configurations that compete."""
+
+    kind: str
+    sweep: tuple[Configuration, ...]
+    boosted: Boosted | None = None
+
+    @property
+    def label(self) -> str:
+        """For people to read."""
+        if self.boosted is None:
+            return self.kind
+        beside = "" if len(self.boosted.kept) == len(self.boosted.columns) else " and contexts"
+        return f"{self.kind} on boosted{beside}"
+
+
+def _boosts(task: Task) -> bool:
+    options: AutoOptions = task.options
+    if options.predictor.kind == BOOSTED:
+        return True
+    plain = options.predictor.kind == "auto" and options.predictor.features == STANDARDIZED.name
+    return plain and len(task.sample) >= LEAST_ROWS and not options.certify
 
 
 def _plan(task: Task) -> Plan:
     options: AutoOptions = task.options
-    rows = len(task.sample)
+    rows = min(len(task.sample), POSTERIOR_ROWS)
 
     def settle(folds: Folds) -> Settings:
-        learning_rows = folds.train.shape[1]
         variational = VariationalOptions(
-            kl_weight=resolve_kl_weight(learning_rows, options.kl_weight, options.inverse_temperature, KL_WEIGHT),
-            policy="averaged",
+            kl_weight=resolve_kl_weight(
+                folds.train.shape[1], options.kl_weight, options.inverse_temperature, KL_WEIGHT
+            ),
+            policy=first_policy(task.problem),
             epochs=options.epochs or EPOCHS,
             batch_size=128 if rows <= 1500 else 256,
             draws=options.draws or 1,
             validation_draws=4,
             epoch_rows=EPOCH_ROWS,
         )
-        kinds = options.predictor.kinds
-        fixed = options.has_temperature
-        sweeps = {kind: sweep_for(rows, recipe_for(kind)) for kind in kinds}
-        sweeps = {kind: at_one_temperature(sweep) if fixed else sweep for kind, sweep in sweeps.items()}
-        return Settings(variational, {kind: recipe_for(kind).prior_scale for kind in kinds}, sweeps)
+        kinds, in_time = options.predictor.kinds, task.sample.timeline is not None
+        sweeps = {kind: sweep_for(rows, recipe_for(kind), in_time) for kind in kinds}
+        if _boosts(task) and fractiles(task.problem) is not None:
+            # A good order is near a good prediction: nothing is to be found far away.
+            sweeps = {kind: tuple(one for one in sweep if one not in WIDE) for kind, sweep in sweeps.items()}
+        if options.has_temperature:
+            sweeps = {kind: at_one_temperature(sweep) for kind, sweep in sweeps.items()}
+        scales = {kind: recipe_for(kind).prior_scale for kind in {*kinds, "linear", "skip_mlp"}}
+        return Settings(variational, scales, sweeps)
 
-    return make_plan(task, options.members or members_for(rows), settle)
+    return make_plan(task, options.members or members_for(rows), settle, POSTERIOR_ROWS, _boosts(task))
+
+
+def _boosting(plan: Plan) -> Boosting | None:
+    if not _boosts(plan.task):
+        return None
+    return Boosting.of(plan.task.sample, plan.rows, plan.task.problem, plan.task.options.seed)
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
-    return members.split(_plan(task), progress)
+    """Boosting without each of the folds; none where one process is sooner done with all of it."""
+    plan = _plan(task)
+    boosting = _boosting(plan)
+    if boosting is None or not plan.shared:
+        return []
+    return [Part(1, {"part": np.array([part])}) for part in range(boosting.parts)]
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
-    return members.work(_plan(task), data, progress)
+    boosting = _boosting(_plan(task))
+    if boosting is None:
+        raise RuntimeError("there is nothing to boost here")
+    progress(0.0, "boosting trees")
+    return boosting.fit(int(data["part"][0]))
+
+
+def _boosted(plan: Plan, results: Sequence[Arrays], progress: Progress) -> Boosted | None:
+    boosting = _boosting(plan)
+    if boosting is None:
+        return None
+    if not results:
+        fitted = []
+        for part in range(boosting.parts):
+            progress(part / boosting.parts, "boosting trees")
+            fitted.append(boosting.fit(part))
+        results = fitted
+    return boosting.join(results)
 
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
-    done = members.collected(plan, results)
+    boosted = _boosted(plan, results, part_of(progress, 0.0, 0.0 if results else 0.3))
+    rest = part_of(progress, 0.0 if results or boosted is None else 0.3, 1.0)
     learned: list[Candidate] = []
-    kinds: list[Views] = []
-    last = len(plan.settings.sweeps) - 1
-    for index, kind in enumerate(plan.settings.sweeps):
-        part = part_of(progress, 0.0 if index == 0 else 0.1, 1.0 if index == last else 0.1)
-        candidate, views = _compete(plan, kind, part) if done is None else _chosen(plan, kind, done[kind])
+    views: list[Views] = []
+    departing = None
+    if boosted is not None:
+        departing = _compete(plan.boosted, _departures(plan, boosted), part_of(rest, 0.0, 0.3))
+    kinds = task.options.predictor.kinds
+    rest = part_of(rest, 0.0 if boosted is None else 0.3, 1.0)
+    for index, kind in enumerate(kinds):
+        family, is_network = Family(kind, plan.settings.sweeps[kind]), PREDICTORS[kind].is_network
+        beside = is_network and departing is not None
+        if beside and not task.options.has_temperature:
+            family = replace(family, sweep=BESIDE_BOOSTED)
+        part = part_of(rest, 0.0 if index == 0 else 0.1, 1.0 if index == len(kinds) - 1 else 0.1)
+        if beside or (is_network and len(plan.rows) > MANY_ROWS):
+            chosen = _piloted(plan, family, departing, part_of(part, 0.0, 0.5))
+            if chosen is None:
+                continue
+            family, part = replace(family, sweep=(chosen,)), part_of(part, 0.5, 1.0)
+        candidate, view = _compete(plan.beside_boosted if beside else plan, [family], part)
         learned.append(candidate)
-        kinds.append(views)
-    final = learned[-1] if len(learned) == 1 else _stacked(*learned)
-    candidates = [row for one in learned for row in one.candidates]
-    final = replace(final, candidates=candidates)
+        views.append(view)
+    if departing is not None:
+        learned.append(departing[0])
+        views.append(departing[1])
+    final = learned[0]
+    for other in learned[1:]:
+        final = _mixed(plan, final, other, boosted)
+    final = replace(final, candidates=[row for one in learned for row in one.candidates])
     kept = keep_history(plan, final)
-    judged = judge(final.target, kinds, kept, plan.folds, plan.generator)
+    judged = judge(final.target, views, kept, plan.judging, plan.generator)
     return conclude(plan, final, kept, judged.under(task.options.policy))
 
 
-def _compete(plan: Plan, kind: str, progress: Progress) -> tuple[Candidate, Views]:
-    """Learn with one kind of predictor: configurations compete on the first partition, the winner learns on all.
+def _departures(plan: Plan, boosted: Boosted) -> list[Family]:
+    """What competes on boosted features, the plain boosted rule first."""
+    narrow = boosted.only(contexts=False)
+    sweep: tuple[Configuration, ...] = DEPARTING
+    if plan.task.options.has_temperature:
+        sweep = at_one_temperature(sweep)
+    found = [Family("linear", (AS_BOOSTED, *sweep), narrow), Family("linear", sweep, boosted)]
+    if len(plan.rows) <= MANY_ROWS:
+        found.append(Family("skip_mlp", (sweep[0],), boosted))
+    return found
 
-    Linear members are cheap, and compete on all partitions.
+
+def _compete(plan: Plan, families: Sequence[Family], progress: Progress) -> tuple[Candidate, Views]:
+    """Let configurations compete, those of several families as well, and learn as the winner does.
+
+    Without time they compete on the first partition, and the winner learns on all; linear members are cheap, and
+    compete on all partitions. With time they compete forward, and the winner learns again from all rows.
     """
-    recipe, sweep, options = recipe_for(kind), plan.settings.sweeps[kind], plan.settings.variational
-    folds, generator, target = plan.folds, plan.generator, plan.target(kind)
-    competing = FOLDS if PREDICTORS[kind].is_network else len(folds.train)
-    first, later = slice(None, competing), slice(competing, None)
-    fits = learn_all(target, folds[first], recipe, sweep, options, generator, part_of(progress, 0.0, 0.8))
-    seen = [out_of_fold(target, folds[first], fit.mixture, generator) for fit in fits]
-    costs = [averaged_costs(target, view) for view in seen]
-    choice = select(costs, labels(kind, sweep))
-    fit = fits[choice.chosen]
-    if len(folds.train) > competing:
-        best, part = [sweep[choice.chosen]], part_of(progress, 0.8, 1.0)
-        fit = joined([fit, *learn_all(target, folds[later], recipe, best, options, generator, part)])
-    candidate = _candidate(plan, kind, target, fit, choice)
-    return candidate, Views(seen, costs, choice.chosen, candidate.seen)
+    generator, options = plan.generator, plan.settings.variational
+    tried: list[tuple[Family, Configuration, GibbsTarget, VariationalFit, OutOfFold]] = []
+    several = len(families) > 1 or not PREDICTORS[families[0].kind].is_network
+    competing = plan.judging if plan.forward or several else plan.folds[:FOLDS]
+    for index, family in enumerate(families):
+        target = plan.target(family.kind, family.boosted)
+        recipe = recipe_for(family.kind, family.boosted is not None)
+        part = part_of(progress, 0.8 * index / len(families), 0.8 * (index + 1) / len(families))
+        fits = learn_all(target, competing, recipe, family.sweep, options, generator, part)
+        for one, fit in zip(family.sweep, fits, strict=True):
+            tried.append((family, one, target, fit, out_of_fold(target, competing, fit.mixture, generator)))
+    costs = [averaged_costs(target, seen) for _, _, target, _, seen in tried]
+    told = [row for family in families for row in labels(family.label, family.sweep)]
+    choice = select(costs, told)
+    family, best, target, fit, seen = tried[choice.chosen]
+    recipe = recipe_for(family.kind, family.boosted is not None)
+    folds = plan.folds
+    if plan.forward or len(folds.train) > len(competing.train):
+        later = folds if plan.forward else folds[len(competing.train) :]
+        (again,) = learn_all(target, later, recipe, [best], options, generator, part_of(progress, 0.8, 1.0))
+        fit = again if plan.forward else joined([fit, again])
+        seen = seen if plan.forward else out_of_fold(target, folds, fit.mixture, generator)
+    views = Views([view for *_, view in tried], costs, choice.chosen, seen, target)
+    return _candidate(plan, best, target, fit, seen, choice), views
 
 
-def _chosen(plan: Plan, kind: str, done: members.Collected) -> tuple[Candidate, Views]:
-    """The same for members that have learned already, under the configuration that a pilot chose."""
-    assert done.selection is not None, "auto has configurations for every kind of predictor"  # noqa: S101
-    candidate = _candidate(plan, kind, plan.target(kind), done.fit, done.selection)
-    costs = averaged_costs(candidate.target, candidate.seen)
-    return candidate, Views([candidate.seen], [costs], 0, candidate.seen)
-
-
-def _candidate(plan: Plan, kind: str, target: GibbsTarget, fit: VariationalFit, choice: Selection) -> Candidate:
-    seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
-    kl_weight = plan.kl_weight * plan.settings.sweeps[kind][choice.chosen].whole_kl_factor
+def _candidate(
+    plan: Plan, best: Configuration, target: GibbsTarget, fit: VariationalFit, seen: OutOfFold, choice: Selection
+) -> Candidate:
+    kl_weight = plan.kl_weight * best.whole_kl_factor
     return Candidate(target, fit.mixture, [ModelClass(target, fit.mixture, 1.0)], seen, [fit], kl_weight, choice.table)
 
 
-def _stacked(linear: Candidate, network: Candidate) -> Candidate:
-    """The mixture of a linear and a network candidate whose averaged decisions cost least out of fold."""
-    outcomes = linear.target.sample.outcomes[linear.seen.rows]
-    shares = share_costs(linear.target.problem, linear.seen.scenarios, network.seen.scenarios, outcomes)
+def _piloted(
+    plan: Plan, family: Family, departing: tuple[Candidate, Views] | None, progress: Progress
+) -> Configuration | None:
+    """The configuration of a network that one member, learning from some of its rows, finds to cost least; None where
+    it is clearly dearer than a boosted rule on the same rows."""
+    folds, target = plan.pilot, plan.target(family.kind)
+    options = replace(plan.settings.variational, peers=1)
+    generator = torch.Generator().manual_seed(entropy(plan.task.options.seed, 1))
+    fits = learn_all(target, folds, recipe_for(family.kind), family.sweep, options, generator, progress)
+    seen = [out_of_fold(target, folds, fit.mixture, generator) for fit in fits]
+    costs = [averaged_costs(target, view) for view in seen]
+    chosen = select(costs, labels(family.kind, family.sweep)).chosen
+    if departing is not None:
+        rule, rows = departing[0], seen[chosen].rows
+        beside = averaged_costs(rule.target, rule.seen.at(rows))
+        more = paired_difference(costs[chosen], beside)
+        # With time, what is no better now has less to say later: trees go on learning.
+        room = 0.0 if plan.forward else max(_CLEARLY * more.standard_error, _DEARER * beside.mean().item())
+        if more.mean > room:
+            return None
+    return family.sweep[chosen]
+
+
+def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | None) -> Candidate:
+    """The mixture of two candidates whose averaged decisions cost least on held-out rows, in one parameter space."""
+    sample, rows = first.target.sample, first.seen.rows
+    stretches = stretches_of(second.target, rows) if plan.forward else None
+    shares = share_costs(
+        first.target.problem, first.seen.scenarios, second.seen.scenarios, sample.outcomes[rows], stretches
+    )
     share = shares.best()
-    embedded = linear_in_network(network.target, linear.mixture)
+    classes = [replace(one, weight=one.weight * (1 - share)) for one in first.classes]
+    classes += [replace(one, weight=one.weight * share) for one in second.classes]
+    departs = second.target.predictor.features.bases is not None
+    used = [one for one in classes if one.weight > 0]
+    target = _common(plan, [one.target for one in used], boosted)
+    parts = [embedded(one.target, one.mixture, target, _columns(one.target, target)) for one in used]
     mixture = Mixture(
-        network.mixture.family,
-        torch.cat([embedded.weights * (1 - share), network.mixture.weights * share]),
-        torch.cat([embedded.loc, network.mixture.loc]),
-        torch.cat([embedded.scale, network.mixture.scale]),
+        parts[0].family,
+        torch.cat([part.weights * one.weight for part, one in zip(parts, used, strict=True)]),
+        torch.cat([part.loc for part in parts]),
+        torch.cat([part.scale for part in parts]),
     )
-    classes = [
-        ModelClass(linear.target, linear.mixture, 1 - share),
-        ModelClass(network.target, network.mixture, share),
-    ]
-    seen = pooled(linear.seen, network.seen, share)
-    fits = linear.fits + network.fits
+    heavier = second if share > 0.5 else first
     return Candidate(
-        network.target, mixture, classes, seen, fits, network.kl_weight, share=share, shares=shares.table()
+        target,
+        mixture,
+        classes,
+        pooled(first.seen, second.seen, share),
+        first.fits + second.fits,
+        heavier.kl_weight if departs else second.kl_weight,
+        share=first.share if departs else share,
+        shares=first.shares if departs else shares.table(),
+        boosted_share=share if departs else None,
     )
+
+
+def _common(plan: Plan, targets: Sequence[GibbsTarget], boosted: Boosted | None) -> GibbsTarget:
+    """The smallest target that all of some fit into."""
+    if len(targets) == 1:
+        return targets[0]
+    kind = "skip_mlp" if any(target.predictor.is_network for target in targets) else "linear"
+    if boosted is not None and any(target.predictor.features.bases is not None for target in targets):
+        return plan.target(kind, boosted)
+    return next(target for target in targets if target.predictor.kind == kind)
+
+
+def _columns(source: GibbsTarget, onto: GibbsTarget) -> list[int]:
+    """Where the features of one target are among those of another."""
+    mine, theirs = source.predictor.features, onto.predictor.features
+    if isinstance(mine, Boosted) and isinstance(theirs, Boosted):
+        return [theirs.kept.index(column) for column in mine.kept]
+    return list(range(mine.width))
 
 
 def _vectors(options: AutoOptions, rows: int) -> int:
-    """A location and a scale for each member of each kind of predictor."""
-    return 2 * (options.members or members_for(rows)) * len(options.predictor.kinds)
+    """A location and a scale for each member of each family, if all have a share."""
+    boosted = options.predictor.kind == BOOSTED or (options.predictor.kind == "auto" and rows >= LEAST_ROWS)
+    families = len(options.predictor.kinds) + boosted
+    return 2 * (options.members or members_for(min(rows, POSTERIOR_ROWS))) * families
 
 
 def _passes(options: AutoOptions, rows: int) -> float:
-    configurations = sum(len(sweep_for(rows, recipe_for(kind))) for kind in options.predictor.kinds)
-    count = options.members or members_for(rows)
-    return PASSES_A_STEP * (options.epochs or EPOCHS) * count * (options.draws or 1) * configurations
+    used = min(rows, POSTERIOR_ROWS)
+    configurations = sum(len(sweep_for(used, recipe_for(kind))) for kind in options.predictor.kinds)
+    count = options.members or members_for(used)
+    share = used / rows
+    return PASSES_A_STEP * (options.epochs or EPOCHS) * count * (options.draws or 1) * max(configurations, 1) * share
 
 
 _REASON = "variational inference, because decisions have a gradient by the prediction"

@@ -30,7 +30,8 @@ _LEAST_GAIN = 0.25
 class Candidate:
     """A mixture in its predictor's space, its out-of-fold view, and the tables that its selection left.
 
-    ``share`` is the weight of the network where two sorts of predictor were mixed, and ``shares`` the costs at each.
+    ``share`` is the weight of the network where two sorts of predictor were mixed, and ``shares`` the costs at each;
+    ``boosted_share`` is the weight of departures from a boosted rule.
     """
 
     target: GibbsTarget
@@ -42,6 +43,7 @@ class Candidate:
     candidates: Table = field(default_factory=list)
     share: float | None = None
     shares: Table = field(default_factory=list)
+    boosted_share: float | None = None
 
 
 def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Learned:
@@ -49,13 +51,14 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Lear
     options = plan.task.options
     diagnostics = diagnose(
         learned.target,
-        summarize(learned.target, kept, judged),
+        summarize(learned.target, kept, judged, forward=plan.forward is not None),
         learned.mixture,
         learned.fits,
         learned.kl_weight,
         policy=judged.policy,
         candidates=learned.candidates,
         network_share=learned.share,
+        boosted_share=learned.boosted_share,
         shares=learned.shares,
         certificate=certify(learned.classes, plan.judged, CONFIDENCE, options.particles, plan.generator),
     )
@@ -68,13 +71,12 @@ def keep_history(plan: Plan, learned: Candidate) -> Kept:
     """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
     target, rows = learned.target, learned.seen.rows
     order = autocorrelation(target.sample.outcomes[rows] - learned.seen.scenarios.mean(), rows)
-    if plan.shared:
-        rows = rows[~torch.isin(rows, plan.pilot.validation)]
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
     predictions, outcomes = learned.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
     shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
     spread, features = target.predictor.outcomes.scale, target.features[rows]
-    choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem)
+    periods = None if plan.forward is None or target.sample.timeline is None else target.sample.timeline.periods[rows]
+    choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem, periods)
     return Kept(choice.history, rows[choice.order], choice.table, order)
 
 
@@ -84,6 +86,9 @@ def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Ten
 
     Members of a class of models differ by V, which averaging m of them divides by m.
     """
+    if plan.forward is not None:
+        # Those who predicted knew less of the past, not fewer rows of the same: that is for later rows to show.
+        return torch.ones(residuals.shape[1], dtype=torch.float64)
     partitions = max(1, len(plan.folds.train) // FOLDS)
     removed = torch.zeros(residuals.shape[1], dtype=torch.float64)
     for part in learned.classes:

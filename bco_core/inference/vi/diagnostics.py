@@ -12,6 +12,7 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.diagnostics import Diagnostics, Quality, judge_held_out, of_held_out
 from bco_core.inference.held_out import HeldOut
 from bco_core.inference.vi.variational import TracePoint, VariationalFit
+from bco_core.problems.surrogate import loss_of
 from bco_core.select import Table
 
 _DISAGREEMENT = 0.5
@@ -43,6 +44,7 @@ class VariationalDiagnostics(Diagnostics):
     members: Agreement
     network_share: float | None
     shares: Table
+    boosted_share: float | None
     best_epochs: list[list[int]]
     stopped_early: bool
     trace: list[TracePoint]
@@ -65,6 +67,7 @@ def diagnose(
         kl_weight=kl_weight,
         inverse_temperature=1 / kl_weight,
         cost_scale=target.cost_scale,
+        loss=loss_of(target.problem),
         members=members,
         best_epochs=[fit.best_epochs for fit in fits],
         stopped_early=converged,
@@ -87,11 +90,11 @@ def _judge(members: Agreement, converged: bool, alone: bool) -> Quality:
 def agreement(target: GibbsTarget, mixture: Mixture) -> Agreement:
     """How far members agree, on up to 200 contexts of the history."""
     used = mixture.weights > 0
-    loc, scale, weights = mixture.loc[used], mixture.scale[used], mixture.weights[used].double()
+    loc, weights = mixture.loc[used], mixture.weights[used].double()
     generator = torch.Generator().manual_seed(0)
     picks = torch.randperm(len(target.sample), generator=generator)[:_AGREEMENT_CONTEXTS]
     noise = mixture.family.noise((len(loc), _AGREEMENT_DRAWS, loc.shape[1]), generator, loc.dtype)
-    theta = (loc[:, None] + scale[:, None] * noise).flatten(0, 1)
+    theta = mixture.around(used.nonzero().flatten().repeat_interleave(_AGREEMENT_DRAWS), noise.flatten(0, 1))
     drawn = target.predictor.predict(theta, target.sample.contexts[picks]) / target.predictor.outcomes.scale
     drawn = drawn.view(len(loc), _AGREEMENT_DRAWS, len(picks), -1)
     within = drawn.var(dim=1).mean(dim=0)

@@ -18,7 +18,8 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.held_out import Judged, Kept, judge_scenarios, sides
 from bco_core.inference.vi.out_of_fold import OutOfFold, pooled
 from bco_core.scenarios import Scenarios
-from bco_core.select import select, share_costs
+from bco_core.select import ShareCosts, select, share_costs
+from bco_core.timeline import blocks
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,17 @@ class Views:
     costs: list[Tensor]
     chosen: int
     final: OutOfFold
+    target: GibbsTarget | None = None
+
+
+def stretches_of(target: GibbsTarget, rows: Tensor) -> Tensor | None:
+    """The block of time (m,) of some rows, where what is mixed in departs from a boosted rule; None elsewhere.
+
+    The more a boosted rule has learned from, the better it becomes beside others, so that of what did better in some
+    stretches little may be left in the next.
+    """
+    timeline, departs = target.sample.timeline, target.predictor.features.bases is not None
+    return None if timeline is None or not departs else blocks(timeline)[rows]
 
 
 def blocks_of(folds: Folds, rows: int) -> Tensor:
@@ -41,17 +53,22 @@ def blocks_of(folds: Folds, rows: int) -> Tensor:
 
 
 def judge(target: GibbsTarget, kinds: list[Views], kept: Kept, folds: Folds, generator: torch.Generator) -> Judged:
-    """Judge one kind of predictor, or two that are mixed, on the rows of the history."""
+    """Judge one kind of predictor, or several that are mixed one after the other, on the rows of the history."""
     block = blocks_of(folds, len(target.sample))[kept.rows]
-    shares = None
-    if kinds[1:]:
-        first, second = (kind.final.at(kept.rows).scenarios for kind in kinds)
-        shares = share_costs(target.problem, first, second, target.sample.outcomes[kept.rows])
+    outcomes, mixed = target.sample.outcomes[kept.rows], kinds[0].final.at(kept.rows)
+    shares: list[ShareCosts] = []
+    for kind in kinds[1:]:
+        other = kind.final.at(kept.rows)
+        stretches = None if kind.target is None else stretches_of(kind.target, kept.rows)
+        shares.append(share_costs(target.problem, mixed.scenarios, other.scenarios, outcomes, stretches))
+        mixed = pooled(mixed, other, shares[-1].best())
     seen: list[tuple[Tensor, Scenarios]] = []
     for number in block.unique().tolist():
         inside, outside = sides(block, number)
         views = [_view(kind, kept.rows, inside, outside) for kind in kinds]
-        view = views[0] if shares is None else pooled(views[0], views[1], shares.best(outside))
+        view = views[0]
+        for other, costs in zip(views[1:], shares, strict=True):
+            view = pooled(view, other, costs.best(outside))
         seen.append((inside.nonzero().flatten(), view.scenarios))
     return judge_scenarios(target, seen, kept, block, generator)
 

@@ -14,15 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.data import Arrays, Folds
+from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import Family
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.vi.recipes import Configuration, Recipe, Start
+from bco_core.inference.vi.recipes import AS_BOOSTED, Configuration, Recipe, Start
 from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational
 from bco_core.inference.vi.warm_start import SquaredError, ridge_start, shift_to_decisions
+from bco_core.predictors.base import Predictor
 from bco_core.progress import Progress, no_progress, part_of
 
+# The scale of a coordinate that is not there.
+NOTHING = 1e-6
 # Locations and scales (R, d) to learn from.
 Begin = tuple[Tensor, Tensor]
 
@@ -37,6 +40,43 @@ def learn_all(
     progress: Progress = no_progress,
 ) -> list[VariationalFit]:
     """Warm start and learn the members under every configuration that competes; one fit a configuration."""
+    found: dict[Configuration, VariationalFit] = {}
+    for recent in dict.fromkeys(one.recent for one in configurations):
+        same = [one for one in configurations if one.recent == recent and one is not AS_BOOSTED]
+        if same:
+            rows = folds if recent == 1 else latest(target, folds, recent)
+            found |= zip(same, _learn(target, rows, recipe, same, options, generator, progress), strict=True)
+    if AS_BOOSTED in configurations:
+        found[AS_BOOSTED] = as_boosted(target, len(folds.train))
+    return [found[one] for one in configurations]
+
+
+def latest(target: GibbsTarget, folds: Folds, share: float) -> Folds:
+    """Folds whose members learn from the latest rows alone."""
+    timeline = target.sample.timeline
+    if timeline is None:
+        raise RuntimeError("rows without a time have no latest")
+    count = max(FOLDS, int(share * folds.train.shape[1]))
+    by_time = timeline.periods[folds.train].argsort(dim=1, stable=True)
+    return Folds(folds.train.gather(1, by_time[:, -count:]), folds.validation)
+
+
+def as_boosted(target: GibbsTarget, members: int) -> VariationalFit:
+    """Members that do not depart from the base."""
+    loc = torch.zeros(members, target.predictor.dim)
+    mixture = equal_mixture(target.family, loc, torch.full_like(loc, NOTHING))
+    return VariationalFit(mixture, [0] * members, [True] * members, [])
+
+
+def _learn(
+    target: GibbsTarget,
+    folds: Folds,
+    recipe: Recipe,
+    configurations: Sequence[Configuration],
+    options: VariationalOptions,
+    generator: torch.Generator,
+    progress: Progress,
+) -> list[VariationalFit]:
     used = [configuration.start for configuration in configurations]
     starts = warm_starts(target, folds, recipe, used, options, generator, part_of(progress, 0.0, 0.5))
     rest = part_of(progress, 0.5, 1.0)
@@ -55,9 +95,12 @@ def warm_starts(
     """Where each member begins: a good predictor of the outcomes, moved to where its decisions cost least."""
     predictor, members = target.predictor, len(folds.train)
     encoded = target.encoded()
-    standardized = predictor.outcomes.apply(target.sample.outcomes)
     loc = predictor.initial(members, generator).to(encoded)
-    loc = ridge_start(predictor, encoded, standardized, folds.train, loc)
+    if not recipe.departs:
+        standardized = predictor.outcomes.apply(target.sample.outcomes)
+        loc = ridge_start(predictor, encoded, standardized, folds.train, loc)
+    elif not predictor.is_network:
+        loc = torch.zeros_like(loc)
     different = list(dict.fromkeys(starts))
     kl, widths = torch.tensor(different, dtype=loc.dtype).repeat_interleave(members, dim=0).T
     everyone = _repeated(folds, len(different))
@@ -155,10 +198,44 @@ def unpacked(arrays: Arrays, family: Family) -> VariationalFit:
     return VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
 
 
-def linear_in_network(network: GibbsTarget, mixture: Mixture) -> Mixture:
-    """A linear mixture as members of the network with a skip path: its network part is (all but) exactly zero."""
-    members, dim = len(mixture.loc), mixture.loc.shape[1]
-    padding = network.predictor.dim - dim
-    loc = torch.cat([torch.zeros(members, padding).to(mixture.loc), mixture.loc], dim=1)
-    scale = torch.cat([torch.full((members, padding), 1e-6).to(mixture.scale), mixture.scale], dim=1)
+def embedded(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: Sequence[int]) -> Mixture:
+    """A mixture as members of a larger predictor, ``onto``, that predict the same: a network with a linear path, or a
+    linear model. ``columns`` say where the features of the source are among those of ``onto``.
+
+    What the source has not is (all but) exactly zero. If only ``onto`` has a base to depart from, the linear path takes
+    it away again: the base is one of the features there.
+    """
+    units = torch.ones(source.predictor.outcome_dim, dtype=mixture.loc.dtype)
+    bases = onto.predictor.features.bases
+    cancels = bases is not None and source.predictor.features.bases is None
+    if cancels:
+        units = units / onto.predictor.features.shrink.to(units)
+    loc = _embedded(source.predictor, mixture.loc, onto.predictor, columns, units, 0.0)
+    scale = _embedded(source.predictor, mixture.scale, onto.predictor, columns, units, NOTHING)
+    if cancels:
+        outcomes = onto.predictor.outcome_dim
+        slopes = loc[:, -onto.predictor.linear_dim : -outcomes].view(len(loc), -1, outcomes)
+        for outcome, column in enumerate(onto.predictor.features.base_columns):
+            slopes[:, column, outcome] -= units[outcome]
     return Mixture(mixture.family, mixture.weights, loc, scale)
+
+
+def _embedded(
+    source: Predictor, values: Tensor, onto: Predictor, columns: Sequence[int], units: Tensor, fill: float
+) -> Tensor:
+    members, outcomes = len(values), onto.outcome_dim
+    found = torch.full((members, onto.dim), fill, dtype=values.dtype)
+    path = values[:, -source.linear_dim :]
+    slopes = torch.full((members, onto.widths[0], outcomes), fill, dtype=values.dtype)
+    slopes[:, list(columns)] = path[:, :-outcomes].view(members, -1, outcomes) * units
+    found[:, -onto.linear_dim :] = torch.cat([slopes.flatten(1), path[:, -outcomes:] * units], dim=1)
+    if source.is_network:
+        inner = values[:, : -source.linear_dim]
+        first = source.widths[0] * source.widths[1]
+        weights = torch.full((members, onto.widths[0], onto.widths[1]), fill, dtype=values.dtype)
+        weights[:, list(columns)] = inner[:, :first].view(members, -1, onto.widths[1])
+        last = (source.widths[-2] + 1) * outcomes
+        rest = inner[:, first:].clone()
+        rest[:, -last:] = (rest[:, -last:].view(members, -1, outcomes) * units).flatten(1)
+        found[:, : -onto.linear_dim] = torch.cat([weights.flatten(1), rest], dim=1)
+    return found

@@ -11,7 +11,7 @@ from bco_core.data import FOLDS, Folds
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.vi.variational import member_scenarios
-from bco_core.policies import decide
+from bco_core.policies import decide, first_policy
 from bco_core.scenarios import Scenarios
 
 OUT_OF_FOLD_DRAWS = 16
@@ -50,8 +50,8 @@ def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: 
 
 
 def averaged_costs(target: GibbsTarget, seen: OutOfFold) -> Tensor:
-    """What averaged decisions cost on each row of the view (m,)."""
-    decisions = decide(target.problem, seen.scenarios, "averaged").decisions
+    """What averaged decisions, or those of the problem's own first policy, cost on each row of the view (m,)."""
+    decisions = decide(target.problem, seen.scenarios, first_policy(target.problem)).decisions
     return target.problem.cost(decisions, target.sample.outcomes[seen.rows])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from bco_core.certificates import ModelClass
 from bco_core.data import Arrays, Folds
 from bco_core.gibbs import resolve_kl_weight
-from bco_core.inference.held_out import judge_scenarios
+from bco_core.inference.held_out import judge_scenarios, policy_of_paper
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import ViOptions
 from bco_core.inference.vi import members
@@ -48,29 +49,33 @@ def _plan(task: Task) -> Plan:
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
-    return members.split(_plan(task), progress)
+    return members.split(_plan(task))
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
-    return members.work(_plan(task), data, progress)
+    plan = _plan(task)
+    (kind,) = plan.settings.sweeps
+    return members.work(plan, kind, data, progress)
 
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
     (kind,) = plan.settings.sweeps
     target, done = plan.target(kind), members.collected(plan, results)
-    if done is None:
-        fit = fit_variational(target, plan.folds, plan.settings.variational, plan.generator, progress)
-    else:
-        fit = done[kind].fit
-    seen = out_of_fold(target, plan.folds, fit.mixture, plan.generator)
+    fit = done or fit_variational(target, plan.folds, plan.settings.variational, plan.generator, progress)
+    judging = fit
+    if plan.forward is not None:
+        # Members that only know the past are judged; those that know all of it decide.
+        options = replace(plan.settings.variational, peers=len(plan.forward.train))
+        judging = fit_variational(target, plan.forward, options, plan.generator)
+    seen = out_of_fold(target, plan.judging, judging.mixture, plan.generator)
     classes = [ModelClass(target, fit.mixture, 1.0)]
     candidate = Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight)
     kept = keep_history(plan, candidate)
-    block = blocks_of(plan.folds, len(task.sample))[kept.rows]
+    block = blocks_of(plan.judging, len(task.sample))[kept.rows]
     whole = [(torch.arange(len(block)), seen.at(kept.rows).scenarios)]
     judged = judge_scenarios(target, whole, kept, block, plan.generator)
-    return conclude(plan, candidate, kept, judged.under(task.options.policy or "bcp"))
+    return conclude(plan, candidate, kept, judged.under(task.options.policy or policy_of_paper(task.problem)))
 
 
 def _vectors(options: ViOptions, rows: int) -> int:

@@ -27,6 +27,7 @@ class Recipe:
     patience: int
     fit_rungs: tuple[int, ...] = ()
     rungs: tuple[int, ...] = ()
+    departs: bool = False
 
 
 NETWORK = Recipe(
@@ -57,7 +58,8 @@ class Configuration:
     """A departure from the recipe: where to begin, and factors on the temperature, scale and learning rate from there.
 
     ``own_units`` starts and learns as if contexts had not been standardised, so that columns of large spread count for
-    more: a bet on the units that people chose, which pays where signals are large and noise is small.
+    more: a bet on the units that people chose, which pays where signals are large and noise is small. ``recent`` is the
+    share of the rows, the latest, that is learned from.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Configuration:
     rate_factor: float = 1.0
     own_units: bool = False
     start: Start = AS_PRESCRIBED
+    recent: float = 1.0
 
     @property
     def whole_kl_factor(self) -> float:
@@ -90,14 +93,27 @@ WIDE = (
     Configuration("wide start", scale_factor=100.0, rate_factor=10.0),
     Configuration("wide start, own units", scale_factor=100.0, rate_factor=10.0, own_units=True),
 )
+# Where rows have a time, old ones may mislead.
+RECENT = (
+    Configuration("recent third", recent=1 / 3),
+    Configuration("recent third, faster learning", rate_factor=3.0, recent=1 / 3),
+)
+# Departures from a boosted rule: none, and then more or less freely.
+AS_BOOSTED = Configuration("as boosted", scale_factor=0.0, rate_factor=0.0)
+DEPARTING = (DEFAULT, FASTER, STRONGER)
+# What a network may gain beside a boosted rule, it gains by fitting freely.
+BESIDE_BOOSTED = (FREER[1], FREE[0], FREE[2])
 FEW_ROWS, MANY_ROWS = 500, 2000
 
 
-def recipe_for(kind: str) -> Recipe:
-    return NETWORK if PREDICTORS[kind].is_network else LINEAR
+def recipe_for(kind: str, departs: bool = False) -> Recipe:
+    """The recipe of a kind of predictor. One that ``departs`` from a boosted rule starts there: a fit to the outcomes
+    would lead away from it."""
+    recipe = NETWORK if PREDICTORS[kind].is_network else LINEAR
+    return replace(recipe, fit_rate=None, fit_rungs=(), departs=True) if departs else recipe
 
 
-def sweep_for(rows: int, recipe: Recipe) -> tuple[Configuration, ...]:
+def sweep_for(rows: int, recipe: Recipe, in_time: bool = False) -> tuple[Configuration, ...]:
     """What competes, the one to be left only for a clear gain first.
 
     A linear model may start near its recipe or far from it. Up to 200 rows no gain is clear, and the first had better
@@ -105,7 +121,7 @@ def sweep_for(rows: int, recipe: Recipe) -> tuple[Configuration, ...]:
     """
     many = rows > MANY_ROWS
     if recipe is LINEAR:
-        near = (DEFAULT, FASTER, *((WEAKER,) if many else ()))
+        near = (DEFAULT, FASTER, *((WEAKER,) if many else ()), *(RECENT if in_time else ()))
         return (*reversed(WIDE), *near) if rows <= 200 else (*near, *WIDE)
     if rows <= FEW_ROWS:
         return DEFAULT, FASTER, STRONGER, FREER[0]
@@ -128,6 +144,7 @@ def labels(kind: str, sweep: Sequence[Configuration]) -> Table:
             "scale_factor": one.scale_factor * one.start.scale_factor,
             "rate_factor": one.rate_factor,
             "own_units": one.own_units,
+            "recent": one.recent,
         }
         for one in sweep
     ]

@@ -104,7 +104,8 @@ def fit_variational(
         xi = family.noise((len(active), options.draws, value.shape[2]), generator, value.dtype)
         theta = torch.addcmul(loc[:, None], scale[:, None], xi).flatten(0, 1).requires_grad_()
         each = rows.repeat_interleave(options.draws, dim=0) if options.draws > 1 else rows
-        risk = target.costs(theta, encoded[each], outcomes[each]).view(len(active), -1).mean(dim=1)
+        losses = target.losses(target.predictor.forward(theta, encoded[each]), each)
+        risk = losses.view(len(active), -1).mean(dim=1)
         (by_theta,) = torch.autograd.grad(risk.sum(), theta)
         gradient = family.gradient(by_theta.view_as(xi), xi, loc, scale, target.prior_scale, kl_weight[active])
         return risk.detach(), gradient

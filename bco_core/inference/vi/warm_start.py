@@ -60,13 +60,11 @@ def shift_to_decisions(target: GibbsTarget, encoded: Tensor, rows: Tensor, loc: 
     predictor = target.predictor
     with torch.no_grad():
         predictions = predictor.unclipped(loc, encoded[rows])
-    outcomes = target.sample.outcomes[rows]
-    spread = predictor.outcomes.scale
+    spread = predictor.outcomes.scale * predictor.features.shrink
 
     def cost(shift: Tensor) -> Tensor:
         shifted = predictions + (shift * spread)[:, None]
-        decisions = target.problem.decide(predictor.clip(shifted))
-        return target.problem.cost(decisions, outcomes).mean(dim=1) / target.cost_scale
+        return target.losses(predictor.clip(shifted), rows).mean(dim=1)
 
     shift = torch.zeros(len(loc), len(spread), dtype=torch.float64)
     first, second = torch.zeros_like(shift), torch.zeros_like(shift)

@@ -1,0 +1,165 @@
+"""Making, moving, reading and deleting aliases, and finding the posterior that one names.
+
+A move locks the alias's row first, so that moves happen one after the other and each knows what it moved from. Moves
+are kept for good, those of a deleted alias too; an alias of the same name goes on counting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.aliases.schemas import AliasTarget, is_name
+from app.db.base import now
+from app.db.engine import affected, transaction
+from app.db.tables import AliasMoveRow, AliasRow, PosteriorRow
+from app.http.errors import Conflict, InvalidRequest, NotFound
+from app.http.rows import find, page
+from app.ids import new_id
+
+MISSING = "no alias has this name; GET /v1/aliases lists them"
+NO_POSTERIOR = "no posterior has this id; GET /v1/posteriors lists them, and GET /v1/aliases their other names"
+_GONE = "the posterior, or the alias, was changed at the same moment; read the alias and try again"
+# An alias that is moved by another process is so here after at most so long.
+FRESH_SECONDS = 1.0
+
+
+def real_id(session: Session, workspace: str, named: str) -> str:
+    """The id of the posterior that a text names: itself, unless it is an alias of the workspace."""
+    if not is_name(named):
+        return named
+    return session.scalar(sa.select(AliasRow.posterior_id).where(*_named(workspace, named))) or named
+
+
+def key(workspace: str, name: str) -> str:
+    """Under what a process remembers the posterior that an alias names; a name has no slash."""
+    return f"{name}/{workspace}"
+
+
+def look_up(workspace: str, named: str) -> str:
+    with transaction() as session:
+        return real_id(session, workspace, named)
+
+
+def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[sa.Row[Any]], str | None]:
+    with transaction() as session:
+        return page(session, AliasRow, workspace, limit, cursor, _ITS_POSTERIOR, columns=_COLUMNS)
+
+
+def get(workspace: str, name: str) -> sa.Row[Any]:
+    with transaction() as session:
+        row = session.execute(sa.select(*_COLUMNS).where(*_named(workspace, name), _ITS_POSTERIOR)).one_or_none()
+    if row is None:
+        raise NotFound(MISSING)
+    return row
+
+
+def moves(workspace: str, name: str, limit: int, before: int | None) -> tuple[list[AliasMoveRow], int | None]:
+    """The moves of an alias, newest first, those before a revision; and the revision where the next page begins."""
+    moved = AliasMoveRow
+    query = sa.select(moved).where(moved.workspace == workspace, moved.name == name)
+    if before is not None:
+        query = query.where(moved.revision < before)
+    with transaction() as session:
+        rows = list(session.scalars(query.order_by(moved.revision.desc()).limit(limit + 1)))
+    if not rows and before is None:
+        raise NotFound(MISSING)
+    return rows[:limit], rows[limit - 1].revision if len(rows) > limit else None
+
+
+def put(workspace: str, name: str, target: AliasTarget, by: str | None) -> None:
+    """Make an alias, or move it, if it still names what the caller expects."""
+    with transaction() as session:
+        row = locked(session, workspace, name)
+        if target.is_guarded:
+            _check_expected(row, target.if_posterior_id)
+        posterior = find(session, PosteriorRow, workspace, real_id(session, workspace, target.posterior_id))
+        if posterior is None:
+            raise InvalidRequest.at(("posterior_id",), NO_POSTERIOR)
+        try:
+            move(session, workspace, name, row, posterior.id, by)
+        except sa.exc.IntegrityError:
+            raise Conflict(_GONE) from None
+
+
+def _check_expected(row: AliasRow | None, expected: str | None) -> None:
+    names = None if row is None else row.posterior_id
+    if names != expected:
+        now_names = f"it names {names} now" if names else "there is no such alias"
+        raise Conflict(f"the alias does not name what if_posterior_id says: {now_names}; read it and decide again")
+
+
+def locked(session: Session, workspace: str, name: str) -> AliasRow | None:
+    """The alias, not to be moved by anybody else until the transaction ends."""
+    # An update takes the lock on both databases; a mere read would not on SQLite.
+    affected(session, sa.update(AliasRow).where(*_named(workspace, name)).values(revision=AliasRow.revision))
+    query = sa.select(AliasRow).where(*_named(workspace, name))
+    return session.scalar(query.execution_options(populate_existing=True))
+
+
+def move(
+    session: Session, workspace: str, name: str, row: AliasRow | None, to: str, by: str | None, reason: str = ""
+) -> None:
+    """Let a locked alias, or a new one, name another posterior. One that names it already does not move."""
+    if row is not None and row.posterior_id == to:
+        return
+    before = None if row is None else row.posterior_id
+    revision = _note(session, workspace, name, before, to, by, reason)
+    if row is None:
+        row = AliasRow(id=new_id("alias"), workspace=workspace, name=name)
+        session.add(row)
+    row.posterior_id, row.revision, row.moved_at, row.moved_by = to, revision, now(), by
+    session.flush()
+
+
+def delete(workspace: str, name: str, by: str | None) -> None:
+    with transaction() as session:
+        row = locked(session, workspace, name)
+        if row is None:
+            raise NotFound(MISSING)
+        _note(session, workspace, name, row.posterior_id, None, by, "")
+        session.delete(row)
+
+
+def naming(session: Session, posterior_id: str) -> list[str]:
+    """The aliases that name a posterior."""
+    return list(session.scalars(sa.select(AliasRow.name).where(AliasRow.posterior_id == posterior_id)))
+
+
+def _note(
+    session: Session, workspace: str, name: str, before: str | None, after: str | None, by: str | None, reason: str
+) -> int:
+    moved = AliasMoveRow
+    last = sa.select(sa.func.max(moved.revision)).where(moved.workspace == workspace, moved.name == name)
+    revision = (session.scalar(last) or 0) + 1
+    session.add(
+        AliasMoveRow(
+            workspace=workspace,
+            name=name,
+            revision=revision,
+            by=by,
+            from_posterior_id=before,
+            to_posterior_id=after,
+            reason=reason,
+        )
+    )
+    return revision
+
+
+def _named(workspace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return AliasRow.workspace == workspace, AliasRow.name == name
+
+
+_ITS_POSTERIOR = AliasRow.posterior_id == PosteriorRow.id
+_COLUMNS: list[Any] = [
+    AliasRow.id,
+    AliasRow.name,
+    AliasRow.posterior_id,
+    PosteriorRow.digest,
+    AliasRow.revision,
+    AliasRow.created_at,
+    AliasRow.moved_at,
+    AliasRow.moved_by,
+]

@@ -1,0 +1,297 @@
+"""What a data scientist would point out in a clean table before learning from it. Nothing here refuses anything.
+
+Every check is a few passes over whole columns, so a million rows of 20 columns take seconds. Checks of order (gaps,
+stretches, caps, drift) need the time column: the order of a file means nothing by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from app.datasets.series import series_codes
+from app.datasets.times import DAY, written
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Whole = np.ndarray[Any, np.dtype[np.int64]]
+
+# Fewer rows than this look odd in some way by mere chance.
+FEWEST = 50
+BLOCKS = 20
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    """Rows in the order of series and time: which row each is, its series, its time and the number of its period."""
+
+    order: Whole
+    series: Whole
+    moments: Whole
+    periods: Whole
+    profile: dict[str, Any]
+
+    @property
+    def goes_on(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether each row but the first is of the same series as the one before."""
+        same: np.ndarray[Any, np.dtype[np.bool_]] = np.diff(self.series) == 0
+        return same
+
+
+def oddities(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
+    """Sentences about what is odd in a clean table with this profile."""
+    if table.num_rows < FEWEST:
+        return []
+    numeric = {
+        column["name"]: table.column(column["name"]).to_numpy()
+        for column in columns
+        if column["kind"] == "numeric" and column["role"] != "decision"
+    }
+    outcomes = [column["name"] for column in columns if column["role"] == "outcome"]
+    said = []
+    for name, values in numeric.items():
+        said += _outliers(name, values)
+    for name in outcomes:
+        said += _negative(name, numeric[name]) + _zeros(name, numeric[name])
+    said += _like_ids(table, columns, numeric) + _giveaways(table, columns, numeric, outcomes)
+    timeline = _timeline(table, columns)
+    if timeline is None:
+        return said + _duplicates(table, columns)
+    said += _gaps(timeline)
+    for name in outcomes:
+        ordered = numeric[name][timeline.order]
+        said += _stretches(name, ordered, timeline) + _caps(name, ordered, timeline) + _drift(name, ordered, timeline)
+    return said
+
+
+# single columns
+
+
+def _negative(name: str, values: Floats) -> list[str]:
+    """A few negative values among others that are not; where many are negative, they are meant."""
+    negative = int((values < 0).sum())
+    if not 0 < negative <= 0.05 * len(values):
+        return []
+    return [f"{negative} values of '{name}' are negative: if it is demand, these may be returns or corrections"]
+
+
+def _zeros(name: str, values: Floats) -> list[str]:
+    share = float((values == 0).mean())
+    if not 0.3 < share < 1:
+        return []
+    return [f"{share:.0%} of the values of '{name}' are zero: check that they mean no demand, not no record"]
+
+
+def _outliers(name: str, values: Floats) -> list[str]:
+    """Values ten quartile ranges out, and five times as far as all but the last two in a hundred."""
+    values = values[~np.isnan(values)]
+    if len(values) < FEWEST:
+        return []
+    cuts = np.quantile(values, [0.02, 0.25, 0.5, 0.75, 0.98], method="lower")
+    low, first, middle, third, high = (float(cut) for cut in cuts)
+    wide = 10 * (third - first)
+    if not wide:
+        return []
+    far = (values > max(third + wide, middle + 5 * (high - middle))) | (
+        values < min(first - wide, middle - 5 * (middle - low))
+    )
+    count = int(far.sum())
+    if not count:
+        return []
+    furthest = values[far][np.abs(values[far] - middle).argmax()]
+    return [f"{count} values of '{name}' are far from all others, such as {furthest:g}: check that they are right"]
+
+
+def _like_ids(table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str, Floats]) -> list[str]:
+    said = []
+    for column in columns:
+        name = column["name"]
+        if column["role"] != "context":
+            continue
+        if column["kind"] == "numeric":
+            values = numeric[name]
+            alone = column["distinct"] == len(values) and bool((values == np.floor(values)).all())
+        else:
+            alone = len(column["categories"]) >= 0.9 * table.num_rows
+        if alone:
+            said.append(f"context '{name}' has another value in every row, like an id or a row number: it cannot help")
+    return said
+
+
+def _giveaways(
+    table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str, Floats], outcomes: list[str]
+) -> list[str]:
+    """Contexts that tell an outcome: they are often only known after it."""
+    said = []
+    for column in columns:
+        if column["role"] != "context":
+            continue
+        name = column["name"]
+        for outcome in outcomes:
+            values = numeric[outcome]
+            if column["kind"] == "numeric":
+                equal = float((numeric[name] == values).mean())
+                told = _correlation(numeric[name], values) ** 2
+            else:
+                equal = 0.0
+                told = _explained(table.column(name), values) if len(column["categories"]) < len(values) / 10 else 0.0
+            what = "equals" if equal > 0.99 and told > 0.99 else "nearly determines" if told > 0.998 else ""
+            if what:
+                said.append(f"context '{name}' {what} outcome '{outcome}': is it known when deciding?")
+    return said
+
+
+def _correlation(context: Floats, outcome: Floats) -> float:
+    there = ~np.isnan(context)
+    one, two = context[there] - context[there].mean(), outcome[there] - outcome[there].mean()
+    size = float(np.sqrt((one @ one) * (two @ two)))
+    return float(one @ two) / size if size > 0 else 0.0
+
+
+def _explained(categories: pa.ChunkedArray, outcome: Floats) -> float:
+    """The share of an outcome's variance that is between categories."""
+    codes = np.asarray(categories.combine_chunks().dictionary_encode().indices)
+    counts = np.bincount(codes)
+    means = np.bincount(codes, outcome) / counts
+    spread = float(((outcome - outcome.mean()) ** 2).sum())
+    return 1 - float(((outcome - means[codes]) ** 2).sum()) / spread if spread > 0 else 0.0
+
+
+def _duplicates(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
+    """Rows that repeat others, if far more than chance makes: coarse columns repeat by themselves."""
+    hashed = np.zeros(table.num_rows, dtype=np.uint64)
+    drawn = np.random.default_rng(0)
+    ways = 1.0
+    for column in columns:
+        if column["role"] == "decision":
+            continue
+        values = table.column(column["name"]).combine_chunks()
+        if column["kind"] == "numeric":
+            bits = (np.asarray(values.fill_null(0.0)) + 0.0).view(np.uint64)
+            ways *= column["distinct"]
+        else:
+            bits = np.asarray(values.dictionary_encode().indices).astype(np.uint64)
+            ways *= len(column["categories"])
+        bits = (bits ^ (bits >> np.uint64(29))) * drawn.integers(1, 2**63, dtype=np.uint64)
+        hashed = (hashed ^ bits ^ (bits >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    repeated = table.num_rows - len(np.unique(hashed))
+    by_chance = table.num_rows**2 / (2 * ways)
+    if repeated <= 1 + 10 * by_chance:
+        return []
+    return [f"{repeated} rows are exact copies of others: check that nothing was exported twice"]
+
+
+# along time
+
+
+def _timeline(table: pa.Table, columns: list[dict[str, Any]]) -> _Timeline | None:
+    if not columns or columns[0]["role"] != "time":
+        return None
+    profile = columns[0]
+    numbers = np.asarray(table.column(profile["name"]).cast(pa.int64()))
+    series = series_codes(table, [column["name"] for column in columns if column["role"] == "series"])[0]
+    order = np.lexsort((numbers, series))
+    periods = _periods(numbers, profile["unit"], profile["step"])
+    return _Timeline(order, series[order], numbers[order], periods[order], profile)
+
+
+def _periods(numbers: Whole, unit: str, step: int) -> Whole:
+    """Consecutive numbers of periods, without weekdays and times of day at which nothing ever happens."""
+    if unit == "period":
+        return numbers // step
+    days = numbers // DAY
+    if unit == "month":
+        return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) // step
+    if unit == "week":
+        return days // (7 * step)
+    if unit == "day" and step > 1:
+        return days // step
+    # 1970 began on a Thursday.
+    open_days = np.bincount((days + 3) % 7, minlength=7) > 0
+    opened = np.busday_count(np.datetime64(0, "D"), days.astype("datetime64[D]"), weekmask=open_days)
+    if unit == "day":
+        return np.asarray(opened, dtype=np.int64)
+    moments, ranks = np.unique(numbers % DAY, return_inverse=True)
+    return np.asarray(opened, dtype=np.int64) * len(moments) + ranks
+
+
+def _gaps(timeline: _Timeline) -> list[str]:
+    ahead = np.where(timeline.goes_on, np.diff(timeline.periods) - 1, 0)
+    ahead = np.maximum(ahead, 0)
+    missing = int(ahead.sum())
+    if not missing:
+        return []
+    units = {"period": "periods"}.get(timeline.profile["unit"], f"{timeline.profile['unit']}s")
+    step = timeline.profile["step"]
+    each = units if step == 1 else f"steps of {step} {units}"
+    share = missing / (missing + len(timeline.order))
+    return [
+        f"{missing} {each} between first and last rows are missing ({share:.1%}), up to {int(ahead.max())} in a row: "
+        "check that nothing happened then"
+    ]
+
+
+def _stretches(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
+    """The longest run of one value, if values that repeat as often as these do would hardly make it."""
+    same = (np.diff(ordered) == 0) & timeline.goes_on
+    if same.all() or not same.any():
+        return []
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))
+    lengths = ends[1::2] - ends[::2] + 1
+    longest = int(lengths.max())
+    _, counts = np.unique(ordered, return_counts=True)
+    repeats = float(((counts / len(ordered)) ** 2).sum())
+    if longest < 10 or len(ordered) * repeats ** (longest - 1) > 1e-3:
+        return []
+    value = ordered[ends[::2][lengths.argmax()]]
+    return [f"'{name}' is {value:g} in {longest} rows in a row: check that it was measured, not carried forward"]
+
+
+def _caps(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
+    """Series whose highest value occurs again and again, far more often than those just below: sold out, not sold."""
+    order = np.lexsort((ordered, timeline.series))
+    values, series = ordered[order], timeline.series[order]
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(values) != 0) | (np.diff(series) != 0)]))
+    counts = np.diff(np.append(starts, len(values)))
+    of = series[starts]
+    last = np.flatnonzero(np.concatenate([np.diff(of) != 0, [True]]))
+    distinct = np.diff(np.concatenate([[-1], last]))
+    enough = last[distinct >= 10]
+    rows = np.bincount(series)[of[enough]]
+    below = np.maximum(counts[enough - 1], counts[enough - 2])
+    capped = enough[(counts[enough] >= np.maximum(5, 0.05 * rows)) & (counts[enough] >= 3 * below)]
+    if len(capped) <= 0.05 * len(last) and len(last) > 1:
+        return []
+    if not len(capped):
+        return []
+    many = f"in {len(capped)} of {len(last)} series " if len(last) > 1 else ""
+    return [
+        f"'{name}' is {many}often exactly at its highest value ({int(counts[capped].sum())} rows): sales that were "
+        "capped by what was there are less than demand"
+    ]
+
+
+def _drift(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
+    """The level of the last fifth of time against what came before, by the scatter of the level from block to block."""
+    counts = np.bincount(timeline.series)
+    deviations = ordered - (np.bincount(timeline.series, ordered) / counts)[timeline.series]
+    periods, codes = np.unique(timeline.periods, return_inverse=True)
+    if len(periods) < 2 * BLOCKS:
+        return []
+    level = np.bincount(codes, deviations) / np.bincount(codes)
+    blocks = np.array([block.mean() for block in np.array_split(level, BLOCKS)])
+    early, late = blocks[: -BLOCKS // 5], blocks[-BLOCKS // 5 :]
+    moved = float(late.mean() - early.mean())
+    scatter = float(early.std(ddof=1)) * np.sqrt(1 / len(early) + 1 / len(late))
+    if abs(moved) < max(3.3 * scatter, 0.2 * float(level.std())) or moved == 0:
+        return []
+    usual = float(ordered.mean())
+    recent = timeline.moments[timeline.periods >= periods[-(len(periods) // 5)]]
+    since = written(int(recent.min()), timeline.profile["format"])
+    direction = "higher" if moved > 0 else "lower"
+    return [
+        f"'{name}' has been {abs(moved):.3g} {direction} since about {since} (its mean is {usual:.3g}): what was "
+        "learned before may not hold"
+    ]

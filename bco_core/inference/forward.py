@@ -1,0 +1,188 @@
+"""Judgement forward in time: what decisions cost that only knew the past, beside other rules that only knew the past.
+
+Members that learned up to one of several moments decide for the block that follows
+(:func:`bco_core.data.forward_folds`). What they promised there and what happened tells how promises will do, and how
+fast they age.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from bco_core.data import FOLDS, Sample, Standardizer, evenly
+from bco_core.evaluation import Estimate, estimate
+from bco_core.problems.base import DecisionProblem
+from bco_core.problems.constant import best_constant
+from bco_core.regression import ridge
+from bco_core.scenarios import Scenarios
+from bco_core.select import Table
+from bco_core.timeline import Timeline, blocks, known_before
+
+_SAME_SEASONS = 8
+_RESIDUALS = 100
+_DISTANCES = 4
+_TAIL = 0.95
+
+
+@dataclass(frozen=True)
+class Forward:
+    """``cost`` of every policy on later rows. ``stretches`` has a line for each block of time that was judged, and
+    ``distances`` one for each range of periods since the last row that was learned from: rows, realised and promised
+    cost, and the share of rows that cost more than the promised 95 % quantile. ``season`` is what the quantile (for
+    other problems, the best decision) over the last eight same seasons costs there."""
+
+    cost: dict[str, Estimate]
+    stretches: Table
+    distances: Table
+    season: Estimate | None
+
+    @property
+    def worst_tail(self) -> float:
+        """The largest share above the promised 95 % quantile in any stretch of time."""
+        return float(max(line["above_95"] for line in self.stretches))
+
+
+def look_forward(
+    problem: DecisionProblem,
+    sample: Sample,
+    rows: Tensor,
+    costs: dict[str, Tensor],
+    realised: Tensor,
+    expected: Tensor,
+    tails: Tensor,
+) -> Forward:
+    """Of judged rows (H,): what each policy cost (H,), and what the chosen one did, was expected to, and might (H,)."""
+    timeline = sample.timeline
+    if timeline is None:
+        raise RuntimeError("only rows with a time can be judged forward")
+    block, distance = blocks(timeline)[rows], distances(timeline)[rows]
+    stretches = [
+        {
+            "from_period": int(timeline.periods[rows[inside]].min()),
+            "to_period": int(timeline.periods[rows[inside]].max()),
+        }
+        | _line(realised[inside], expected[inside], tails[inside])
+        for inside in (block == number for number in block.unique().tolist())
+    ]
+    edges = distance.double().quantile(torch.linspace(0, 1, _DISTANCES + 1, dtype=torch.float64)).long()
+    by_distance = []
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        inside = (distance >= low) & (distance <= high)
+        if inside.any():
+            line = _line(realised[inside], expected[inside], tails[inside])
+            by_distance.append({"from_distance": low, "to_distance": high} | line)
+    season = season_costs(problem, sample, rows)
+    return Forward(
+        {name: estimate(values) for name, values in costs.items()},
+        stretches,
+        by_distance,
+        None if season is None else estimate(season),
+    )
+
+
+def _line(realised: Tensor, expected: Tensor, tails: Tensor) -> dict[str, object]:
+    return {
+        "rows": len(realised),
+        "cost": asdict(estimate(realised)),
+        "promised": expected.mean().item(),
+        "above_95": (realised > tails).double().mean().item(),
+    }
+
+
+def distances(timeline: Timeline) -> Tensor:
+    """How many periods (n,) after the last known row each row lies, for whoever judges its block; 0 in the first."""
+    block = blocks(timeline)
+    found = torch.zeros(len(timeline), dtype=torch.int64)
+    for number in range(1, int(block.max()) + 1):
+        inside = block == number
+        if inside.any():
+            known = timeline.periods[known_before(timeline, inside)]
+            last = known.max() if len(known) else timeline.periods[inside].min() - timeline.lead
+            found[inside] = timeline.periods[inside] - last
+    return found
+
+
+def tail_of(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
+    """The promised 95 % quantile (H,) of the cost of decisions (H, d_z)."""
+    return problem.cost(decisions[:, None], atoms.outcomes).quantile(_TAIL, dim=1)
+
+
+def constant_before(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor:
+    """Cost (H,) of the best constant decision for what was known before each row's block."""
+    costs = torch.empty(len(rows), dtype=torch.float64)
+    for inside, past in _pasts(sample, rows):
+        decision = best_constant(problem, sample.outcomes[past[evenly(len(past), 2000)]]).decisions
+        costs[inside] = problem.cost(decision, sample.outcomes[rows[inside]])
+    return costs
+
+
+def regression_before(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor | None:
+    """Cost (H,) of ridge regression and its residuals, from what was known before each row's block."""
+    costs = torch.empty(len(rows), dtype=torch.float64)
+    for inside, past in _pasts(sample, rows):
+        if len(past) < 4 * FOLDS:
+            return None
+        decisions = regression_after(problem, sample.rows(past), sample.contexts[rows[inside]])
+        costs[inside] = problem.cost(decisions, sample.outcomes[rows[inside]])
+    return costs
+
+
+def regression_after(problem: DecisionProblem, known: Sample, contexts: Tensor) -> Tensor:
+    """Decisions (n, d_z) for contexts (n, d_x) by ridge regression on known rows, over its residuals there."""
+    scale = Standardizer.fit(known.contexts)
+    inputs = scale.apply(known.contexts)
+    fitted = ridge(inputs, known.outcomes)
+    residuals = known.outcomes - inputs @ fitted[:-1] - fitted[-1]
+    atoms = residuals[residuals.sum(dim=1).argsort()[evenly(len(residuals), _RESIDUALS)]]
+    predicted = scale.apply(contexts) @ fitted[:-1] + fitted[-1]
+    scenarios = Scenarios.equal(predicted[:, None] + atoms, predicted)
+    return problem.prescribe(scenarios.outcomes, scenarios.weights).decisions
+
+
+def _pasts(sample: Sample, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each block that some rows (H,) are of: their places among them, and the rows that were known before it."""
+    timeline = sample.timeline
+    if timeline is None:
+        raise RuntimeError("only rows with a time have a past")
+    block = blocks(timeline)
+    found = []
+    for number in block[rows].unique().tolist():
+        inside = (block[rows] == number).nonzero().flatten()
+        found.append((inside, known_before(timeline, block == number).nonzero().flatten()))
+    return found
+
+
+def season_costs(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor | None:
+    """Cost (m,) of deciding over the last eight outcomes of the same series and season that were known; None where
+    there is no season, or most rows have no such outcome."""
+    if sample.timeline is None or not sample.timeline.season:
+        return None
+    decisions, known = season_decisions(problem, sample, rows)
+    if known.double().mean() < 0.5:
+        return None
+    return problem.cost(decisions, sample.outcomes[rows[known]])
+
+
+def season_decisions(problem: DecisionProblem, sample: Sample, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Decisions (m, d_z) over the last eight outcomes of the same series and season, for those of some rows (H,) that
+    have any, and which of them, (H,), do."""
+    timeline = sample.timeline
+    if timeline is None:
+        raise RuntimeError("only rows with a time have a season")
+    span = int(timeline.periods.max() - timeline.periods.min()) + 1
+    first = timeline.periods.min()
+    key = timeline.series * span + (timeline.periods - first)
+    ordered, order = key.sort()
+    begin = -(-timeline.lead // timeline.season)
+    back = torch.arange(begin, begin + _SAME_SEASONS) * timeline.season
+    wanted = timeline.periods[rows, None] - first - back
+    asked = timeline.series[rows, None] * span + wanted
+    places = torch.searchsorted(ordered, asked).clamp_max(len(ordered) - 1)
+    there = (ordered[places] == asked) & (wanted >= 0)
+    known = there.any(dim=1)
+    outcomes = sample.outcomes[order[places[known]]]
+    weights = there[known].double()
+    return problem.prescribe(outcomes, weights / weights.sum(dim=1, keepdim=True)).decisions, known

@@ -1,0 +1,239 @@
+"""Learning on from an old posterior, when new rows have come: a small part of the work of starting over.
+
+The old components are where members start. If asked, they are the prior, too, which makes it the coherent Gibbs update:
+
+    minimise  E_q[mean cost of the new rows] + κ (1 − f) KL(q ‖ old component)
+
+where f, the forgetting, says how much of the old posterior's say is given up. Without it members learn from old and new
+rows under their first prior. On boosted features they always learn from new rows alone, which the trees have not seen.
+
+The old posterior and a challenger are compared on the newest third of the new rows, which neither has learned from;
+then the challenger learns from that third as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from bco_core.calibration import choose_history
+from bco_core.certificates import Certificate
+from bco_core.data import Sample, evenly, make_folds
+from bco_core.distributions import MatrixGaussian, Mixture
+from bco_core.errors import InvalidInput
+from bco_core.evaluation import Estimate, paired_difference
+from bco_core.gibbs import GibbsTarget, make_target
+from bco_core.inference.held_out import HISTORY_ROWS, Kept, autocorrelation, judge_scenarios, summarize
+from bco_core.inference.method import Learned
+from bco_core.inference.training import TrainingOptions, by_autograd, train
+from bco_core.inference.vi.around_regression import go_on
+from bco_core.inference.vi.diagnostics import diagnose
+from bco_core.inference.vi.variational import VariationalFit, member_scenarios
+from bco_core.policies import decide, first_policy
+from bco_core.posterior import Posterior
+from bco_core.prescribe import PrescribeOptions, decisions
+from bco_core.problems.base import DecisionProblem
+from bco_core.progress import Progress, no_progress, part_of
+
+LEAST_ROWS = 30
+MOST_ROWS = 4000
+_EPOCHS, _PATIENCE, _RATE, _BATCH = 60, 3, 0.001, 128
+_DRAWS = 4
+# What is left of a prior that is forgotten.
+_LEAST_WEIGHT = 1e-12
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much more the new posterior costs than the old one on the same ``rows``, the newest; negative is better."""
+
+    rows: int
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class Updated(Learned):
+    """What learning on hands over."""
+
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """``kl_weight`` and ``policy`` are the old posterior's. ``as_prior`` takes its components as the prior, of which
+    ``forgetting``, from 0 to 1, is given up."""
+
+    kl_weight: float
+    policy: str
+    prior_scale: float = 1.0
+    as_prior: bool = False
+    forgetting: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.forgetting <= 1:
+            raise InvalidInput("forgetting is a share, from 0 to 1", ("forgetting",))
+        if self.forgetting and not self.as_prior:
+            raise InvalidInput("only a prior can be forgotten; ask for the old posterior as prior", ("forgetting",))
+
+
+def update(
+    problem: DecisionProblem,
+    sample: Sample,
+    previous: Posterior,
+    fresh: Tensor,
+    options: UpdateOptions,
+    progress: Progress = no_progress,
+) -> Updated:
+    """Learn on from ``previous``, which has not seen the ``fresh`` rows, a mask (n,)."""
+    mixture, problem = previous.distribution, problem.relaxation
+    if not isinstance(mixture, Mixture):
+        raise InvalidInput("only a posterior learned by auto or vi can be learned on from", ("from_posterior",))
+    if sample.contexts.shape[1] != previous.predictor.features.context_dim:
+        raise InvalidInput("the rows have other columns than the posterior was learned from", ("from_posterior",))
+    new = _in_order(sample, fresh.nonzero().flatten())
+    if len(new) < LEAST_ROWS:
+        raise InvalidInput(
+            f"learning on needs at least {LEAST_ROWS} rows that the posterior has not seen, and there are {len(new)}",
+            ("from_posterior",),
+        )
+    known, newest = new[: len(new) * 2 // 3], new[len(new) * 2 // 3 :]
+    apart = options.as_prior or previous.predictor.features.bases is not None
+    old = torch.empty(0, dtype=torch.long) if apart else _in_order(sample, (~fresh).nonzero().flatten())
+    generator = torch.Generator().manual_seed(options.seed)
+
+    challenger = _learned(problem, sample, previous, mixture, torch.cat([old, known]), options, generator)
+    progress(0.5, "compared with the old posterior on the newest rows")
+    comparison = _compared(problem, sample.rows(newest), previous, replace(previous, distribution=challenger), options)
+    final = _learned(
+        problem, sample, previous, challenger, torch.cat([old, new]), options, generator, part_of(progress, 0.5, 1.0)
+    )
+    return _concluded(problem, sample, previous, challenger, final, known, newest, options, comparison, generator)
+
+
+def _in_order(sample: Sample, rows: Tensor) -> Tensor:
+    """Rows by their time or, without one, as they came."""
+    return rows if sample.timeline is None else rows[sample.timeline.periods[rows].argsort(stable=True)]
+
+
+def _target(
+    problem: DecisionProblem, sample: Sample, posterior: Posterior, mixture: Mixture, scale: float
+) -> GibbsTarget:
+    seen = posterior.encode(sample.contexts)
+    return make_target(problem, posterior.predictor, sample, mixture.family, scale, seen)
+
+
+def _learned(
+    problem: DecisionProblem,
+    sample: Sample,
+    previous: Posterior,
+    start: Mixture,
+    rows: Tensor,
+    options: UpdateOptions,
+    generator: torch.Generator,
+    progress: Progress = no_progress,
+) -> Mixture:
+    """Members that went on from ``start`` with some rows, each stopped early by a fifth of them."""
+    used = rows[evenly(len(rows), MOST_ROWS)]
+    target = _target(problem, sample.rows(used), previous, start, options.prior_scale)
+    old = previous.distribution
+    assert isinstance(old, Mixture)  # noqa: S101
+    if isinstance(old, MatrixGaussian):
+        weight = options.kl_weight * (1 - options.forgetting)
+        return go_on(target, old, options.as_prior, max(weight, _LEAST_WEIGHT), generator)
+    folds = make_folds(len(used), len(start.loc), generator)
+    centre = old.loc if options.as_prior else torch.zeros_like(old.loc)
+    width = old.scale if options.as_prior else torch.full_like(old.scale, options.prior_scale)
+    weight = options.kl_weight * (1 - options.forgetting)
+    encoded, outcomes, family = target.encoded(start.loc.dtype), target.sample.outcomes, start.family
+    noise = family.noise((len(start.loc), _DRAWS, start.dim), generator, start.loc.dtype)
+
+    def loss(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+        loc, scale = value[0], softplus(value[1])
+        theta = loc + scale * family.noise(tuple(loc.shape), generator, loc.dtype)
+        risk = target.losses(target.predictor.forward(theta, encoded[rows]), rows).mean(dim=1)
+        return risk + weight * family.kl(loc - centre[members], scale, width[members]).sum(dim=1)
+
+    def judge(value: Tensor, members: Tensor) -> Tensor:
+        held_out = folds.validation[members]
+        scenarios = member_scenarios(target, held_out, encoded, value[0], softplus(value[1]), noise[members])
+        found = decide(problem, scenarios, first_policy(problem)).decisions
+        return problem.cost(found, outcomes[held_out.flatten()]).view(held_out.shape).mean(dim=1) / target.cost_scale
+
+    rho = start.scale + torch.log(-torch.expm1(-start.scale))
+    how = TrainingOptions(epochs=_EPOCHS, patience=_PATIENCE, batch_size=_BATCH, learning_rate=_RATE)
+    trained = train(torch.stack([start.loc, rho]), folds.train, by_autograd(loss), judge, how, generator, progress)
+    return Mixture(family, start.weights, trained.value[0], softplus(trained.value[1]))
+
+
+def _compared(
+    problem: DecisionProblem, newest: Sample, previous: Posterior, challenger: Posterior, options: UpdateOptions
+) -> Comparison:
+    costs = []
+    for posterior in (previous, challenger):
+        draws = posterior.distribution.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
+        own = replace(posterior, particles=draws)
+        found = decisions(own, problem, newest.contexts, PrescribeOptions(policy=options.policy))
+        costs.append(problem.cost(found, newest.outcomes))
+    return Comparison(len(newest), paired_difference(costs[1], costs[0]))
+
+
+def _concluded(
+    problem: DecisionProblem,
+    sample: Sample,
+    previous: Posterior,
+    challenger: Mixture,
+    final: Mixture,
+    known: Tensor,
+    newest: Tensor,
+    options: UpdateOptions,
+    comparison: Comparison,
+    generator: torch.Generator,
+) -> Updated:
+    """The new posterior, judged by what the old one and the challenger said of new rows they had not seen."""
+    rows = torch.cat([known, newest])[-HISTORY_ROWS:]
+    own = sample.rows(rows)
+    target = _target(problem, own, previous, final, options.prior_scale)
+    compared = torch.isin(rows, newest)
+    seen = []
+    for places, mixture in ((~compared, previous.distribution), (compared, challenger)):
+        draws = mixture.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
+        seen.append((places.nonzero().flatten(), previous.scenarios(own.contexts[places], draws)))
+    seen = [(places, scenarios) for places, scenarios in seen if len(places)]
+    predictions = torch.empty_like(own.outcomes)
+    for places, scenarios in seen:
+        predictions[places] = scenarios.mean()
+    full = torch.ones(own.outcomes.shape[1], dtype=torch.float64)
+    choice = choose_history(
+        predictions, own.outcomes, previous.predictor.outcomes.scale, target.features, full, problem
+    )
+    order = autocorrelation(own.outcomes - predictions, torch.arange(len(rows)))
+    kept = Kept(choice.history, choice.order, choice.table, order)
+    places_of = torch.empty_like(choice.order).index_copy_(0, choice.order, torch.arange(len(rows)))
+    judged = judge_scenarios(
+        target,
+        [(places_of[places], scenarios) for places, scenarios in seen],
+        kept,
+        compared[choice.order].long(),
+        generator,
+    ).under(options.policy)
+    fit = VariationalFit(final, [0] * len(final.loc), [True] * len(final.loc), [])
+    diagnostics = diagnose(
+        target,
+        summarize(target, kept, judged),
+        final,
+        [fit],
+        options.kl_weight,
+        policy=options.policy,
+        candidates=[],
+        network_share=None,
+        shares=[],
+        boosted_share=None,
+        certificate=Certificate.absent("the prior is an older posterior, which other rows have shaped"),
+    )
+    particles = final.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
+    posterior = Posterior(previous.predictor, final, particles, options.seed, choice.history)
+    return Updated(posterior, diagnostics, comparison)
