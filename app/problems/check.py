@@ -15,7 +15,7 @@ from app.problems.schemas import NewProblem
 from app.settings import get_settings
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.problems.registry import build_problem
+from bco_core.problems.registry import check_problem
 
 QUICK_SECONDS = 0.2
 # Bytes of a specification, beyond which it is not even tried here.
@@ -45,7 +45,7 @@ def _tried(request: NewProblem, until: float) -> bytes | None:
         return body
     try:
         with deadline.until(monotonic() + QUICK_SECONDS, quick=True):
-            build_problem(spec)
+            check_problem(spec)
     except OutOfTime:
         return body
     return None

@@ -13,7 +13,7 @@ from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
 from app.problems.check import check
-from app.problems.schemas import NewProblem, ProblemAnswer, ProblemSummary
+from app.problems.schemas import CompiledProblem, NewProblem, ProblemAnswer, ProblemSummary
 from bco_core.problems.registry import PROBLEMS
 
 router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
@@ -55,6 +55,12 @@ def list_problems(
 @router.get("/{problem_id}")
 def read_problem(problem_id: str, caller: Reader) -> ProblemAnswer:
     return ProblemAnswer.model_validate(service.get(caller.workspace, problem_id), from_attributes=True)
+
+
+@router.get("/{problem_id}/compiled")
+def read_compiled_problem(problem_id: str, caller: Reader) -> CompiledProblem:
+    """The problem as a specification of kind ``linear``: the model by names that ready-made problems stand for."""
+    return service.compiled(caller.workspace, problem_id)
 
 
 @router.delete("/{problem_id}", status_code=204)

@@ -4,60 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from app.http.schemas import Body, Name, Request, Resource
-
-Cost = Annotated[float, Field(gt=0, le=1e12)]
-
-
-class NewsvendorItem(Request):
-    """One item to order: its name is the outcome column that holds its demand."""
-
-    name: Name = Field(examples=["croissants"])
-    underage_cost: Cost = Field(description="cost of each unit of demand not met", examples=[1.8])
-    overage_cost: Cost = Field(description="cost of each unit ordered in vain", examples=[0.6])
-    minimum_order: float | None = Field(0.0, description="smallest order; null for no limit")
-    maximum_order: float | None = Field(None, description="largest order; null for no limit")
-    maximum_demand: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="most demand there can be, if known; certificates need it"
-    )
-
-    @model_validator(mode="after")
-    def bounds_leave_room(self) -> Self:
-        low, high = self.minimum_order, self.maximum_order
-        if low is not None and high is not None and low > high:
-            raise ValueError("minimum_order is above maximum_order")
-        return self
-
-
-class Newsvendor(Request):
-    """How much to order of each item before its demand is known."""
-
-    kind: Literal["newsvendor"]
-    items: list[NewsvendorItem] = Field(min_length=1, max_length=200)
-
-    @model_validator(mode="after")
-    def items_have_different_names(self) -> Self:
-        names = [item.name for item in self.items]
-        repeated = next((name for name in names if names.count(name) > 1), None)
-        if repeated is not None:
-            raise ValueError("two items have the same name; each needs its own outcome column")
-        return self
-
-    def outcome_names(self) -> list[str]:
-        """The outcome columns the problem needs, in the order the core has them."""
-        return [item.name for item in self.items]
-
-    def decision_names(self) -> list[str]:
-        """What each entry of a decision is called."""
-        return [item.name for item in self.items]
-
-
-Bound = Annotated[float, Field(ge=-1e12, le=1e12)] | None
-Coefficient = Annotated[float, Field(ge=-1e12, le=1e12)]
-Coefficients = dict[Name, Coefficient]
-Sense = Literal["<=", ">=", "="]
+from app.problems.linear import Linear
+from app.problems.newsvendor import (
+    AbsoluteGap,
+    Bound,
+    Coefficient,
+    Coefficients,
+    Cost,
+    DecisionRow,
+    Newsvendor,
+    RelativeGap,
+    Sense,
+)
+from app.problems.ready import AnyReadyMade
+from bco_core.problems.ready.kinds import READY, compiled
 
 
 class FirstStageDecision(Request):
@@ -68,15 +31,6 @@ class FirstStageDecision(Request):
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
     integer: bool = Field(False, description="only whole numbers will do")
-
-
-class DecisionRow(Request):
-    """A rule that decisions keep: Σ coefficient · decision (sense) limit."""
-
-    name: Name | None = None
-    coefficients: Coefficients
-    sense: Sense
-    limit: Coefficient
 
 
 class UncertainOutcome(Request):
@@ -125,15 +79,8 @@ class TwoStageLinear(Request):
     outcomes: list[UncertainOutcome] = Field(min_length=1, max_length=200)
     recourse: list[RecourseVariable] = Field(min_length=1, max_length=1000)
     rows: list[RecourseRow] = Field(min_length=1, max_length=200)
-    relative_gap: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None,
-        description="how far an optimal cost may be above its proven bound, as a share of the cost without fixed ones; "
-        "1e-6 by default",
-    )
-    absolute_gap: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
-        None,
-        description="the same as an amount; by default 1e-9, or 1e-9 of the largest unit cost if all are below one",
-    )
+    relative_gap: RelativeGap = None
+    absolute_gap: AbsoluteGap = None
 
     def outcome_names(self) -> list[str]:
         return [outcome.name for outcome in self.outcomes]
@@ -183,11 +130,41 @@ class FactorRisk(Request):
     residual_variances: list[Cost] = Field(min_length=1, description="one for each asset")
 
 
+class AssetGroup(Request):
+    """Assets whose positions sum to something between two bounds."""
+
+    name: Name | None = None
+    assets: list[Name] = Field(min_length=1, max_length=500)
+    minimum: Bound = None
+    maximum: Bound = None
+
+
 class _Portfolio(Request):
     assets: list[Asset] = Field(min_length=1, max_length=500)
-    covariance: list[list[float]] | None = Field(None, description="of the assets' returns; or give factors")
-    factors: FactorRisk | None = Field(None, description="the same as a factor model; or give covariance")
+    covariance: list[list[float]] | None = Field(
+        None, description="of the assets' returns; without it and factors it is estimated from the history's returns"
+    )
+    factors: FactorRisk | None = Field(None, description="the same as a factor model")
+    estimate: Literal["shrinkage", "factors"] | None = Field(
+        None,
+        description="how a covariance that is not given is estimated: by Ledoit–Wolf shrinkage, or by principal "
+        "factors, which is the default for more than 40 assets",
+    )
+    covariance_source: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="what an estimated covariance was made of: written by learning, into the posterior's problem"
+    )
     budget: Cost = Field(1.0, description="the positions sum to at most this")
+    fully_invested: bool = Field(False, description="the positions sum to the budget, not less")
+    groups: list[AssetGroup] = Field([], max_length=100, description="rules for sums of positions")
+    current: dict[Name, Coefficient] | None = Field(
+        None, description="what is held now, by asset; nothing of those that are missing. Turnover is counted from it"
+    )
+    turnover_cost: Annotated[float, Field(ge=0, le=1e12)] = Field(
+        0.0, description="what each unit bought or sold takes from the return", examples=[0.001]
+    )
+    maximum_turnover: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
+        None, description="the most that may be bought and sold, Σ |position − current|; null for no limit"
+    )
 
     @model_validator(mode="after")
     def assets_have_different_names(self) -> Self:
@@ -207,9 +184,14 @@ class ReturnConstrainedPortfolio(_Portfolio):
     """The positions of least variance whose return reaches a target, with a stated confidence."""
 
     kind: Literal["return_constrained_portfolio"]
-    target_return: Coefficient
-    confidence: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.95, description="the mean return of the worst 1 − confidence of the scenarios must reach the target"
+    target_return: Coefficient = Field(description="what is to be returned after the cost of turnover")
+    target_on: Literal["tail", "mean"] = Field(
+        "tail", description="whether the worst scenarios' mean return or that of all must reach the target"
+    )
+    confidence: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="for a target on the tail: the mean return of the worst 1 − confidence of the scenarios must reach "
+        "it; 0.95 by default",
     )
     maximum_long: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="of all long positions")
     maximum_short: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="of all short positions")
@@ -219,7 +201,7 @@ class ReturnConstrainedPortfolio(_Portfolio):
 
 
 class MeanVariancePortfolio(_Portfolio):
-    """The positions of least ½·risk_aversion·variance − return."""
+    """The positions of least ½·risk_aversion·variance − return, after the cost of turnover."""
 
     kind: Literal["mean_variance_portfolio"]
     risk_aversion: Cost = 1.0
@@ -227,12 +209,9 @@ class MeanVariancePortfolio(_Portfolio):
 
 # A new kind is a model with ``kind``, ``outcome_names`` and ``decision_names``, and its name here.
 ProblemSpec = Annotated[
-    Newsvendor | TwoStageLinear | Shipment | ReturnConstrainedPortfolio | MeanVariancePortfolio,
+    Newsvendor | Linear | TwoStageLinear | Shipment | AnyReadyMade | ReturnConstrainedPortfolio | MeanVariancePortfolio,
     Field(discriminator="kind"),
 ]
-
-
-_SPEC: TypeAdapter[ProblemSpec] = TypeAdapter(ProblemSpec)
 
 
 class NewProblem(Body):
@@ -263,15 +242,52 @@ class ProblemSummary(Resource):
     kind: str
 
 
+class CompiledProblem(BaseModel):
+    """A problem written as one of kind ``linear``."""
+
+    id: str
+    kind: str = Field(description="of the problem itself", examples=["shortest_path"])
+    spec: dict[str, Any] = Field(description="a specification of kind linear, which could be sent as it is")
+
+
 class ProblemAnswer(Resource):
     spec: dict[str, Any]
+
+    @computed_field(description="the outcome columns that a data set for it needs")  # type: ignore[prop-decorator]
+    @property
+    def outcomes(self) -> list[str]:
+        return outcome_names(self.spec)
+
+    @computed_field(description="what the entries of a decision are called")  # type: ignore[prop-decorator]
+    @property
+    def decisions(self) -> list[str]:
+        return decision_names(self.spec)
+
+
+# Where a stored specification has the names of its outcomes and decisions; ready-made ones are compiled for them.
+_NAMED = {
+    "newsvendor": ("items", "items"),
+    "linear": ("outcomes", "decisions"),
+    "two_stage_linear": ("outcomes", "decisions"),
+    "shipment": ("destinations", "sources"),
+    "return_constrained_portfolio": ("assets", "assets"),
+    "mean_variance_portfolio": ("assets", "assets"),
+}
 
 
 def outcome_names(spec: dict[str, Any]) -> list[str]:
     """The outcome columns a stored specification needs."""
-    return _SPEC.validate_python(spec).outcome_names()
+    if spec["kind"] in READY:
+        return _names(compiled(spec)["outcomes"])
+    return _names(spec[_NAMED[spec["kind"]][0]])
 
 
 def decision_names(spec: dict[str, Any]) -> list[str]:
     """What each entry of a stored specification's decision is called."""
-    return _SPEC.validate_python(spec).decision_names()
+    if spec["kind"] in READY:
+        return _names(compiled(spec)["decisions"])
+    return _names(spec[_NAMED[spec["kind"]][1]])
+
+
+def _names(parts: list[Any]) -> list[str]:
+    return [part if isinstance(part, str) else part["name"] for part in parts]

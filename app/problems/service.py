@@ -5,24 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
+from app.http.errors import Conflict
 from app.http.idempotency import made
 from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
-from app.problems.schemas import NewProblem
+from app.problems.schemas import CompiledProblem, NewProblem
+from bco_core.problems.registry import PROBLEMS
 
 MISSING = "no problem has this id; GET /v1/problems lists them"
 
 
 def create(workspace: str, request: NewProblem) -> ProblemRow:
     """Store a problem that has been checked."""
-    spec = request.spec.model_dump()
     with transaction() as session:
-        row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=spec)
-        session.add(row)
-        made(session, f"/v1/problems/{row.id}")
+        return add(session, workspace, request)
+
+
+def add(session: Session, workspace: str, request: NewProblem) -> ProblemRow:
+    """The same in a transaction that stores more."""
+    row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=request.spec.model_dump())
+    session.add(row)
+    made(session, f"/v1/problems/{row.id}")
     return row
 
 
@@ -40,6 +47,17 @@ def listing(
 
 def get(workspace: str, problem_id: str) -> ProblemRow:
     return read(ProblemRow, workspace, problem_id, MISSING)
+
+
+def compiled(workspace: str, problem_id: str) -> CompiledProblem:
+    """The linear model by names that a problem is; 409 where it is none."""
+    row = get(workspace, problem_id)
+    kind = row.spec["kind"]
+    compile_ = PROBLEMS[kind].compiled
+    if compile_ is None:
+        linear = ", ".join(name for name, other in PROBLEMS.items() if other.compiled is not None)
+        raise Conflict(f"problems of kind {kind} are not linear models by names; these kinds are: {linear}")
+    return CompiledProblem(id=row.id, kind=kind, spec=compile_(row.spec))
 
 
 def delete(workspace: str, problem_id: str) -> None:

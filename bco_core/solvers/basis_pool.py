@@ -152,7 +152,7 @@ class BasisPool:
         if found.status == INFEASIBLE:
             proof = bool(certify_ray(-found.dual, program_of(form), rhs, size))
             return np.inf, found.dual, np.full(len(self.watched), np.nan), derivatives, INFEASIBLE, proof
-        inverse = _inverses(form, found.columns[None])[0]
+        inverse = inverses(form, found.columns[None])[0]
         if not np.isfinite(inverse).all():
             return found.value, found.dual, found.primal[self.watched], derivatives, OPTIMAL, False
         if jacobian:
@@ -183,7 +183,7 @@ class BasisPool:
                 self.bases = Bases(*(np.concatenate(pair) for pair in zip(self.bases, more, strict=True)))
 
 
-def _inverses(form: LinearForm, columns: Index) -> Array:
+def inverses(form: LinearForm, columns: Index) -> Array:
     """B⁻¹ (P, m, m) of bases (P, m), refined; NaN where a basis is singular."""
     rows = len(form.matrix)
     whole = np.concatenate([form.matrix, -np.eye(rows)], axis=1)[:, columns].transpose(1, 0, 2)
@@ -200,7 +200,7 @@ def _inverses(form: LinearForm, columns: Index) -> Array:
 def _bases(form: LinearForm, columns: Index, certified_only: bool = False) -> Bases:
     """What the kernel needs to know, from scratch, of those of the bases (P, m) that have an inverse, or pass."""
     rows = len(form.matrix)
-    inverse = _inverses(form, columns)
+    inverse = inverses(form, columns)
     kept = np.isfinite(inverse).all(axis=(1, 2))
     columns, inverse = columns[kept], inverse[kept]
     whole = np.concatenate([form.matrix, -np.eye(rows)], axis=1)

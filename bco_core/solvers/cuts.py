@@ -261,7 +261,7 @@ def _solve_scenarios(scenarios, recourse, point, tolerance, held, room):  # type
             room.rhs[i] = scenarios.base[k, i] - room.taken[i]
             room.size[i] = scenarios.size[k, i] + room.taken_size[i]
         if held.pivots[k] > _REFRESH:
-            _sharpen_scenario(recourse.matrix, held, k, room)
+            sharpen_scenario(recourse.matrix, held, k, room)
         moved = 0
         if not is_optimal(held.tableaus.inverse[k], room.rhs, room.size, tolerance, room.pivoting.basic):
             status, moved = continue_dual_simplex(
@@ -287,7 +287,8 @@ def _solve_scenarios(scenarios, recourse, point, tolerance, held, room):  # type
 
 
 @piece
-def _sharpen_scenario(matrix, held, k, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+def sharpen_scenario(matrix, held, k, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Take the rounding of many pivots off a scenario's B⁻¹."""
     rows, count = matrix.shape
     for i in range(rows):
         column = held.tableaus.columns[k, i]

@@ -76,7 +76,7 @@ class Tail(NamedTuple):
     """A portfolio (m,), how far its worst tail stays below the target, and whether it keeps every row.
 
     ``rows`` (c, m) and ``bounds`` (c,) are what it was found with: every portfolio that reaches the target has
-    rows·z ≥ bounds.
+    rows·z ≥ bounds. ``solver`` is what found it, "" for Newton's method.
     """
 
     portfolio: Array
@@ -84,6 +84,7 @@ class Tail(NamedTuple):
     verified: bool
     rows: Array
     bounds: Array
+    solver: str = ""
 
 
 def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) -> Array:

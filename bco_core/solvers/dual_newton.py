@@ -11,6 +11,7 @@ In x = s∘z, with Ẽ = E/s, ŷ/s and b = 1/s, and u = Ẽ'x a variable of its 
     gradient  (budget − b'x,  u − Ẽ'x,  ŷ_k'x − target),   Hessian  A'MA + diag(0, I, 0),  A = [−b, −Ẽ, ŷ_1, …],
 
 where M marks the x strictly between their bounds. It is piecewise quadratic, so projected Newton steps end exactly.
+A budget that must be used up leaves μ its sign.
 With λ held at one and no target, the same iteration solves min ½z'Σz − ŷ'z.
 
 For one ŷ, a target that no portfolio reaches is answered by the portfolio of largest return, filled greedily.
@@ -64,21 +65,23 @@ _BEYOND = 1.0001
 
 @dataclass(frozen=True)
 class FactorQP:
-    """The portfolios to choose from: loadings E (m, r), deviations s (m,), bounds l and u (m,), and the budget."""
+    """The portfolios to choose from: loadings E (m, r), deviations s (m,), bounds l and u (m,), and the budget,
+    which is used up where ``full``."""
 
     loadings: Array
     deviations: Array
     lower: Array
     upper: Array
     budget: float
+    full: bool = False
 
     @staticmethod
-    def of(covariance: Array, lower: Array, upper: Array, budget: float) -> FactorQP:
+    def of(covariance: Array, lower: Array, upper: Array, budget: float, full: bool = False) -> FactorQP:
         """Split a covariance matrix as EE' + λ_min I; E has a column for each eigenvalue above the smallest."""
         values, vectors = np.linalg.eigh(covariance)
         above = values - values[0] > 1e-12 * values[-1]
         loadings = vectors[:, above] * np.sqrt(values[above] - values[0])
-        return FactorQP(loadings, np.full(len(covariance), math.sqrt(values[0])), lower, upper, budget)
+        return FactorQP(loadings, np.full(len(covariance), math.sqrt(values[0])), lower, upper, budget, full)
 
     @property
     def rank(self) -> int:
@@ -132,6 +135,7 @@ def _solved(qp: FactorQP, returns: Array, target: float, given_price: bool) -> t
             float(target),
             given_price,
             long_only,
+            qp.full,
             portfolios[chunk],
             codes[chunk],
         )
@@ -140,7 +144,7 @@ def _solved(qp: FactorQP, returns: Array, target: float, given_price: bool) -> t
 
 @compiled
 def _solve_rows(  # type: ignore[no-untyped-def]
-    returns, columns, scale, bounds, budget, target, given_price, long_only, portfolios, codes
+    returns, columns, scale, bounds, budget, target, given_price, long_only, full, portfolios, codes
 ):
     rows, assets = returns.shape
     size = len(columns)
@@ -158,7 +162,7 @@ def _solve_rows(  # type: ignore[no-untyped-def]
             largest = max(largest, abs(y[j]))
         norms[size - 1] = norm(row)
         if not given_price:
-            best = _largest_return(y, lower, upper, budget, long_only, portfolios[i])
+            best = _largest_return(y, lower, upper, budget, long_only, full, portfolios[i])
             if best < target - _ROUNDING * (abs(target) + largest):
                 codes[i] = BEST_EFFORT
                 continue
@@ -173,7 +177,7 @@ def _solve_rows(  # type: ignore[no-untyped-def]
             value[size - 1] = target / total
         fixed = size - 1 if given_price else -1
         codes[i] = newton(
-            columns, size, size - 2, linear, fixed, low, high, value, norms, small, large, hessian, -math.inf
+            columns, size, size - 2, linear, fixed, low, high, value, norms, small, large, hessian, -math.inf, full
         )
         for j in range(assets):
             portfolios[i, j] = large[0, j] * scale[j]
@@ -218,6 +222,7 @@ def _cut(
         float(qp.budget),
         floor,
         float(softness),
+        qp.full,
         portfolio,
     )
     return int(code), portfolio, room[qp.rank + 1 : rows, :-1] / scale
@@ -225,7 +230,7 @@ def _cut(
 
 @compiled
 def _cut_tail(  # type: ignore[no-untyped-def]
-    scenarios, weights, level, target, columns, rank, scale, limits, budget, floor, softness, portfolio
+    scenarios, weights, level, target, columns, rank, scale, limits, budget, floor, softness, full, portfolio
 ):
     """Add rows until none is violated: the code, and how many rows of ``columns`` are then in use.
 
@@ -250,7 +255,7 @@ def _cut_tail(  # type: ignore[no-untyped-def]
             columns[size - 1, j] = mean[j] * scale[j]
         columns[size - 1, assets] = softness
         norms[size - 1] = norm(columns[size - 1])
-        code = newton(columns, size, rank, linear, -1, low, high, value, norms, small, large, hessian, floor)
+        code = newton(columns, size, rank, linear, -1, low, high, value, norms, small, large, hessian, floor, full)
         if code != OPTIMAL:
             return UNSOLVED, size
         for j in range(assets):
@@ -279,7 +284,7 @@ def _cut_tail(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _largest_return(y, lower, upper, budget, long_only, portfolio):  # type: ignore[no-untyped-def]
+def _largest_return(y, lower, upper, budget, long_only, full, portfolio):  # type: ignore[no-untyped-def]
     """Fill the portfolio of largest return, best asset first, and say what it returns."""
     assets = len(y)
     room, total, bar = budget, 0.0, math.inf
@@ -288,11 +293,13 @@ def _largest_return(y, lower, upper, budget, long_only, portfolio):  # type: ign
         room -= lower[j]
         total += lower[j] * y[j]
     while room > 0:
-        best = 0.0
+        # A budget that must be used up takes assets that lose, too.
+        least = -math.inf if full else 0.0
+        best = least
         for j in range(assets):
             if best < y[j] < bar:
                 best = y[j]
-        if best <= 0.0:
+        if best <= least:
             break
         bar = best
         for j in range(assets):

@@ -16,7 +16,7 @@ from bco_core.solvers.linear_form import Array
 Index = NDArray[np.int64]
 
 # How a solve ended.
-OPTIMAL, INFEASIBLE, FAILED = 0, 1, 2
+OPTIMAL, INFEASIBLE, FAILED, UNBOUNDED = 0, 1, 2, 3
 # How far below zero a basic variable may be, relative to the size of the terms it is the sum of.
 TOLERANCE = 1e-11
 # Sums may be reordered, which lets the processor take several terms at once; infinities keep their meaning. In which

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime, SolverFailure
-from bco_core.solvers.dual_simplex import INFEASIBLE, OPTIMAL
+from bco_core.solvers.dual_simplex import INFEASIBLE, OPTIMAL, UNBOUNDED
 from bco_core.solvers.linear_form import Array, LinearForm, LinearProgram
 from bco_core.status import Status
 
@@ -24,6 +24,8 @@ _STATUSES = {
     highspy.HighsModelStatus.kUnbounded: Status.UNBOUNDED,
     highspy.HighsModelStatus.kTimeLimit: Status.TIME_LIMIT,
 }
+# Variables of a program in whole numbers that is searched in a millisecond or so.
+_SMALL = 100
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,9 @@ def model_of(
         model.integrality_ = [kinds[int(whole)] for whole in np.asarray(integer)]
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
+    if branches and len(cost) < _SMALL:
+        # It takes ten times as long as the whole search of a small program.
+        solver.setOptionValue("mip_heuristic_run_feasibility_jump", False)
     solver.setOptionValue("threads", 1)
     # Smaller numbers would be dropped, and the program would be another one.
     solver.setOptionValue("small_matrix_value", 1e-12)
@@ -74,11 +79,22 @@ def model_of(
     return solver
 
 
+def begin_with(solver: highspy.Highs, values: Array) -> None:
+    """Give a search for whole numbers a solution (n,) to begin with; HiGHS leaves one aside that is none."""
+    given = highspy.HighsSolution()
+    given.col_value = values.tolist()
+    solver.setSolution(given)
+
+
 def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     """Solve, and tell infeasible from unbounded for certain.
 
     A solve that ``time_limit`` ends has status ``time_limit``; one that the deadline in force ends raises OutOfTime.
+    A search for whole numbers may take any time, so it is long work.
     """
+    whole = bool(len(solver.getLp().integrality_))
+    if whole:
+        deadline.before_long_work()
     ends = math.inf if time_limit is None else monotonic() + time_limit
     cut_short = _run_until(solver, ends)
     if solver.getModelStatus() in (
@@ -100,7 +116,6 @@ def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     values = np.array(solution.col_value) if known else np.empty(0)
     duals = np.array(solution.row_dual) if status is Status.OPTIMAL else np.empty(0)
     info = solver.getInfo()
-    whole = bool(len(solver.getLp().integrality_))
     bound = info.mip_dual_bound if whole else np.nan
     return Answer(status, info.objective_function_value if known else np.nan, values, duals, bound)
 
@@ -109,7 +124,8 @@ def _run_until(solver: highspy.Highs, ends: float) -> bool:
     """Run until some moment of the monotonic clock, or the deadline in force; whether that is the sooner of the two."""
     own, common = ends - monotonic(), deadline.left()
     if min(own, common) < math.inf:
-        solver.setOptionValue("time_limit", max(min(own, common), 1e-3))
+        # HiGHS counts from its first run.
+        solver.setOptionValue("time_limit", solver.getRunTime() + max(min(own, common), 1e-3))
     solver.run()
     return common < own
 
@@ -160,7 +176,8 @@ def dual_feasible_basis(form: LinearForm) -> NDArray[np.int64]:
 
 
 class FormAnswer(NamedTuple):
-    """For one right-hand side: OPTIMAL or INFEASIBLE, the value, π (m,) or a ray, x (N,) and the basic columns (m,)."""
+    """For one right-hand side: OPTIMAL, INFEASIBLE or UNBOUNDED, the value, π (m,) or a ray, x (N,) and the basic
+    columns (m,)."""
 
     status: int
     value: float
@@ -174,6 +191,9 @@ def solve_form(form: LinearForm, rhs: Array) -> FormAnswer:
     rows, count = form.matrix.shape
     solver = _model_of_form(form.matrix, form.cost, rhs)
     answer = run(solver)
+    if answer.status is Status.UNBOUNDED:
+        nothing, basis = np.full(count, np.nan), np.empty(0, dtype=np.int64)
+        return FormAnswer(UNBOUNDED, -np.inf, np.full(rows, np.nan), nothing, basis)
     if answer.status is not Status.OPTIMAL:
         solver.setOptionValue("presolve", "off")
         solver.run()

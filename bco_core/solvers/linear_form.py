@@ -113,6 +113,13 @@ def _least(cost: Array) -> float:
     return max(float(size.min()), _LEAST_SHARE * float(size.max())) if len(size) else 1e-300
 
 
+def least_costs(costs: Array) -> Array:
+    """The smallest cost there is in each row (n,) of costs (n, N), zero apart, as :attr:`LinearForm.least_cost`."""
+    size = np.abs(costs)
+    least = np.where(size > 0, size, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isfinite(least), np.maximum(least, _LEAST_SHARE * size.max(axis=1, initial=0.0)), 1e-300)
+
+
 def _scales(matrix: Array) -> tuple[Array, Array]:
     """Powers of two for rows and columns after which the geometric means of non-zero entries are near one."""
     size = np.abs(matrix)

@@ -1,7 +1,8 @@
 """Projected Newton steps on the dual of a portfolio QP, compiled; the maths is in :mod:`bco_core.solvers.dual_newton`.
 
 ``columns`` (capacity, m) are the rows of A', of which ``size`` are in use: the budget, ``rank`` factors, then returns.
-``value`` (size,) are their multipliers, those of budget and returns non-negative, and ``point`` (m,) is x.
+``value`` (size,) are their multipliers, those of budget and returns non-negative, and ``point`` (m,) is x. Where the
+budget is to be used up (``full``), its multiplier may have either sign.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _dual(columns, size, rank, linear, low, high, value, point):  # type: ignore
 
 
 @inlined
-def _slope(columns, rank, linear, value, point, a, tolerance):  # type: ignore[no-untyped-def]
+def _slope(columns, rank, linear, value, point, a, tolerance, full):  # type: ignore[no-untyped-def]
     """Entry a of the gradient; what rounding leaves of its sum counts as zero."""
     total, magnitude = 0.0, 0.0
     for j in range(len(point)):
@@ -88,14 +89,14 @@ def _slope(columns, rank, linear, value, point, a, tolerance):  # type: ignore[n
     if abs(total) <= tolerance * magnitude:
         return 0.0
     # A multiplier at zero cannot go lower.
-    if (a == 0 or a > rank) and value[a] <= 0.0 and total > 0.0:
+    if ((a == 0 and not full) or a > rank) and value[a] <= 0.0 and total > 0.0:
         return 0.0
     return total
 
 
 @inlined
 def newton(  # type: ignore[no-untyped-def]
-    columns, size, rank, linear, fixed, low, high, value, norms, small, large, hessian, floor
+    columns, size, rank, linear, fixed, low, high, value, norms, small, large, hessian, floor, full
 ):
     """Minimise from ``value``. A dual below ``floor`` proves that there is no portfolio: UNSOLVED."""
     gradient, step, trial = small[0], small[1], small[2]
@@ -104,13 +105,13 @@ def newton(  # type: ignore[no-untyped-def]
     for _ in range(_ITERATIONS):
         done = True
         for a in range(size):
-            gradient[a] = 0.0 if a == fixed else _slope(columns, rank, linear, value, point, a, _EXACT)
+            gradient[a] = 0.0 if a == fixed else _slope(columns, rank, linear, value, point, a, _EXACT, full)
             done = done and gradient[a] == 0.0
         if done:
             return OPTIMAL
         _hessian(columns, size, rank, low, high, point, hessian, free, row)
         for a in range(size):
-            if gradient[a] == 0.0 and (a == fixed or ((a == 0 or a > rank) and value[a] <= 0.0)):
+            if gradient[a] == 0.0 and (a == fixed or (((a == 0 and not full) or a > rank) and value[a] <= 0.0)):
                 for b in range(size):
                     hessian[a, b] = 0.0
                     hessian[b, a] = 0.0
@@ -121,7 +122,7 @@ def newton(  # type: ignore[no-untyped-def]
             slope = 0.0
             for a in range(size):
                 trial[a] = value[a] - length * step[a]
-                if a == 0 or a > rank:
+                if (a == 0 and not full) or a > rank:
                     trial[a] = max(trial[a], 0.0)
                 slope += gradient[a] * (trial[a] - value[a])
             reached = _dual(columns, size, rank, linear, low, high, trial, point)
@@ -140,7 +141,7 @@ def newton(  # type: ignore[no-untyped-def]
     # No descent is left above rounding: the point stands if its conditions hold nearly.
     _dual(columns, size, rank, linear, low, high, value, point)
     for a in range(size):
-        if a != fixed and _slope(columns, rank, linear, value, point, a, _SETTLED) != 0.0:
+        if a != fixed and _slope(columns, rank, linear, value, point, a, _SETTLED, full) != 0.0:
             return UNSOLVED
     return OPTIMAL
 

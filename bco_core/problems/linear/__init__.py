@@ -1,1 +1,1 @@
-"""Two-stage linear problems: how planners describe them, the matrices, and the problem itself."""
+"""Linear models: how planners describe them, the matrices, and the problems that serve them."""

@@ -39,16 +39,16 @@ def check_recourse(data: Description, until: float = math.inf) -> None:
             with deadline.until(until):
                 witness = _witness(data, form, reach)
         except OutOfTime:
-            # Either this search has had its time, or the caller has no more.
-            deadline.check()
+            # Either this search has had its time, or the caller has no more, or none for whole numbers.
+            deadline.before_long_work()
             return
         if witness is not None:
             decision, outcome, row = witness
             raise InvalidInput(
-                f"there is not always a recourse: with decision {_named(data.decision_names, decision)} and outcome "
-                f"{_named(data.outcome_names, outcome)} no recourse keeps the rows ('{data.row_names[row]}' among "
+                f"there is not always a recourse: with decision {named(data.decision_names, decision)} and outcome "
+                f"{named(data.outcome_names, outcome)} no recourse keeps the rows ('{data.row_names[row]}' among "
                 "them). Add a recourse that costs more but always works, or bound the outcomes",
-                ("rows", row),
+                data.rows_at[row],
             )
 
 
@@ -128,6 +128,6 @@ def _worst_ray(form: LinearForm, trouble: Array) -> tuple[Array, float]:
     return answer.values, -answer.objective
 
 
-def _named(names: tuple[str, ...], values: Array) -> str:
+def named(names: tuple[str, ...], values: Array) -> str:
     shown = [f"{name} = {value:g}" for name, value in zip(names[:5], values[:5], strict=True)]
     return ", ".join(shown) + (" …" if len(names) > 5 else "")

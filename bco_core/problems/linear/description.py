@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ class Description:
     """First stage with its ``limits``; recourse with limits ``constant + by_outcome y − by_decision z``.
 
     ``integer`` marks decisions that must be whole numbers; ``lowest`` and ``highest`` bound the outcomes.
+    ``limit_names`` are what the decision rows are called, ``limits_at`` where they stand in the specification, and
+    ``bounds_at`` where a decision's bounds do: the list of decisions, and what the least and the largest are called.
+    ``rows_at`` and ``recourse_at`` are where rows and recourse variables stand, () for those that a planner has not
+    written.
     """
 
     first: LinearProgram
@@ -49,6 +53,12 @@ class Description:
     decision_names: tuple[str, ...]
     outcome_names: tuple[str, ...]
     row_names: tuple[str, ...]
+    limit_names: tuple[str, ...] = ()
+    limits_at: tuple[Where, ...] = ()
+    bounds_at: tuple[str, str, str] = ("decisions", "minimum", "maximum")
+    recourse_names: tuple[str, ...] = ()
+    rows_at: tuple[Where, ...] = ()
+    recourse_at: tuple[Where, ...] = ()
 
 
 def describe(spec: dict[str, Any]) -> Description:
@@ -90,7 +100,12 @@ def describe(spec: dict[str, Any]) -> Description:
         highest,
         tuple(z),
         tuple(y),
-        tuple(row.get("name") or f"row {index + 1}" for index, row in enumerate(rows)),
+        _row_names(rows),
+        _row_names(first_rows),
+        tuple(("decision_rows", index) for index in range(len(first_rows))),
+        recourse_names=tuple(x),
+        rows_at=tuple(("rows", index) for index in range(len(rows))),
+        recourse_at=tuple(("recourse", index) for index in range(len(recourse))),
     )
 
 
@@ -139,7 +154,7 @@ def describe_shipment(spec: dict[str, Any]) -> Description:
         }
         for i, name in enumerate(names)
     ]
-    return describe(
+    described = describe(
         {
             "decisions": [
                 {"name": name, "cost": source.get("order_cost"), "maximum": source.get("maximum_order")}
@@ -150,6 +165,19 @@ def describe_shipment(spec: dict[str, Any]) -> Description:
             "rows": meet + send,
         }
     )
+    spoken = [f"emergency {name}" for name in names]
+    spoken += [f"{name} to {destination}" for name in names for destination in destinations]
+    return replace(
+        described,
+        bounds_at=("sources", "minimum_order", "maximum_order"),
+        recourse_names=tuple(spoken) if len(set(spoken)) == len(spoken) else described.recourse_names,
+        rows_at=(*(("destinations", j) for j in range(len(destinations))), *((),) * len(names)),
+        recourse_at=((),) * len(spoken),
+    )
+
+
+def _row_names(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(row.get("name") or f"row {index + 1}" for index, row in enumerate(rows))
 
 
 def _parts(spec: dict[str, Any], name: str) -> list[dict[str, Any]]:

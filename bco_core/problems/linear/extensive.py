@@ -137,14 +137,27 @@ def cost_unit(data: Description) -> float:
 
 
 def _by_highs(data: Description, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap) -> Solution:
-    """A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change."""
     program = program_of(data, atoms, weights, risk)
-    fixed = fixed_cost(data)
-    dim = len(data.first.cost)
     whole = np.zeros(len(program.cost), dtype=bool)
-    whole[:dim] = data.integer
+    whole[: len(data.integer)] = data.integer
+    found = solved(program, whole, fixed_cost(data), until, gap)
+    return replace(found, decision=found.decision[: len(data.integer)])
+
+
+def solved(
+    program: Program,
+    whole: NDArray[np.bool_],
+    fixed: float,
+    until: float | None,
+    gap: Gap,
+    start: Array | None = None,
+) -> Solution:
+    """The best of all variables (n,) of a program, with its bound, by HiGHS; a search may ``start`` from some (n,).
+
+    A fixed cost is taken out, so that HiGHS judges its gap by what decisions can change.
+    """
     model = program.rows_and_bounds
-    decision, bound = np.full(dim, np.nan), np.nan
+    decision, bound = np.full(len(program.cost), np.nan), np.nan
     answer: highs.Answer | None = None
     failed = SolverFailure("HiGHS found no answer")
     # What presolve has blurred, the program as it stands may tell; where HiGHS gives up at that, by its own tolerances.
@@ -153,8 +166,10 @@ def _by_highs(data: Description, atoms: Array, weights: Array, risk: Risk, until
         solver.setOptionValue("presolve", presolve)
         solver.setOptionValue("mip_rel_gap", gap.relative / 2)
         solver.setOptionValue("mip_abs_gap", gap.absolute / 2)
-        if data.integer.any():
+        if whole.any():
             solver.setOptionValue("mip_feasibility_tolerance", _WHOLE)
+            if start is not None:
+                highs.begin_with(solver, start)
         else:
             solver.setOptionValue("primal_feasibility_tolerance", tolerance)
             solver.setOptionValue("dual_feasibility_tolerance", tolerance)
@@ -164,14 +179,14 @@ def _by_highs(data: Description, atoms: Array, weights: Array, risk: Risk, until
             failed = failure
             continue
         bound = answer.bound + fixed
-        if answer.status is Status.OPTIMAL and not data.integer.any():
+        if answer.status is Status.OPTIMAL and not whole.any():
             bound = highs.lower_bound(*model, answer)
         if answer.status is not Status.OPTIMAL or gap.closes(answer.objective + fixed, bound, fixed):
             break
     if answer is None:
         raise failed
     if len(answer.values):
-        decision = answer.values[:dim]
+        decision = answer.values
     return Solution(decision, answer.objective + fixed, answer.status, REASONS[answer.status], HIGHS, bound)
 
 

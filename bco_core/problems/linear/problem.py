@@ -15,10 +15,7 @@ An outcome is taken to lie within its stated bounds: beyond them it counts as th
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -29,7 +26,7 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
+from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
 from bco_core.problems.linear.check import check_recourse
 from bco_core.problems.linear.description import Description, describe, describe_shipment
@@ -46,13 +43,14 @@ from bco_core.problems.linear.extensive import (
     risk_of,
     together,
 )
+from bco_core.problems.linear.given import broken_rules, fixed_description
+from bco_core.problems.linear.plan import plan, prices
+from bco_core.problems.second_stage import SecondStagePlan
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
 from bco_core.solvers.dual_simplex import TOLERANCE
 from bco_core.solvers.linear_form import Array, linear_form
 from bco_core.status import CUTS, GAP, HIGHS, Gap
-
-Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 # How long a new problem is searched for a case that no recourse can mend; a prescription says when it meets one.
 CHECK_SECONDS = 5.0
@@ -79,33 +77,39 @@ class TwoStageLinear(Problem):
     point_rhs: RightHandSide
     gap: Gap = GAP
 
-    @staticmethod
-    def from_spec(spec: dict[str, Any]) -> TwoStageLinear:
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> Self:
         """Build from a specification by names, the form in which the API takes it, and perhaps ``relative_gap`` and
         ``absolute_gap``."""
-        problem = TwoStageLinear.of(describe(spec))
+        problem = cls.of(describe(spec))
         return replace(problem, gap=Gap(*(_gap(spec, name, default) for name, default in asdict(problem.gap).items())))
 
-    @staticmethod
-    def from_shipment(spec: dict[str, Any]) -> TwoStageLinear:
+    @classmethod
+    def from_shipment(cls, spec: dict[str, Any]) -> Self:
         """Build from a shipment specification: sources, destinations and what it costs between them."""
-        return TwoStageLinear.of(describe_shipment(spec))
+        return cls.of(describe_shipment(spec))
 
-    @staticmethod
-    def of(data: Description) -> TwoStageLinear:
+    @classmethod
+    def of(cls, data: Description) -> Self:
         if highs.solve_program(data.first, data.limits).status is Status.INFEASIBLE:
-            raise InvalidInput("no decision satisfies all decision rows and bounds", ("decision_rows",))
+            raise InvalidInput("no decision satisfies all decision rows and bounds", data.limits_at[0][:1])
         try:
             recourse = BasisPool.of(linear_form(data.recourse))
         except InvalidInput as unbounded:
             raise InvalidInput(f"recourse: {unbounded}", ("recourse",)) from unbounded
+        problem = cls._around(data, recourse)
+        check_recourse(data, time.monotonic() + CHECK_SECONDS)
+        return problem
+
+    @classmethod
+    def _around(cls, data: Description, recourse: BasisPool) -> Self:
+        """The problem whose recourse has this pool."""
         form = linear_form(together(data))
         watched = np.flatnonzero((form.by_column[: len(data.first.cost)] != 0).any(axis=0))
         try:
             point = BasisPool.of(form, watched)
         except InvalidInput as unbounded:
             raise InvalidInput(f"decisions and recourse together: {unbounded}", ("decisions",)) from unbounded
-        check_recourse(data, time.monotonic() + CHECK_SECONDS)
         later = recourse.form.by_limit
         recourse_rhs = RightHandSide.of(
             *recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
@@ -115,7 +119,7 @@ class TwoStageLinear(Problem):
         point_rhs = RightHandSide.of(constant, size, later @ data.by_outcome, np.zeros((len(constant), 0)))
         # An absolute gap must be small beside costs that are small themselves.
         gap = replace(GAP, absolute=GAP.absolute * cost_unit(data))
-        return TwoStageLinear(data, recourse, point, recourse_rhs, point_rhs, gap)
+        return cls(data, recourse, point, recourse_rhs, point_rhs, gap)
 
     @property
     def outcome_dim(self) -> int:
@@ -130,6 +134,19 @@ class TwoStageLinear(Problem):
         if not self.data.integer.any():
             return self
         return replace(self, data=replace(self.data, integer=np.zeros_like(self.data.integer)))
+
+    def fixed(self, decision: Tensor) -> Self:
+        """The problem in which the entries of a decision (d_z,) that are not NaN are decided already.
+
+        They need not keep their own bounds. InvalidInput if no decision that has them keeps the decision rows.
+        """
+        data = fixed_description(self.data, decision.double().numpy())
+        if highs.solve_program(data.first, data.limits).status is Status.INFEASIBLE:
+            raise InvalidInput("no decision satisfies all decision rows and bounds", data.limits_at[0][:1])
+        return replace(self._around(data, self.recourse), gap=self.gap)
+
+    def breaches(self, decision: Tensor) -> list[Breach]:
+        return broken_rules(self.data, decision.double().numpy())
 
     def decide(self, outcomes: Tensor) -> Tensor:
         """argmin over z of c(z; ŷ), whole-number decisions relaxed; NaN where ŷ is, or leaves no recourse."""
@@ -166,7 +183,7 @@ class TwoStageLinear(Problem):
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
         each: list[Solution] = []
-        with _alarm(time_limit) as rung:
+        with deadline.alarm(time_limit) as rung:
             for one in zip(atoms, shares, begin, strict=True):
                 deadline.check()
                 each.append(self._prescribe_one(*one, risk, _share(until, len(atoms) - len(each)), rung))
@@ -181,7 +198,7 @@ class TwoStageLinear(Problem):
         )
 
     def _prescribe_one(
-        self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None, rung: Flag
+        self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None, rung: deadline.Flag
     ) -> Solution:
         rows = len(self.recourse.form.matrix)
         atoms, weights = atoms[weights > 0], weights[weights > 0]
@@ -234,7 +251,7 @@ class TwoStageLinear(Problem):
         """What every decision costs, whatever it is; gaps are judged without it."""
         return fixed_cost(self.data)
 
-    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: Flag) -> Solution | None:
+    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: deadline.Flag) -> Solution | None:
         """The cutting planes' answer, if they closed the gap, which is proven here, or had to stop."""
         form, bases, data = self.recourse.form, self.recourse.bases, self.data
         right = self.recourse_rhs
@@ -296,6 +313,20 @@ class TwoStageLinear(Problem):
     def counted_within(self) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest)
 
+    @property
+    def recourse_names(self) -> tuple[str, ...]:
+        return self.data.recourse_names
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        return self.data.row_names
+
+    def recourse_plan(self, decision: Tensor, outcomes: Tensor) -> SecondStagePlan:
+        return plan(self.data, self.recourse, self.recourse_rhs, decision.double(), self._clipped(outcomes))
+
+    def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
+        return prices(self.data, decision.double().numpy(), self._clipped(outcomes).numpy(), weights.double().numpy())
+
     def _clipped(self, outcomes: Tensor) -> Tensor:
         return outcomes.double().clamp(*self.counted_within)
 
@@ -311,17 +342,3 @@ def _gap(spec: dict[str, Any], name: str, default: float) -> float:
 def _share(until: float | None, contexts: int) -> float | None:
     """When the first of so many contexts must be decided, for each to have its share of the time that is left."""
     return None if until is None else until - max(until - time.monotonic(), 0.0) * (1 - 1 / contexts)
-
-
-@contextmanager
-def _alarm(time_limit: float | None) -> Iterator[Flag]:
-    """A flag that is raised after so many seconds, or at the deadline in force, for a kernel to look at."""
-    seconds = min(math.inf if time_limit is None else time_limit, deadline.left())
-    rung: Flag = np.array([seconds <= 0])
-    timer = threading.Timer(seconds, rung.fill, (True,))
-    if 0 < seconds < threading.TIMEOUT_MAX:
-        timer.start()
-    try:
-        yield rung
-    finally:
-        timer.cancel()

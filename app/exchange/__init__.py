@@ -1,0 +1,1 @@
+"""Models as files: MPS, LP and SMPS in, MPS out."""

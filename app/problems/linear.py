@@ -1,0 +1,111 @@
+"""The specification of any linear model: every cost, coefficient and limit may depend on outcomes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from app.http.schemas import Name, Request
+from app.problems.newsvendor import AbsoluteGap, Bound, Coefficient, Coefficients, RelativeGap, Sense
+from bco_core.problems.linear.model import MOST
+
+
+class Number(Request):
+    """A number that is not known yet: constant + Σ factor · outcome."""
+
+    constant: Coefficient = 0.0
+    outcomes: Coefficients = Field({}, examples=[{"fuel price": 0.3}])
+
+
+def _which(value: Any) -> str:
+    return "uncertain" if isinstance(value, dict | Number) else "certain"
+
+
+Value = Annotated[Annotated[Coefficient, Tag("certain")] | Annotated[Number, Tag("uncertain")], Discriminator(_which)]
+Values = dict[Name, Value]
+_VALUE = "a number, or constant and outcomes where it depends on them"
+
+
+class LinearDecision(Request):
+    """Something decided now, before the outcome is known."""
+
+    name: Name = Field(examples=["order"])
+    cost: Value = Field(0.0, description=f"cost of each unit, what it brings where the sense is maximize: {_VALUE}")
+    minimum: Bound = Field(0.0, description="null for no limit")
+    maximum: Bound = Field(None, description="null for no limit")
+    integer: bool = Field(False, description="only whole numbers will do; with bounds 0 and 1 it is yes or no")
+
+
+class LinearRecourse(Request):
+    """Something that can still be done once the outcome is known."""
+
+    name: Name = Field(examples=["express"])
+    cost: Value = Field(0.0, description=f"cost of each unit: {_VALUE}")
+    minimum: Bound = Field(0.0, description="null for no limit")
+    maximum: Bound = Field(None, description="null for no limit")
+    integer: bool = Field(False, description="only whole numbers will do")
+
+
+class LinearOutcome(Request):
+    """An uncertain quantity: its name is the outcome column that holds it. Beyond its bounds it counts as the bound."""
+
+    name: Name = Field(examples=["demand"])
+    minimum: Bound = None
+    maximum: Bound = None
+
+
+class LinearRow(Request):
+    """A rule: Σ decisions + Σ recourse (sense) limit, each with its coefficients.
+
+    A row without recourse is kept whatever the outcome, within the bounds of the outcomes.
+    """
+
+    name: Name | None = None
+    decisions: Values = Field({}, description=f"by name: {_VALUE}")
+    recourse: Values = Field({}, description=f"by name: {_VALUE}")
+    sense: Sense
+    limit: Value = Field(description=_VALUE)
+
+
+class Linear(Request):
+    """Any linear model, in whole numbers or not, in which some numbers are not known when the decision is made."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "linear",
+                    "decisions": [{"name": "order", "cost": 5}],
+                    "recourse": [{"name": "express", "cost": {"constant": 8, "outcomes": {"fuel price": 2}}}],
+                    "outcomes": [{"name": "demand", "minimum": 0}, {"name": "fuel price", "minimum": 0}],
+                    "rows": [
+                        {
+                            "name": "demand",
+                            "decisions": {"order": 1},
+                            "recourse": {"express": 1},
+                            "sense": ">=",
+                            "limit": {"outcomes": {"demand": 1}},
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
+    kind: Literal["linear"]
+    sense: Literal["minimize", "maximize"] = Field(
+        "minimize", description="maximize: costs are what a unit brings, and an answer's costs are minus the value"
+    )
+    decisions: list[LinearDecision] = Field(min_length=1, max_length=MOST["decisions"])
+    recourse: list[LinearRecourse] = Field([], max_length=MOST["recourse"])
+    outcomes: list[LinearOutcome] = Field(min_length=1, max_length=MOST["outcomes"])
+    rows: list[LinearRow] = Field([], max_length=MOST["rows"])
+    relative_gap: RelativeGap = None
+    absolute_gap: AbsoluteGap = None
+
+    def outcome_names(self) -> list[str]:
+        return [outcome.name for outcome in self.outcomes]
+
+    def decision_names(self) -> list[str]:
+        return [decision.name for decision in self.decisions]

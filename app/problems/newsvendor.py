@@ -1,0 +1,106 @@
+"""The newsvendor's specification, and the numbers and rows that other kinds share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.http.schemas import Name, Request
+
+Cost = Annotated[float, Field(gt=0, le=1e12)]
+
+
+Bound = Annotated[float, Field(ge=-1e12, le=1e12)] | None
+Coefficient = Annotated[float, Field(ge=-1e12, le=1e12)]
+Coefficients = dict[Name, Coefficient]
+Sense = Literal["<=", ">=", "="]
+Amount = Annotated[float, Field(ge=0, le=1e12)]
+ServiceLevel = Annotated[float, Field(ge=0, lt=1)]
+RelativeGap = Annotated[
+    Annotated[float, Field(ge=0, le=1)] | None,
+    Field(
+        description="how far an optimal cost may be above its proven bound, as a share of the cost without fixed ones; "
+        "1e-6 by default"
+    ),
+]
+AbsoluteGap = Annotated[
+    Amount | None,
+    Field(description="the same as an amount; by default 1e-9, or 1e-9 of the largest unit cost if all are below one"),
+]
+
+
+class DecisionRow(Request):
+    """A rule that decisions keep: Σ coefficient · decision (sense) limit."""
+
+    name: Name | None = None
+    coefficients: Coefficients
+    sense: Sense
+    limit: Coefficient
+
+
+class NewsvendorItem(Request):
+    """One item to order: its name is the outcome column that holds its demand.
+
+    Too few and too many cost ``underage_cost`` and ``overage_cost`` a unit, or what follows from ``price`` and
+    ``unit_cost``: price − unit_cost + shortage_penalty, and unit_cost − salvage_value.
+    """
+
+    name: Name = Field(examples=["croissants"])
+    underage_cost: Cost | None = Field(None, description="cost of each unit of demand not met", examples=[1.8])
+    overage_cost: Cost | None = Field(None, description="cost of each unit ordered in vain", examples=[0.6])
+    price: Amount | None = Field(None, description="what a unit sells for; instead of the two costs")
+    unit_cost: Amount | None = Field(None, description="what a unit is bought for; with price")
+    salvage_value: Coefficient | None = Field(
+        None, description="what a unit left over still brings, negative if it costs; 0 by default, with price"
+    )
+    shortage_penalty: Amount | None = Field(
+        None, description="what a unit of demand not met costs besides its margin; 0 by default, with price"
+    )
+    minimum_order: float | None = Field(0.0, description="smallest order; null for no limit, or 0 with stock")
+    maximum_order: float | None = Field(None, description="largest order; null for no limit")
+    maximum_demand: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="most demand there can be, if known; certificates need it"
+    )
+    stock: Amount = Field(0.0, description="on hand before ordering; it meets demand first")
+    integer: bool = Field(False, description="only whole numbers will do")
+    pack_size: Cost | None = Field(None, description="orders are multiples of this; null for any amount")
+    minimum_service_level: ServiceLevel = Field(
+        0.0, description="in at least this share of what may happen stock and order meet the item's demand"
+    )
+
+    @model_validator(mode="after")
+    def bounds_leave_room(self) -> Self:
+        low, high = self.minimum_order, self.maximum_order
+        if low is not None and high is not None and low > high:
+            raise ValueError("minimum_order is above maximum_order")
+        return self
+
+
+class Newsvendor(Request):
+    """How much to order of each item before its demand is known."""
+
+    kind: Literal["newsvendor"]
+    items: list[NewsvendorItem] = Field(min_length=1, max_length=200)
+    decision_rows: list[DecisionRow] = Field(
+        [], max_length=50, description="budgets and capacities that items share: rules for orders"
+    )
+    minimum_service_level: ServiceLevel = Field(
+        0.0, description="at least this share of all items' demand together is expected to be met from stock and order"
+    )
+
+    @model_validator(mode="after")
+    def items_have_different_names(self) -> Self:
+        names = [item.name for item in self.items]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise ValueError("two items have the same name; each needs its own outcome column")
+        return self
+
+    def outcome_names(self) -> list[str]:
+        """The outcome columns the problem needs, in the order the core has them."""
+        return [item.name for item in self.items]
+
+    def decision_names(self) -> list[str]:
+        """What each entry of a decision is called."""
+        return [item.name for item in self.items]

@@ -1,0 +1,117 @@
+"""Rows in which no recourse takes part are kept whatever the outcome: made certain by the worst that bounds allow.
+
+For a decision a row is linear in the outcomes, so its worst case is at their bounds. Where outcomes change the limit
+alone there is one worst limit for all decisions; where they change coefficients, the row stands once for every corner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.linear.affine import Matrix, Vector, above, matrix_of, stacked
+from bco_core.problems.linear.model import Model
+from bco_core.solvers.linear_form import EQUAL, Array
+
+# Outcomes that may change the coefficients of one row without recourse: it stands for two to this power of rows.
+MOST_OUTCOMES = 6
+_MEND = "give it a recourse that mends it at a cost"
+
+
+def only_rows(model: Model, which: NDArray[np.int64]) -> Model:
+    """The model with these of its rows alone."""
+    return replace(
+        model,
+        technology=model.technology.rows(which),
+        recourse=model.recourse.rows(which),
+        senses=model.senses[which],
+        limits=Vector(model.limits.constant[which], model.limits.by_outcome[which]),
+        row_names=tuple(model.row_names[row] for row in which),
+        rows_at=model.rows_at[which],
+    )
+
+
+def settled(model: Model) -> Model:
+    """The model with certain rows where no recourse takes part, before the others."""
+    alone = np.flatnonzero(~model.later)
+    uncertain = model.uncertain_rows
+    if not uncertain[alone].any():
+        return model
+    changed = np.zeros(len(model.senses), dtype=bool)
+    changed[model.technology.places[:, 0]] = True
+    parts: list[Array] = []
+    kept: list[int] = []
+    for row in alone.tolist():
+        corners = _corners(model, row, bool(changed[row])) if uncertain[row] else np.zeros((1, len(model.lowest)))
+        parts.append(corners)
+        kept += [row] * len(corners)
+    rows = np.array(kept, dtype=np.int64)
+    each = only_rows(model, rows)
+    outcomes = np.concatenate(parts)
+    added = np.asarray(each.limits.by_outcome.multiply(outcomes).sum(axis=1)).ravel()
+    sure = replace(
+        each,
+        technology=_at(each.technology, outcomes),
+        limits=Vector(each.limits.constant + added, sparse.csr_array(each.limits.by_outcome.shape)),
+    )
+    return _together(sure, only_rows(model, np.flatnonzero(model.later)))
+
+
+def _at(matrix: Matrix, outcomes: Array) -> Matrix:
+    """The matrix in which every row is as its own outcome (rows, d_y) makes it."""
+    added = np.asarray(matrix.by_outcome.multiply(outcomes[matrix.places[:, 0]]).sum(axis=1)).ravel()
+    sure = matrix.with_entries(matrix.constant.data[matrix.at_entry] + added)
+    return matrix_of(sure, np.empty((0, 2), dtype=np.int64), matrix.by_outcome[:0])
+
+
+def _together(top: Model, below: Model) -> Model:
+    return replace(
+        below,
+        technology=above(top.technology, below.technology),
+        recourse=above(top.recourse, below.recourse),
+        senses=np.concatenate([top.senses, below.senses]),
+        limits=stacked(top.limits, below.limits),
+        row_names=top.row_names + below.row_names,
+        rows_at=np.concatenate([top.rows_at, below.rows_at]),
+    )
+
+
+def _corners(model: Model, row: int, changed: bool) -> Array:
+    """The outcomes (corners, d_y) that a row must be kept for."""
+    name, where = model.row_names[row], ("rows", int(model.rows_at[row]))
+    limit = model.limits.by_outcome[[row]].toarray()[0]
+    slopes = model.technology.by_outcome[np.flatnonzero(model.technology.places[:, 0] == row)].toarray()
+    named = np.flatnonzero((limit != 0) | (slopes != 0).any(axis=0))
+    if model.senses[row] == EQUAL and ((model.lowest < model.highest)[named]).any():
+        raise InvalidInput(
+            f"'{name}' is an equality that outcomes change, and no recourse takes part in it: no decision keeps it for "
+            f"all of them; {_MEND}",
+            where,
+        )
+    if not changed:
+        # A limit of sense ≤ is at its worst where it is least.
+        low = (limit > 0) == (model.senses[row] < 0)
+        corner = np.where(limit != 0, np.where(low, model.lowest, model.highest), 0.0)
+        corners = corner[None]
+    else:
+        if len(named) > MOST_OUTCOMES:
+            raise InvalidInput(
+                f"outcomes change '{name}', in which no recourse takes part, in more than {MOST_OUTCOMES} "
+                f"ways; {_MEND}",
+                where,
+            )
+        corners = np.zeros((2 ** len(named), len(limit)))
+        corners[:, named] = np.array([*product(*zip(model.lowest[named], model.highest[named], strict=True))])
+    if not np.isfinite(corners).all():
+        missing = next(index for index in named.tolist() if not np.isfinite(corners[:, index]).all())
+        raise InvalidInput(
+            f"'{name}' depends on {model.outcome_names[missing]}, which has no bounds, and no recourse takes part in "
+            f"it: no decision keeps it for all outcomes; bound the outcome, or {_MEND}",
+            where,
+        )
+    return corners

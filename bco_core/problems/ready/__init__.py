@@ -1,0 +1,1 @@
+"""Ready-made problems: a few lines that planners know, compiled to a linear model by names."""

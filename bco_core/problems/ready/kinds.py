@@ -1,0 +1,47 @@
+"""Every ready-made kind by name: a new one is a file with ``draft`` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.base import DecisionProblem
+from bco_core.problems.linear.build import build_linear
+from bco_core.problems.ready import (
+    assignment,
+    facility_location,
+    knapsack,
+    production,
+    shortest_path,
+    unit_commitment,
+)
+from bco_core.problems.ready.draft import Draft, Spec
+
+READY: dict[str, Callable[[Spec], Draft]] = {
+    "shortest_path": shortest_path.draft,
+    "assignment": assignment.draft,
+    "knapsack": knapsack.draft,
+    "facility_location": facility_location.draft,
+    "production": production.draft,
+    "unit_commitment": unit_commitment.draft,
+}
+
+
+def compiled(spec: Spec) -> Spec:
+    """The linear model of a ready-made problem."""
+    return _draft(spec).spec()
+
+
+def build_ready(spec: Spec) -> DecisionProblem:
+    """The decision problem of a ready-made one; refusals stand at its own places."""
+    draft = _draft(spec)
+    try:
+        return build_linear(draft.spec())
+    except InvalidInput as error:
+        raise InvalidInput(str(error), draft.place(error.where)) from None
+
+
+def _draft(spec: Spec) -> Draft:
+    draft = READY[spec["kind"]](spec)
+    draft.gaps = {name: spec[name] for name in ("relative_gap", "absolute_gap") if spec.get(name) is not None}
+    return draft

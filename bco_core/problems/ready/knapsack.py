@@ -1,0 +1,40 @@
+"""Which items to take within several capacities, where the items' values are uncertain.
+
+``{"items": [{"name", "weights": {capacity: weight}, "value"?, "copies": 1}], "capacities": {name: limit},
+   "shares": false}``
+
+Items are taken whole, or any share of their copies. The value of what is taken is maximised.
+"""
+
+from __future__ import annotations
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.ready.draft import Draft, Spec, Where, known, named, number, whole
+
+
+def draft(spec: Spec) -> Draft:
+    """The linear model of a knapsack."""
+    items = named(spec, "items", "item")
+    limits = {name: number(limit, ("capacities", name), 0.0) for name, limit in (spec.get("capacities") or {}).items()}
+    if not limits:
+        raise InvalidInput("give at least one capacity", ("capacities",))
+    made, taken = Draft(sense="maximize"), {name: {} for name in limits}  # type: Draft, dict[str, dict[str, float]]
+    for index, (name, item) in enumerate(items.items()):
+        where: Where = ("items", index)
+        for capacity, weight in (item.get("weights") or {}).items():
+            place = (*where, "weights", capacity)
+            taken[known(capacity, limits, place, "capacity")][name] = number(weight, place, 0.0)
+        value = made.quantity(item.get("value"), name, (*where, "value"))
+        made.decide(name, where, value, maximum=_copies(item, where), integer=not spec.get("shares", False))
+    for capacity, limit in limits.items():
+        made.row(capacity, ("capacities", capacity), taken[capacity], "<=", limit)
+    return made
+
+
+def _copies(item: Spec, where: Where) -> float | None:
+    copies = item.get("copies", 1)
+    if copies is not None:
+        return float(whole(copies, (*where, "copies"), 0))
+    if not any((item.get("weights") or {}).values()):
+        raise InvalidInput("an item that weighs nothing needs a number of copies", (*where, "copies"))
+    return None
