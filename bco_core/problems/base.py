@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from bco_core.status import Status
 
 __all__ = [
     "EXPECTATION",
+    "Breach",
     "DecisionProblem",
+    "Outline",
     "Prescription",
+    "Price",
     "Problem",
     "Risk",
     "Status",
@@ -29,6 +32,7 @@ __all__ = [
     "cost_floor",
     "counted_within",
     "decides_alone",
+    "fractiles",
     "outcome_bounds",
 ]
 
@@ -49,7 +53,7 @@ class Prescription:
     """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
 
     ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
-    says what found each decision (CUTS, HIGHS or DENSE of :mod:`bco_core.status`), "" or nothing where a formula did.
+    says what found each decision (a solver of :mod:`bco_core.status`), "" or nothing where a formula did.
     ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far what was minimised is above it, as a
     share of what decisions can change (:class:`~bco_core.status.Gap`): zero for formulas, NaN where nothing is proven,
     None where the decisions were not chosen to minimise the objective.
@@ -64,17 +68,42 @@ class Prescription:
     bounds: Tensor | None = None
 
 
-class DecisionProblem(Protocol):
-    """min over z of c(z; y). ``decide`` and ``cost`` are torch-differentiable where ``differentiable`` is True."""
+@dataclass(frozen=True)
+class Breach:
+    """A rule that a decision breaks: its place in the problem's specification, as in ``InvalidInput.where``, by how
+    much it is broken, and the same in a sentence."""
+
+    where: tuple[str | int, ...]
+    by: float
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Price:
+    """By how much the minimised cost would fall for one more unit of room in the rule at ``where``; at least zero."""
+
+    where: tuple[str | int, ...]
+    value: float
+
+
+class Outline(Protocol):
+    """What there is to know of a problem before it is built: what learning for it takes depends on no more."""
 
     @property
     def outcome_dim(self) -> int: ...
 
     @property
-    def decision_dim(self) -> int: ...
+    def differentiable(self) -> bool:
+        """Whether there is a gradient to learn by: ``decide`` and ``cost`` have one for torch, or the problem has a
+        :class:`~bco_core.problems.surrogate.Surrogate`, whose loss has one in their place."""
+        ...
+
+
+class DecisionProblem(Outline, Protocol):
+    """min over z of c(z; y)."""
 
     @property
-    def differentiable(self) -> bool: ...
+    def decision_dim(self) -> int: ...
 
     @property
     def cost_bound(self) -> float | None:
@@ -187,6 +216,16 @@ class Problem(ABC):
         return self
 
     @property
+    def fractiles(self) -> Tensor | None:
+        """The quantile (d_y,) of each outcome that is the best decision for it; None where decisions are none."""
+        return None
+
+    @property
+    def decides_slowly(self) -> bool:
+        """Whether every decision for a point prediction takes a program of its own, far too long for many thousands."""
+        return False
+
+    @property
     def decides_alone(self) -> bool:
         """Whether a row of outcomes gets the same decision and cost, bit for bit, whatever rows are beside it."""
         return False
@@ -194,6 +233,32 @@ class Problem(ABC):
     def within(self, decisions: Tensor) -> Tensor:
         """Whether decisions keep what no outcome has a say in: (..., d_z) → bool (...)."""
         return torch.ones(decisions.shape[:-1], dtype=torch.bool)
+
+    def breaches(self, decision: Tensor) -> list[Breach]:
+        """What a decision (d_z,) breaks that no outcome has a say in."""
+        return []
+
+    def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
+        """The price of each rule that binds a decision (d_z,) over outcomes (K, d_y) with weights (K,)."""
+        return []
+
+    def covered(self, decisions: Tensor, outcomes: Tensor) -> Tensor | None:
+        """Whether each outcome is served: (..., d_z), (..., d_y) → bool (..., d_y); None where that means nothing."""
+        return None
+
+    @property
+    def promises(self) -> bool:
+        """Whether decisions promise something of what may happen, which only policies that look at it can keep."""
+        return False
+
+    def missed(self, decisions: Tensor, outcomes: Tensor, weights: Tensor, sure: bool = True) -> list[str]:
+        """What each of the decisions (B, d_z) misses of its promises over outcomes (B, K, d_y), weights (K,) or (B, K):
+        a sentence, or "" where nothing; empty where nothing is promised. Unless ``sure`` noise is forgiven."""
+        return []
+
+    def facts(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> dict[str, Any]:
+        """What else is worth saying of a decision (d_z,) over outcomes (K, d_y) with weights (K,), by name."""
+        return {}
 
     def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
         within = self.within(decisions)
@@ -220,6 +285,12 @@ def cost_floor(problem: DecisionProblem) -> float:
 def decides_alone(problem: DecisionProblem) -> bool:
     """Whether the problem says that the rows it decides for have no say in each other's digits."""
     return bool(getattr(problem, "decides_alone", False))
+
+
+def fractiles(problem: DecisionProblem) -> Tensor | None:
+    """The quantile (d_y,) of each outcome that is the best decision for it, if decisions are quantiles."""
+    levels: Tensor | None = getattr(problem, "fractiles", None)
+    return levels
 
 
 def cost_bound_remedy(problem: DecisionProblem) -> str:

@@ -1,4 +1,4 @@
-"""Portfolios that weigh variance against return: least ½γ z'Σz − y'z.
+"""Portfolios that weigh variance against return: least ½γ z'Σz − y'z, and what turnover costs.
 
 The cost is linear in the outcome, so the best decision over scenarios is the one for their mean, and its gradient by
 the prediction is known wherever no position sits exactly at a bound.
@@ -13,16 +13,21 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk, Status
-from bco_core.problems.portfolio.positions import TOLERANCE, Portfolios, number
-from bco_core.status import DENSE, GAP
+from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.portfolio.facts import facts_of
+from bco_core.problems.portfolio.gradient import pulled_back
+from bco_core.problems.portfolio.positions import Portfolios
+from bco_core.problems.portfolio.prices import prices_of
+from bco_core.problems.portfolio.reading import number
+from bco_core.rows import mean_of_atoms
+from bco_core.status import GAP
 
 _OPEN = "the solvers could not prove this portfolio best; the gap says how much less another may cost"
 
 
 @dataclass(frozen=True)
 class MeanVariancePortfolio(Problem):
-    """Least ½γ z'Σz − y'z, with risk aversion γ."""
+    """Least ½γ z'Σz − y'z + κ Σ |z − current|, with risk aversion γ and turnover cost κ."""
 
     portfolios: Portfolios
     risk_aversion: float
@@ -41,12 +46,22 @@ class MeanVariancePortfolio(Problem):
     def outcome_dim(self) -> int:
         return self.portfolios.count
 
+    @property
+    def decides_slowly(self) -> bool:
+        return self.portfolios.rules.lifts
+
+    @property
+    def decides_alone(self) -> bool:
+        return True
+
     def decide(self, outcomes: Tensor) -> Tensor:
         decisions: Tensor = _MeanVariance.apply(outcomes, self)  # type: ignore[no-untyped-call]
         return decisions
 
     def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        return 0.5 * self.risk_aversion * self.portfolios.variance(decisions) - (decisions * outcomes).sum(-1)
+        risk = 0.5 * self.risk_aversion * self.portfolios.variance(decisions)
+        cost: Tensor = risk - (decisions * outcomes).sum(-1)
+        return cost + self.portfolios.charge(decisions) if self.portfolios.rules.turnover_cost else cost
 
     def within(self, decisions: Tensor) -> Tensor:
         return self.portfolios.hold(decisions)
@@ -56,11 +71,12 @@ class MeanVariancePortfolio(Problem):
     ) -> Prescription:
         if risk.cvar_weight:
             raise InvalidInput("the mean-variance portfolio prescribes for expected cost only", ("risk",))
-        weights = weights.expand(outcomes.shape[:2]).to(outcomes)
-        rows = torch.einsum("bky,bk->by", outcomes, weights).detach().double().numpy() / self.risk_aversion
-        decisions, dense = self.portfolios.mean_variance(rows)
-        found = self.optimal(torch.from_numpy(decisions), outcomes, weights)
-        above, size = self.portfolios.gaps(decisions, rows)
+        mean = _mean(outcomes, weights)
+        rows = mean.numpy()
+        decisions, solvers = self.portfolios.mean_variance(rows, self.risk_aversion, exact=True)
+        # The cost is linear in the outcome.
+        found = self.optimal(torch.from_numpy(decisions), mean[:, None], torch.ones(1, dtype=torch.float64))
+        above, size = self.portfolios.gaps(decisions, rows, self.risk_aversion)
         costs = found.objective.tolist()
         bounds = [cost - self.risk_aversion * gap for cost, gap in zip(costs, above.tolist(), strict=True)]
         # What decides is small beside the terms that it is the sum of: the gap is judged by these.
@@ -72,40 +88,40 @@ class MeanVariancePortfolio(Problem):
             found,
             status=[Status.OPTIMAL if one else Status.BEST_EFFORT for one in closed],
             reasons=() if all(closed) else tuple("" if one else _OPEN for one in closed),
-            solvers=tuple(DENSE if one else "" for one in dense) if any(dense) else (),
+            solvers=tuple(solvers) if any(solvers) else (),
             gaps=torch.tensor([GAP.share(*one, 0.0) for one in zip(costs, bounds, strict=True)], dtype=torch.float64),
             bounds=torch.tensor(bounds, dtype=torch.float64),
         )
 
+    def breaches(self, decision: Tensor) -> list[Breach]:
+        return self.portfolios.rules.breaches(decision.numpy())
+
+    def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
+        """By how much the least cost over the scenarios would fall for one more unit of each binding rule."""
+        found = self.prescribe(outcomes[None].double(), weights)
+        best, mean = found.decisions[0].numpy(), (weights.double() @ outcomes.double()).numpy()
+        if found.status[0] != Status.OPTIMAL:
+            return []
+        gradient = self.risk_aversion * (self.portfolios.covariance.numpy() @ best) - mean
+        return prices_of(self.portfolios.rules, gradient, best, [], self.portfolios.rules.turnover_cost)
+
+    def facts(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> dict[str, Any]:
+        return facts_of(self.portfolios, decision, outcomes, weights)
+
     def solve(self, outcomes: Tensor) -> Tensor:
-        rows = outcomes.detach().double().reshape(-1, self.outcome_dim).numpy() / self.risk_aversion
-        return torch.from_numpy(self.portfolios.mean_variance(rows)[0]).view(outcomes.shape)
+        rows = outcomes.detach().double().reshape(-1, self.outcome_dim).numpy()
+        return torch.from_numpy(self.portfolios.mean_variance(rows, self.risk_aversion)[0]).view(outcomes.shape)
 
     def pull_back(self, decisions: Tensor, gradient: Tensor) -> Tensor:
-        """∂L/∂y (..., m) from ∂L/∂z (..., m) at the solution.
+        """∂L/∂y (..., m) from ∂L/∂z (..., m) at the solution."""
+        return pulled_back(self.portfolios, decisions, gradient) / self.risk_aversion
 
-        Where positions are strictly between their bounds, z moves by P dy/γ with P the inverse of Σ on those positions,
-        projected to a constant sum where the budget is used up. P is symmetric.
-        """
-        factors, room = self.portfolios.factors, TOLERANCE * max(1.0, self.portfolios.budget)
-        scale = torch.from_numpy(1 / factors.deviations)
-        lower, upper = self.portfolios.lower, self.portfolios.upper
-        free = ((decisions > lower + room * 1e-3) & (decisions < upper - room * 1e-3)).double()
-        tight = (decisions.sum(-1, keepdim=True) >= self.portfolios.budget - room).double()
-        columns = torch.cat([scale[None], torch.from_numpy(factors.loadings.T) * scale])
-        used = torch.cat([tight, torch.ones(*tight.shape[:-1], len(columns) - 1, dtype=torch.float64)], dim=-1)
-        masked = columns * free[..., None, :] * used[..., None]
-        system = masked @ columns.T * used[..., None, :]
-        diagonal = torch.ones(len(columns), dtype=torch.float64)
-        diagonal[0] = 1e-30
-        system = system + torch.diag_embed(diagonal.where(used > 0, 1.0))
-        # A used-up budget with no position left to move pins nothing: its own row is then zero.
-        system[..., 0, 0] = torch.where(system[..., 0, 0] < 1e-20, 1.0, system[..., 0, 0])
-        right = gradient * scale
-        multipliers = torch.linalg.solve(system, (masked @ right[..., None]))
-        moved = (right - (multipliers.transpose(-1, -2) @ (columns * used[..., None])).squeeze(-2)) * free
-        gradients: Tensor = moved * scale / self.risk_aversion
-        return gradients
+
+def _mean(outcomes: Tensor, weights: Tensor) -> Tensor:
+    """Σ_k w_bk y_bk: outcomes (B, K, m), weights (B, K) or (K,) → (B, m)."""
+    if weights.ndim == 1:
+        return mean_of_atoms(outcomes, weights)
+    return torch.cat([mean_of_atoms(one[None], own) for one, own in zip(outcomes, weights, strict=True)])
 
 
 class _MeanVariance(torch.autograd.Function):

@@ -1,0 +1,101 @@
+"""What the rules of a portfolio cost: multipliers of those that bind, by which the best portfolio is balanced.
+
+At the best portfolio the gradient of what is minimised and those of the binding rules, each times its price, add up to
+nothing. The prices are found by least squares over numbers that are not negative; where nothing balances, nothing is
+said. A target on the tail of the return binds by the scenarios in the tail, and by a mixture of those at its edge.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import nnls
+
+from bco_core.problems.base import Price
+from bco_core.problems.portfolio.rules import Rules, Where
+from bco_core.solvers.dual_newton import Array
+
+# Rules closer than this to binding, relative to their own scale, bind; and how far from balance is no balance.
+_BINDS, _BALANCED = 1e-6, 1e-5
+_SMALLEST = 1e-9
+
+
+def prices_of(rules: Rules, gradient: Array, positions: Array, target: list[Array], turnover: float) -> list[Price]:
+    """The prices of binding rules at positions (m,) that minimise something with a gradient (m,) and, for each unit of
+    turnover, a cost. ``target`` are gradients (m,) of the return by which a target binds, () where none does."""
+    m = len(positions)
+    rows, places, n = rules.rows()
+    lifted = np.concatenate([positions, *(_lifted(rules, positions, name) for name in _lifts(rules))])
+    whole = np.zeros(n)
+    whole[:m] = gradient
+    charged = np.zeros(n)
+    if rules.current is not None:
+        charged[m : 2 * m] = 1.0
+        whole += turnover * charged
+    columns: list[Array] = []
+    owners: list[Where] = []
+
+    def add(column: Array, where: Where) -> None:
+        columns.append(column)
+        owners.append(where)
+
+    for j in range(m):
+        unit = np.zeros(n)
+        unit[j] = 1.0
+        if _meet(positions[j], rules.upper[j]):
+            add(unit, ("assets", j, "maximum"))
+        if _meet(positions[j], rules.lower[j]):
+            # That positions are not negative is no rule that somebody has stated.
+            add(-unit, ("assets", j, "minimum") if rules.lower[j] else ())
+    for (row, low, high), where in zip(rows, places, strict=True):
+        value = float(row @ lifted)
+        if _meet(value, high):
+            add(row, where)
+        if _meet(value, low):
+            add(-row, ("fully_invested",) if where == ("budget",) else (*where[:-1], "minimum"))
+    for one in target:
+        column = rules.turnover_cost * charged
+        column[:m] -= one
+        add(column, ("target_return",))
+    if not columns:
+        return []
+    matrix = np.stack(columns, axis=1)
+    scales = np.maximum(np.linalg.norm(matrix, axis=0), 1e-300)
+    found, residual = nnls(matrix / scales, -whole)
+    if residual > _BALANCED * max(float(np.linalg.norm(whole)), 1e-300):
+        return []
+    totals: dict[Where, float] = {}
+    for where, value in zip(owners, (found / scales).tolist(), strict=True):
+        if where:
+            totals[where] = totals.get(where, 0.0) + value
+    return [Price(where, value) for where, value in totals.items() if value > _SMALLEST * float(np.abs(whole).max())]
+
+
+def edge_of_tail(outcomes: Array, weights: Array, positions: Array, confidence: float) -> list[Array]:
+    """Gradients (m,) of the mean return in the worst 1 − confidence of scenarios (K, m): one for each scenario that may
+    be the last one in it."""
+    if not confidence:
+        return [weights @ outcomes]
+    returns, share = outcomes @ positions, 1 - confidence
+    order = np.argsort(returns, kind="stable")
+    last = order[min(int(np.searchsorted(np.cumsum(weights[order]), share - 1e-12)), len(order) - 1)]
+    room = _BINDS * max(1.0, float(np.abs(returns).max()))
+    inside = returns < returns[last] - room
+    edge = np.flatnonzero(np.abs(returns - returns[last]) <= room)
+    within = (weights[inside] @ outcomes[inside]) / share
+    left = 1 - float(weights[inside].sum()) / share
+    return [within + left * outcomes[k] for k in edge]
+
+
+def _lifts(rules: Rules) -> list[str]:
+    limits = {"turnover": rules.current, "long": rules.longest, "short": rules.shortest}
+    return [name for name, limit in limits.items() if limit is not None]
+
+
+def _lifted(rules: Rules, positions: Array, name: str) -> Array:
+    if name == "turnover" and rules.current is not None:
+        return np.abs(positions - rules.current)
+    return positions.clip(min=0) if name == "long" else (-positions).clip(min=0)
+
+
+def _meet(value: float, limit: float) -> bool:
+    return bool(np.isfinite(limit)) and abs(value - limit) <= _BINDS * max(1.0, abs(limit))
