@@ -32,6 +32,8 @@ _ATOMS = 64
 _SAFE = 0.05
 # Many ways compete, and with few rows some look better by chance: a gain must be so many standard errors.
 _CLEAR = 2.0
+# A column that correlates more than this with time tells little else.
+_TELLS_THE_TIME = 0.8
 _PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
 
 
@@ -71,13 +73,15 @@ def choose_history(
     features: Tensor,
     shrink: Tensor,
     problem: DecisionProblem | None = None,
+    periods: Tensor | None = None,
 ) -> Choice:
     """The way of carrying that scores best, for out-of-fold predictions and outcomes (H, d_y) of rows with features
-    (H, width). Where there is a problem of several outcomes, its costs are scored, too."""
+    (H, width). Where there is a problem of several outcomes, its costs are scored, too. Features that only tell the
+    time, by periods (H,), have no say in how far outcomes scatter: their next values have never been seen."""
     order = _by_residual(predictions, outcomes, spread)
     predictions, outcomes, features = predictions[order], outcomes[order], features[order]
     residuals = outcomes - predictions
-    slopes = _log_spread(features, residuals)
+    slopes = _log_spread(features, residuals, None if periods is None else periods[order])
     full = torch.ones_like(shrink)
     plain = History(predictions, outcomes, spread, Carrier("shift", None, full))
     judged = torch.linspace(0, len(outcomes) - 1, min(JUDGED_ROWS, len(outcomes))).round().long().unique()
@@ -236,8 +240,19 @@ def _by_residual(predictions: Tensor, outcomes: Tensor, spread: Tensor) -> Tenso
     return along.argsort(stable=True)
 
 
-def _log_spread(features: Tensor, residuals: Tensor) -> Tensor:
+def _log_spread(features: Tensor, residuals: Tensor, periods: Tensor | None) -> Tensor:
     """Slopes and constant (width + 1, d_y) of ln|residual| by features: ridge with leave-one-out penalties."""
     size = residuals.abs()
     floor = 1e-3 * size.mean(dim=0).clamp_min(1e-300)
-    return ridge(features.double(), size.clamp_min(floor).log(), _PENALTIES)
+    used = features.double()
+    if periods is not None and len(periods) > 1:
+        # A column that is left out is one that is always the same.
+        used = torch.where(_follows(used, periods) > _TELLS_THE_TIME, used.mean(dim=0), used)
+    return ridge(used, size.clamp_min(floor).log(), _PENALTIES)
+
+
+def _follows(features: Tensor, periods: Tensor) -> Tensor:
+    """How far each column (width,) goes with time: the size of its correlation with periods (H,)."""
+    time, columns = (values - values.mean(dim=0) for values in (periods.double()[:, None], features))
+    size = time.square().sum().sqrt() * columns.square().sum(dim=0).sqrt()
+    return (time * columns).sum(dim=0).abs() / size.clamp_min(1e-300)

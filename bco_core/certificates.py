@@ -27,12 +27,17 @@ from bco_core.distributions import Mixture, strata
 from bco_core.gibbs import GibbsTarget
 from bco_core.pac_bayes import BOUNDS, Moments, bernstein_margin, largest_average
 from bco_core.problems.base import DecisionProblem, cost_bound_breach, cost_bound_remedy, outcome_bounds
+from bco_core.problems.surrogate import Surrogate
 
 # Draws of each class and rows that each of them is judged on. Margins shrink with draws, and a million costs are quick.
 _DRAWS, _ROWS_A_DRAW = 16_384, 64
 _CHUNK = 256
 # The share of η that pays for estimating E_ρ[R_n] by draws: there are so many that a small one will do.
 _DRAWS_SHARE = 0.1
+NO_CERTIFICATE = (
+    "this is the posterior of a surrogate of the cost, around a regression on the same rows: a bound for it would say "
+    "nothing of what decisions cost"
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ def certify(
     ``rows`` are those that the prior does not depend on; None if it depends on all of them.
     """
     target = classes[0].target
+    if isinstance(target.problem, Surrogate):
+        return Certificate.absent(NO_CERTIFICATE)
     scale = target.problem.cost_bound
     if scale is None:
         return Certificate.absent(f"no bound on the cost is known: {cost_bound_remedy(target.problem)}")

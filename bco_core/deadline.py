@@ -11,13 +11,18 @@ better place for that, such as a process that can be killed.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bco_core.errors import OutOfTime
+
+Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class _Deadline(NamedTuple):
@@ -59,3 +64,17 @@ def before_long_work() -> None:
     if _in_force.get().quick:
         raise OutOfTime("this takes longer than a quick call may")
     check()
+
+
+@contextmanager
+def alarm(time_limit: float | None) -> Iterator[Flag]:
+    """A flag that is raised after so many seconds, or at the deadline in force, for a kernel to look at."""
+    seconds = min(math.inf if time_limit is None else time_limit, left())
+    rung: Flag = np.array([seconds <= 0])
+    timer = threading.Timer(seconds, rung.fill, (True,))
+    if 0 < seconds < threading.TIMEOUT_MAX:
+        timer.start()
+    try:
+        yield rung
+    finally:
+        timer.cancel()

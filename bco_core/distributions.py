@@ -53,6 +53,10 @@ class Mixture:
         """``count`` draws (count, d), stratified: member r contributes count·weights_r draws up to rounding."""
         member = strata(self.weights, count)[torch.randperm(count, generator=generator)]
         noise = self.family.noise((count, self.loc.shape[1]), generator, self.loc.dtype)
+        return self.around(member, noise)
+
+    def around(self, member: Tensor, noise: Tensor) -> Tensor:
+        """Draws (S, d) of members (S,) by noise (S, d) of the family."""
         return self.loc[member] + self.scale[member] * noise
 
     def log_prob(self, theta: Tensor) -> Tensor:
@@ -72,6 +76,45 @@ class Mixture:
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"family": self.family.name}, {"weights": self.weights, "loc": self.loc, "scale": self.scale}
+
+
+@dataclass(frozen=True)
+class MatrixGaussian(Mixture):
+    """A mixture of Gaussians over matrices: θ, row by row, is M + A Z B' with Z standard, A (R, a, a) the factor of how
+    rows of the matrix vary together and B (R, b, b) that of its columns. ``scale`` is each entry's own."""
+
+    by_rows: Tensor
+    by_columns: Tensor
+
+    @staticmethod
+    def of(loc: Tensor, by_rows: Tensor, by_columns: Tensor) -> MatrixGaussian:
+        """Members of equal weight around matrices (R, a, b)."""
+        count = len(loc)
+        spread = by_rows.square().sum(-1).sqrt()[:, :, None] * by_columns.square().sum(-1).sqrt()[:, None]
+        weights = torch.full((count,), 1 / count, dtype=loc.dtype)
+        return MatrixGaussian(FAMILIES["gaussian"], weights, loc.flatten(1), spread.flatten(1), by_rows, by_columns)
+
+    def around(self, member: Tensor, noise: Tensor) -> Tensor:
+        matrix = noise.view(len(noise), self.by_rows.shape[1], self.by_columns.shape[1])
+        spread = self.by_rows[member] @ matrix @ self.by_columns[member].transpose(1, 2)
+        return self.loc[member] + spread.flatten(1)
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        rows, columns = self.by_rows.double(), self.by_columns.double()
+        apart = (theta.double()[:, None] - self.loc.double()).view(len(theta), -1, rows.shape[1], columns.shape[1])
+        left = torch.linalg.solve(rows, apart)
+        noise = torch.linalg.solve(columns, left.transpose(2, 3)).flatten(2)
+        volume = columns.shape[1] * rows.det().abs().log() + rows.shape[1] * columns.det().abs().log()
+        zero = torch.zeros((), dtype=torch.float64)
+        parts = self.family.log_prob(noise, zero, zero + 1).sum(-1) - volume
+        return torch.logsumexp(parts + (self.weights / self.weights.sum()).log(), dim=1)
+
+    def mode(self) -> Tensor:
+        return self.loc[self.weights.argmax()]
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        _, arrays = super().to_arrays()
+        return {"family": _MATRIX}, arrays | {"by_rows": self.by_rows, "by_columns": self.by_columns}
 
 
 def strata(weights: Tensor, count: int) -> Tensor:
@@ -111,10 +154,10 @@ class ChainDraws:
         return self.loc[self.best]
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return {"family": _CHAINS, "best": self.best}, {"loc": self.loc}
+        return {"family": CHAINS, "best": self.best}, {"loc": self.loc}
 
 
-_CHAINS = "chains"
+CHAINS, _MATRIX = "chains", "matrix_gaussian"
 
 
 def _mixture(description: dict[str, Any], arrays: dict[str, Tensor]) -> Mixture:
@@ -125,10 +168,16 @@ def _chain_draws(description: dict[str, Any], arrays: dict[str, Tensor]) -> Chai
     return ChainDraws(arrays["loc"], description["best"])
 
 
+def _matrix_gaussian(description: dict[str, Any], arrays: dict[str, Tensor]) -> MatrixGaussian:
+    named = (arrays[name] for name in ("weights", "loc", "scale", "by_rows", "by_columns"))
+    return MatrixGaussian(FAMILIES["gaussian"], *named)
+
+
 # Every distribution by its family, and how it is restored.
 DISTRIBUTIONS: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], Distribution]] = {
     **dict.fromkeys(FAMILIES, _mixture),
-    _CHAINS: _chain_draws,
+    CHAINS: _chain_draws,
+    _MATRIX: _matrix_gaussian,
 }
 
 

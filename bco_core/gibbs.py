@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from bco_core.families import Family
 from bco_core.predictors.base import Predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
+from bco_core.problems.surrogate import Hindsight, Surrogate
 
 REFERENCE_ROWS = 256
 
@@ -48,6 +50,19 @@ class GibbsTarget:
         decisions = self.problem.decide(self.predictor.forward(theta, encoded))
         return self.problem.cost(decisions, outcomes) / self.cost_scale
 
+    @cached_property
+    def hindsight(self) -> Hindsight | None:
+        """What the problem's surrogate needs to know of the rows; None where costs are learned on."""
+        return self.problem.hindsight(self.sample.outcomes) if isinstance(self.problem, Surrogate) else None
+
+    def losses(self, predictions: Tensor, rows: Tensor) -> Tensor:
+        """Scaled loss (S, n) that gradients are taken of, for predictions (S, n, d_y) of rows (n,) or (S, n): the
+        problem's surrogate where it has one, else what decisions cost."""
+        outcomes = self.sample.outcomes[rows]
+        if isinstance(self.problem, Surrogate) and self.hindsight is not None:
+            return self.problem.surrogate(predictions, outcomes, self.hindsight.rows(rows)) / self.cost_scale
+        return self.problem.cost(self.problem.decide(predictions), outcomes) / self.cost_scale
+
     def empirical_risk(self, theta: Tensor) -> Tensor:
         """R_n(θ), scaled: (S, d) → (S,)."""
         return self.costs(theta, self.encoded(theta.dtype), self.sample.outcomes).mean(dim=1)
@@ -59,14 +74,22 @@ class GibbsTarget:
 
 
 def make_target(
-    problem: DecisionProblem, predictor: Predictor, sample: Sample, family: Family, prior_scale: float = 1.0
+    problem: DecisionProblem,
+    predictor: Predictor,
+    sample: Sample,
+    family: Family,
+    prior_scale: float = 1.0,
+    features: Tensor | None = None,
 ) -> GibbsTarget:
-    """The target for this sample, with costs scaled by what there is to gain over the best constant decision."""
+    """The target for this sample, with costs scaled by what there is to gain over the best constant decision.
+
+    ``features`` (n, width) are the rows as the predictor sees them, if it was not fitted to them.
+    """
     constant = best_constant(problem, sample.outcomes).objective.item()
     gain = constant - perfect_cost(problem, sample.outcomes)
     # A history that a constant decision serves as well as foresight has no such scale: keep the costs' own.
     scale = gain if gain > 1e-9 * abs(constant) else abs(constant) or 1.0
-    features = predictor.features.of_history(sample)
+    features = predictor.features.of_history(sample) if features is None else features
     return GibbsTarget(problem, predictor, sample, features, family, torch.tensor(prior_scale), scale)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status
+from bco_core.problems.surrogate import SQUARED_ERROR, Surrogate
 from bco_core.rows import mean_of_atoms
 from bco_core.scenarios import Scenarios, expected_cost
 
@@ -79,6 +80,20 @@ def decide_for(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None =
     if problem.relaxation is problem:
         return problem.decide(outcomes)
     return _for_certain(problem, outcomes, terms or Terms()).decisions
+
+
+def first_policy(problem: DecisionProblem) -> str:
+    """What is left only for a clear gain. Where decisions jump as predictions move, a mean of them is a mix of plans,
+    and the plan for the mean prediction is one."""
+    return competing(problem)[0]
+
+
+def competing(problem: DecisionProblem) -> tuple[str, ...]:
+    """The policies that held-out rows recommend from, the first first. Where a decision's cost is linear in outcomes,
+    ``blended`` is ``bcp``, and ``averaged`` would mix plans; where it is not, noise is worth hedging from the first."""
+    if not isinstance(problem, Surrogate):
+        return RECOMMENDABLE
+    return ("predictive", "bcp") if problem.loss == SQUARED_ERROR else ("bcp", "predictive")
 
 
 def check_risk(policy: str, risk: Risk | None) -> None:

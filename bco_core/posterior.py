@@ -50,21 +50,29 @@ class Posterior:
         generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
         return self.distribution.sample(len(self.particles) if count is None else count, generator)
 
-    def scenarios(self, contexts: Tensor, draws: Tensor) -> Scenarios:
+    def encode(self, contexts: Tensor) -> Tensor:
+        """Contexts (B, d_x) as the predictor sees them: for callers who ask more than once about the same ones."""
+        return self.predictor.encode(contexts, torch.float64)
+
+    def scenarios(self, contexts: Tensor, draws: Tensor, encoded: Tensor | None = None) -> Scenarios:
         """The posterior predictive distribution for contexts (B, d_x), by parameter vectors (K, d) of equal weight."""
-        outcomes = self.predictor.predict_each(draws, contexts)
-        return Scenarios.equal(outcomes, self.predictor.predict_each(self._mode, contexts)[:, 0])
+        seen = (self.encode(contexts) if encoded is None else encoded).to(draws.dtype)
+        outcomes = self.predictor.predict_each_encoded(draws, seen)
+        return Scenarios.equal(outcomes, self.predictor.predict_each_encoded(self._mode, seen)[:, 0])
 
     @cached_property
     def _mode(self) -> Tensor:
         """The distribution's mode as a table of one parameter vector: finding it takes as long as many predictions."""
         return self.distribution.mode()[None]
 
-    def predictive(self, contexts: Tensor, predictions: Tensor, count: int) -> Scenarios | None:
+    def predictive(
+        self, contexts: Tensor, predictions: Tensor, count: int, encoded: Tensor | None = None
+    ) -> Scenarios | None:
         """What may really happen in contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
         if self.history is None:
             return None
-        return predictive_scenarios(self.history, predictions, count, self.predictor.encode(contexts, torch.float64))
+        seen = self.encode(contexts) if encoded is None else encoded
+        return predictive_scenarios(self.history, predictions, count, seen)
 
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
         """A JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""
@@ -87,6 +95,24 @@ class Posterior:
         if "history" in description:
             history = History.from_arrays(description["history"], tensors, predictor.outcomes.scale)
         return Posterior(predictor, distribution, tensors["particles"], description["seed"], history)
+
+
+def drawn_particles(description: dict[str, Any], arrays: Arrays, count: int) -> np.ndarray[Any, Any]:
+    """``count`` particles (K, d) as they are drawn when the posterior of ``arrays`` is made from a mixture."""
+    distribution = distribution_from_arrays(
+        description, {name: torch.tensor(values) for name, values in arrays.items()}
+    )
+    generator = torch.Generator().manual_seed(description["seed"])
+    return np.asarray(distribution.sample(count, generator).numpy())
+
+
+def without_particles(description: dict[str, Any], arrays: Arrays) -> Arrays:
+    """What has to be stored: no particles where drawing gives exactly these again, as it does for mixtures."""
+    particles = arrays["particles"]
+    again = drawn_particles(description, arrays, len(particles))
+    if again.dtype != particles.dtype or not np.array_equal(again, particles):
+        return arrays
+    return {name: values for name, values in arrays.items() if name != "particles"}
 
 
 def digest(description: dict[str, Any], arrays: Arrays) -> str:

@@ -111,7 +111,7 @@ def predictive_scenarios(
     for first in range(0, len(predictions), size):
         deadline.check()
         chunk = slice(first, first + size)
-        chosen = _sampled(history, predictions[chunk], count, None if own is None else own[chunk])
+        chosen = sampled(history, predictions[chunk], count, None if own is None else own[chunk])
         parts.append(carried(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
     return Scenarios.equal(torch.cat(parts), predictions)
 
@@ -147,7 +147,7 @@ def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tenso
     return here + residuals
 
 
-def _sampled(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
+def sampled(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
     """Rows (B, count) of the history by systematic sampling, in its order."""
     places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     if history.carrier.bandwidth is None and own is None:

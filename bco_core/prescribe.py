@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES, Terms, check_risk, decide_for, decide_over
 from bco_core.posterior import Posterior
+from bco_core.problems.answers import facts, has_facts, missed
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
 from bco_core.problems.base import decides_alone as problem_decides_alone
 from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost
@@ -31,7 +33,7 @@ _CHUNK_NUMBERS = 1_000_000
 _FEASIBILITY_ROOM = 0.02
 _ROUNDING = 1e-8
 # What solvers have stopped with must be judged still: how long that may take.
-_ROOM_SECONDS = 0.3
+ROOM_SECONDS = 0.3
 # What a search for the MAP decision may take of the time for both decisions.
 _MAP_SHARE = 0.25
 
@@ -84,7 +86,7 @@ class Prescribed:
     ``feasibility`` (B,) is the share of the cost scenarios in which a decision keeps uncertain constraints, NaN where
     constraints are certain. ``gaps`` (B,) are how far a decision may be from the best, NaN where the policy does not
     minimise a cost, or nothing is proven. ``map_decisions`` and ``map_costs`` are what the posterior's mode alone would
-    decide, judged under the same scenarios.
+    decide, judged under the same scenarios. ``facts`` are what else the problem says of each decision.
     """
 
     decisions: Tensor
@@ -96,6 +98,7 @@ class Prescribed:
     feasibility: Tensor
     map_decisions: Tensor
     map_costs: Tensor
+    facts: tuple[dict[str, Any], ...]
 
     @property
     def hedging_gain(self) -> Tensor:
@@ -123,13 +126,15 @@ def prescribe(
         raise InvalidInput("there are no contexts to decide for", ("contexts",))
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
-    size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     searches = problem.relaxation is not problem
+    # Where every cost takes a search, a context that has had its turn must not wait for the next to be priced.
+    slow = searches and bool(getattr(problem, "decides_slowly", False))
+    size = 1 if slow else max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     parts: list[Prescribed] = []
     began, done = monotonic(), 0
     last, soft = began + seconds, began + solver_seconds
     try:
-        with deadline.until(min(last, soft + _ROOM_SECONDS)):
+        with deadline.until(min(last, soft + ROOM_SECONDS)):
             for chunk in contexts.split(size):
                 if parts and monotonic() >= soft:
                     break
@@ -173,6 +178,7 @@ def _undecided(count: int, like: Prescribed) -> Prescribed:
         nothing(like.feasibility),
         nothing(like.map_decisions),
         nothing(like.map_costs),
+        ({},) * count,
     )
 
 
@@ -189,9 +195,9 @@ def decisions(
 
     Unlike :func:`prescribe` it shows the best effort where a problem knows one.
     """
-    options = options or PrescribeOptions()
-    scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed))
-    predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
+    options, encoded = options or PrescribeOptions(), posterior.encode(contexts)
+    scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed), encoded)
+    predictive, atoms = what_may_happen(posterior, contexts, encoded, scenarios, options)
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, alpha=options.blend)
     hedged = atoms if options.risk else scenarios
@@ -206,10 +212,11 @@ def _prescribe(
     options: PrescribeOptions,
     terms: Terms,
 ) -> Prescribed:
-    scenarios = posterior.scenarios(contexts, theta)
+    encoded = posterior.encode(contexts)
+    scenarios = posterior.scenarios(contexts, theta, encoded)
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
-    predictive, atoms = _what_may_happen(posterior, contexts, scenarios, options)
+    predictive, atoms = what_may_happen(posterior, contexts, encoded, scenarios, options)
     searches, policy = problem.relaxation is not problem, options.chosen_policy
     share = 1 - _MAP_SHARE if searches and policy != "map" else 1.0
     own = replace(terms, ends=_part_of_the_way(terms.ends, share))
@@ -220,7 +227,7 @@ def _prescribe(
     map_decisions = found.decisions if policy == "map" else decide_for(problem, scenarios.mode, terms)
     nothing = ("",) * len(decisions)
     kept = feasibility(problem, decisions, atoms)
-    status, reasons = _kept_or_said(problem, found.status, found.reasons or nothing, kept, decisions, atoms)
+    status, reasons = kept_or_said(problem, found.status, found.reasons or nothing, kept, decisions, atoms)
     return Prescribed(
         decisions,
         status,
@@ -231,17 +238,18 @@ def _prescribe(
         kept,
         map_decisions,
         expected_cost(problem, map_decisions, atoms),
+        _facts(problem, decisions, atoms),
     )
 
 
-def _what_may_happen(
-    posterior: Posterior, contexts: Tensor, scenarios: Scenarios, options: PrescribeOptions
+def what_may_happen(
+    posterior: Posterior, contexts: Tensor, encoded: Tensor, scenarios: Scenarios, options: PrescribeOptions
 ) -> tuple[Scenarios, Scenarios]:
     """The scenarios that a predictive policy decides over, and those that costs are computed over."""
     over_draws = options.costs_over == POSTERIOR
     if over_draws and not POLICIES[options.chosen_policy].predictive:
         return scenarios, scenarios
-    atoms = posterior.predictive(contexts, scenarios.mean(), options.scenarios) or scenarios
+    atoms = posterior.predictive(contexts, scenarios.mean(), options.scenarios, encoded) or scenarios
     return atoms, scenarios if over_draws else atoms
 
 
@@ -259,7 +267,16 @@ def feasibility(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -
     return problem.feasible(decisions[:, None], atoms.outcomes).double() @ atoms.weights
 
 
-def _kept_or_said(
+def _facts(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> tuple[dict[str, Any], ...]:
+    """What else the problem says of each decision; nothing where there is none."""
+    if not has_facts(problem):
+        return ({},) * len(decisions)
+    known = decisions.isfinite().all(dim=1).tolist()
+    each = zip(known, decisions, atoms.outcomes, strict=True)
+    return tuple(facts(problem, one, outcomes, atoms.weights) if there else {} for there, one, outcomes in each)
+
+
+def kept_or_said(
     problem: DecisionProblem,
     status: list[Status],
     reasons: tuple[str, ...],
@@ -269,28 +286,36 @@ def _kept_or_said(
 ) -> tuple[list[Status], tuple[str, ...]]:
     """No decision is called optimal that keeps constraints clearly less often than asked, or not even on average."""
     if not isinstance(problem, UncertainConstraints):
-        return status, reasons
+        promises = missed(problem, decisions, atoms.outcomes, atoms.weights)
+        return _demoted(status, reasons, promises) if promises else (status, reasons)
     asked = problem.confidence
-    room = 2 * math.sqrt(asked * (1 - asked) / atoms.outcomes.shape[1]) + _FEASIBILITY_ROOM
+    # Few scenarios leave the share uncertain; that is no reason to call a low one what was asked for.
+    room = min(2 * math.sqrt(asked * (1 - asked) / atoms.outcomes.shape[1]), _FEASIBILITY_ROOM) + _FEASIBILITY_ROOM
     slack = problem.slack(decisions[:, None], atoms.outcomes)
     mean = slack @ atoms.weights
     seldom = kept < asked - room
     # A constraint that just holds on average is off by rounding as often as not.
     broken = (seldom | (mean < -_ROUNDING * (slack.abs() @ atoms.weights))).tolist()
-    said = [
-        reason
-        if one != Status.OPTIMAL or not bad
+    sentences = [
+        ""
+        if not bad
         else f"it keeps its constraints in {share:.1%} of what may happen, and {asked:.0%} is asked"
         if rare
         else f"on average over what may happen it misses its constraints by {-short:.3g}"
-        for one, bad, rare, share, short, reason in zip(
-            status, broken, seldom.tolist(), kept.tolist(), mean.tolist(), reasons, strict=True
-        )
+        for bad, rare, share, short in zip(broken, seldom.tolist(), kept.tolist(), mean.tolist(), strict=True)
     ]
-    demoted = [
-        Status.BEST_EFFORT if one == Status.OPTIMAL and bad else one for one, bad in zip(status, broken, strict=True)
-    ]
-    return demoted, tuple(said)
+    return _demoted(status, reasons, sentences)
+
+
+def _demoted(
+    status: list[Status], reasons: tuple[str, ...], sentences: list[str]
+) -> tuple[list[Status], tuple[str, ...]]:
+    """What was optimal but for what a sentence says is a best effort, for that reason."""
+    bad = [one == Status.OPTIMAL and sentence != "" for one, sentence in zip(status, sentences, strict=True)]
+    return (
+        [Status.BEST_EFFORT if one else before for one, before in zip(bad, status, strict=True)],
+        tuple(new if one else old for one, new, old in zip(bad, sentences, reasons, strict=True)),
+    )
 
 
 def _joined(parts: list[Prescribed]) -> Prescribed:
@@ -310,4 +335,5 @@ def _joined(parts: list[Prescribed]) -> Prescribed:
         torch.cat([part.feasibility for part in parts]),
         torch.cat([part.map_decisions for part in parts]),
         torch.cat([part.map_costs for part in parts]),
+        tuple(one for part in parts for one in part.facts),
     )

@@ -19,6 +19,7 @@ from bco_core.scenarios import Scenarios
 # Rows for people to read, such as the candidates of a selection with their costs.
 Table = list[dict[str, Any]]
 
+_HALF = 0.5
 _STACK_WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 
 
@@ -47,21 +48,47 @@ def select(costs: list[Tensor], labels: Table, errors: float = 1.0) -> Selection
 
 @dataclass(frozen=True)
 class ShareCosts:
-    """Costs (shares, m) of the averaged decisions of two candidates at each share of the second, row by row."""
+    """Costs (shares, m) of the averaged decisions of two candidates at each share of the second, row by row.
+
+    Where rows are of several ``stretches`` (m,) of time, the second candidate is left, as far as it is, only for what
+    was better in each of the last two, and by no more than half: it learns more than others from a longer past.
+    """
 
     costs: Tensor
+    stretches: Tensor | None = None
 
     def best(self, rows: Tensor | slice = slice(None)) -> float:
         """The share of least mean cost over some of the rows."""
-        return _STACK_WEIGHTS[int(self.costs[:, rows].mean(dim=1).argmin())].item()
+        means = self.costs[:, rows].mean(dim=1)
+        if self.stretches is not None:
+            late = self.stretches[rows] >= self.stretches[rows].unique()[-2:][0]
+            means = torch.where(self._clear(rows), self.costs[:, rows][:, late].mean(dim=1), torch.inf)
+        return _STACK_WEIGHTS[int(means.argmin())].item()
+
+    def _clear(self, rows: Tensor | slice) -> Tensor:
+        """Which shares are clearly better than the second candidate alone, or are it."""
+        if self.stretches is None:
+            raise RuntimeError("rows have no stretches")
+        of = self.stretches[rows].unique(return_inverse=True)[1]
+        gains = self.costs[:, rows] - self.costs[-1:, rows]
+        each = torch.zeros(len(gains), int(of.max()) + 1, dtype=torch.float64).index_add_(1, of, gains) / of.bincount()
+        clear: Tensor = (each[:, -2:].amax(dim=1) < 0) & (_STACK_WEIGHTS >= _HALF)
+        clear[-1] = True
+        return clear
 
     def table(self) -> Table:
         means = self.costs.mean(dim=1).tolist()
         return [{"share": share, "cost": cost} for share, cost in zip(_STACK_WEIGHTS.tolist(), means, strict=True)]
 
 
-def share_costs(problem: DecisionProblem, first: Scenarios, second: Scenarios, outcomes: Tensor) -> ShareCosts:
+def share_costs(
+    problem: DecisionProblem,
+    first: Scenarios,
+    second: Scenarios,
+    outcomes: Tensor,
+    stretches: Tensor | None = None,
+) -> ShareCosts:
     """What mixing two candidates costs on outcomes (m, d_y)."""
     each = [torch.einsum("bkz,k->bz", problem.decide(s.outcomes), s.weights) for s in (first, second)]
     costs = [problem.cost(torch.lerp(each[0], each[1], share), outcomes) for share in _STACK_WEIGHTS]
-    return ShareCosts(torch.stack(costs))
+    return ShareCosts(torch.stack(costs), stretches)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # What ``Prescription.solvers`` may name.
-CUTS, HIGHS, DENSE = "cutting planes", "HiGHS", "daqp"
+CUTS, HIGHS, DENSE, CONIC = "cutting planes", "HiGHS", "daqp", "Clarabel"
+SIMPLEX = "primal simplex"
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.security import Caller
+from app.http.tables import PARQUET
 from app.prescriptions.router import answer
 from app.prescriptions.schemas import PrescribeRequest
 
-_PATH = re.compile(r"/v1/posteriors/([0-9A-Za-z_]{1,64})/prescribe")
+_PATH = re.compile(r"/v1/posteriors/([0-9A-Za-z._-]{1,64})/prescribe")
 _JSON = re.compile(rb"application/json(;\s*charset=utf-8)?", re.IGNORECASE)
 # Larger bodies are not parsed on the event loop.
 _LARGEST = 32_000
@@ -81,6 +82,8 @@ def _is_plain(scope: Scope) -> bool:
             kind = value
         elif name == b"content-length":
             length = value
+        elif name == b"accept" and PARQUET.encode() in value:
+            return False
     return length.isdigit() and int(length) <= _LARGEST and _JSON.fullmatch(kind) is not None
 
 

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 import orjson
-import torch
 from torch import Tensor
 
-from app import metrics
-from app.datasets.encoding import Matrix
+from app.datasets.encoding import Encoded
+from app.datasets.past import Past
 from app.db.tables import PosteriorRow
-from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable, of_core
-from app.prescriptions.cache import Cache, Ready, draws, reach, ready
+from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable
+from app.prescriptions import opening
+from app.prescriptions.cache import Cache, Ready, draws, past, ready
+from app.prescriptions.deciding import core_options, decide_usable, far_from_history
+from app.prescriptions.patching import Asked, asked_for
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
+from app.prescriptions.similar import similar
+from app.problems.patch import digest
 from app.settings import get_settings
 from bco_core import deadline
-from bco_core.errors import BcoError, InvalidInput, OutOfTime
-from bco_core.prescribe import QUANTILES, Prescribed, decides_alone
-from bco_core.prescribe import PrescribeOptions as Options
-from bco_core.prescribe import prescribe as prescribe_for
-from bco_core.problems.base import Risk
+from bco_core.errors import BcoError, OutOfTime
+from bco_core.prescribe import decides_alone
 
 _WRITING_SECONDS = 5e-5
+# Of the time for an answer that is opened, what deciding may take.
+_DECIDING_SHARE = 0.5
 _RANKS = {"bad": 0, "warn": 1, "ok": 2}
 # A call with more contexts than this gains nothing by company.
 _MOST_CONTEXTS = 16
+# So many errors are listed of a call that is refused.
+_MOST_ERRORS = 20
 
 
 def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> Hashable | None:
@@ -37,16 +45,19 @@ def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequ
     A posterior that is not in memory is loaded for one request, while others pass.
     """
     seen = cache.seen(posterior_id)
+    if request.include:
+        return None
     if seen is None or request.time_limit_seconds is not None or len(request.contexts) > _MOST_CONTEXTS:
         return None
     row, loaded = seen
     try:
-        options = _options(row, request)
+        options = core_options(row, request)
     except InvalidRequest:
         return None
     if not decides_alone(loaded.posterior, loaded.problem, options):
         return None
-    return workspace, posterior_id, options, request.require_quality
+    patch = None if request.problem is None else digest(request.problem)
+    return workspace, posterior_id, options, request.require_quality, patch
 
 
 def prescribe(
@@ -56,21 +67,25 @@ def prescribe(
     requests: Sequence[PrescribeRequest],
     began: float,
     most_seconds: float = math.inf,
+    revision: int | None = None,
 ) -> list[bytes | Exception]:
     """The answers to requests of one kind: JSON in the shape of ``PrescribeAnswer``, or why a request is refused.
 
+    They have no id yet. They look back on a ``revision`` of the posterior's data set, on the newest one if None.
     What is wrong with one of them does not touch the others. ``began`` is when the first of them came, by the monotonic
     clock. OutOfTime where deciding takes ``most_seconds``, or the deadline in force has passed.
     """
     try:
-        return _prescribe(cache, workspace, posterior_id, requests, began, most_seconds)
+        return _prescribe(cache, workspace, posterior_id, requests, began, most_seconds, revision)
     except OutOfTime:
         raise
     except (ApiError, BcoError) as error:
         if len(requests) == 1:
             return [error]
     # Somebody's contexts: each has to hear of its own.
-    alone = (prescribe(cache, workspace, posterior_id, [request], began, most_seconds) for request in requests)
+    alone = (
+        prescribe(cache, workspace, posterior_id, [request], began, most_seconds, revision) for request in requests
+    )
     return [answer for answers in alone for answer in answers]
 
 
@@ -81,7 +96,62 @@ def _prescribe(
     requests: Sequence[PrescribeRequest],
     began: float,
     most_seconds: float,
+    revision: int | None,
 ) -> list[bytes | Exception]:
+    request = requests[0]
+    given = prepare(cache, workspace, posterior_id, requests, began, most_seconds, revision)
+    loaded, encoded = given.loaded, given.encoded
+    with within(request, began, most_seconds):
+        last, seconds = time_left(request, began, len(encoded.matrix))
+        ends, share = monotonic() + seconds, _DECIDING_SHARE if request.include else 1.0
+        prescriptions = decide_usable(given.row, loaded, encoded, request, given.theta, last, share * seconds)
+        if request.include:
+            # A request that is opened is alone here.
+            near = similar(cache, given.row, loaded, given.past) if "neighbours" in request.include else None
+            with deadline.until(ends):
+                opened = opening.Opening(given.row, loaded, request, given.theta, given.past, near)
+                opening.open_up(opened, given.contexts, encoded, prescriptions)
+    answer, warnings = about(given, request)
+    far = far_from_history(loaded, encoded)
+    answers: list[bytes | Exception] = []
+    first = 0
+    for one in requests:
+        end = first + len(one.contexts)
+        if all(number in encoded.refused for number in range(first, end)):
+            answers.append(all_refused(encoded, first, end))
+        else:
+            answer["warnings"] = warnings + summary(loaded, encoded, far, first, end)
+            answer["prescriptions"] = prescriptions[first:end]
+            # Exactly PrescribeAnswer; validating ten thousand prescriptions again would cost more than deciding.
+            answers.append(orjson.dumps(answer))
+        first = end
+    return answers
+
+
+@dataclass(frozen=True)
+class Given:
+    """What requests are answered with: a posterior, the problem that they ask for, the rows that it looks back on, the
+    requests' contexts and draws."""
+
+    row: PosteriorRow
+    loaded: Ready
+    asked: Asked
+    past: Past | None
+    contexts: Sequence[Sequence[Any]]
+    encoded: Encoded
+    theta: Tensor
+
+
+def prepare(
+    cache: Cache,
+    workspace: str,
+    posterior_id: str,
+    requests: Sequence[PrescribeRequest],
+    began: float,
+    most_seconds: float,
+    revision: int | None = None,
+) -> Given:
+    """Check requests of one kind and make everything ready for them, a patched problem within their time."""
     row, request, settings = cache.row(workspace, posterior_id), requests[0], get_settings()
     if max(len(one.contexts) for one in requests) > settings.max_contexts:
         detail = (
@@ -89,46 +159,65 @@ def _prescribe(
         )
         raise InvalidRequest.at(("contexts",), detail)
     check(row, request)
+    opening.check(row, request, len(request.contexts), "contexts")
     loaded = ready(cache, row)
-    contexts = torch.from_numpy(
-        loaded.encoding.encode_requests([context for one in requests for context in one.contexts])
-    )
+    with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
+        asked = asked_for(cache, row, loaded.problem, request.problem)
+    rows = past(cache, row, loaded, revision)
+    contexts = loaded.encoding.in_order([context for one in requests for context in one.contexts])
+    encoded = loaded.encoding.encode_rows(contexts, rows)
     theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
-    now = monotonic()
-    # What is found must be written down still, in time.
-    seconds = prescribe_until(request, began) - now - _WRITING_SECONDS * len(contexts)
-    last = began + settings.prescribe_seconds - now
-    with deadline.until(now + most_seconds):
+    return Given(row, replace(loaded, problem=asked.problem), asked, rows, contexts, encoded, theta)
+
+
+@contextmanager
+def within(request: PrescribeRequest, began: float, most_seconds: float) -> Iterator[None]:
+    """OutOfTime where what is done takes ``most_seconds``, or more than a quick call may; 503 where the request's own
+    time is up."""
+    with deadline.until(monotonic() + most_seconds):
         try:
-            prescriptions = decide(row, loaded, contexts, request, theta, last, max(seconds, 0.0))
+            yield
         except OutOfTime:
             deadline.check()
+            if monotonic() < prescribe_until(request, began):
+                deadline.before_long_work()
             raise too_long(request) from None
-    answer, warnings = _about(row, loaded, request)
-    any_far = bool(((contexts < loaded.lowest) | (contexts > loaded.highest)).any())
-    answers: list[bytes | Exception] = []
-    first = 0
-    for one in requests:
-        rows = slice(first, first + len(one.contexts))
-        answer["warnings"] = warnings + (_far_from_history(row, loaded, contexts[rows]) if any_far else [])
-        answer["prescriptions"], first = prescriptions[rows], rows.stop
-        # Exactly PrescribeAnswer; validating ten thousand prescriptions again would cost more than deciding.
-        answers.append(orjson.dumps(answer))
-    return answers
 
 
-def _about(row: PosteriorRow, loaded: Ready, request: PrescribeRequest) -> tuple[dict[str, Any], list[str]]:
+def time_left(request: PrescribeRequest, began: float, answers: int) -> tuple[float, float]:
+    """Seconds until a request is given up, and until solvers stop with the best they have: what is found must be
+    written down still, in time."""
+    now = monotonic()
+    last = began + get_settings().prescribe_seconds - now
+    return last, max(prescribe_until(request, began) - now - _WRITING_SECONDS * answers, 0.0)
+
+
+def _looked_back_on(loaded: Ready, rows: Past | None) -> dict[str, Any] | None:
+    if rows is None or loaded.encoding.looking is None:
+        return None
+    return {"revision": rows.revision, "last": loaded.encoding.looking.recipe.clock.text(rows.last)}
+
+
+def all_refused(encoded: Encoded, first: int, end: int) -> InvalidRequest:
+    """What is wrong with the contexts ``first`` to ``end``, none of which can be decided for."""
+    listed = [(number - first, encoded.refused[number]) for number in range(first, min(end, first + _MOST_ERRORS))]
+    places = [(("contexts", index, why.column) if why.column else ("contexts", index), why) for index, why in listed]
+    return InvalidRequest(listed[0][1].sentence, *((place, why.sentence) for place, why in places))
+
+
+def about(given: Given, request: PrescribeRequest) -> tuple[dict[str, Any], list[str]]:
     """What an answer says besides its prescriptions, and what it warns of whatever the contexts are."""
+    row, loaded = given.row, given.loaded
     stored = request.seed is None and request.scenarios <= row.particles
     quality = row.diagnostics["quality"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
     doubt = row.diagnostics.get("promise_warning")
     if request.risk and doubt and doubt != row.diagnostics["reason"]:
         warnings.append(f"a risk is judged over predictive scenarios, and {doubt}")
-    about = {
+    told = {
         "posterior_id": row.id,
         "digest": row.digest,
-        "policy": _options(row, request).chosen_policy,
+        "policy": core_options(row, request).chosen_policy,
         "scenarios": {
             "count": request.scenarios,
             "source": "particles" if stored else "fresh draws",
@@ -136,8 +225,10 @@ def _about(row: PosteriorRow, loaded: Ready, request: PrescribeRequest) -> tuple
             "costs_over": request.costs_over,
         },
         "quality": quality,
+        "history": _looked_back_on(loaded, given.past),
+        "problem_differs": given.asked.differs,
     }
-    return about, warnings
+    return told, warnings + given.asked.warnings
 
 
 def prescribe_until(request: PrescribeRequest, began: float) -> float:
@@ -150,80 +241,8 @@ def too_long(request: PrescribeRequest) -> Unavailable:
     allowed = get_settings().prescribe_seconds
     asked = request.time_limit_seconds
     limit = f"{asked:g} s (time_limit_seconds)" if asked and asked < allowed else f"{allowed} s (BCO_PRESCRIBE_SECONDS)"
-    return Unavailable(f"no decision within {limit}: it takes longer; send fewer contexts or scenarios")
-
-
-def decide(
-    row: PosteriorRow,
-    loaded: Ready,
-    contexts: Tensor,
-    request: PrescribeOptions,
-    theta: Tensor | None = None,
-    seconds: float = math.inf,
-    solver_seconds: float = math.inf,
-) -> list[dict[str, Any]]:
-    """A prescription for each encoded context (B, width), in the shape of ``PrescriptionAnswer``.
-
-    ``theta`` (K, d) are the request's draws, if they are there already. Solvers stop with the best they have after
-    ``solver_seconds``; the whole is given up after ``seconds``.
-    """
-    options = _options(row, request)
-    found = prescribe_for(loaded.posterior, loaded.problem, contexts, options, theta, seconds, solver_seconds)
-    metrics.count_prescriptions(found.status, [solver or "formula" for solver in found.solvers])
-    return _answers(found, loaded.decisions)
-
-
-def _options(row: PosteriorRow, request: PrescribeOptions) -> Options:
-    policy = request.policy or (None if request.risk else row.policy)
-    risk = Risk(**request.risk.model_dump()) if request.risk else None
-    try:
-        return Options(policy, request.alpha, request.scenarios, request.seed, request.costs_over, risk)
-    except InvalidInput as error:
-        raise of_core(error) from None
-
-
-def _answers(found: Prescribed, names: list[str]) -> list[dict[str, Any]]:
-    labels = [str(level) for level in QUANTILES]
-    return [
-        {
-            "decision": dict(zip(names, decision, strict=True)),
-            "expected_cost": mean,
-            "cost_quantiles": dict(zip(labels, quantiles, strict=True)),
-            "cvar_95": cvar,
-            "status": status,
-            "reason": reason,
-            "solver": solver,
-            "gap": gap,
-            "feasibility": share,
-            "map": {"decision": dict(zip(names, map_decision, strict=True)), "expected_cost": map_cost},
-            "hedging_gain": gain,
-        }
-        for decision, mean, quantiles, cvar, status, reason, solver, gap, share, map_decision, map_cost, gain in zip(
-            _listed(found.decisions),
-            _listed(found.costs.mean),
-            _listed(found.costs.quantiles),
-            _listed(found.costs.cvar),
-            found.status,
-            found.reasons,
-            found.solvers,
-            _listed(found.gaps),
-            _listed(found.feasibility),
-            _listed(found.map_decisions),
-            _listed(found.map_costs),
-            _listed(found.hedging_gain),
-            strict=True,
-        )
-    ]
-
-
-def _listed(values: Tensor) -> list[Any]:
-    """Plain numbers, with null for those that are not finite: JSON has no others."""
-    listed: list[Any] = values.tolist()
-    if torch.isfinite(values).all():
-        return listed
-    if values.ndim > 1:
-        return [_listed(row) for row in values]
-    return [value if math.isfinite(value) else None for value in listed]
+    less = "; send fewer contexts or scenarios" + (", or include less" if request.include else "")
+    return Unavailable(f"no decision within {limit}: it takes longer{less}")
 
 
 def check(row: PosteriorRow, request: PrescribeOptions) -> None:
@@ -232,7 +251,7 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
     if request.scenarios > settings.max_scenarios:
         detail = f"at most {settings.max_scenarios} scenarios (BCO_MAX_SCENARIOS)"
         raise InvalidRequest.at(("scenarios",), detail)
-    _options(row, request)
+    core_options(row, request)
     quality = row.diagnostics["quality"]
     if _RANKS[quality] < _RANKS[request.require_quality]:
         reason = row.diagnostics["reason"]
@@ -241,20 +260,19 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
         )
 
 
-def far_from_history(column: dict[str, Any], values: Matrix) -> list[str]:
-    """A warning if values of a numeric context lie beyond its range in the history by more than that range."""
-    lowest, highest = reach(column)
-    far = int(((values < lowest) | (values > highest)).sum())
-    name, low, high = column["name"], column["minimum"], column["maximum"]
-    return [f"'{name}' is far outside the history's range {low:g} to {high:g} in {far} context(s)"] if far else []
-
-
-def _far_from_history(row: PosteriorRow, loaded: Ready, contexts: Tensor) -> list[str]:
-    """Such warnings for every numeric column of encoded contexts."""
-    profile = {column["name"]: column for column in row.columns}
-    warnings, position = [], 0
-    for name, categories in loaded.encoding.columns:
-        if categories is None:
-            warnings += far_from_history(profile[name], contexts[:, position].numpy())
-        position += 1 if categories is None else len(categories)
+def summary(loaded: Ready, encoded: Encoded, far: dict[int, list[int]], first: int, end: int) -> list[str]:
+    """What is to be said of the contexts ``first`` to ``end``, each thing once."""
+    said: Counter[str] = Counter()
+    columns: Counter[int] = Counter()
+    refused = sum(number in encoded.refused for number in range(first, end))
+    for number in range(first, end) if far or encoded.notes else ():
+        columns.update(far.get(number, ()))
+        if number not in encoded.refused:
+            said.update(encoded.notes.get(number, ()))
+    warnings = [f"{refused} context(s) are refused, each with its reason"] if refused else []
+    warnings += [f"{note} ({count} context(s))" for note, count in said.items()]
+    for column, count in sorted(columns.items()):
+        known = loaded.ranges[column]
+        if known is not None:
+            warnings.append(known.warning(f" in {count} context(s)"))
     return warnings

@@ -39,12 +39,13 @@ def slow_calls() -> SlowCalls:
 
 
 def is_slow(known: SlowCalls, posterior_id: str, request: PrescribeRequest) -> bool:
-    count = len(request.contexts)
+    count = request.work
     return count * request.scenarios > LARGE or count >= known.get(_kind(posterior_id, request), math.inf)
 
 
 def _kind(posterior_id: str, request: PrescribeRequest) -> Hashable:
-    return posterior_id, request.policy, request.scenarios, request.costs_over, request.risk is None
+    plain = request.risk is None, request.problem is None, frozenset(request.include)
+    return type(request), posterior_id, request.policy, request.scenarios, request.costs_over, plain
 
 
 def quickly(answer: Callable[[], Answers]) -> Answers | None:
@@ -56,22 +57,29 @@ def quickly(answer: Callable[[], Answers]) -> Answers | None:
         return None
 
 
-async def elsewhere(http: Request, workspace: str, posterior_id: str, request: PrescribeRequest, began: float) -> bytes:
+async def elsewhere(
+    http: Request,
+    workspace: str,
+    posterior_id: str,
+    request: PrescribeRequest,
+    began: float,
+    task: str = "prescribe",
+    revision: int | None = None,
+) -> bytes:
     """The answer by a solver process: the best there is when the time is up, or 503."""
     state = http.app.state
-    kind, count = _kind(posterior_id, request), len(request.contexts)
+    kind, count = _kind(posterior_id, request), request.work
     state.slow[kind] = min(state.slow.get(kind, math.inf), count)
 
     def asked() -> bytes:
-        return orjson.dumps(
-            {"workspace": workspace, "posterior_id": posterior_id, "request": request.model_dump(), "began": began}
-        )
+        whose = {"workspace": workspace, "posterior_id": posterior_id, "revision": revision}
+        return orjson.dumps(whose | {"request": request.model_dump(), "began": began})
 
     solvers: Solvers = state.solvers
     body = await anyio.to_thread.run_sync(asked, limiter=state.prescribers)
     try:
         until = prescribe_until(request, began)
-        facts, answer = await solvers.solve(http, workspace, "prescribe", posterior_id, body, until)
+        facts, answer = await solvers.solve(http, workspace, task, posterior_id, body, until)
     except OutOfTime:
         raise too_long(request) from None
     for status, solver, number in facts["found"]:

@@ -2,7 +2,11 @@
 
 Nobody waits for company. A request that finds the machine free is decided at once; one that has to wait for its turn
 lets others join, as long as it waits. The digits of an answer do not depend on its company: only requests join whose
-contexts are decided each on its own (:func:`bco_core.prescribe.decides_alone`).
+contexts are decided each on its own (:func:`bco_core.prescribe.decides_alone`): newsvendors and mean-variance
+portfolios, which take as little as a fifteenth of the time in a group of 32. Two-stage problems and portfolios with a
+return to reach are decided context by context by solvers, so a group would save nothing but the prediction (measured:
+a group of 32 takes 0.4 to 3 times as long for each of its hedged decisions as one alone), and what a pool of bases has
+learned from one context would show in the last digits of the next.
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+"""Posteriors that are there already, compared on rows that none of them has learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.datasets.cells import Whole
+from app.datasets.parsing import RawTable
+from app.datasets.service import count_rows, read_table
+from app.db.tables import DatasetRow, PosteriorRow
+from app.http.errors import InvalidRequest
+from app.posteriors import service as posteriors
+from app.prescriptions.cache import Ready
+from app.problems.schemas import decision_names, outcome_names
+from bco_core.backtest.ours import decide_all
+from bco_core.prescribe import PrescribeOptions
+from bco_core.progress import Progress
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A posterior, how results call it, and what it is loaded as."""
+
+    called: str
+    row: PosteriorRow
+    loaded: Ready
+
+    def decisions(self, table: pa.Table, rows: Whole, progress: Progress) -> Tensor:
+        """Decisions (m, d_z) for rows (m,) of a table, NaN where the posterior cannot decide; each looks back on rows
+        of the table that were known in time."""
+        encoding = self.loaded.encoding
+        past = encoding.looking.past(table, 0) if encoding.looking is not None else None
+        encoded = encoding.encode_table(_checked(self, table.take(pa.array(rows))), past, notes=False)
+        kept = encoded.usable
+        found = torch.full((len(rows), self.loaded.problem.decision_dim), torch.nan, dtype=torch.float64)
+        if len(kept):
+            contexts = torch.from_numpy(encoded.matrix[kept])
+            options = PrescribeOptions(policy=self.row.policy)
+            found[torch.from_numpy(kept)] = decide_all(
+                self.loaded.posterior, self.loaded.problem, contexts, options, progress
+            )
+        return found
+
+
+def _checked(one: Existing, table: pa.Table) -> pa.Table:
+    columns = {name: table.column(name) for name in table.column_names}
+    raw = RawTable(columns, table.num_rows, "dataset_id", lambda row, name: (("dataset_id",), f"row {row}"))
+    return one.loaded.encoding.checked(raw)[0]
+
+
+def check(spec: dict[str, object], rows: Sequence[PosteriorRow]) -> None:
+    """Refuse posteriors that decide something else than the problem does."""
+    for index, row in enumerate(rows):
+        same = decision_names(row.problem) == decision_names(spec) and outcome_names(row.problem) == outcome_names(spec)
+        if not same:
+            detail = "the posterior decides something else than the problem: its decisions or outcomes have other names"
+            raise InvalidRequest.at(("posteriors", index), detail)
+
+
+def unseen(
+    session: Session, dataset: DatasetRow, revision: int, rows: Sequence[PosteriorRow]
+) -> tuple[Whole, list[str]]:
+    """The rows of a data set that no posterior has learned from, and what is to be said of the others."""
+    table = read_table(session, dataset.id, revision)
+    fresh = np.ones(table.num_rows, dtype=bool)
+    notes = []
+    for row in rows:
+        learned = _learned(session, dataset, table, row)
+        if learned is None:
+            notes.append(
+                f"what {row.id} has learned from is not here any more, so nobody can tell whether it knows rows"
+            )
+            continue
+        if learned.any():
+            notes.append(f"{int(learned.sum())} rows are left out because {row.id} has learned from them")
+        fresh &= ~learned
+    if not fresh.any():
+        detail = "the posteriors have learned from all rows of this data set; append newer rows, or name another one"
+        raise InvalidRequest.at(("dataset_id",), detail)
+    return np.flatnonzero(fresh), notes
+
+
+def _learned(
+    session: Session, dataset: DatasetRow, table: pa.Table, row: PosteriorRow
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    """Which rows (n,) a posterior has learned from: those of its own revision, or their like in another data set."""
+    if row.dataset_id is None:
+        return None
+    revision = posteriors.learned_revision(session, row)
+    if row.dataset_id == dataset.id:
+        return np.arange(table.num_rows) < count_rows(session, dataset.id, revision)
+    own = read_table(session, row.dataset_id, revision)
+    shared = [name for name in table.column_names if name in own.column_names]
+    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.asarray(
+        pc.is_in(_fingerprints(table, shared), value_set=_fingerprints(own, shared))
+    )
+    return found
+
+
+def _fingerprints(table: pa.Table, names: list[str]) -> pa.ChunkedArray:
+    texts = [pc.fill_null(table.column(name).cast(pa.string()), "") for name in names]
+    return pc.binary_join_element_wise(*texts, "\x1f")

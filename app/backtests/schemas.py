@@ -1,0 +1,118 @@
+"""What a backtest is asked to compare, and on which rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
+from app.posteriors import history
+from app.posteriors.history import Features
+from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
+from bco_core.backtest.rules import RULES
+from bco_core.backtest.splits import MOST_SPLITS
+from bco_core.backtest.verdict import DONE
+from bco_core.inference.options import LearningOptions
+
+if TYPE_CHECKING:
+    RuleName = str
+else:
+    RuleName = Literal[tuple(RULES)]
+
+SPLITS, JUDGED = 4, 0.3
+
+
+class Ours(Request):
+    """A posterior of ours, learned anew for every split: options as of a learn job."""
+
+    name: Name | None = Field(None, description="how results call it; by default its method")
+    predictor: PredictorSpec = PredictorSpec()
+    posterior: PosteriorSpec = AutoPosterior()
+    policy: PolicyName | None = Field(None, description="by default what held-out rows recommend, split by split")
+
+    @property
+    def called(self) -> str:
+        return self.name or self.posterior.method
+
+    def learning_options(self, seed: int) -> LearningOptions:
+        return learning_options(self.predictor, self.posterior, self.policy, seed)
+
+
+class BacktestOptions(Request):
+    """What is compared, and on which rows."""
+
+    ours: list[Ours] = Field(
+        [Ours()], max_length=4, description="posteriors to learn; the verdict is about the first, auto by default"
+    )
+    baselines: list[RuleName] | None = Field(
+        None, max_length=len(RULES), description="rules to compare with; by default all that make sense for the problem"
+    )
+    done: dict[str, str] = Field(
+        {}, description="what was really done: each decision's name and the data set's column of role decision"
+    )
+    features: Features = Field("auto", description=history.DESCRIPTION)
+    splits: Annotated[int, Field(ge=1, le=MOST_SPLITS)] = Field(
+        SPLITS, description="how often everything is learned anew: blocks of time one after the other, or random parts"
+    )
+    judged: Annotated[float, Field(gt=0, le=0.9)] | None = Field(
+        None, description=f"with a time column, the share of rows, the newest, that are judged; {JUDGED} by default"
+    )
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def names_differ(self) -> Self:
+        names = [one.called for one in self.ours]
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError("two of ours have the same name; give each a name of its own")
+        if any(name == DONE or name in RULES for name in names):
+            raise ValueError(f"names of ours cannot be {DONE} or those of baselines: {', '.join(RULES)}")
+        return self
+
+
+class NewBacktest(BacktestOptions, Body):
+    """Compare policies of ours with baselines and with what was done, on rows that none of them has seen."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "backtest",
+                    "name": "bakery",
+                    "problem_id": "prob_DEMO",
+                    "dataset_id": "data_DEMO",
+                    "ours": [{"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 20}}],
+                    "baselines": ["constant", "regression"],
+                }
+            ]
+        }
+    )
+
+    kind: Literal["backtest"]
+    name: Name = Field("", validate_default=False)
+    problem_id: str
+    dataset_id: str
+    posteriors: list[str] = Field(
+        [],
+        max_length=4,
+        description="posteriors, or aliases, to compare instead of learning, on rows that none has learned from",
+    )
+    time_limit_seconds: TimeLimit | None = Field(
+        None, description="stop computing after so long and fail; by default as long as the service allows"
+    )
+
+    @model_validator(mode="after")
+    def learned_or_named(self) -> Self:
+        unused = {"ours", "baselines", "features", "splits", "judged"} & self.model_fields_set
+        if self.posteriors and unused:
+            raise ValueError(
+                "posteriors that are there already are compared with each other and with what was done; leave out "
+                f"{', '.join(sorted(unused))}"
+            )
+        if len(set(self.posteriors)) < len(self.posteriors):
+            raise ValueError("a posterior is listed twice")
+        if not self.posteriors and not self.ours:
+            raise ValueError("name at least one of ours: the verdict is about the first")
+        return self

@@ -1,0 +1,84 @@
+"""Opened answers as tables: scenarios as one long table, and the parts of a prescription as columns of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from pydantic import BaseModel
+
+from app.db.tables import PosteriorRow
+from app.http.errors import InvalidRequest
+from app.http.tables import to_parquet
+from app.prescriptions.cache import Ready
+from app.prescriptions.moving import entries, numbers
+from app.prescriptions.opening_schemas import AttributionAnswer, DerivativeAnswer, OutcomeAnswer
+from app.prescriptions.schemas import PrescribeOptions
+from app.problems.schemas import outcome_names
+from bco_core.prescribe import QUANTILES
+
+_ALONE = 'as a table there are scenarios alone: ask for include ["scenarios"], or accept application/json'
+
+
+def check_table(request: PrescribeOptions) -> None:
+    """Refuse to make a table of what is not one."""
+    if set(request.include) != {"scenarios"}:
+        raise InvalidRequest.at(("include",), _ALONE)
+
+
+def scenario_table(answer: bytes) -> bytes:
+    """The scenarios of an answer in Parquet: context, scenario, weight, the outcomes and the decision's cost.
+
+    Contexts have the numbers that they have in the request; those that are refused have no rows.
+    """
+    pieces: list[pa.Table] = []
+    for number, prescription in enumerate(orjson.loads(answer)["prescriptions"]):
+        told = prescription["scenarios"]
+        if told is not None:
+            count = len(told["weights"])
+            columns: dict[str, pa.Array] = {
+                "context": pa.array([number] * count, pa.int64()),
+                "scenario": pa.array(range(count), pa.int64()),
+                "weight": pa.array(told["weights"], pa.float64()),
+            }
+            columns |= {f"outcome.{name}": pa.array(values, pa.float64()) for name, values in told["outcomes"].items()}
+            pieces.append(pa.table(columns | {"cost": pa.array(told["costs"], pa.float64())}))
+    return to_parquet(pa.concat_tables(pieces))
+
+
+def flattened(answer: dict[str, Any], row: PosteriorRow, loaded: Ready) -> None:
+    """Make columns of an opened prescription: the same ones for every context, lists as texts of JSON."""
+    outcomes = outcome_names(row.problem)
+    for name in ("scenarios", "recourse", "neighbours"):
+        if name in answer:
+            answer[name] = _text(answer[name])
+    if "outcomes" in answer and answer["outcomes"] is None:
+        answer["outcomes"] = {name: _blank(OutcomeAnswer) | {"quantiles": _levels()} for name in outcomes}
+    if "sensitivity" in answer:
+        told = answer["sensitivity"] or _no_sensitivity(row, loaded, outcomes)
+        answer["sensitivity"] = told | {name: _text(told[name]) for name in ("switches", "prices")}
+
+
+def _no_sensitivity(row: PosteriorRow, loaded: Ready, outcomes: list[str]) -> dict[str, Any]:
+    """In the shape of ``SensitivityAnswer``, that of a context without a prediction."""
+    slope = _blank(DerivativeAnswer) | {"decision": dict.fromkeys(loaded.decisions)}
+    share = _blank(AttributionAnswer) | {"contributions": dict.fromkeys(entries(loaded.encoding))}
+    return {
+        "derivatives": dict.fromkeys(numbers(loaded.encoding, row.columns), slope),
+        "switches": None,
+        "attribution": {"method": None, "baseline": None, "outcomes": dict.fromkeys(outcomes, share)},
+        "prices": None,
+    }
+
+
+def _blank(model: type[BaseModel]) -> dict[str, Any]:
+    return dict.fromkeys(model.model_fields)
+
+
+def _levels() -> dict[str, None]:
+    return {str(level): None for level in QUANTILES}
+
+
+def _text(part: Any) -> str | None:
+    return None if part is None else orjson.dumps(part).decode()

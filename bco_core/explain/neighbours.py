@@ -1,0 +1,45 @@
+"""The rows of a history that are most like a context: by the root mean square of the differences of its columns, each
+in units of the column's spread over the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bco_core import deadline
+from bco_core.data import Standardizer
+
+_CHUNK_NUMBERS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """Contexts of a history in unit scale (n, d_x), float32."""
+
+    scale: Standardizer
+    contexts: Tensor
+
+    @staticmethod
+    def of(contexts: Tensor) -> Neighbourhood:
+        """From contexts (n, d_x) as the predictor is given them."""
+        scale = Standardizer.fit(contexts)
+        return Neighbourhood(scale, scale.apply(contexts).float())
+
+    def nearest(self, contexts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The rows (B, k) most like contexts (B, d_x), nearest first, and their distances (B, k), k ≤ count."""
+        count = min(count, len(self.contexts))
+        wanted = self.scale.apply(contexts)
+        rows, distances = [], []
+        for chunk in wanted.split(max(1, _CHUNK_NUMBERS // len(self.contexts))):
+            deadline.check()
+            found = torch.cdist(chunk.float(), self.contexts).topk(count, largest=False).indices
+            # Once more in full precision: of equal rows the earlier one comes first.
+            exact = (chunk[:, None] - self.contexts[found].double()).square().mean(dim=2).sqrt()
+            order = torch.argsort(found, dim=1)
+            found, exact = found.gather(1, order), exact.gather(1, order)
+            order = torch.argsort(exact, dim=1, stable=True)
+            rows.append(found.gather(1, order))
+            distances.append(exact.gather(1, order))
+        return torch.cat(rows), torch.cat(distances)
