@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -12,7 +14,11 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 
 from app import metrics
+from app.aliases.router import router as aliases
+from app.aliases.service import FRESH_SECONDS
 from app.datasets.router import router as datasets
+from app.db.engine import get_engine
+from app.exchange.router import router as exchange
 from app.http import errors
 from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
@@ -21,6 +27,8 @@ from app.http.security import Admin, Guard, Remembered, TokenBucket
 from app.jobs import events
 from app.jobs.batch_router import router as batches
 from app.jobs.router import router as jobs
+from app.log.router import router as kept_prescriptions
+from app.log.writer import Writer
 from app.pages.router import assets
 from app.pages.router import router as pages
 from app.posteriors.router import router as posteriors
@@ -34,6 +42,7 @@ from app.problems.router import router as problems
 from app.settings import get_settings
 from app.solving import pool
 from app.tracing import telemetry
+from app.webhooks.router import router as webhooks
 
 log = logging.getLogger(__name__)
 
@@ -64,28 +73,44 @@ def create_app() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        lifespan=_until_written,
         telemetry=telemetry(),
+        # Generated clients name their functions by these: create_dataset, list_jobs, prescribe.
+        generate_unique_id_function=lambda route: route.name,
         responses=dict.fromkeys(("400", "401", "403", "404", "409", "413", "422", "429", "500", "503"), problem),
     )
     _prepare_state(app)
     errors.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(ShortRoad, of=app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_mb * 1_000_000)
+    app.add_middleware(
+        BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_together=settings.max_bodies_mb * 1_000_000
+    )
     app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
-    for router in (problems, datasets, jobs, posteriors, prescriptions, batches):
+    for router in (
+        problems,
+        exchange,
+        datasets,
+        jobs,
+        posteriors,
+        aliases,
+        prescriptions,
+        kept_prescriptions,
+        batches,
+        webhooks,
+    ):
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(pages)
     app.mount("/docs/assets", assets())
 
     @app.get("/livez", tags=["health"], response_class=PlainTextResponse)
-    async def livez() -> str:
+    async def check_alive() -> str:
         """The process answers."""
         return "ok"
 
     @app.get("/readyz", tags=["health"], response_class=PlainTextResponse)
-    def readyz() -> str:
+    def check_ready() -> str:
         """The database answers, takes what is written and has the tables this version needs."""
         if not is_ready(app.state):
             raise errors.Unavailable("the database cannot be used; is it running, and has 'bco migrate' been run?")
@@ -99,17 +124,31 @@ def create_app() -> FastAPI:
     return app
 
 
+@asynccontextmanager
+async def _until_written(app: FastAPI) -> AsyncIterator[None]:
+    """A service that stops writes down what it has answered, and takes its solver processes with it."""
+    yield
+    await anyio.to_thread.run_sync(app.state.log.close)
+    await anyio.to_thread.run_sync(app.state.solvers.close)
+
+
 def _prepare_state(app: FastAPI) -> None:
     """Everything that this application remembers from one request to the next."""
     state, settings = app.state, get_settings()
+    # the engine, before two threads ask for it at once and each get one of their own
+    get_engine()
     buckets: dict[str, TokenBucket] = {}
     # keys looked up lately, and the rate of each
     state.remembered, state.buckets = Remembered(), buckets
+    # the posteriors that aliases named lately
+    state.aliases = Remembered(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
     state.places = Places(settings.max_prescriptions, settings.max_workspace_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
     state.together = Together(settings.max_together, state.prescribers)
+    # answers on their way into the log
+    state.log = Writer()
     # calls that took long lately, and the processes they go to
     state.slow, state.solvers = slow_calls(), pool.of_settings()
     # threads that look at new problems; few, because what they do keeps the interpreter busy

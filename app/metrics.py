@@ -13,8 +13,9 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import GaugeHistogramMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.db.base import now
 from app.db.engine import transaction
-from app.db.tables import JobRow, WorkerRow, now
+from app.db.tables import JobRow, WorkerRow
 from bco_core.status import HIGHS, Status
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,14 @@ TOGETHER = Histogram(
 IN_FLIGHT = Gauge(
     "bco_prescriptions_in_flight", "Prescribe calls running or waiting at this moment", multiprocess_mode="livesum"
 )
+LOGGED = Counter(
+    "bco_logged_prescriptions",
+    "Answers kept, or not: sampled above the rate, too large, no room to wait, or lost after they got their id",
+    ["result"],
+)
+LOG_WAITING = Gauge(
+    "bco_logged_prescriptions_waiting", "Answers that wait to be written down", multiprocess_mode="livesum"
+)
 
 
 def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None:
@@ -52,6 +61,13 @@ def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None
         PRESCRIPTIONS.labels(status, solver).inc(number)
         if solver == HIGHS or status != Status.OPTIMAL:
             FALLBACKS.inc(number)
+
+
+def counted_prescriptions() -> list[tuple[str, str, int]]:
+    """How this process has found decisions since the last call: status, solver and how many."""
+    samples = [one for metric in PRESCRIPTIONS.collect() for one in metric.samples if one.name.endswith("_total")]
+    PRESCRIPTIONS.clear()
+    return [(one.labels["status"], one.labels["solver"], int(one.value)) for one in samples]
 
 
 def exposition() -> bytes:

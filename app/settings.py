@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -33,7 +34,7 @@ class Settings(BaseSettings):
     worker_concurrency: Positive = Field(1, description="jobs a worker runs at the same time")
     threads: Positive = Field(1, description="CPU threads of each process; more than one hurts when cores are shared")
     worker_deadline_seconds: Annotated[float, Field(ge=2)] = Field(
-        8.0, description="a worker of another machine counts as dead after four times this silence, in seconds"
+        8.0, description="silence in seconds; a worker without a sign of life counts as dead after four times as long"
     )
     max_job_seconds: Annotated[float, Field(gt=0)] = Field(
         86_400.0, description="longest time a worker computes a job, in seconds; a job may ask for less"
@@ -56,6 +57,25 @@ class Settings(BaseSettings):
         0, description="days that parts of ended jobs are kept, with them results of batches; 0 for ever"
     )
     keep_runs_days: NotNegative = Field(7, description="days that the engine's rows of ended runs are kept; 0 for ever")
+    webhook_hosts: str = Field(
+        "", description="hosts that webhooks may go to, such as hooks.example,*.planner.example:8443; none by default"
+    )
+    webhook_networks: str = Field(
+        "", description="private networks that webhooks may go to all the same, such as 10.1.0.0/16; none by default"
+    )
+    keep_prescriptions_days: NotNegative = Field(
+        90, description="days that answered prescriptions and their outcomes are kept; 0 for ever"
+    )
+    log_prescriptions: bool = Field(
+        True, description="keep every prescription and evaluation, to be found and opened again; true or false"
+    )
+    log_rate: Positive = Field(
+        100,
+        description="prescriptions a second that each API process keeps, in bursts up to twice as many; of more, some",
+    )
+    log_max_kb: Positive = Field(
+        2_000, description="largest prescription that is kept: its request, and its answer, in kB"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
 
     log_format: Literal["auto", "json", "text"] = Field(
@@ -80,6 +100,7 @@ class Settings(BaseSettings):
         512, description="most connections from one client address to an API process; 0 for no limit"
     )
     max_body_mb: Positive = Field(64, description="largest request body, in MB")
+    max_bodies_mb: Positive = Field(256, description="bodies over 64 kB that one API process holds together, in MB")
     max_json_mb: Positive = Field(16, description="largest body in JSON, in MB; tables go as CSV or Parquet beyond it")
     max_json_values: Positive = Field(500_000, description="most values in a JSON body")
     upload_mb: Positive = Field(1024, description="memory in which an uploaded file is read, in MB; more gets 413")
@@ -90,12 +111,21 @@ class Settings(BaseSettings):
     max_columns: Positive = Field(500, description="most columns in a data set")
     max_cells: Positive = Field(20_000_000, description="most values in a data set: rows times columns")
     max_categories: Positive = Field(100, description="most different values of a categorical column")
+    max_series: Positive = Field(100_000, description="most series in a data set: different combinations of its keys")
     max_parameters: Positive = Field(1_000_000, description="largest predictor, in parameters")
     max_members: Positive = Field(64, description="most members of a posterior")
     max_particles: Positive = Field(2_000, description="most particles stored with a posterior")
     max_posterior_mb: Positive = Field(1024, description="largest posterior: particles and members, in MB")
     max_scenarios: Positive = Field(2_000, description="most scenarios in one prescription")
     max_contexts: Positive = Field(20_000, description="most contexts in one prescribe call")
+    max_alternatives: Positive = Field(
+        100,
+        description="most alternatives of one context in an evaluate call; BCO_MAX_CONTEXTS of all contexts together",
+    )
+    max_included_numbers: Positive = Field(
+        400_000,
+        description="contexts × scenarios × outcomes in a prescribe call with include; 25 times as many in a batch",
+    )
     max_prescriptions: Positive = Field(
         64, description="prescribe calls at the same time, waiting ones included; more get 503"
     )
@@ -126,6 +156,16 @@ class Settings(BaseSettings):
     def weights_can_be_read(cls, text: str) -> str:
         if not all(weight > 0 for weight in _weights(text).values()):
             raise ValueError("write it like planning=3,sales=0.5, with weights above 0")
+        return text
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def networks_can_be_read(cls, text: str) -> str:
+        try:
+            for part in filter(None, map(str.strip, text.split(","))):
+                ipaddress.ip_network(part)
+        except ValueError:
+            raise ValueError("write it like 10.1.0.0/16,fd00::/8") from None
         return text
 
     def weight(self, workspace: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -10,7 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
+
+from app.lifelines import end_with
 
 log = logging.getLogger(__name__)
 
@@ -20,26 +22,16 @@ PYTHON = (sys.executable, "-P")
 STARTED_SECONDS = 10.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
 
 def start(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that is told to stop when this one is gone, even by kill -9.
 
     It is tied to the thread that starts it: call this from one that lasts.
     """
-    parent = os.getpid()
-
-    def end_with_parent() -> None:
-        if _libc is not None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
+    tie = partial(end_with, os.getpid(), signal.SIGTERM)
     # Its own children leave the working directory alone, too, however they are started.
     safe = {**environment, "PYTHONSAFEPATH": "1"}
-    return subprocess.Popen(command, env=safe, preexec_fn=end_with_parent, **options)
+    return subprocess.Popen(command, env=safe, preexec_fn=tie, **options)
 
 
 class Kept:

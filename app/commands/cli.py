@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 
 from app import logs
+from app.commands.backtest import backtest
+from app.commands.contextual import knapsack, shortest_path
 from app.commands.errors import check_database_path, ended, plain_errors
 from app.commands.experiments import Json, experiment, find_benchmarks
 from app.commands.keys import keys
@@ -20,8 +22,11 @@ from app.settings import Settings, get_settings
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
+experiment.command()(shortest_path)
+experiment.command()(knapsack)
 app.add_typer(experiment, name="experiment")
 app.add_typer(keys, name="keys")
+app.command()(backtest)
 
 
 def _settings_help() -> str:
@@ -137,14 +142,15 @@ def prune() -> None:
 
 @app.command()
 def export(
-    posterior_id: Annotated[str, typer.Argument(help="the posterior, post_…")],
+    posterior_id: Annotated[str, typer.Argument(help="the posterior, post_…, or an alias")],
     path: Annotated[Path, typer.Argument(help="file to write, such as bakery.bco")],
+    workspace: Annotated[str, typer.Option(help="whose alias it is")] = "default",
 ) -> None:
     """Write a posterior, its problem and its columns to one file, to keep it or to import it elsewhere."""
     from app.posteriors import portable
 
     with plain_errors():
-        manifest = portable.export(posterior_id, path)
+        manifest = portable.export(posterior_id, path, workspace)
         typer.echo(f"Wrote {manifest.id} ({manifest.name}) to {path}, digest {manifest.digest[:12]}.")
 
 
@@ -185,11 +191,12 @@ def demo(
     exit_: Annotated[bool, typer.Option("--exit", help="stop the service after the table")] = False,
 ) -> None:
     """Learn from a bakery's history, prescribe for three mornings, and leave the service running."""
+    # Leaving by an exception stops the service and its processes, which a plain end by the signal would not.
+    # It comes first: the libraries imported next may start processes of their own.
+    signal.signal(signal.SIGTERM, _leave)
     from app.commands.demo import Refused, demonstrate
     from app.commands.serve import NotStarted
 
-    # Leaving by an exception stops the service and its processes, which a plain end by the signal would not.
-    signal.signal(signal.SIGTERM, _leave)
     try:
         code = demonstrate(get_settings(), Console(), stay=not exit_)
     except NotStarted as error:
@@ -262,6 +269,14 @@ def bench_two_stage(json: Json = False) -> None:
     run(json)
 
 
+@bench.command("linear")
+def bench_linear(json: Json = False) -> None:
+    """Linear models with uncertain costs: certified optima a second, beside HiGHS."""
+    from benchmarks.bench.linear import run
+
+    run(json)
+
+
 @bench.command("portfolio")
 def bench_portfolio(
     json: Json = False,
@@ -271,6 +286,14 @@ def bench_portfolio(
     from benchmarks.bench.portfolio import run
 
     run(json, steps)
+
+
+@bench.command("planner")
+def bench_planner(json: Json = False) -> None:
+    """What the questions after a decision take: evaluate, opened answers, the log, a budget, a backtest."""
+    from benchmarks.bench.planner.run import run
+
+    run(json)
 
 
 @bench.command("trust")

@@ -1,4 +1,4 @@
-"""``bco experiment``: the paper's three experiments and the Yaz restaurant, from data to report."""
+"""``bco experiment``: the paper's three experiments and real histories, from data to report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def newsvendor(
         if (not dgp or cell.dgp in dgp) and (not tau or cell.tau in tau) and (not n or cell.n in n)
     ]
     methods = method or list(experiment.DEFAULT_METHODS)
-    _refuse_unknown(methods, list(experiment.METHODS), "method")
+    refuse_unknown(methods, list(experiment.METHODS), "method")
     if not cells:
         raise typer.BadParameter("Table 1 has no such cell: see --help for its generators, fractiles and sizes")
 
@@ -82,7 +82,7 @@ def newsvendor(
     def describe(run: experiment.Run) -> str:
         return f"DGP-{run.cell.dgp}, τ={run.cell.tau:g}, n={run.cell.n}"
 
-    for results in _watched("newsvendor", path, 0 if report_only else len(wanted), len(todo), performed, describe):
+    for results in watched("newsvendor", path, 0 if report_only else len(wanted), len(todo), performed, describe):
         done += results
 
     everything = summarize(done)
@@ -118,9 +118,9 @@ def shipment(
     from benchmarks.experiments.shipment.report import by_cell, markdown, overall, plot
 
     methods = method or list(experiment.METHODS)
-    _refuse_unknown(methods, list(experiment.METHODS), "method")
-    _refuse_unknown(noisy or [], list(experiment.NOISY), "number of noisy dimensions")
-    _refuse_unknown(n or [], list(experiment.SIZES), "sample size")
+    refuse_unknown(methods, list(experiment.METHODS), "method")
+    refuse_unknown(noisy or [], list(experiment.NOISY), "number of noisy dimensions")
+    refuse_unknown(n or [], list(experiment.SIZES), "sample size")
     path = out / "shipment.csv"
     wanted = experiment.keys(noisy or experiment.NOISY, n or experiment.SIZES, runs, seed)
     done = harness.read(path, experiment.NAMES)
@@ -131,7 +131,7 @@ def shipment(
     def describe(run: harness.Key) -> str:
         return f"n={run[1]}, {run[0]} noisy dimensions"
 
-    for findings in _watched("shipment", path, 0 if report_only else len(wanted), len(todo), performed, describe):
+    for findings in watched("shipment", path, 0 if report_only else len(wanted), len(todo), performed, describe):
         done += findings
 
     everything = by_cell(done)
@@ -176,15 +176,15 @@ def portfolio(
 
     sizes = n or list(experiment.SIZES)
     methods = method or list(experiment.DEFAULT_METHODS)
-    _refuse_unknown(methods, list(experiment.METHODS), "method")
-    _refuse_unknown(sizes, list(experiment.SIZES), "sample size")
+    refuse_unknown(methods, list(experiment.METHODS), "method")
+    refuse_unknown(sizes, list(experiment.SIZES), "sample size")
 
     path = out / "portfolio.csv"
     wanted = experiment.plan(sizes, runs, seed)
     done = experiment.read(path)
     todo = [] if report_only else harness.missing(wanted, methods, done)
     performed = experiment.perform_all(todo, path, jobs, contexts)
-    for results in _watched(
+    for results in watched(
         "portfolio", path, 0 if report_only else len(wanted), len(todo), performed, lambda run: f"n = {run.n}"
     ):
         done += results
@@ -199,18 +199,25 @@ def portfolio(
         typer.echo(jsonlib.dumps(as_json(everything)))
 
 
-def _watched(
+def watched(
     name: str, path: Path, wanted: int, todo: int, performed: Iterator[list[Any]], describe: Callable[[Any], str]
 ) -> Iterator[list[Any]]:
     """What the runs still to do find, with a bar that shows the run that ended last."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if todo < wanted:
         console.print(f"{wanted - todo} of {wanted} runs are in {path} already; --seed makes others.")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(name, total=todo)
         for results in performed:
             yield results
@@ -224,7 +231,7 @@ def _plotted(plot: Callable[[Any, Path], None], what: Any, path: Path) -> None:
         typer.echo("No plot: matplotlib is missing; install the bench extra.", err=True)
 
 
-def _refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:
+def refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:
     unknown = [one for one in asked if one not in known]
     if unknown:
         raise typer.BadParameter(f"there is no {what} {unknown[0]}; choose among {', '.join(map(str, known))}")
@@ -272,3 +279,55 @@ def yaz(
     if json:
         means = {name: mean_ratio(by_ingredient) for name, by_ingredient in ratios.items()}
         typer.echo(jsonlib.dumps({"mean_ratio": means["auto"]} | means))
+
+
+@experiment.command()
+def real(
+    data: Annotated[Path, typer.Option(help="folder with yaz, electricity and store_item")] = Path("../shared/data"),
+    part: Annotated[
+        list[str] | None, typer.Option(help="electricity, store_item, drift, yaz or speed (repeat for several)")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="seeds of the demand that drifts", min=1)] = 30,
+    threads: Annotated[int, typer.Option(help="threads that trees and networks may use", min=1)] = 2,
+    out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
+    report_only: ReportOnly = False,
+    json: Json = False,
+) -> None:
+    """Real histories: auto beside LightGBM and others on the same features, judged on later rows.
+
+    A part whose results are in real.csv is not run again: its later rows are to be looked at once.
+    """
+    import torch
+    from rich.console import Console
+
+    from bco_core.errors import InvalidInput
+    from benchmarks.experiments.real import data as histories
+    from benchmarks.experiments.real import report, run
+    from benchmarks.experiments.real.yaz import mean_ratio
+
+    path, console = out / "real.csv", Console(stderr=True)
+    torch.set_num_threads(threads)
+    methods = ("lightgbm", "auto", "quantile_regression", "regression", "season", "constant")
+    parts: dict[str, Callable[[Callable[[str], None]], Iterator[list[run.Found]]]] = {
+        "electricity": lambda advance: run.compare(histories.electricity(data), methods, advance),
+        "store_item": lambda advance: run.compare(histories.store_item(data), methods, advance),
+        "drift": lambda advance: run.drift(seeds, advance),
+        "yaz": lambda advance: mean_ratio(data / "yaz", advance),
+        "speed": lambda advance: run.speed(histories.electricity(data), advance),
+    }
+    for name in part or parts:
+        if name not in parts:
+            raise typer.BadParameter(f"the parts are {', '.join(parts)}", param_hint="--part")
+        if report_only or any(one.history == name for one in report.read(path)):
+            continue
+        try:
+            with console.status("learning") as status:
+                found = [one for some in parts[name](status.update) for one in some]
+        except InvalidInput as problem:
+            typer.echo(str(problem), err=True)
+            raise typer.Exit(1) from None
+        report.keep(path, found)
+    for line in report.table(report.read(path)):
+        typer.echo(line)
+    if json:
+        typer.echo(jsonlib.dumps(report.figures(report.read(path))))

@@ -70,7 +70,7 @@ def revoke(key_id: Annotated[str, typer.Argument(help="the id that list shows, k
 
 
 def _state(row: KeyRow) -> str:
-    from app.db.tables import now
+    from app.db.base import now
     from app.keys import service
 
     if row.revoked_at is not None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app.settings import get_settings
 
 
-def create_engine(url: str) -> sa.Engine:
+def create_engine(url: str | sa.URL) -> sa.Engine:
     """An engine that waits for locks instead of failing, and on SQLite takes the write lock before the first write."""
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":

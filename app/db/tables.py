@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-
-class Timestamp(sa.TypeDecorator[datetime]):
-    """UTC with its time zone, also on SQLite, which keeps none."""
-
-    impl = sa.DateTime(timezone=True)
-    cache_ok = True
-
-    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
+from app.db.base import Owned, Timestamp, now
 
 
 class Base(DeclarativeBase):
     type_annotation_map = {dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: Timestamp}  # noqa: RUF012
-
-
-# Where objects belong that are made without a key, and those from before there were keys.
-DEFAULT_WORKSPACE = "default"
-
-
-class Owned:
-    """An object of one workspace; the keys of others do not see it."""
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    workspace: Mapped[str] = mapped_column(server_default=DEFAULT_WORKSPACE, index=True)
 
 
 class KeyRow(Base):
@@ -83,7 +60,12 @@ class ProblemRow(Owned, Base):
 
 
 class DatasetRow(Owned, Base):
-    """``columns`` is the profile: name, role, kind, range and categories of each column."""
+    """``columns`` is the profile: name, role, kind, range and categories of each column.
+
+    Appended rows make a new ``revision``; ``digest`` is the sha256 of what it holds (:mod:`app.datasets.service`).
+    Decisions are made ``lead`` periods of the time column ahead. ``policy`` says what becomes of missing values and
+    of categories that are rare or new.
+    """
 
     __tablename__ = "datasets"
 
@@ -91,16 +73,21 @@ class DatasetRow(Owned, Base):
     rows: Mapped[int]
     columns: Mapped[list[Any]]
     warnings: Mapped[list[Any]]
+    lead: Mapped[int] = mapped_column(server_default="1")
+    revision: Mapped[int] = mapped_column(server_default="1")
+    digest: Mapped[str] = mapped_column(server_default="unknown")
+    policy: Mapped[dict[str, Any]] = mapped_column(nullable=True)
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
 class DatasetChunkRow(Base):
-    """Up to 50,000 rows as Parquet."""
+    """Up to 50,000 rows as Parquet. A chunk belongs to the revision that added it and to all later ones."""
 
     __tablename__ = "dataset_chunks"
 
     dataset_id: Mapped[str] = mapped_column(sa.ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
     seq: Mapped[int] = mapped_column(primary_key=True)
+    revision: Mapped[int] = mapped_column(server_default="1")
     sha256: Mapped[str]
     data: Mapped[bytes]
 
@@ -115,7 +102,8 @@ class JobRow(Owned, Base):
     ``posterior_id`` is the posterior that the job uses, not the one it makes. ``estimate_seconds`` is the time that the
     job will take. ``turn_begins``, ``turn`` and ``parts_turn`` say when it is its turn and that of its parts: see
     :mod:`app.jobs.shares`. ``admission`` is ``making`` while the job's parts are being stored, ``held`` while its
-    workspace has as many running as it may, and ``admitted`` once the engine has it.
+    workspace has as many running as it may, and ``admitted`` once the engine has it. ``summary`` is what a kind of job
+    tells of its result in a few numbers.
     """
 
     __tablename__ = "jobs"
@@ -144,6 +132,7 @@ class JobRow(Owned, Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    summary: Mapped[dict[str, Any] | None]
 
     @property
     def is_unfinished(self) -> bool:
@@ -179,7 +168,11 @@ class JobPartRow(Base):
 
 
 class PosteriorRow(Owned, Base):
-    """A result; the unique job makes 'exactly one result' a fact of the database. An imported one has no job here."""
+    """A result; the unique job makes 'exactly one result' a fact of the database. An imported one has no job here.
+
+    ``recipe`` is how features of time and series are made (:meth:`app.datasets.encoding.ContextEncoding.of`), and the
+    revision of the data set that was learned from; null where the data set has neither.
+    """
 
     __tablename__ = "posteriors"
 
@@ -189,6 +182,7 @@ class PosteriorRow(Owned, Base):
     name: Mapped[str]
     problem: Mapped[dict[str, Any]]
     columns: Mapped[list[Any]]
+    recipe: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     description: Mapped[dict[str, Any]]
     diagnostics: Mapped[dict[str, Any]]
     policy: Mapped[str]
@@ -207,6 +201,127 @@ class PosteriorBlockRow(Base):
     first_row: Mapped[int] = mapped_column(primary_key=True)
     sha256: Mapped[str]
     data: Mapped[bytes]
+
+
+class AliasRow(Owned, Base):
+    """A name for a posterior. ``revision`` grows with every move; ``moved_by`` is a key or a job."""
+
+    __tablename__ = "aliases"
+    __table_args__ = (sa.UniqueConstraint("workspace", "name", name="uq_aliases_workspace_name"),)
+
+    name: Mapped[str]
+    posterior_id: Mapped[str] = mapped_column(sa.ForeignKey("posteriors.id"), index=True)
+    revision: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    moved_at: Mapped[datetime]
+    moved_by: Mapped[str | None]
+
+
+class AliasMoveRow(Base):
+    """That an alias was made, moved or deleted. It outlives alias and posteriors, so nothing ties it to them."""
+
+    __tablename__ = "alias_moves"
+
+    workspace: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(default=now)
+    by: Mapped[str | None]
+    from_posterior_id: Mapped[str | None]
+    to_posterior_id: Mapped[str | None]
+    reason: Mapped[str]
+
+
+class WebhookRow(Owned, Base):
+    """An address that is told of some events of its workspace."""
+
+    __tablename__ = "webhooks"
+
+    url: Mapped[str]
+    events: Mapped[list[Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class WebhookSecretRow(Base):
+    """What signs a workspace's webhooks. The former secret signs too for a while."""
+
+    __tablename__ = "webhook_secrets"
+
+    workspace: Mapped[str] = mapped_column(primary_key=True)
+    secret: Mapped[str]
+    former: Mapped[str | None]
+    former_until: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class DeliveryRow(Owned, Base):
+    """An event for one webhook: waiting until ``due_at``, delivered or failed. Whoever sends it counts an attempt."""
+
+    __tablename__ = "webhook_deliveries"
+    __table_args__ = (sa.Index("ix_webhook_deliveries_state_due_at", "state", "due_at"),)
+
+    webhook_id: Mapped[str] = mapped_column(sa.ForeignKey("webhooks.id", ondelete="CASCADE"), index=True)
+    job_id: Mapped[str | None]
+    event: Mapped[str]
+    body: Mapped[bytes]
+    state: Mapped[str]
+    attempts: Mapped[int]
+    due_at: Mapped[datetime]
+    status: Mapped[int | None]
+    error: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class PrescriptionRow(Owned, Base):
+    """A prescribe or evaluate call as it was answered: request and answer are JSON, compressed by zlib.
+
+    The id sorts by time, so a span of time is a span of ids. It outlives its posterior, so nothing ties it to that.
+    ``recorded`` is how many of its ``contexts`` have an outcome.
+    """
+
+    __tablename__ = "prescriptions"
+    __table_args__ = (
+        sa.Index("ix_prescriptions_workspace_id", "workspace", "id"),
+        sa.Index("ix_prescriptions_posterior_id_id", "posterior_id", "id"),
+    )
+
+    # Lists are pages of one workspace by id: the index of both serves better than one of workspaces alone.
+    workspace: Mapped[str] = mapped_column()
+    kind: Mapped[str]
+    posterior_id: Mapped[str]
+    digest: Mapped[str]
+    key_id: Mapped[str | None]
+    created_at: Mapped[datetime]
+    contexts: Mapped[int]
+    recorded: Mapped[int] = mapped_column(default=0, server_default="0")
+    request_sha256: Mapped[str]
+    request: Mapped[bytes]
+    answer_sha256: Mapped[str]
+    answer: Mapped[bytes]
+
+
+class OutcomeRow(Base):
+    """What happened after a prescription for its context ``number``, what was really done, and what both cost.
+
+    ``promised``, ``low`` and ``high`` are the mean and the 5 and 95 % quantiles of the cost as they were answered.
+    """
+
+    __tablename__ = "prescription_outcomes"
+
+    prescription_id: Mapped[str] = mapped_column(
+        sa.ForeignKey("prescriptions.id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    outcomes: Mapped[dict[str, Any]]
+    done: Mapped[dict[str, Any]]
+    promised: Mapped[float | None]
+    low: Mapped[float | None]
+    high: Mapped[float | None]
+    realised_cost: Mapped[float | None]
+    done_cost: Mapped[float | None]
+    best_cost: Mapped[float | None]
+    recorded_at: Mapped[datetime] = mapped_column(default=now)
+    recorded_by: Mapped[str | None]
 
 
 class WorkerRow(Base):

@@ -31,8 +31,9 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from app.db.base import now
 from app.db.engine import affected, transaction
-from app.db.tables import AnswerRow, now
+from app.db.tables import AnswerRow
 from app.http.errors import Conflict, InvalidRequest
 from app.http.routes import Guarded, Handler
 

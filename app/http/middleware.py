@@ -12,13 +12,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
-from app.http.errors import TooLarge, unexpected
+from app.http.errors import TooLarge, Unavailable, unexpected
 from app.logs import request_id
 
 log = logging.getLogger("app.requests")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# Bodies up to so many bytes do not count together: there are no more of them than connections.
+SMALL_BODY = 64_000
 _QUIET = ("/livez", "/readyz", "/metrics")
 # Pages load from this service alone and run no script written into them; Swagger UI writes styles into its own.
 _CONTENT_POLICY = (
@@ -93,33 +95,59 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
 
 
 class BodyLimit:
-    """Refuse request bodies over a limit, by their Content-Length or, without one, as they stream in."""
+    """Refuse request bodies over a limit, by their Content-Length or, without one, as they stream in.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    A body stays in memory until its request is answered, so all of them together have a limit too. What would not fit
+    gets 503; small bodies pass, so that a few large ones keep nobody else from being served.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_together: int) -> None:
         self.app = app
-        self.max_bytes = max_bytes
+        self.max_bytes, self.max_together = max_bytes, max_together
+        self.together = 0
 
     def _error(self, headers: dict[str, str] | None = None) -> TooLarge:
         limit = self.max_bytes // 1_000_000
         detail = f"the body is larger than {limit} MB (BCO_MAX_BODY_MB); send less at once, or send Parquet"
         return TooLarge(detail, headers=headers)
 
+    def _is_crowded(self, size: int) -> bool:
+        """Whether a body of this size does not fit beside the others; one that is alone does."""
+        return self.together > 0 and self.together + size > self.max_together
+
+    def _crowd(self, headers: dict[str, str] | None = None) -> Unavailable:
+        limit = self.max_together // 1_000_000
+        detail = f"requests under way have bodies of {limit} MB in all (BCO_MAX_BODIES_MB); try again in a moment"
+        return Unavailable(detail, headers=headers)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.max_bytes:
-            await self._error({"Connection": "close"}).answer()(scope, receive, send)
+        size = int(declared) if declared.isdigit() else 0
+        if size > self.max_bytes or (size > SMALL_BODY and self._is_crowded(size)):
+            refusal = self._error if size > self.max_bytes else self._crowd
+            await refusal({"Connection": "close"}).answer()(scope, receive, send)
             return
-        received = 0
+        received = held = 0
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, held
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_bytes:
                 raise self._error()
+            if received > max(SMALL_BODY, held):
+                self.together -= held
+                held = 0
+                if self._is_crowded(received):
+                    raise self._crowd()
+                self.together += received
+                held = received
             return message
 
-        await self.app(scope, counted, send)
+        try:
+            await self.app(scope, counted, send)
+        finally:
+            self.together -= held

@@ -28,7 +28,10 @@ MOST_LEVELS = 200
 # Routes that need little take little, in bytes; those that read no body may still be sent one.
 SMALL_BODIES = {
     "/v1/jobs": 64_000,
-    "/v1/problems": 4_000_000,
+    "/v1/aliases/{name}": 64_000,
+    "/v1/webhooks": 64_000,
+    "/v1/problems": 16_000_000,
+    "/v1/problems/import": 32_000_000,
     "/v1/posteriors/{posterior_id}/batch-prescriptions": 64_000,
 }
 NO_BODY = 64_000

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.db.base import Owned
 from app.db.engine import affected, transaction
-from app.db.tables import Owned
 from app.http.errors import Conflict, InvalidRequest, NotFound
 from app.ids import is_id
 

@@ -31,7 +31,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.db import outage
-from app.db.tables import DEFAULT_WORKSPACE
+from app.db.base import DEFAULT_WORKSPACE
 from app.http.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
 from app.http.streams import until_revoked
 from app.keys import service as keys
@@ -64,12 +64,13 @@ LOCAL = Caller(DEFAULT_WORKSPACE, frozenset(keys.SCOPES))
 
 
 class Remembered:
-    """Answers of the database that are looked up on every request, kept for a few seconds.
+    """Answers of the database that are looked up on every request, kept for some seconds.
 
     Requests that miss the same answer at once wait for one look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
         self._kept: dict[str, tuple[Any, float]] = {}
         self._looks: dict[tuple[str, asyncio.AbstractEventLoop], asyncio.Task[Any]] = {}
 
@@ -86,8 +87,12 @@ class Remembered:
             if len(self._kept) >= _REMEMBER_KEYS:
                 self._kept.clear()
             if value is not None:
-                self._kept[what] = value, monotonic() + REMEMBER_SECONDS
+                self._kept[what] = value, monotonic() + (REMEMBER_SECONDS if self._seconds is None else self._seconds)
         return value  # type: ignore[no-any-return]
+
+    def forget(self, what: str) -> None:
+        """Look again at the next request."""
+        self._kept.pop(what, None)
 
 
 class TokenBucket:
@@ -97,15 +102,15 @@ class TokenBucket:
         self._rate = rate
         self._tokens, self._filled_at = 2 * rate, monotonic()
 
-    def take(self) -> float:
-        """Seconds to wait; 0 if the request may pass."""
+    def take(self, tokens: float = 1) -> float:
+        """Seconds to wait; 0 if a request that counts as so many may pass."""
         now = monotonic()
         self._tokens = min(2 * self._rate, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
-        if self._tokens >= 1:
-            self._tokens -= 1
+        if self._tokens >= tokens:
+            self._tokens -= tokens
             return 0.0
-        return (1 - self._tokens) / self._rate
+        return (tokens - self._tokens) / self._rate
 
 
 class WrongKeys:

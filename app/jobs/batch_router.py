@@ -23,8 +23,8 @@ router = APIRouter(prefix="/v1", tags=["prescriptions"], route_class=Repeatable)
 @router.post("/posteriors/{posterior_id}/batch-prescriptions", status_code=202)
 def create_batch(posterior_id: str, request: NewBatch, caller: Trainer, response: Response) -> JobAnswer:
     """Decide for every row of a data set, as a job that all workers share. Its result is a file."""
-    posteriors.get(caller.workspace, posterior_id)
-    asked = NewPrescribeJob(kind="prescribe", posterior_id=posterior_id, **request.model_dump(exclude_unset=True))
+    posterior = posteriors.get(caller.workspace, posterior_id)
+    asked = NewPrescribeJob(kind="prescribe", posterior_id=posterior.id, **request.model_dump(exclude_unset=True))
     job = making.create(caller.workspace, PRESCRIBE, check(caller.workspace, asked))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)

@@ -9,9 +9,10 @@ from typing import TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.db.base import now
 from app.db.blobs import checksum
 from app.db.engine import affected, transaction
-from app.db.tables import JobLogRow, JobPartRow, JobRow, now
+from app.db.tables import JobLogRow, JobPartRow, JobRow
 from app.http.errors import Conflict, InvalidRequest
 from app.http.idempotency import made
 from app.ids import new_id

@@ -1,8 +1,9 @@
 """Which workers live. Each says so again and again; whose silence counts as death depends on what is known besides.
 
-A worker of the same machine is dead when its process is. While its process lives, it is only slow, and keeps its jobs
-for much longer; a process that never comes back to itself loses them in the end. Of a worker elsewhere only silence is
-known, so that has to be long, too.
+A worker of the same machine is dead when its process is. Of a worker elsewhere, PostgreSQL knows whether its heartbeat
+is still connected, since a connection ends with its process. While either lives, the worker is only slow, and keeps
+its jobs for much longer; one that never comes back to itself loses them in the end. Where there is no such sign, only
+silence is known, and has to be long, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import threading
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -24,7 +26,7 @@ from app.settings import get_settings
 
 log = logging.getLogger(__name__)
 
-# Silence that counts as death, in multiples of the deadline: of a worker elsewhere, and of one whose process lives.
+# Silence that counts as death, in multiples of the deadline: of a worker without a sign of life, and of one with one.
 ELSEWHERE, STUCK = 4, 40
 
 
@@ -42,7 +44,7 @@ def beat(session: Session, worker_id: str) -> None:
 
 def keep_beating(worker_id: str, seconds: float, stop: threading.Event) -> None:
     """Beat until the worker stops, over a connection of its own: whatever else the worker does or waits for."""
-    engine = create_engine(get_settings().sqlalchemy_url)
+    engine = _own_engine(worker_id)
     while not stop.wait(seconds):
         try:
             with Session(engine) as session, session.begin():
@@ -51,6 +53,23 @@ def keep_beating(worker_id: str, seconds: float, stop: threading.Event) -> None:
             if not is_outage(error):
                 log.exception("a heartbeat failed; trying again")
     engine.dispose()
+
+
+def _own_engine(worker_id: str) -> sa.Engine:
+    """An engine whose one connection bears the worker's name, where the database shows names."""
+    url = sa.make_url(get_settings().sqlalchemy_url)
+    if url.get_backend_name() == "sqlite":
+        return create_engine(url)
+    engine = create_engine(url.update_query_dict({"application_name": worker_id}))
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, record: Any) -> None:
+        # The server, too, notices in seconds that a machine has vanished without a word.
+        for setting in ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"):
+            connection.execute(f"SET {setting}")
+        connection.commit()
+
+    return engine
 
 
 def living(deadline: float, judge: bool = True) -> set[str]:
@@ -62,19 +81,26 @@ def living(deadline: float, judge: bool = True) -> set[str]:
         clock = float(session.scalars(sa.select(database_clock(session))).one())
         workers = session.scalars(sa.select(WorkerRow)).all()
         silence = {worker.id: clock - worker.beat_at if judge else 0.0 for worker in workers}
-        dead = {worker.id for worker in workers if is_dead(worker, silence[worker.id], deadline)}
+        connected = _connected(session)
+        dead = {w.id for w in workers if is_dead(w, silence[w.id], deadline, w.id in connected)}
         if dead:
             session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(dead)))
     return {worker.id for worker in workers} - dead
 
 
-def is_dead(worker: WorkerRow, silence: float, deadline: float) -> bool:
+def is_dead(worker: WorkerRow, silence: float, deadline: float, connected: bool) -> bool:
     """Whether a worker that has been silent for so long will not come back."""
-    if worker.machine != machine():
-        return silence > ELSEWHERE * deadline
-    if _born(worker.pid) != worker.born:
+    here = worker.machine == machine()
+    if here and _born(worker.pid) != worker.born:
         return True
-    return silence > STUCK * deadline
+    return silence > (STUCK if here or connected else ELSEWHERE) * deadline
+
+
+def _connected(session: Session) -> set[str]:
+    """The names of all that is connected to the database; none on SQLite, which has no connections to see."""
+    if session.get_bind().dialect.name == "sqlite":
+        return set()
+    return set(session.scalars(sa.text("SELECT application_name FROM pg_stat_activity")))
 
 
 def retire(worker_id: str) -> None:

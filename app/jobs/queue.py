@@ -43,6 +43,7 @@ _BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
 _WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
 _ENDED = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+_PAYLOADS = ("workflow_input", "workflow_output", "operation_outputs")
 
 
 @lru_cache
@@ -100,9 +101,13 @@ def next_part(session: Session) -> int:
 
 def _workflows(session: Session) -> sa.TableClause:
     """The engine's table of what is queued and running."""
-    names = ("workflow_uuid", "status", "queue_name", "priority", "updated_at", "completed_at")
+    columns = "workflow_uuid", "status", "queue_name", "priority", "updated_at", "completed_at"
+    return _engine_table(session, "workflow_status", *columns)
+
+
+def _engine_table(session: Session, name: str, *columns: str) -> sa.TableClause:
     schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
-    return sa.table("workflow_status", *map(sa.column, names), schema=schema)
+    return sa.table(name, *map(sa.column, columns), schema=schema)
 
 
 def forget(job_id: str) -> None:
@@ -116,8 +121,9 @@ def forget_ended(session: Session, before: datetime, most: int) -> int:
     workflows = _workflows(session)
     ended = workflows.c.status.in_(_ENDED), workflows.c.updated_at < 1000 * before.timestamp()
     few = session.scalars(sa.select(workflows.c.workflow_uuid).where(*ended).limit(most)).all()
-    if few:
-        session.execute(sa.delete(workflows).where(workflows.c.workflow_uuid.in_(few)))
+    # What runs were given and gave back is in tables that nothing ties to the runs.
+    for table in (*(_engine_table(session, name, "workflow_uuid") for name in _PAYLOADS), workflows) if few else ():
+        session.execute(sa.delete(table).where(table.c.workflow_uuid.in_(few)))
     return len(few)
 
 
@@ -154,19 +160,19 @@ def _look_nowhere(stop_event: threading.Event, dbos: DBOS) -> None:
 
 def _serve(queues: list[Queue], stop: threading.Event) -> None:
     """Take from the queues whatever there is a place for, until the worker stops."""
-    wait = wake.waiter(get_engine().url, stop)
     active = _get_dbos_instance()._active_workflows_set
-    while not stop.is_set():
-        for queue in queues:
-            try:
-                _take(queue)
-            except Exception as error:
-                if not is_outage(error):
-                    log.exception("cannot take anything from the queue %s; trying again", queue.name)
-        if active.activeList():
-            stop.wait(_BUSY_SECONDS)
-        else:
-            wait(_IDLE_SECONDS)
+    with wake.waiter(get_engine().url, stop) as wait:
+        while not stop.is_set():
+            for queue in queues:
+                try:
+                    _take(queue)
+                except Exception as error:
+                    if not is_outage(error):
+                        log.exception("cannot take anything from the queue %s; trying again", queue.name)
+            if active.activeList():
+                stop.wait(_BUSY_SECONDS)
+            else:
+                wait(_IDLE_SECONDS)
 
 
 def _take(queue: Queue) -> None:

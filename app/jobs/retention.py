@@ -1,7 +1,7 @@
 """How long things are kept that nobody asks for any more, and giving back their room.
 
-Everything is removed a little at a time, so that nobody who writes waits for long. What is removed is always of jobs
-that have ended; a job itself, its posterior and its data stay until somebody deletes them.
+Everything is removed a little at a time, so that nobody who writes waits for long. What is removed of
+jobs is of those that have ended; a job itself, its posterior and its data stay until somebody deletes them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.db.base import now
 from app.db.engine import affected, get_engine, transaction
-from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, now
+from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, PrescriptionRow
 from app.http.idempotency import KEPT
+from app.ids import first_id
 from app.jobs import queue
 from app.settings import get_settings
+from app.webhooks import service as webhooks
 
 # How much is removed in one transaction, and how many pages SQLite gives back at once.
 AT_ONCE = 100
@@ -35,8 +38,10 @@ def prune() -> dict[str, int]:
         "unmade jobs": _repeat(_unmade),
         "repeatable answers": _repeat(_answers),
         "log lines": _repeat_if(settings.keep_log_days, partial(_of_ended_jobs, JobLogRow)),
+        "webhook deliveries": _repeat_if(settings.keep_log_days, webhooks.forget),
         "parts": _repeat_if(settings.keep_parts_days, partial(_of_ended_jobs, JobPartRow)),
         "runs": _repeat_if(settings.keep_runs_days, queue.forget_ended),
+        "prescriptions": _repeat_if(settings.keep_prescriptions_days, _prescriptions),
     }
     _give_back()
     return removed
@@ -71,6 +76,13 @@ def _answers(session: Session) -> int:
     old = sa.tuple_(AnswerRow.workspace, AnswerRow.path, AnswerRow.key)
     few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - KEPT)
     return affected(session, sa.delete(AnswerRow).where(old.in_(few.limit(AT_ONCE))))
+
+
+def _prescriptions(session: Session, before: datetime, most: int) -> int:
+    """Their outcomes go with them."""
+    old = PrescriptionRow.id < first_id("pres", int(1000 * before.timestamp()))
+    few = sa.select(PrescriptionRow.id).where(old).order_by(PrescriptionRow.id).limit(most)
+    return affected(session, sa.delete(PrescriptionRow).where(PrescriptionRow.id.in_(few)))
 
 
 def _unmade(session: Session) -> int:

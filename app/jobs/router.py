@@ -89,7 +89,7 @@ def retry_job(job_id: str, caller: Trainer) -> JobAnswer:
 
 
 @router.get("/{job_id}/log")
-def read_log(job_id: str, caller: Reader) -> JobLog:
+def read_job_log(job_id: str, caller: Reader) -> JobLog:
     """What happened to the job: when it started, how it went on, and how it ended."""
     return JobLog(
         lines=[
@@ -132,10 +132,10 @@ async def follow_job(
     response_class=StreamingResponse,
     responses={200: {"content": {media_type: {} for media_type in results.MEDIA_TYPES}, "description": "the file"}},
 )
-def download_result(
+def download_job_result(
     job_id: str,
     caller: Reader,
-    format: Annotated[Format, Query(description="csv, or parquet for exact numbers")] = "csv",
+    format: Annotated[Format, Query(description="csv, parquet for exact numbers, or xlsx")] = "csv",
 ) -> StreamingResponse:
     """What a job has made, as one file: for prescriptions, every context with its decision and what that may cost."""
     media_type, pieces = results.file(caller.workspace, job_id, format)

@@ -13,13 +13,17 @@ from pydantic import (
     GetCoreSchemaHandler,
     ValidationError,
     WithJsonSchema,
+    computed_field,
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from app.db.base import now
 from app.http.schemas import Request, Resource
 from app.jobs.kinds import DEFAULT, KINDS
 from app.jobs.kinds.base import JobKind
 
+# How far a job must have come for its pace to tell anything.
+_TELLING = 0.02
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 UNKNOWN = f"the job kind must be one of {', '.join(KINDS)}"
 FORMATS = sorted({name for kind in KINDS.values() for name in kind.files})
@@ -99,7 +103,9 @@ class JobLog(BaseModel):
 class JobSummary(Resource):
     """A job in a list; GET /v1/jobs/{id} has what it was asked to do."""
 
-    kind: Kind = Field(description="learn makes a posterior; prescribe decides for many contexts with one")
+    kind: Kind = Field(
+        description="learn makes a posterior; prescribe decides for many contexts; backtest compares policies"
+    )
     problem_id: str
     dataset_id: str | None
     posterior_id: str | None = Field(
@@ -116,6 +122,16 @@ class JobSummary(Resource):
     started_at: datetime | None
     finished_at: datetime | None
 
+    @computed_field(description="about how many seconds a running job still takes, by its pace so far")  # type: ignore[prop-decorator]
+    @property
+    def remaining_seconds(self) -> float | None:
+        if self.state != "running" or self.started_at is None or self.progress < _TELLING:
+            return None
+        return round((now() - self.started_at).total_seconds() * (1 - self.progress) / self.progress, 1)
+
 
 class JobAnswer(JobSummary):
     spec: dict[str, Any]
+    summary: dict[str, Any] | None = Field(
+        description="what a backtest has found, once it has succeeded: costs, paired differences and a verdict"
+    )

@@ -13,8 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.db.base import Timestamp, now
 from app.db.engine import affected, transaction
-from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow, Timestamp, now
+from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow
 from app.http.errors import Conflict
 from app.http.rows import delete_row, find, page, read
 from app.ids import is_id
@@ -23,6 +24,7 @@ from app.jobs.kinds import KINDS
 from app.jobs.kinds.base import Store
 from app.jobs.schemas import JobFilter, JobSummary
 from app.settings import get_settings
+from app.webhooks import service as webhooks
 
 MISSING = "no job has this id; GET /v1/jobs lists them"
 MAX_ATTEMPTS = 3
@@ -228,7 +230,9 @@ def succeed(job_id: str, attempt: int, store: Store | None = None) -> None:
     """Mark success and store the result in one transaction; nothing if this attempt is no longer wanted."""
     with transaction() as session:
         if finish(session, job_id, "succeeded", attempt, progress=1.0, message="done") and store is not None:
-            store(session)
+            told = store(session)
+            if told is not None:
+                note(session, job_id, told)
 
 
 def hand_back(job_id: str, attempt: int) -> None:
@@ -259,6 +263,7 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
         row = session.get_one(JobRow, job_id, populate_existing=True)
         queue.withdraw(session, row.run_id)
         admit_held(session, JobRow.workspace == row.workspace)
+        webhooks.announce(session, row, KINDS[row.kind].makes_posterior)
         done_with = [kind.name for kind in KINDS.values() if not kind.keeps_parts]
         needless = sa.exists().where(JobRow.id == job_id, JobRow.kind.in_(done_with))
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id, needless))

@@ -14,7 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from app.db.tables import UNFINISHED, JobRow, now
+from app.db.base import now
+from app.db.tables import UNFINISHED, JobRow
 from app.http.errors import TooMany, Unavailable
 from app.jobs import queue
 from app.settings import get_settings

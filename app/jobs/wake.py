@@ -10,7 +10,8 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psycopg
 import sqlalchemy as sa
@@ -30,9 +31,14 @@ def notify(session: Session) -> None:
         session.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
 
 
-def waiter(url: sa.URL, stop: threading.Event) -> Callable[[float], None]:
+@contextmanager
+def waiter(url: sa.URL, stop: threading.Event) -> Iterator[Callable[[float], None]]:
     """A function that waits for so many seconds, or until something may have been queued or the worker stops."""
-    return _Glances(url, stop) if url.get_backend_name() == "sqlite" else _Listener(url, stop)
+    wait = _Glances(url, stop) if url.get_backend_name() == "sqlite" else _Listener(url, stop)
+    try:
+        yield wait
+    finally:
+        wait.close()
 
 
 class _Glances:
@@ -58,8 +64,13 @@ class _Glances:
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
             return int(version)
         except sqlite3.Error:
-            self._connection = None
+            self.close()
             return self._seen
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
 
 class _Listener:
@@ -79,5 +90,10 @@ class _Listener:
                 return
         except psycopg.Error as error:
             log.debug("cannot listen for jobs: %s", error)
-            self._connection = None
+            self.close()
             self._stop.wait(min(seconds, _AGAIN_SECONDS))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

@@ -57,8 +57,10 @@ def run(job_id: str) -> str:
 
 def wait(job_id: str) -> str:
     """Run a job that only waits for its parts, which compute wherever there is a place."""
+    from app import logs
     from app.jobs import compute, service
 
+    logs.job_id.set(job_id)
     attempt = _insist(partial(service.start, job_id))
     if attempt is None:
         return _state(job_id)
@@ -81,8 +83,10 @@ def wait(job_id: str) -> str:
 
 def part(job_id: str, seq: int) -> str:
     """Compute one part of a job in a child process."""
+    from app import logs
     from app.jobs import compute, parts
 
+    logs.job_id.set(job_id)
     name = f"{job_id}, part {seq}"
     while _insist(partial(parts.start, job_id, seq)):
         wanted, give_back = partial(parts.is_wanted, job_id, seq), partial(parts.hand_back, job_id, seq)
@@ -202,6 +206,7 @@ def _launch(executor_id: str) -> bool:
     from app.db.outage import insist, is_outage
     from app.jobs import presence, queue
     from app.settings import get_settings
+    from app.webhooks import delivery
 
     settings = get_settings()
 
@@ -218,6 +223,8 @@ def _launch(executor_id: str) -> bool:
     work: dict[str, Callable[..., str]] = {queue.COMPUTING: run, queue.WAITING: wait, queue.PARTS: part}
     beating = executor_id, settings.worker_deadline_seconds / 4, _stop
     threading.Thread(target=presence.keep_beating, args=beating, name="heartbeat", daemon=True).start()
+    if settings.webhook_hosts:
+        threading.Thread(target=delivery.keep_delivering, args=(_stop,), name="webhooks", daemon=True).start()
     queue.launch(executor_id, settings.worker_concurrency, work, _stop)
     return True
 

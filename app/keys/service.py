@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
+from app.db.base import now
 from app.db.engine import transaction
-from app.db.tables import KeyRow, now
+from app.db.tables import KeyRow
 from app.db.text import is_plain
 from app.ids import is_id, new_id, sibling_id
 

@@ -13,8 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
-from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobRow, PosteriorRow, ProblemRow
+from app.db.tables import DatasetRow, JobRow, PosteriorRow, PrescriptionRow, ProblemRow, WebhookRow
 from app.http.security import key_required
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ _PARAMETERS = {
     "dataset_id": "data_DEMO",
     "job_id": "job_DEMO",
     "posterior_id": "post_DEMO",
+    "prescription_id": "pres_DEMO",
+    "webhook_id": "hook_DEMO",
+    # An alias has no id; the example of PUT makes this one.
+    "name": DEMO_NAME,
 }
 
 _PAGE = """<!doctype html>
@@ -109,6 +114,10 @@ def _demo_ids() -> dict[str, str]:
             return {}
         with transaction() as session:
             found = {placeholder: session.scalar(_newest(table)) for placeholder, table in _PLACEHOLDERS.items()}
+            kept = PrescriptionRow.workspace == DEFAULT_WORKSPACE, PrescriptionRow.posterior_id == found["post_DEMO"]
+            found["pres_DEMO"] = session.scalar(sa.select(sa.func.max(PrescriptionRow.id)).where(*kept))
+            hooks = sa.select(sa.func.max(WebhookRow.id)).where(WebhookRow.workspace == DEFAULT_WORKSPACE)
+            found["hook_DEMO"] = session.scalar(hooks)
     except sa.exc.SQLAlchemyError:
         log.warning("the database cannot be read, so the docs page shows no ids of the demo")
         return {}

@@ -7,7 +7,6 @@ with the template, however busy it is.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from app.lifelines import end_with
 from app.solving import wire
 from app.solving.failures import told
 
@@ -25,7 +25,6 @@ Task = Callable[[bytes], tuple[wire.Header, bytes]]
 FORK, BURY = b"f", b"b"
 ORDER_BYTES = 1 + 8
 READY = b"r"
-_PR_SET_PDEATHSIG = 1
 
 
 def serve_orders(control: socket.socket, tasks: Mapping[str, Task], memory_mb: int) -> None:
@@ -55,7 +54,8 @@ def serve_orders(control: socket.socket, tasks: Mapping[str, Task], memory_mb: i
 def _live(connection: socket.socket, tasks: Mapping[str, Task], memory_mb: int) -> NoReturn:
     """A solver process's life; it never returns into the template's."""
     try:
-        _end_with(os.getppid())
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_with(os.getppid(), signal.SIGKILL)
         _bound_memory(memory_mb)
         wire.send(connection, {"pid": os.getpid()})
         while True:
@@ -76,15 +76,6 @@ def _answer(task: Task, body: bytes) -> tuple[wire.Header, bytes]:
         return task(body)
     except Exception as error:
         return told(error), b""
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent. Elsewhere than on Linux it ends when it next reads."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _bound_memory(megabytes: int) -> None:

@@ -103,7 +103,10 @@ class Solvers:
             return self._templates[0]
 
     def close(self) -> None:
-        self._end()
+        """End all processes; the next call would start others."""
+        with self._lock:
+            _close(self._all, self._templates)
+            self._idle.clear()
 
     def pids(self) -> list[int]:
         """The solver processes there are."""

@@ -37,6 +37,8 @@ class Template:
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
+        # What solver processes count is told to the API, which counts it for all.
+        environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
         with theirs:
             self._process = subprocess.Popen(
                 (*COMMAND, str(memory_mb)), stdin=theirs.fileno(), env=environment, start_new_session=True

@@ -21,7 +21,8 @@ from app.jobs import queue
 from bco_core.progress import Progress
 
 Checkpoint = Callable[[bytes], None]
-Store = Callable[[Session], None]
+# Writes a job's result, and may say something for its log.
+Store = Callable[[Session], str | None]
 
 
 class Part(NamedTuple):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.datasets.encoding import ContextEncoding
+from app.aliases.promotion import Comparison, Promotion, consider
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
 from app.db.engine import transaction
@@ -22,18 +21,23 @@ from app.http.rows import find
 from app.http.schemas import Body, Name, PolicyName, Seed, TimeLimit
 from app.ids import sibling_id
 from app.jobs import queue
+from app.jobs.kinds import learn_on
 from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
+from app.jobs.kinds.learn_on import FromPosterior, Previous
+from app.posteriors import history
 from app.posteriors import service as posteriors
+from app.posteriors.history import Features, History, outcomes_of
 from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
-from bco_core.data import Arrays, Sample
+from bco_core.data import Arrays
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import MINIMUM_ROWS, Learning, estimate, stored_vectors
 from bco_core.inference.options import LearningOptions
-from bco_core.posterior import Posterior, digest
-from bco_core.problems.registry import build_problem
+from bco_core.posterior import Posterior, without_particles
+from bco_core.problems.base import Outline
+from bco_core.problems.registry import PROBLEMS, build_problem, completed
 from bco_core.progress import Progress
 
 
@@ -51,13 +55,30 @@ class NewJob(Body):
     predictor: PredictorSpec = PredictorSpec()
     posterior: PosteriorSpec = AutoPosterior()
     policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
+    features: Features = Field("auto", description=history.DESCRIPTION)
+    from_posterior: FromPosterior | None = Field(
+        None,
+        description="learn on from an older posterior, with its predictor and features, instead of starting over",
+    )
     seed: Seed = 0
+    promote: Promotion | None = Field(None, description="an alias to move to the posterior once it is there")
     time_limit_seconds: TimeLimit | None = Field(
         None, description="stop computing after so long and fail; by default as long as the service allows"
     )
 
     def learning_options(self) -> LearningOptions:
         return learning_options(self.predictor, self.posterior, self.policy, self.seed)
+
+
+class _Outline(NamedTuple):
+    """A problem that is not built: that may take seconds, and it was tried when the problem was created."""
+
+    outcome_dim: int
+    differentiable: bool
+
+
+def outline_of(spec: dict[str, Any]) -> Outline:
+    return _Outline(len(outcome_names(spec)), PROBLEMS[spec["kind"]].differentiable)
 
 
 def check(workspace: str, request: NewJob) -> Draft:
@@ -69,27 +90,51 @@ def check(workspace: str, request: NewJob) -> Draft:
         dataset = find(session, DatasetRow, workspace, request.dataset_id)
         if dataset is None:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
-    _check_rows(problem, dataset)
-    columns = ContextEncoding.of(dataset.columns).width
-    options, learned_for = request.learning_options(), build_problem(problem.spec)
+        previous = None
+        if request.from_posterior is not None:
+            previous = learn_on.check(session, workspace, request.from_posterior, problem, dataset)
+    needed = outcome_names(problem.spec)
+    check_rows(needed, dataset)
+    columns = history.planned_width(dataset, request.features, needed)
+    warnings = _check_reach(problem.spec, dataset, needed)
+    learned_for = outline_of(problem.spec)
     try:
+        options = request.learning_options()
         vectors = options.particles + stored_vectors(learned_for, options, dataset.rows)
         seconds = estimate(learned_for, options, dataset.rows, columns)
     except InvalidInput as error:
         raise of_core(error) from None
     _check_size(options.predictor.size(columns, learned_for.outcome_dim), vectors, request.posterior.limits())
+    spec = request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}) | {"revision": dataset.revision}
+    if previous is not None:
+        # An alias may move before the job begins.
+        spec["from_posterior"]["posterior_id"] = previous
+        seconds /= learn_on.SPEEDUP
     return Draft(
         name=request.name or problem.name,
         problem_id=problem.id,
         dataset_id=dataset.id,
-        spec=request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}),
+        spec=spec,
         seconds=seconds,
+        warnings=warnings,
     )
 
 
-def _check_rows(problem: ProblemRow, dataset: DatasetRow) -> None:
+def _check_reach(spec: dict[str, Any], dataset: DatasetRow, needed: list[str]) -> list[str]:
+    """Refuse what no decision could have kept in this history; sentences for the job's log say what will be hard."""
+    reach = PROBLEMS[spec["kind"]].reach
+    if reach is None:
+        return []
+    with transaction() as session:
+        table = read_table(session, dataset.id, dataset.revision)
+    try:
+        return reach(spec, outcomes_of(table, needed))
+    except InvalidInput as error:
+        raise InvalidRequest.at(("problem_id",), str(error)) from None
+
+
+def check_rows(needed: list[str], dataset: DatasetRow) -> None:
     outcomes = [column["name"] for column in dataset.columns if column["role"] == "outcome"]
-    needed = outcome_names(problem.spec)
     if not set(needed) <= set(outcomes):
         detail = (
             f"the problem needs the outcome column(s) {', '.join(needed)}, and the data set's outcomes are "
@@ -117,28 +162,50 @@ def _check_size(parameters: int, vectors: int, asked: dict[str, int]) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A job, what it learns for and from, and how."""
+    """A job, what it learns for and from, and how.
+
+    ``spec`` is the problem's specification, with what that leaves to the history.
+    """
 
     job: JobRow
     problem: ProblemRow
+    spec: dict[str, Any]
     dataset: DatasetRow
+    history: History
     learning: Learning
+    previous: Previous | None = None
 
 
 def read(job: JobRow) -> Given:
     with transaction() as session:
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
-        table = read_table(session, dataset.id)
-    request = NewJob(problem_id=problem.id, dataset_id=dataset.id, **job.spec)
-    contexts = torch.from_numpy(ContextEncoding.of(dataset.columns).encode_table(table))
-    columns = [torch.tensor(table.column(name).to_numpy()) for name in outcome_names(problem.spec)]
-    sample = Sample(contexts, torch.stack(columns, dim=1))
-    return Given(job, problem, dataset, Learning.of(build_problem(problem.spec), sample, request.learning_options()))
+        asked = {name: value for name, value in job.spec.items() if name != "revision"}
+        # Jobs from before there were revisions learn from the newest one.
+        revision = job.spec.get("revision", dataset.revision)
+        table = read_table(session, dataset.id, revision)
+        previous = None
+        if asked.get("from_posterior") is not None:
+            how, seed = asked["from_posterior"], asked["seed"]
+            found, previous = learn_on.read(session, dataset, table, revision, how, seed)
+    request = NewJob(problem_id=problem.id, dataset_id=dataset.id, **asked)
+    needed = outcome_names(problem.spec)
+    if previous is None:
+        found = history.encode(dataset, table, request.features, needed, revision)
+        spec = completed(problem.spec, outcomes_of(table, needed))
+    else:
+        # What was estimated once stays, so that costs can be compared.
+        spec = previous.row.problem
+    learning = Learning.of(build_problem(spec), found.sample, request.learning_options())
+    return Given(job, problem, spec, dataset, found, learning, previous)
 
 
 def split(given: Given, progress: Progress) -> list[Part]:
-    progress(0.0, f"learning from {given.dataset.rows} rows")
+    left_out = given.history.left_out
+    without = f"; {left_out} have nothing before them that is known in time, and are left out" if left_out else ""
+    progress(0.0, f"learning from {len(given.history.sample)} rows{without}")
+    if given.previous is not None:
+        return []
     return [Part(part.work, _to_bytes(part.data)) for part in given.learning.split(progress)]
 
 
@@ -148,19 +215,35 @@ def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) 
 
 
 def join(given: Given, results: Sequence[bytes], progress: Progress) -> Store:
+    if given.previous is not None:
+        posterior, told, comparison = learn_on.learn(given.previous, given.history.sample, progress)
+        return storing(
+            given.job, given.problem, given.dataset, posterior, told, given.history.state, comparison, given.spec
+        )
     learned = given.learning.join([_to_arrays(result) for result in results], progress)
-    diagnostics = learned.diagnostics.to_json()
-    return storing(given.job, given.problem, given.dataset, learned.posterior, diagnostics)
+    diagnostics, state = learned.diagnostics.to_json(), given.history.state
+    return storing(given.job, given.problem, given.dataset, learned.posterior, diagnostics, state, spec=given.spec)
 
 
 def storing(
-    job: JobRow, problem: ProblemRow, dataset: DatasetRow, posterior: Posterior, diagnostics: dict[str, Any]
+    job: JobRow,
+    problem: ProblemRow,
+    dataset: DatasetRow,
+    posterior: Posterior,
+    diagnostics: dict[str, Any],
+    recipe: dict[str, Any] | None = None,
+    comparison: Comparison | None = None,
+    spec: dict[str, Any] | None = None,
 ) -> Store:
-    """What writes a job's posterior."""
-    description, arrays = posterior.to_arrays()
-    content = digest(description, arrays)
+    """What writes a job's posterior, and moves an alias to it if that is asked for and the comparison allows it.
 
-    def store(session: Session) -> None:
+    ``spec`` is the problem's specification as it was learned for, by default the problem's own.
+    """
+    description, arrays = posterior.to_arrays()
+    content = posteriors.digest_of(description, recipe, arrays)
+    stored = without_particles(description, arrays)
+
+    def store(session: Session) -> str | None:
         # Made here, because a row that an outage has kept from being written belongs to its failed transaction.
         row = PosteriorRow(
             id=sibling_id(job.id, "post"),
@@ -169,15 +252,19 @@ def storing(
             problem_id=problem.id,
             dataset_id=dataset.id,
             name=job.name,
-            problem=problem.spec,
+            problem=problem.spec if spec is None else spec,
             columns=dataset.columns,
+            recipe=recipe,
             description=description,
             diagnostics=diagnostics,
             policy=diagnostics["policy"],
             digest=content,
             particles=len(posterior.particles),
         )
-        posteriors.add(session, row, arrays)
+        posteriors.add(session, row, stored)
+        if job.spec.get("promote") is None:
+            return None
+        return consider(session, job.workspace, Promotion(**job.spec["promote"]), row, comparison, job.id)[1]
 
     return store
 

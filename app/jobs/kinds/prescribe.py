@@ -5,43 +5,59 @@ The contexts are checked and cut into parts when the job is made, so that a mist
 
 from __future__ import annotations
 
-import io
+import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, Literal
 
+import orjson
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
-import torch
 from pydantic import ConfigDict, Field
 
-from app.datasets.encoding import ContextEncoding
+from app.datasets.encoding import REFUSED, ContextEncoding, Encoded, Refusal
 from app.datasets.parsing import RawTable
+from app.datasets.past import Past
 from app.datasets.service import MISSING as NO_DATASET
-from app.datasets.service import read_table
+from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow
-from app.http.errors import InvalidRequest, NotFound
+from app.http.errors import Conflict, InvalidRequest, NotFound
 from app.http.rows import find
+from app.http.tables import CSV, PARQUET, XLSX, csv_pieces, from_parquet, parquet_pieces, to_parquet, xlsx_pieces
 from app.jobs import queue
 from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
 from app.posteriors import service as posteriors
-from app.prescriptions import service
-from app.prescriptions.cache import Ready, load_ready
+from app.prescriptions import opening, service
+from app.prescriptions.cache import NO_ROWS, Range, Ready, load_past, load_ready
+from app.prescriptions.deciding import decide_usable
+from app.prescriptions.patching import build
 from app.prescriptions.schemas import BatchOptions, NewBatch, PrescribeOptions
+from app.prescriptions.similar import GONE, Similar, load_similar
+from app.prescriptions.tables import flattened
+from app.problems import patch as patches
+from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
+from bco_core import deadline
+from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.problems.registry import build_problem
 from bco_core.progress import Progress
+
+log = logging.getLogger(__name__)
 
 # Contexts are decided so many at a time that they meet about this many numbers: a second or two of work. A part is as
 # many, or more where a job would have too many parts.
 _NUMBERS_AT_ONCE = 2_000_000
 _MOST_ROWS_AT_ONCE = 10_000
 MOST_PARTS = 200
+# A batch may be opened as far as so many prescribe calls.
+_TIMES_INCLUDED = 25
 # What deciding takes: for each context, and for each number that it meets, in seconds.
 _SECONDS_A_CONTEXT, _SECONDS_A_NUMBER = 1e-3, 5e-7
+# How many times as long it takes if answers are opened.
+_OPENING = 20
 
 
 class NewPrescribeJob(NewBatch):
@@ -91,18 +107,55 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
     if not 0 < raw.rows <= most:
         detail = f"at most {most} rows (BCO_MAX_ROWS)" if raw.rows else "there are no rows; send at least one context"
         raise InvalidRequest.at((raw.whole,), detail)
-    table = ContextEncoding.of(posterior.columns).clean_table(raw)
+    said = _check_patch(posterior, options)
+    encoding = ContextEncoding.of(posterior.columns, posterior.recipe)
+    table, refused = encoding.checked(raw)
+    opening.check(posterior, options, raw.rows, raw.whole, times=_TIMES_INCLUDED)
+    if "neighbours" in options.include and posterior.dataset_id is None:
+        raise Conflict(GONE)
+    if len(refused) == raw.rows:
+        place, words = raw.place(0, refused[0].column)
+        raise InvalidRequest.at(place, f"{words}: {refused[0].sentence}; no other row can be decided for either")
     numbers = options.scenarios * len(outcome_names(posterior.problem))
     return Draft(
         name=options.name or posterior.name,
         problem_id=posterior.problem_id,
         dataset_id=dataset_id,
         posterior_id=posterior.id,
-        spec=options.model_dump(exclude={"kind", "name", "dataset_id"}) | {"posterior_id": posterior.id},
-        seconds=raw.rows * (_SECONDS_A_CONTEXT + numbers * _SECONDS_A_NUMBER),
+        spec=options.model_dump(exclude={"kind", "name", "dataset_id"})
+        | {"posterior_id": posterior.id}
+        | _looked_back_on(posterior, encoding),
+        seconds=raw.rows * (_SECONDS_A_CONTEXT + numbers * _SECONDS_A_NUMBER) * (_OPENING if options.include else 1),
         parts=_parts(table, numbers),
-        warnings=_warnings(posterior, table),
+        warnings=_warnings(posterior, table, refused) + said,
     )
+
+
+def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
+    """What is to be said of a patch; one that no problem can be built from is refused, if that shows at once.
+
+    A problem that takes long to build is left to the worker, which is there for what takes long.
+    """
+    if options.problem is None:
+        return []
+    spec, differs = patches.apply(posterior.problem, options.problem)
+    try:
+        with deadline.until(monotonic() + CHECK_SECONDS, quick=True):
+            build_problem(spec)
+    except InvalidInput as error:
+        raise InvalidRequest.at((patches.PLACE, *patches.named(spec, error.where)), str(error)) from None
+    except OutOfTime:
+        log.info("a patched problem takes long to build; the worker will see")
+    return [patches.warning(differs)]
+
+
+def _looked_back_on(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[str, int]:
+    """The revision that all parts look back on, however long they wait."""
+    if encoding.looking is None:
+        return {}
+    if posterior.dataset_id is None:
+        raise Conflict(NO_ROWS)
+    return {"revision": newest_revision(posterior.dataset_id)}
 
 
 def _parts(table: pa.Table, numbers: int) -> Iterator[Part]:
@@ -110,19 +163,28 @@ def _parts(table: pa.Table, numbers: int) -> Iterator[Part]:
     rows = max(_rows_at_once(numbers), math.ceil(table.num_rows / MOST_PARTS))
     for first in range(0, table.num_rows, rows):
         piece = table.slice(first, rows)
-        yield Part(piece.num_rows, _to_parquet(piece))
+        yield Part(piece.num_rows, to_parquet(piece))
 
 
 def _rows_at_once(numbers: int) -> int:
     return max(1, min(_MOST_ROWS_AT_ONCE, _NUMBERS_AT_ONCE // numbers))
 
 
-def _warnings(posterior: PosteriorRow, table: pa.Table) -> list[str]:
+def _warnings(posterior: PosteriorRow, table: pa.Table, refused: Mapping[int, Refusal]) -> list[str]:
     quality, reason = posterior.diagnostics["quality"], posterior.diagnostics["reason"]
     warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {reason}"]
     for column in posterior.columns:
         if column["role"] == "context" and column["kind"] == "numeric":
-            warnings += service.far_from_history(column, table.column(column["name"]).to_numpy())
+            known = Range(column["name"], column["minimum"], column["maximum"])
+            values = table.column(known.name).to_numpy()
+            far = int(((values < known.reach()[0]) | (values > known.reach()[1])).sum())
+            warnings += [known.warning(f" in {far} context(s)")] if far else []
+    if refused:
+        first = min(refused)
+        sentence = refused[first].sentence
+        warnings.append(
+            f"{len(refused)} row(s) are refused, each with its reason in the result; row {first}: {sentence}"
+        )
     return warnings
 
 
@@ -135,88 +197,114 @@ class Given:
 
     posterior: PosteriorRow
     loaded: Ready
+    past: Past | None
     options: PrescribeOptions
+    similar: Similar | None = None
 
 
 def read(job: JobRow) -> Given:
     with transaction() as session:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
-    return Given(posterior, load_ready(posterior), PrescribeOptions(**fields))
+    loaded = load_ready(posterior)
+    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
+    options = PrescribeOptions(**fields)
+    asked = build(posterior, loaded.problem, options.problem)
+    similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
+    return Given(posterior, replace(loaded, problem=asked.problem), past, options, similar)
 
 
 def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """Decide for the contexts of a part; the result holds contexts and decisions side by side."""
-    table = _from_parquet(data)
-    contexts = torch.from_numpy(given.loaded.encoding.encode_table(table))
+    table = from_parquet(data)
     rows = _rows_at_once(given.options.scenarios * len(outcome_names(given.posterior.problem)))
     answers: list[Any] = []
-    for some in contexts.split(rows):
-        progress(len(answers) / len(contexts), f"{len(answers)} of {len(contexts)} contexts")
-        answers += service.decide(given.posterior, given.loaded, some, given.options)
-    return _to_parquet(_beside(table, pa.Table.from_pylist(answers)))
+    for first in range(0, table.num_rows, rows):
+        progress(first / table.num_rows, f"{first} of {table.num_rows} contexts")
+        piece = table.slice(first, rows)
+        encoded = given.loaded.encoding.encode_table(piece, given.past)
+        found = decide_usable(given.posterior, given.loaded, encoded, given.options)
+        if given.options.include:
+            _open_up(given, piece, encoded, found)
+        answers += found
+    carried = table.drop_columns([name for name in (REFUSED,) if name in table.column_names])
+    return to_parquet(_beside(carried, pa.Table.from_pylist(answers)))
+
+
+def _open_up(given: Given, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
+    options, loaded = given.options, given.loaded
+    draws = loaded.posterior.draws(options.scenarios, options.seed)
+    opened = opening.Opening(given.posterior, loaded, options, draws, given.past, given.similar)
+    contexts = [list(row.values()) for row in table.select(loaded.encoding.names).to_pylist()]
+    opening.open_up(opened, contexts, encoded, answers)
+    for answer in answers:
+        flattened(answer, given.posterior, loaded)
 
 
 def _beside(contexts: pa.Table, answers: pa.Table) -> pa.Table:
     """Contexts and answers as one flat table; a context that is called like an answer gets ``context.`` before it."""
     while any(pa.types.is_struct(kind) for kind in answers.schema.types):
         answers = answers.flatten()
+    if "facts" in answers.column_names:  # there are none; where there are any, each has a column
+        answers = answers.drop_columns(["facts"])
+    for number, field in enumerate(answers.schema):
+        if pa.types.is_list(field.type) and field.name != "warnings":
+            texts = [None if value is None else orjson.dumps(value).decode() for value in answers[number].to_pylist()]
+            answers = answers.set_column(number, field.name, pa.array(texts, pa.string()))
     taken = set(answers.column_names)
     columns = {f"context.{name}" if name in taken else name: contexts[name] for name in contexts.column_names}
     return pa.table(columns | {name: answers[name] for name in answers.column_names})
 
 
-def _to_parquet(table: pa.Table) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    return buffer.getvalue()
-
-
-def _from_parquet(data: bytes) -> pa.Table:
-    return pq.read_table(io.BytesIO(data))
-
-
 # the result
 
 
-def _csv_pieces(results: Sequence[bytes]) -> Iterator[bytes]:
-    for number, table in enumerate(map(_from_parquet, results)):
-        buffer = io.BytesIO()
-        pyarrow.csv.write_csv(table, buffer, pyarrow.csv.WriteOptions(include_header=number == 0))
-        yield buffer.getvalue()
+def _csv_file(results: Sequence[bytes]) -> Iterator[bytes]:
+    return csv_pieces(_whole(results)[0])
 
 
-def _parquet_pieces(results: Sequence[bytes]) -> Iterator[bytes]:
-    # A column may be empty in one part and full of numbers or text in the next.
-    schemas = [_from_parquet(result).schema for result in results]
-    schema, pieces = pa.unify_schemas(schemas, promote_options="permissive"), _Pieces()
-    with pq.ParquetWriter(pieces, schema) as writer:
-        for table in map(_from_parquet, results):
-            writer.write_table(table.cast(schema))
-            yield pieces.taken()
-    yield pieces.taken()
+def _parquet_file(results: Sequence[bytes]) -> Iterator[bytes]:
+    return parquet_pieces(*_whole(results)[:2])
 
 
-class _Pieces(io.RawIOBase):
-    """A file that is taken away while it is written."""
+def _xlsx_file(results: Sequence[bytes]) -> Iterator[bytes]:
+    return xlsx_pieces(*_whole(results))
 
-    def __init__(self) -> None:
-        self._written, self._position = [b""], 0
 
-    def writable(self) -> bool:
-        return True
+def _warned(table: pa.Table) -> list[list[str]]:
+    """The warnings of each context; parts of earlier versions have them as one text."""
+    return [[one] if isinstance(one, str) and one else list(one or ()) for one in table["warnings"].to_pylist()]
 
-    def write(self, data: Any) -> int:
-        self._written.append(bytes(data))
-        self._position += len(self._written[-1])
-        return len(self._written[-1])
 
-    def tell(self) -> int:
-        return self._position
+def _whole(results: Sequence[bytes]) -> tuple[Iterator[pa.Table], pa.Schema, int]:
+    """The tables of all parts with the same columns, these columns, and how many rows there are.
 
-    def taken(self) -> bytes:
-        data, self._written = b"".join(self._written), []
-        return data
+    A column may be empty or missing in one part and full of numbers or text in the next. Where contexts have warnings,
+    each of a context's has a column.
+    """
+    kinds, rows, most = [], 0, 0
+    for table in map(from_parquet, results):
+        rows += table.num_rows
+        if "warnings" in table.column_names:
+            most = max([most, *map(len, _warned(table))])
+            table = table.set_column(table.column_names.index("warnings"), "warnings", [[""] * table.num_rows])
+        kinds.append(table.schema)
+    names = [f"warning.{number}" for number in range(1, most + 1)]
+    schema = pa.unify_schemas(kinds, promote_options="permissive")
+    schema = pa.schema([*schema, *((name, pa.string()) for name in names)])
+
+    def tables() -> Iterator[pa.Table]:
+        for table in map(from_parquet, results):
+            columns: dict[str, Any] = {name: pa.nulls(table.num_rows) for name in schema.names}
+            columns |= {name: table[name] for name in table.column_names}
+            if "warnings" in columns:
+                said = _warned(table)
+                columns["warnings"] = ["; ".join(one) for one in said]
+                for number, name in enumerate(names):
+                    columns[name] = [one[number] if number < len(one) else None for one in said]
+            yield pa.table(columns).select(schema.names).cast(schema)
+
+    return tables(), schema, rows
 
 
 PRESCRIBE = JobKind(
@@ -229,7 +317,8 @@ PRESCRIBE = JobKind(
     keeps_parts=True,
     unit="contexts",
     files={
-        "csv": File("text/csv; charset=utf-8", _csv_pieces),
-        "parquet": File("application/vnd.apache.parquet", _parquet_pieces),
+        "csv": File(CSV, _csv_file),
+        "parquet": File(PARQUET, _parquet_file),
+        "xlsx": File(XLSX, _xlsx_file),
     },
 )

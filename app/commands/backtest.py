@@ -1,0 +1,210 @@
+"""``bco backtest``: a backtest of a file, without a server or a database."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.commands.errors import ended, plain_errors
+from app.commands.experiments import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from app.backtests.backtest import Backtest
+
+_MISTAKES = 5
+_FORMATS = (".csv", ".parquet")
+
+
+def backtest(
+    file: Annotated[Path, typer.Argument(help="history: CSV, Parquet or Excel", exists=True, dir_okay=False)],
+    problem: Annotated[
+        Path, typer.Option(help="JSON file with the problem, as for POST /v1/problems", exists=True, dir_okay=False)
+    ],
+    time: Annotated[str, typer.Option(help="the column of times; without it, random parts are judged")] = "",
+    series: Annotated[list[str] | None, typer.Option(help="key column, such as store (repeat for several)")] = None,
+    lead: Annotated[int, typer.Option(help="periods ahead that a decision is made", min=1)] = 1,
+    done: Annotated[
+        list[str] | None, typer.Option(help="what was really done: decision=column (repeat for each decision)")
+    ] = None,
+    contexts: Annotated[list[str] | None, typer.Option(help="column known when deciding; default all others")] = None,
+    categorical: Annotated[list[str] | None, typer.Option(help="context of numbers that are mere names")] = None,
+    missing: Annotated[str, typer.Option(help="rows with gaps: reject, drop or impute")] = "reject",
+    unseen: Annotated[str, typer.Option(help="rare and new categories: reject or other")] = "reject",
+    splits: Annotated[int, typer.Option(help="how often everything is learned anew", min=1)] = 4,
+    judged: Annotated[float | None, typer.Option(help="share of rows, the newest, that are judged; 0.3")] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="a rule to compare with; default all that fit")] = None,
+    learn: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file with predictor, posterior and policy, as of a learn job", exists=True, dir_okay=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="another seed learns with other chance", min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="write a line for each row and policy to this .csv or .parquet")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Would it have been better than what you did? Compare on your own history, without a server.
+
+    The problem's outcomes are columns of the file; all others are contexts, unless they are named otherwise. With
+    [bold]--time[/] the newest rows are judged block by block, each by what was learned from rows that were known
+    before it; without it, every row is judged once by the others. Everything is learned in this process.
+
+    [bold]bco backtest sales.csv --problem problem.json --time day --series shop --done bread=baked[/]
+
+    compares our decisions with the column [italic]baked[/], which is never a context, with a constant decision, the
+    same weekday, a regression, boosted quantiles, similar rows and a trained model. It ends with a table and a verdict
+    in two sentences; [bold]--output[/] keeps every row.
+    """
+    if output is not None and output.suffix not in _FORMATS:
+        raise ended(f"Results are written as {' or '.join(_FORMATS)}; {output.name} is neither.", 1)
+    asked: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
+    if learn is not None:
+        asked["ours"] = [_json(learn)]
+    pairs = [_pair(one) for one in done or []]
+    roles = {"time": time or None, "series": series or [], "lead": lead, "missing": missing, "unseen": unseen}
+    roles |= {"contexts": contexts, "categorical": categorical or [], "decisions": [column for _, column in pairs]}
+    with plain_errors(), _sentences():
+        planned = _planned(file, _json(problem), roles, asked | {"done": dict(pairs)})
+        tables = _computed(planned)
+        summary = planned.summary(tables)
+        if output is not None:
+            _write(tables, output)
+    _show(summary)
+    if json:
+        typer.echo(jsonlib.dumps(summary))
+
+
+def _planned(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: dict[str, Any]) -> Backtest:
+    """Everything is checked as the service checks it."""
+    from app.backtests.backtest import Backtest, check_done
+    from app.backtests.schemas import BacktestOptions
+    from app.datasets.parsing import parse_file
+    from app.datasets.profile import profile
+    from app.datasets.roles import Roles
+    from app.datasets.schemas import NewDataset
+    from app.db.tables import DatasetRow
+    from app.problems.schemas import NewProblem, outcome_names
+    from app.settings import get_settings
+
+    spec = NewProblem.model_validate({"name": "problem", "spec": problem.get("spec", problem)}).spec.model_dump()
+    options = BacktestOptions.model_validate(asked)
+    outcomes = outcome_names(spec)
+    read = NewDataset.model_validate({"name": "history", "rows": [], "outcomes": outcomes} | roles)
+    chosen = Roles(**read.model_dump(exclude={"name", "rows"}))
+    profiled = profile(parse_file(file.read_bytes(), get_settings()), chosen, get_settings())
+    for warning in profiled.warnings:
+        typer.echo(f"Note: {warning}.", err=True)
+    dataset = DatasetRow(columns=profiled.columns, lead=chosen.lead, policy=chosen.policy, revision=1)
+    check_done(spec, profiled.columns, options.done)
+    return Backtest(spec, dataset, profiled.table, options)
+
+
+def _computed(planned: Backtest) -> list[pa.Table]:
+    """The tables of all parts, with a bar that knows how long the rest takes."""
+    import torch
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from app.settings import get_settings
+
+    # As a worker does: processes that share a machine get in each other's way with more threads than they need.
+    torch.set_num_threads(get_settings().threads)
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    tables: list[pa.Table] = []
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(planned.steps))
+
+        def progress(fraction: float, message: str) -> None:
+            bar.update(task, completed=len(tables) + fraction, description=message)
+
+        for step in planned.steps:
+            tables.append(planned.work(step, progress))
+    return tables
+
+
+def _write(tables: list[pa.Table], path: Path) -> None:
+    from app.http.tables import to_parquet
+    from app.jobs.kinds.backtest import BACKTEST
+
+    with path.open("wb") as file:
+        for piece in BACKTEST.files[path.suffix[1:]].write([to_parquet(table) for table in tables]):
+            file.write(piece)
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    difference = {one["against"]: one for one in summary["differences"]}
+    table = Table(title=f"{summary['rows']} rows judged in {len(summary['splits'])} split(s)")
+    for name in ("policy", "cost", "regret", "served", "kept", f"{summary['candidate']} less it", "95 % interval"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for policy in summary["policies"]:
+        one = difference.get(policy["name"], {})
+        service = (policy["service_level"] or {}).get("mean")
+        interval = f"{_text(one['low'])} to {_text(one['high'])}" if one else ""
+        numbers = [policy["cost"]["mean"], policy["regret"]]
+        shares = ["" if share is None else f"{share:.1%}" for share in (service, policy["feasibility"])]
+        table.add_row(policy["name"], *map(_text, numbers), *shares, _text(one["mean"]) if one else "", interval)
+    console.print(table)
+    for line in [*summary["notes"], summary["intervals"]]:
+        console.print(line, style="dim", highlight=False)
+    console.print(summary["verdict"]["text"], style="bold", highlight=False)
+
+
+def _text(number: float | None) -> str:
+    return "–" if number is None else f"{number:,.4g}" if abs(number) < 1000 else f"{number:,.0f}"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    decision, found, column = text.partition("=")
+    if not (decision and found and column):
+        raise ended(f"Say what was done as decision=column, such as bread=baked; {text!r} is not of this form.", 1)
+    return decision, column
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = jsonlib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ended(f"{path} is not JSON ({error}).", 1) from None
+    if not isinstance(found, dict):
+        raise ended(f"{path} must hold a JSON object.", 1)
+    return found
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What the service would answer with a refusal ends the command with a sentence."""
+    from pydantic import ValidationError
+
+    from app.http.errors import ApiError
+    from bco_core.errors import BcoError
+
+    try:
+        yield
+    except ApiError as error:
+        told = [f"{one.pointer[2:]}: {one.detail}" for one in error.fields[:_MISTAKES]] or [error.detail]
+        raise ended("This cannot be used: " + "; ".join(told) + ".", 1) from None
+    except ValidationError as error:
+        told = [f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:_MISTAKES]]
+        raise ended("This cannot be used: " + "; ".join(told) + ".", 1) from None
+    except BcoError as error:
+        raise ended(f"This cannot be used: {error}.", 1) from None

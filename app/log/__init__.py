@@ -1,0 +1,1 @@
+"""The log of prescriptions: what was answered, what happened later, and the same answer again."""

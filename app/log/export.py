@@ -1,0 +1,133 @@
+"""Kept prescriptions as a table, one row a context, that can be sent as a data set.
+
+It has the contexts, what happened, what was answered (``decision.…``) and what was really done (``done.…``). Columns
+are those of the newest prescription that is asked for. Rows come oldest first, some prescriptions at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from app.datasets.encoding import ContextEncoding
+from app.db.engine import transaction
+from app.db.tables import OutcomeRow, PosteriorRow, PrescriptionRow
+from app.http.errors import NotFound
+from app.http.rows import find
+from app.http.tables import CSV, PARQUET, csv_pieces, parquet_pieces
+from app.log import service
+from app.log.schemas import Format
+from app.log.service import Filter, Opened
+from app.problems.schemas import decision_names, outcome_names
+
+MEDIA_TYPES: dict[Format, str] = {"csv": CSV, "parquet": PARQUET}
+NOTHING = "no prescription like this is kept, so there is nothing to export"
+AT_ONCE = 20
+_COSTS = ("expected_cost", "realised_cost", "done_cost", "best_cost")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of contexts, outcomes and decisions, and which of the contexts are numbers."""
+
+    contexts: tuple[str, ...]
+    numeric: frozenset[str]
+    outcomes: tuple[str, ...]
+    decisions: tuple[str, ...]
+
+    def schema(self) -> pa.Schema:
+        """A context that is called like another column gets ``context.`` before it."""
+        number, text = pa.float64(), pa.string()
+        fields = [("prescription", text), ("kind", text), ("answered_at", text), ("index", pa.int64())]
+        after = [(name, number) for name in self.outcomes]
+        after += [(f"{what}.{name}", number) for what in ("decision", "done") for name in self.decisions]
+        after += [(name, number) for name in _COSTS]
+        taken = {name for name, _ in (*fields, *after)}
+        contexts = [
+            (f"context.{name}" if name in taken else name, number if name in self.numeric else text)
+            for name in self.contexts
+        ]
+        return pa.schema([*fields, *contexts, *after])
+
+
+def columns(workspace: str, only: Filter) -> Columns:
+    """The columns of a table of these prescriptions; NotFound if there are none."""
+    newest = sa.select(PrescriptionRow).where(PrescriptionRow.workspace == workspace, *only.conditions())
+    with transaction() as session:
+        row = session.scalar(newest.order_by(PrescriptionRow.id.desc()).limit(1))
+        if row is None:
+            raise NotFound(NOTHING)
+        posterior = find(session, PosteriorRow, workspace, row.posterior_id)
+        recorded = service.outcomes_of(session, [row.id])
+    if posterior is not None:
+        kinds = {column["name"]: column["kind"] for column in posterior.columns}
+        names = ContextEncoding.of(posterior.columns, posterior.recipe).names
+        numeric = frozenset(name for name in names if kinds[name] == "numeric")
+        return Columns(
+            names, numeric, tuple(outcome_names(posterior.problem)), tuple(decision_names(posterior.problem))
+        )
+    # Only what is kept can tell.
+    found = service.opened(row)
+    first, decided = found.contexts()[0], found.decided()[0]["decision"]
+    named = tuple(first) if isinstance(first, dict) else tuple(f"context.{number}" for number in range(len(first)))
+    happened = {name: None for one in recorded for name in one.outcomes}
+    return Columns(named, frozenset(), tuple(happened), tuple(decided))
+
+
+def pieces(workspace: str, only: Filter, known: Columns, format: Format) -> Iterator[bytes]:
+    """The file, oldest prescriptions first."""
+    schema = known.schema()
+    tables = (pa.Table.from_pylist(rows, schema) for rows in _rows(workspace, only, known, schema))
+    return csv_pieces(tables) if format == "csv" else parquet_pieces(tables, schema)
+
+
+def _rows(workspace: str, only: Filter, known: Columns, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
+    row, after = PrescriptionRow, ""
+    while True:
+        query = sa.select(row).where(row.workspace == workspace, row.id > after, *only.conditions())
+        with transaction() as session:
+            found = list(session.scalars(query.order_by(row.id).limit(AT_ONCE)))
+            recorded = service.outcomes_of(session, [one.id for one in found])
+        if not found:
+            return
+        happened = {(one.prescription_id, one.number): one for one in recorded}
+        yield [line for one in found for line in _lines(service.opened(one), happened, known, schema)]
+        after = found[-1].id
+
+
+def _lines(
+    found: Opened, happened: dict[tuple[str, int], OutcomeRow], known: Columns, schema: pa.Schema
+) -> Iterator[dict[str, Any]]:
+    row = found.row
+    first = schema.names.index("index") + 1
+    columns = dict(zip(known.contexts, schema.names[first : first + len(known.contexts)], strict=True))
+    for number, (context, decided) in enumerate(zip(found.contexts(), found.decided(), strict=True)):
+        given = context if isinstance(context, dict) else dict(zip(known.contexts, context, strict=False))
+        line: dict[str, Any] = {
+            "prescription": row.id,
+            "kind": row.kind,
+            "answered_at": row.created_at.astimezone(UTC).isoformat(timespec="milliseconds"),
+            "index": number,
+            "expected_cost": decided["expected_cost"],
+        }
+        line |= {columns[name]: _cell(given.get(name), name in known.numeric) for name in known.contexts}
+        line |= {f"decision.{name}": decided["decision"].get(name) for name in known.decisions}
+        after = happened.get((row.id, number))
+        if after is not None:
+            line |= {name: after.outcomes.get(name) for name in known.outcomes}
+            line |= {f"done.{name}": after.done.get(name) for name in known.decisions}
+            line |= {name: getattr(after, name) for name in _COSTS[1:]}
+        yield line
+
+
+def _cell(value: Any, is_number: bool) -> Any:
+    if is_number:
+        return float(value) if isinstance(value, int | float) else None
+    if value is None or isinstance(value, str):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)

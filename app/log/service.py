@@ -1,0 +1,133 @@
+"""Kept prescriptions: found, listed and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from app.db.engine import transaction
+from app.db.tables import OutcomeRow, PrescriptionRow
+from app.http.errors import NotFound
+from app.http.routes import parsed
+from app.http.rows import find, matching, page
+from app.ids import first_id
+from app.log.schemas import PrescriptionSummary, Recorded
+from app.log.writer import unpacked
+
+MISSING = "no prescription with this id is kept; GET /v1/prescriptions lists those that are"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which prescriptions are wanted; all of a workspace by default."""
+
+    posterior_id: str | None = None
+    kind: str | None = None
+    key_id: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    has_outcome: bool | None = None
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        row = PrescriptionRow
+        found = matching(row, posterior_id=self.posterior_id, kind=self.kind, key_id=self.key_id)
+        # Ids sort by time.
+        if self.since is not None:
+            found.append(row.id >= first_id("pres", _milliseconds(self.since)))
+        if self.until is not None:
+            found.append(row.id < first_id("pres", _milliseconds(self.until)))
+        if self.has_outcome is not None:
+            found.append(row.recorded > 0 if self.has_outcome else row.recorded == 0)
+        return found
+
+
+def _milliseconds(moment: datetime) -> int:
+    """Since 1970; times without a zone are taken as UTC."""
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A kept prescription, its request and its answer as JSON, both checked."""
+
+    row: PrescriptionRow
+    request: bytes
+    answer: bytes
+
+    def contexts(self) -> list[Any]:
+        asked: list[Any] = parsed(self.request)["contexts"]
+        return asked
+
+    def decided(self) -> list[dict[str, Any]]:
+        """For each context the decision that was answered, and what it was to cost."""
+        answer = orjson.loads(self.answer)
+        if self.row.kind == "evaluate":
+            return [one["ours"] for one in answer["evaluations"]]
+        found: list[dict[str, Any]] = answer["prescriptions"]
+        return found
+
+
+def opened(row: PrescriptionRow) -> Opened:
+    return Opened(row, unpacked(row.request, row.request_sha256), unpacked(row.answer, row.answer_sha256))
+
+
+def listing(workspace: str, limit: int, cursor: str | None, only: Filter) -> tuple[list[sa.Row[Any]], str | None]:
+    columns = [getattr(PrescriptionRow, name) for name in PrescriptionSummary.model_fields]
+    with transaction() as session:
+        return page(session, PrescriptionRow, workspace, limit, cursor, *only.conditions(), columns=columns)
+
+
+def get(workspace: str, prescription_id: str) -> Opened:
+    with transaction() as session:
+        row = find(session, PrescriptionRow, workspace, prescription_id)
+    if row is None:
+        raise NotFound(MISSING)
+    return opened(row)
+
+
+def outcomes_of(session: Session, prescription_ids: Sequence[str]) -> list[OutcomeRow]:
+    """All that is recorded of some prescriptions, in the order of their contexts."""
+    row = OutcomeRow
+    query = sa.select(row).where(row.prescription_id.in_(prescription_ids)).order_by(row.prescription_id, row.number)
+    return list(session.scalars(query))
+
+
+def read(workspace: str, prescription_id: str) -> bytes:
+    """A ``PrescriptionRecord`` as JSON, with the answer as it was sent."""
+    found = get(workspace, prescription_id)
+    with transaction() as session:
+        happened = [recorded(row).model_dump(mode="json") for row in outcomes_of(session, [prescription_id])]
+    about = PrescriptionSummary.model_validate(found.row, from_attributes=True).model_dump_json().encode()
+    return b'%b,"request":%b,"answer":%b,"outcomes":%b}' % (
+        about[:-1],
+        found.request,
+        found.answer,
+        orjson.dumps(happened),
+    )
+
+
+def recorded(row: OutcomeRow) -> Recorded:
+    return Recorded(
+        index=row.number,
+        outcomes=row.outcomes,
+        done=row.done,
+        promised_cost=row.promised,
+        realised_cost=row.realised_cost,
+        done_cost=row.done_cost,
+        best_cost=row.best_cost,
+        regret=_less(row.realised_cost, row.best_cost),
+        done_regret=_less(row.done_cost, row.best_cost),
+        saved=_less(row.done_cost, row.realised_cost),
+        recorded_at=row.recorded_at,
+        recorded_by=row.recorded_by,
+    )
+
+
+def _less(cost: float | None, other: float | None) -> float | None:
+    return None if cost is None or other is None else cost - other
