@@ -12,10 +12,13 @@ from typing import Any
 
 from benchmarks.experiments import harness
 from benchmarks.experiments.compare import compare
+from benchmarks.experiments.contextual import report as contextual_report
+from benchmarks.experiments.contextual import run as contextual_run
 from benchmarks.experiments.newsvendor import report as newsvendor_report
 from benchmarks.experiments.newsvendor import run as newsvendor_run
 from benchmarks.experiments.portfolio import report as portfolio_report
 from benchmarks.experiments.portfolio import run as portfolio_run
+from benchmarks.experiments.real import report as real_report
 from benchmarks.experiments.shipment import report as shipment_report
 from benchmarks.experiments.shipment import run as shipment_run
 from benchmarks.experiments.yaz import run as yaz_run
@@ -23,6 +26,7 @@ from benchmarks.experiments.yaz import run as yaz_run
 RESULTS = Path(__file__).parents[1] / "results"
 NOT_YET = "Not run yet with the present code."
 PORTFOLIO_ROWS = 400
+REAL_TITLES = {"electricity": "Hourly load, a day ahead", "store_item": "500 series of daily sales, a week ahead"}
 YAZ_TITLES = {
     "auto": "`auto`",
     "lightgbm": "tuned LightGBM",
@@ -125,6 +129,80 @@ def yaz(folder: Path = RESULTS) -> str:
     told = ", ".join(f"{YAZ_TITLES[name]} {means[name]:.3f}" for name in order)
     place = order.index("auto") + 1
     return f"Mean cost relative to plain SAA: {told}. `auto` is number {place} of {len(order)}."
+
+
+def real(folder: Path = RESULTS) -> str:
+    found = real_report.read(folder / "real.csv")
+    parts = []
+    for name, title in REAL_TITLES.items():
+        own = {(one.level, one.method, one.figure): one.value for one in found if one.history == name}
+        levels = sorted({level for level, method, _ in own if method == "auto"})
+        if not levels:
+            continue
+        beside = [
+            f"{own[level, 'auto', 'vs_lightgbm']:.3f} ± {own[level, 'auto', 'vs_lightgbm_se']:.3f} at τ = {level:g}"
+            for level in levels
+        ]
+        rivals = {method for _, method, _ in own} - {"auto", "lightgbm", "constant"}
+        best = min(rivals, key=lambda method: sum(own[level, method, "vs_lightgbm"] for level in levels), default="")
+        text = f"{title}: `auto` costs {', '.join(beside)} of what tuned LightGBM does on the same features"
+        if best:
+            ratio = sum(own[level, best, "vs_lightgbm"] for level in levels) / len(levels)
+            text += f"; the best of the others, {best.replace('_', ' ')}, {ratio:.3f}"
+
+        def mean(figure: str, own: Any = own, levels: Any = levels) -> float:
+            return float(sum(own[level, "auto", figure] for level in levels) / len(levels))
+
+        text += (
+            f". Promised over realised cost {mean('promise'):.2f}, the 90 % range held {mean('coverage90'):.1%}, "
+            f"{mean('seconds'):.0f} processor seconds to learn."
+        )
+        parts.append(text)
+    told = real_report.figures(found)
+    if "drift_promise" in told:
+        seeds = len({one.method for one in found if one.history == "drift"})
+        parts.append(
+            f"Demand that walks at random, {seeds} seeds: promised over realised {told['drift_promise']:.2f} on "
+            f"average, {told['drift_above95']:.0%} of days above the promised 95 % quantile, and quality `ok` in "
+            f"{told['drift_ok']:.0%} of the cases."
+        )
+    if "update_speedup" in told:
+        parts.append(
+            f"Learning on takes {told['update_speedup']:.0f} times less than starting over; 30,000 rows of 20 columns "
+            f"take {told['rows30k_s']:.0f} s."
+        )
+    return " ".join(parts) or NOT_YET
+
+
+def shortest_path(folder: Path = RESULTS) -> str:
+    return _contextual("shortest-path", folder)
+
+
+def knapsack(folder: Path = RESULTS) -> str:
+    return _contextual("knapsack", folder)
+
+
+def _contextual(name: str, folder: Path) -> str:
+    found = harness.read(folder / f"{name}.csv", contextual_run.NAMES)
+    figures = contextual_report.figures(found)
+    parts = []
+    for rows in contextual_run.SIZES:
+        if f"vs_spo_n{rows}" in figures:
+            parts.append(
+                f"{figures[f'vs_spo_n{rows}']:+.4f} ± {figures[f'vs_spo_n{rows}_se']:.4f} beside {figures['spo']} from "
+                f"{rows:,} rows ({figures[f'vs_spo_n{rows}_seeds']} seeds)"
+            )
+    if not parts:
+        return NOT_YET
+    told = [f"Normalised regret at degrees 4 and 6: `auto` is {' and '.join(parts)}."]
+    if "vs_ols_deg1" in figures:
+        told.append(
+            f"At degree 1 it is {figures['vs_ols_deg1']:+.4f} ± {figures['vs_ols_deg1_se']:.4f} beside least squares."
+        )
+    told.append(_beside("strongest", "the strongest rival of each cell", figures))
+    if "speedup_vs_pyepo" in figures:
+        told.append(f"PyEPO's SPO+ takes {figures['speedup_vs_pyepo']:.1f} times as long to reach its regret.")
+    return " ".join(told)
 
 
 def _beside(name: str, title: str, figures: Mapping[str, Any]) -> str:

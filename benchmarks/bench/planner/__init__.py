@@ -1,0 +1,1 @@
+"""What planners ask besides a decision, and how fast it is answered."""

@@ -1,0 +1,18 @@
+"""The bakery's posterior on a service of its own: what planners' questions are asked of."""
+
+from __future__ import annotations
+
+import httpx
+
+from app.commands.demo import bakery_rows, example_problem
+from benchmarks.bench.serving import train
+
+
+def learned(client: httpx.Client) -> str:
+    """Learn the posterior, quickly; its id."""
+    outcomes = [item["name"] for item in example_problem()["spec"]["items"]]
+    problem = client.post("/v1/problems", json=example_problem()).json()
+    body = {"name": "bench", "outcomes": outcomes, "rows": bakery_rows()}
+    dataset = client.post("/v1/datasets", json=body).json()
+    request = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": {"epochs": 2}}
+    return train(client, request)[1]

@@ -1,0 +1,41 @@
+"""An opened answer over HTTP: all includes of one context, beside the same call without them."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+
+from app.commands.demo import MORNINGS
+from app.commands.serve import LocalService
+from app.prescriptions.opening_schemas import Include
+from benchmarks.bench.planner.bakery import learned
+
+CALLS = 60
+
+
+def prescribe_full(calls: int = CALLS) -> dict[str, float]:
+    """``prescribe_full_p50_ms`` with every include, and ``full_over_plain``, how many times as long as without any.
+
+    The two take turns on the bakery's posterior, 200 scenarios each, after some calls that load what they need.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}") as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        posterior = learned(client)
+        took: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(5 + calls):
+            for full in (True, False):
+                context = MORNINGS[number % len(MORNINGS)]
+                asked: dict[str, Any] = {"contexts": [context], "include": list(get_args(Include)) if full else []}
+                began = time.perf_counter()
+                client.post(f"/v1/posteriors/{posterior}/prescribe", json=asked).raise_for_status()
+                took[full].append(time.perf_counter() - began)
+    opened, plain = (statistics.median(took[which][5:]) for which in (True, False))
+    return {"prescribe_full_p50_ms": round(1000 * opened, 1), "full_over_plain": round(opened / plain, 1)}

@@ -1,0 +1,1 @@
+"""Real histories: their data, the runs and the report."""

@@ -1,0 +1,67 @@
+"""What the real histories say: the figures for machines, and a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.experiments.harness import append_rows, read_rows
+from benchmarks.experiments.real.run import RULES, Found
+
+COLUMNS = Found._fields
+METHODS = ("auto", *reversed(RULES))
+_SETS = ("electricity", "store_item")
+
+
+def keep(path: Path, found: Sequence[Found]) -> None:
+    append_rows(path, COLUMNS, [(*one[:4], f"{one.value:.6g}") for one in found])
+
+
+def read(path: Path) -> list[Found]:
+    return [
+        Found(row["history"], float(row["level"]), row["method"], row["figure"], float(row["value"]))
+        for row in read_rows(path)
+    ]
+
+
+def figures(found: Sequence[Found]) -> dict[str, float]:
+    """One number for each question: means over critical fractiles, and over the seeds of the drift."""
+    told: dict[str, float] = {}
+    for name in _SETS:
+        for figure, key in (
+            ("vs_lightgbm", f"{name}_vs_lightgbm"),
+            ("seconds", f"{name}_seconds"),
+            ("coverage90", f"{name}_coverage90"),
+            ("promise", f"{name}_promise"),
+        ):
+            _put(told, key, [one.value for one in found if one[0] == name and one[2:4] == ("auto", figure)])
+    drifts = [one for one in found if one.history == "drift"]
+    for figure, key in (("promise", "drift_promise"), ("above95", "drift_above95"), ("ok", "drift_ok")):
+        _put(told, key, [one.value for one in drifts if one.figure == figure])
+    for one in found:
+        if one.history in ("speed", "yaz"):
+            told[one.figure] = one.value
+    return told
+
+
+def _put(told: dict[str, float], key: str, values: Sequence[float]) -> None:
+    if values:
+        told[key] = sum(values) / len(values)
+
+
+def table(found: Sequence[Found]) -> list[str]:
+    """Costs by method, relative to LightGBM with its standard error, and what auto promised."""
+    lines = ["| history | τ | " + " | ".join(METHODS) + " |", "| --- | ---: |" + " ---: |" * len(METHODS)]
+    for name in _SETS:
+        for level in sorted({one.level for one in found if one.history == name}):
+            own = {(one.method, one.figure): one.value for one in found if (one.history, one.level) == (name, level)}
+            reference = own.get(("lightgbm", "cost"))
+            cells = []
+            for method in METHODS:
+                cost, error = own.get((method, "cost")), own.get((method, "vs_lightgbm_se"))
+                if cost is None or reference is None:
+                    cells.append("")
+                else:
+                    cells.append(f"{cost / reference:.3f}" + (f" ± {error:.3f}" if error else ""))
+            lines.append(f"| {name} | {level:g} | " + " | ".join(cells) + " |")
+    return lines
