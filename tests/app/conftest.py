@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from in_process import service_on
+from in_process import read_settings, service_on
 from starlette.testclient import TestClient
 
 from app.db.migrate import migrate
@@ -42,11 +42,11 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def change(**values: object) -> None:
         for name, value in values.items():
             monkeypatch.setenv(f"BCO_{name.upper()}", str(value))
-        get_settings.cache_clear()
+        read_settings()
 
     yield change
     monkeypatch.undo()
-    get_settings.cache_clear()
+    read_settings()
 
 
 @pytest.fixture(scope="session")

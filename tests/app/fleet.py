@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 import sqlalchemy as sa
 from in_process import service_on
 from patience import wait_until, within
 from processes import DEADLINE, Part, alive, descendants, is_ready
 
 from app.commands.serve import free_port
-from app.db.tables import DEFAULT_WORKSPACE
+from app.db.base import DEFAULT_WORKSPACE
 from app.keys import service as keys
 
 
@@ -48,8 +53,16 @@ class Postgres:
         # Where nobody buries the dead, the old server's process id still looks taken.
         for lock in ("postmaster.pid", ".s.PGSQL.5432", ".s.PGSQL.5432.lock"):
             (self._server.pgdata / lock).unlink(missing_ok=True)
-        with self._server._lock:
-            self._server.ensure_postgres_running()
+        wait_until("the server is ready", self._is_ready)
+
+    def _is_ready(self) -> bool:
+        try:
+            with self._server._lock:
+                self._server.ensure_postgres_running()
+        except (subprocess.TimeoutExpired, AssertionError):
+            # It starts, but a crowded machine takes longer than the ten seconds that it is given.
+            return False
+        return True
 
     def remove(self) -> None:
         self._server.cleanup()
@@ -112,6 +125,30 @@ class Fleet:
         for part in (self.api, *self.workers):
             part.__exit__()
         self.http.close()
+
+
+@contextmanager
+def new_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL of one's own: whoever kills it disturbs nobody else."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
+        server = Postgres(Path(tempfile.mkdtemp(prefix="bco-mortal-")))
+    yield server
+    server.remove()
+
+
+@contextmanager
+def new_fleets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
+    """A function that starts an API and workers on a database; they go with the context."""
+    fleets: list[Fleet] = []
+
+    def start(url: str, workers: int = 2, **environment: str) -> Fleet:
+        fleets.append(Fleet(tmp_path_factory.mktemp("fleet"), url, workers, **environment))
+        return fleets[-1]
+
+    yield start
+    for fleet in fleets:
+        fleet.remove()
 
 
 def temporary_sqlite() -> str:

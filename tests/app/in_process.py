@@ -12,6 +12,13 @@ from app.jobs.queue import client as job_client
 from app.settings import Settings, get_settings
 
 
+def read_settings() -> None:
+    """Read the settings again. A thread that began to read them before may be late to say what they were."""
+    now = Settings()
+    while get_settings() != now:
+        get_settings.cache_clear()
+
+
 def forget_caches() -> None:
     """Make anew what is made once a process: settings, engine and job client."""
     if get_engine.cache_info().currsize:
@@ -28,6 +35,7 @@ def service_on(url: str) -> Iterator[None]:
             patch.delenv(f"BCO_{name.upper()}", raising=False)
         patch.setenv("BCO_DATABASE_URL", url)
         forget_caches()
+        read_settings()
         try:
             yield
         finally:

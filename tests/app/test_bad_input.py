@@ -35,7 +35,7 @@ from journey import (
 from starlette.testclient import TestClient
 
 from app.commands.demo import example_problem
-from app.db.tables import DEFAULT_WORKSPACE
+from app.db.base import DEFAULT_WORKSPACE
 from app.ids import new_id
 from app.jobs import service
 from app.main import create_app
@@ -118,6 +118,10 @@ def assert_refused(response: Response, case: Case) -> None:
 ROW = {"x": 1.5, "shop": "north", "demand": 3}
 OTHER_ROW = {"x": 2.5, "shop": "south", "demand": 4}
 ITEM = {"name": "demand", "underage_cost": 3, "overage_cost": 1}
+BUDGETED = {
+    "kind": "newsvendor",
+    "decision_rows": [{"name": "budget", "coefficients": {"demand": 2}, "sense": "<=", "limit": 10}],
+}
 
 
 JSON_TYPE = {"Content-Type": "application/json"}
@@ -201,9 +205,15 @@ def second_context(**changes: Any) -> Callable[[TestClient, World], Response]:
     return prescribe(contexts=[CONTEXTS[0], CONTEXTS[1] | changes])
 
 
+def both_contexts(**changes: Any) -> Callable[[TestClient, World], Response]:
+    return prescribe(contexts=[CONTEXTS[0] | changes, CONTEXTS[1] | changes])
+
+
 def context_literal(literal: str) -> Callable[[TestClient, World], Response]:
     def send(client: TestClient, world: World) -> Response:
-        body = json.dumps({"contexts": [CONTEXTS[0], CONTEXTS[1] | {"rain": "LITERAL"}]}).replace('"LITERAL"', literal)
+        body = json.dumps({"contexts": [context | {"rain": "LITERAL"} for context in CONTEXTS[:2]]}).replace(
+            '"LITERAL"', literal
+        )
         return client.post(f"/v1/posteriors/{world.posterior['id']}/prescribe", content=body, headers=JSON_TYPE)
 
     return send
@@ -243,6 +253,31 @@ PROBLEMS = {
     "spec is a list": Case(problem(spec=[SECRET]), pointer="#/spec"),
     "unknown kind": Case(problem(spec={"kind": SECRET, "items": [ITEM]}), pointer="#/spec/kind", says="newsvendor"),
     "no kind": Case(problem(spec={"items": [ITEM]}), pointer="#/spec/kind"),
+    "costs stated twice": Case(
+        item(price=3, unit_cost=1), pointer="#/spec/items/1/underage_cost", says="say the same twice"
+    ),
+    "nothing lost by too many": Case(
+        item(underage_cost=None, overage_cost=None, price=3, unit_cost=1, salvage_value=1.5),
+        pointer="#/spec/items/1/salvage_value",
+        says="nothing is lost by too many",
+    ),
+    "half a pack of whole numbers": Case(
+        item(integer=True, pack_size=2.5), pointer="#/spec/items/1/pack_size", says="whole pack_size"
+    ),
+    "no pack between the bounds": Case(
+        item(pack_size=10, minimum_order=12, maximum_order=19), pointer="#/spec/items/1/pack_size", says="no multiple"
+    ),
+    "a certain service": Case(item(minimum_service_level=1), pointer="#/spec/items/1/minimum_service_level"),
+    "a budget below the smallest orders": Case(
+        problem(spec=BUDGETED | {"items": [ITEM | {"minimum_order": 9}]}),
+        pointer="#/spec/decision_rows/0",
+        says="the order bounds alone make it at least 18",
+    ),
+    "a budget for what is not sold": Case(
+        problem(spec=BUDGETED | {"items": [ITEM | {"name": "other"}]}),
+        pointer="#/spec/decision_rows/0/coefficients/demand",
+        says="no item of this name",
+    ),
     "no items": Case(problem(spec={"kind": "newsvendor", "items": []}), pointer="#/spec/items"),
     "too many items": Case(
         problem(spec={"kind": "newsvendor", "items": [ITEM | {"name": f"i{index}"} for index in range(201)]}),
@@ -289,12 +324,11 @@ DATASETS = {
     "context and outcome": Case(dataset(contexts=["x", "demand"]), pointer="#/contexts/1", says="both"),
     "categorical outcome": Case(dataset(categorical=["demand"]), pointer="#/categorical/0", says="number"),
     "no context": Case(dataset(rows=[{"demand": 1}, {"demand": 2}]), pointer="#/contexts", says="context"),
-    "empty contexts": Case(dataset(contexts=[]), pointer="#/contexts"),
     "missing value": Case(second_row(x=None), pointer="#/rows/1/x", says="missing=drop"),
     "missing field": Case(dataset(rows=[ROW, without(OTHER_ROW, "x")]), pointer="#/rows/1/x", says="1 in 'x'"),
     "missing text": Case(second_row(shop=None), pointer="#/rows/1/shop", says="1 in 'shop'"),
     "missing outcome": Case(second_row(demand=None), pointer="#/rows/1/demand"),
-    "unknown way with missing": Case(dataset(missing=SECRET), pointer="#/missing", says="'reject' or 'drop'"),
+    "unknown way with missing": Case(dataset(missing=SECRET), pointer="#/missing", says="'reject', 'drop' or 'impute'"),
     "text among numbers": Case(second_row(x=SECRET), pointer="#/rows/1/x", says="categorical"),
     "text as outcome": Case(second_row(demand=SECRET), pointer="#/rows/1/demand", says="number"),
     "digits in text as outcome": Case(second_row(demand="471147"), pointer="#/rows/1/demand", says="number"),
@@ -366,7 +400,9 @@ UPLOADS = {
     "missing value": Case(file("x,demand\n1,2\n,3\n"), pointer="#/file", says="line 3, column 'x'.*missing=drop"),
     "text among numbers": Case(file(f"x,demand\n1,2\n{SECRET},3\n4,5\n"), pointer="#/file", says="line 3, column 'x'"),
     "text as outcome": Case(file(f"x,demand\n1,2\n2,{SECRET}\n"), pointer="#/file", says="line 3, column 'demand'"),
-    "decimal commas": Case(file("x;demand\n1;2,5\n2;3,5\n"), pointer="#/file", says="line 2, column 'demand'"),
+    "commas that may mean two things": Case(
+        file("x;demand\n1;2,500\n2;3,500\n"), pointer="#/file", says="line 2, column 'demand': '2,500' may have"
+    ),
     "digits with underscores": Case(file("x,demand\n1,2\n1_000,3\n2,4\n"), pointer="#/file", says="line 3"),
     "nan": Case(file("x,demand\n1,2\nnan,3\n"), pointer="#/file", says="line 3, column 'x'.*finite"),
     "inf": Case(file("x,demand\n1,2\n2,-inf\n"), pointer="#/file", says="line 3, column 'demand'.*finite"),
@@ -375,7 +411,9 @@ UPLOADS = {
     "latin-1 header": Case(file("käufer,demand\n1,2\n2,3\n".encode("latin-1")), pointer="#/file", says="UTF-8"),
     "utf-16": Case(file("x,demand\n1,2\n2,3\n".encode("utf-16")), pointer="#/file", says="UTF-8"),
     "a picture": Case(file(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4), pointer="#/file", says="neither Parquet nor"),
-    "a spreadsheet": Case(file(b"PK\x03\x04" + bytes(range(256)) * 4), pointer="#/file", says="neither Parquet nor"),
+    "a damaged workbook": Case(file(b"PK\x03\x04" + bytes(range(256)) * 4), pointer="#/file", says="save it again"),
+    "an old workbook": Case(file(b"\xd0\xcf\x11\xe0" + bytes(500)), pointer="#/file", says="save it as .xlsx"),
+    "a sheet of a CSV file": Case(file("x,demand\n1,2\n2,3\n", sheet=SECRET), pointer="#/file", says="no sheets"),
     "every byte there is": Case(file(bytes(range(256)) * 40), pointer="#/file", says="neither Parquet nor"),
     "zeros": Case(file(bytes(5000)), pointer="#/file"),
     "truncated parquet": Case(file(GOOD_PARQUET[: len(GOOD_PARQUET) // 2]), pointer="#/file", says="Parquet"),
@@ -475,24 +513,24 @@ PRESCRIBE = {
     "outcome among the contexts": Case(second_context(loaves=1), pointer="#/contexts/1"),
     "list too short": Case(prescribe(contexts=[["SAT", 1, 2, 3]]), pointer="#/contexts/0", says="5 values.*weekday"),
     "list too long": Case(prescribe(contexts=[["SAT", 1, 2, 3, 4, 5]]), pointer="#/contexts/0", says="5 values"),
-    "unseen category": Case(second_context(weekday=SECRET), pointer="#/contexts/1/weekday", says="FRI, MON, SAT"),
+    "unseen category": Case(both_contexts(weekday=SECRET), pointer="#/contexts/1/weekday", says="FRI, MON, SAT"),
     "unseen category in a list": Case(
         prescribe(contexts=[[SECRET, 1, 2, 3, 4]]), pointer="#/contexts/0/weekday", says="FRI, MON, SAT"
     ),
-    "category as a number": Case(second_context(weekday=SECRET_NUMBER), pointer="#/contexts/1/weekday", says="FRI"),
-    "category null": Case(second_context(weekday=None), pointer="#/contexts/1/weekday", says="missing"),
-    "category nested": Case(second_context(weekday=["SAT"]), pointer="#/contexts/1/weekday", says="FRI"),
-    "category as half a character": Case(second_context(weekday="\ud800"), pointer="#/contexts/1/weekday"),
-    "text for a number": Case(second_context(rain=SECRET), pointer="#/contexts/1/rain", says="must be a number"),
-    "digits in text for a number": Case(second_context(rain="1.5"), pointer="#/contexts/1/rain", says="number"),
-    "null for a number": Case(second_context(rain=None), pointer="#/contexts/1/rain", says="missing"),
-    "list for a number": Case(second_context(rain=[SECRET]), pointer="#/contexts/1/rain", says="number"),
-    "object for a number": Case(second_context(rain={"mm": 1}), pointer="#/contexts/1/rain", says="number"),
+    "category as a number": Case(both_contexts(weekday=SECRET_NUMBER), pointer="#/contexts/1/weekday", says="FRI"),
+    "category null": Case(both_contexts(weekday=None), pointer="#/contexts/1/weekday", says="missing"),
+    "category nested": Case(both_contexts(weekday=["SAT"]), pointer="#/contexts/1/weekday", says="FRI"),
+    "category as half a character": Case(both_contexts(weekday="\ud800"), pointer="#/contexts/1/weekday"),
+    "text for a number": Case(both_contexts(rain=SECRET), pointer="#/contexts/1/rain", says="must be a number"),
+    "digits in text for a number": Case(both_contexts(rain="1.5"), pointer="#/contexts/1/rain", says="number"),
+    "null for a number": Case(both_contexts(rain=None), pointer="#/contexts/1/rain", says="missing"),
+    "list for a number": Case(both_contexts(rain=[SECRET]), pointer="#/contexts/1/rain", says="number"),
+    "object for a number": Case(both_contexts(rain={"mm": 1}), pointer="#/contexts/1/rain", says="number"),
     "NaN": Case(context_literal("NaN"), pointer="#/contexts/1/rain", says="finite"),
     "Infinity": Case(context_literal("-Infinity"), pointer="#/contexts/1/rain", says="finite"),
     "1e400": Case(context_literal("1e400"), pointer="#/contexts/1/rain", says="finite"),
     "whole number of 400 digits": Case(context_literal("9" * 400), pointer="#/contexts/1/rain", says="finite"),
-    "beyond any prediction": Case(second_context(rain=1e80), pointer="#/contexts", says="far from the history"),
+    "beyond any prediction": Case(both_contexts(rain=1e80), pointer="#/contexts/1", says="far from the history"),
     "unknown policy": Case(prescribe(policy=SECRET), pointer="#/policy", says="'thompson'"),
     "alpha beyond one": Case(prescribe(policy="blended", alpha=1.5), pointer="#/alpha"),
     "alpha for another policy": Case(prescribe(policy="bcp", alpha=0.5), pointer="#/alpha", says="blended"),
@@ -580,7 +618,7 @@ LISTS = {
         lambda client, world, path=f"/v1/{folder}", query=query: client.get(f"{path}?{query}"),
         pointer=f"#/query/{query.partition('=')[0]}",
     )
-    for folder in ("problems", "datasets", "jobs", "posteriors")
+    for folder in ("problems", "datasets", "jobs", "posteriors", "aliases")
     for what, query in {
         "a limit of zero": "limit=0",
         "a limit too large": "limit=201",

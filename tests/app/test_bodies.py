@@ -12,12 +12,15 @@ import pytest
 import sqlalchemy as sa
 from httpx import Response
 from journey import OUTCOMES, ROWS, answered
+from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from app.commands.demo import example_problem
 from app.db.engine import transaction
 from app.db.tables import KeyRow
 from app.http import routes, security
+from app.http.errors import ApiError
+from app.http.middleware import SMALL_BODY, BodyLimit
 from app.http.schemas import MOST_MISTAKES
 from app.keys import service as keys
 from app.main import create_app
@@ -27,6 +30,8 @@ ROUTES = [
     ("/v1/problems", "read"),
     ("/v1/datasets", "read"),
     ("/v1/datasets/upload", "read"),
+    ("/v1/datasets/data_x/rows", "read"),
+    ("/v1/datasets/data_x/rows/upload", "read"),
     ("/v1/posteriors/post_x/prescribe", "train"),
     ("/v1/posteriors/post_x/batch-prescriptions", "read"),
     ("/v1/posteriors/post_x/batch-prescriptions/upload", "read"),
@@ -107,14 +112,86 @@ def refused(response: Response, status: int, words: str) -> None:
 def test_addresses_that_need_little_take_little(client: TestClient, path: str, most: int, declared: bool) -> None:
     content = b" " * (most + 1)
     body: Any = content if declared else iter([content[: most // 2], content[most // 2 :]])
-    response = client.post(path, content=body, headers={"Content-Type": "application/json"})
-    refused(response, 413, "at most")
+    method = "PUT" if path == "/v1/aliases/{name}" else "POST"
+    response = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    if path == "/v1/problems/import" and not declared:
+        # Of what is no form nothing is read.
+        refused(response, 422, "required")
+    else:
+        refused(response, 413, "at most")
 
 
 def test_a_body_where_none_is_read_is_bounded_as_well(client: TestClient) -> None:
     headers = {"Idempotency-Key": "some"}
     response = client.post("/v1/jobs/job_x/cancel", content=b"x" * (routes.NO_BODY + 1), headers=headers)
     refused(response, 413, "at most 64 kB")
+
+
+class Crowd:
+    """Requests to an application that holds 1 MB of bodies at most, and answers each when it is let go."""
+
+    def __init__(self) -> None:
+        self.limit = BodyLimit(self._serve, 2_000_000, 1_000_000)
+        self.go = anyio.Event()
+        self.answers: list[tuple[int, dict[bytes, bytes]]] = []
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            while (await receive())["more_body"]:
+                pass
+            await self.go.wait()
+            await JSONResponse({})(scope, receive, send)
+        except ApiError as error:
+            await error.answer()(scope, receive, send)
+
+    async def ask(self, size: int, declared: bool) -> None:
+        left = size
+        headers = [(b"content-length", b"%d" % size)] if declared else []
+
+        async def receive() -> Any:
+            nonlocal left
+            part = min(left, 100_000)
+            left -= part
+            return {"type": "http.request", "body": bytes(part), "more_body": left > 0}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.answers.append((message["status"], dict(message["headers"])))
+
+        await self.limit({"type": "http", "headers": headers}, receive, send)
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "in chunks"])
+def test_bodies_have_a_limit_together_and_small_ones_always_pass(declared: bool) -> None:
+    async def run() -> None:
+        crowd = Crowd()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(crowd.ask, 400_000, declared)
+            await anyio.wait_all_tasks_blocked()
+            assert (crowd.limit.together, crowd.answers) == (800_000, [])
+            await crowd.ask(300_000, declared)
+            ((status, headers),) = crowd.answers
+            assert status == 503
+            assert int(headers[b"retry-after"]) >= 1
+            assert crowd.limit.together == 800_000
+            for _ in range(10):
+                tasks.start_soon(crowd.ask, SMALL_BODY, declared)
+            await anyio.wait_all_tasks_blocked()
+            crowd.go.set()
+        assert [status for status, _ in crowd.answers] == [503] + [200] * 12
+        assert crowd.limit.together == 0
+        # There is room again, also for one that is larger than all may be together.
+        await crowd.ask(1_100_000, declared)
+        assert crowd.answers[-1][0] == 200
+
+    anyio.run(run)
+
+
+def test_the_limit_of_all_bodies_is_a_setting(settings: Callable[..., None]) -> None:
+    settings(max_bodies_mb=3)
+    limits = [one.kwargs["max_together"] for one in create_app().user_middleware if one.cls is BodyLimit]
+    assert limits == [3_000_000]
 
 
 def test_json_has_a_limit_of_its_own(client: TestClient, settings: Callable[..., None]) -> None:

@@ -161,7 +161,7 @@ def test_missing_values_in_columns_that_are_not_used_do_not_matter(client: TestC
 
 
 def test_constant_columns_are_accepted_with_a_warning(client: TestClient) -> None:
-    rows = [{"x": 7, "shop": "a", "z": index, "demand": 5} for index in range(60)]
+    rows = [{"x": 7, "shop": "a", "z": index / 7, "demand": 5} for index in range(60)]
     dataset = create_dataset(client, outcomes=["demand"], rows=rows)
     assert dataset["warnings"] == [
         "column 'x' has the same value in every row",
@@ -178,7 +178,7 @@ def test_few_rows_and_rare_categories_are_warned_of(client: TestClient) -> None:
 
 
 def test_an_unremarkable_history_has_no_warnings(client: TestClient) -> None:
-    rows = [{"x": index, "shop": "ab"[index % 2], "demand": index * 2} for index in range(50)]
+    rows = [{"x": index / 7, "shop": "ab"[index % 2], "demand": index * 37 % 50} for index in range(50)]
     assert create_dataset(client, outcomes=["demand"], rows=rows)["warnings"] == []
 
 

@@ -26,6 +26,7 @@ from app.db.migrate import migrate
 from app.main import create_app
 from app.settings import get_settings
 from bco_core.policies import POLICIES
+from bco_core.problems.registry import build_problem
 
 # A crowded machine answers late; what these promises replace took minutes.
 PATIENCE = 2.5
@@ -75,12 +76,25 @@ class Api(Part):
         body = {"contexts": [{"hour": 3.0}], "scenarios": 5} | changes
         return self.http.post(f"/v1/posteriors/{self.known.hard}/prescribe", json=body, timeout=timeout)
 
+    def judge(self, timeout: float = 120, **changes: Any) -> httpx.Response:
+        """One decision that is given, and one of which all but one entry is left to the service."""
+        problem = self.http.get(f"/v1/posteriors/{self.known.hard}").json()["problem"]
+        names = [decision["name"] for decision in problem["decisions"]]
+        given = [{"decision": dict.fromkeys(names, 0.0)}, {"decision": {names[0]: 1.0}}]
+        body = {"contexts": [{"hour": 3.0}], "scenarios": 5, "alternatives": given} | changes
+        return self.http.post(f"/v1/posteriors/{self.known.hard}/evaluate", json=body, timeout=timeout)
+
     def order_bread(self) -> httpx.Response:
         return self.http.post(f"/v1/posteriors/{self.known.easy}/prescribe", json={"contexts": CONTEXTS[:1]})
 
     def in_flight(self) -> float:
         lines = self.http.get("/metrics").text.splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith("bco_prescriptions_in_flight")))
+
+    def cpu_seconds(self) -> float:
+        """What the API itself has computed so far."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def searching(self) -> list[psutil.Process]:
         """Processes below the API that compute."""
@@ -128,10 +142,28 @@ def test_a_hard_search_is_answered_in_its_time_with_the_best_decision_so_far(api
     assert found["expected_cost"] > 0
 
 
-def test_clients_that_leave_free_their_places(api: Api) -> None:
+def test_a_hard_search_for_what_is_left_of_a_decision_is_answered_in_its_time(api: Api) -> None:
+    # Beside other work a search may not get any processor for all of its time.
+    for _ in range(3):
+        began = time.monotonic()
+        response = api.judge(time_limit_seconds=3)
+        assert time.monotonic() - began < 3.5 + PATIENCE
+        (found,) = answered(response)["evaluations"]
+        given, left = found["alternatives"]
+        if left["expected_cost"] is not None and found["ours"]["expected_cost"] is not None:
+            break
+    assert (found["ours"]["status"], given["status"], left["status"]) == ("time_limit", "given", "time_limit")
+    assert given["regret"] == pytest.approx(given["expected_cost"] - found["ours"]["expected_cost"])
+    assert next(iter(left["decision"].values())) == 1.0
+    assert set(left["decision"].values()) <= {0.0, 1.0}
+    assert left["breaches"] == []
+
+
+@pytest.mark.parametrize("call", [Api.search, Api.judge])
+def test_clients_that_leave_free_their_places(api: Api, call: Callable[..., httpx.Response]) -> None:
     def leave() -> None:
         with pytest.raises(httpx.ReadTimeout):
-            api.search(timeout=1.0)
+            call(api, timeout=1.0)
 
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(leave) for _ in range(8)]
@@ -205,6 +237,25 @@ def test_livez_answers_while_large_problems_are_checked(api: Api) -> None:
     assert made == [201] * 12
     # A tenth of a second on a machine of its own.
     assert max(waited) < PATIENCE
+
+
+def test_a_job_for_a_large_problem_is_made_without_building_the_problem_again(api: Api) -> None:
+    problem = large_problem(0)
+    names = [outcome["name"] for outcome in problem["spec"]["outcomes"]]
+    rows = [
+        {"hour": float(hour)} | {name: float((hour + i) % 10) for i, name in enumerate(names)} for hour in range(40)
+    ]
+    dataset = create_dataset(api.http, outcomes=names, rows=rows)
+    made = answered(api.http.post("/v1/problems", json=problem), 201)
+    spent = -api.cpu_seconds()
+    for _ in range(3):
+        body = {"problem_id": made["id"], "dataset_id": dataset["id"], "posterior": QUICK}
+        answered(api.http.post("/v1/jobs", json=body), 202)
+    spent += api.cpu_seconds()
+    built = -time.process_time()
+    build_problem(made["spec"])
+    built += time.process_time()
+    assert spent / 3 < built / 3
 
 
 def test_sigterm_ends_searches_within_seconds(own_api: Api) -> None:

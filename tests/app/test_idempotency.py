@@ -18,8 +18,9 @@ from journey import OUTCOMES, QUICK, ROWS, Json, answered, counts, create_datase
 from starlette.testclient import TestClient
 
 from app.commands.demo import as_csv, bakery_rows, example_problem
+from app.db.base import now
 from app.db.engine import transaction
-from app.db.tables import AnswerRow, KeyRow, now
+from app.db.tables import AnswerRow, KeyRow
 from app.http import idempotency, security
 from app.keys import service as keys
 from app.main import create_app
@@ -124,7 +125,7 @@ def test_a_failure_on_our_side_leaves_the_key_free(
 
     before = counts()
     with monkeypatch.context() as patch:
-        patch.setattr(problems, "build_problem", fails)
+        patch.setattr(problems, "check_problem", fails)
         assert post_problem(client, key).status_code == 500
     assert counts() == before
     assert post_problem(client, key).status_code == 201
@@ -210,14 +211,14 @@ def test_whoever_comes_second_waits_for_the_first(
     clients: list[TestClient], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
-    build = problems.build_problem
+    build = problems.check_problem
 
     def slowly(spec: Json) -> Any:
         began.set()
         assert go_on.wait(60)
         return build(spec)
 
-    monkeypatch.setattr(problems, "build_problem", slowly)
+    monkeypatch.setattr(problems, "check_problem", slowly)
     monkeypatch.setattr(idempotency, "RENEW_SECONDS", 0.05)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(post_problem, clients[0], key)
@@ -300,7 +301,7 @@ def test_a_request_that_was_believed_dead_makes_nothing_any_more(
     clients: list[TestClient], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
-    build = problems.build_problem
+    build = problems.check_problem
 
     def sometimes_slowly(spec: Json) -> Any:
         if not began.is_set():
@@ -308,7 +309,7 @@ def test_a_request_that_was_believed_dead_makes_nothing_any_more(
             assert go_on.wait(60)
         return build(spec)
 
-    monkeypatch.setattr(problems, "build_problem", sometimes_slowly)
+    monkeypatch.setattr(problems, "check_problem", sometimes_slowly)
     monkeypatch.setattr(idempotency, "RENEW_SECONDS", 1000.0)
     monkeypatch.setattr(idempotency, "STALE", timedelta(seconds=0.2))
     before = created()

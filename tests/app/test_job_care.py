@@ -9,8 +9,9 @@ import pytest
 from journey import QUICK, Json, answered, counts, create_dataset, create_job, create_problem, learn
 from starlette.testclient import TestClient
 
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
-from app.db.tables import DEFAULT_WORKSPACE, JobRow
+from app.db.tables import JobRow
 from app.jobs import compute, queue, service
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from journey import Json, answered, create_dataset, create_job, create_problem, learn
 from starlette.testclient import TestClient
 
-from app.db.tables import DEFAULT_WORKSPACE
+from app.db.base import DEFAULT_WORKSPACE
 from app.jobs import events, service
 
 

@@ -12,8 +12,9 @@ import pytest
 from journey import Json, answered, counts, create_dataset, create_job, create_problem, learned, storing_for
 from starlette.testclient import TestClient
 
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
-from app.db.tables import DEFAULT_WORKSPACE, PosteriorRow
+from app.db.tables import PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import compute, making, service

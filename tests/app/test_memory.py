@@ -19,6 +19,7 @@ from app.db.tables import PosteriorRow
 from app.posteriors import service, shared
 from app.prescriptions import cache
 from app.prescriptions.memory import size_of
+from bco_core.posterior import Posterior
 
 GIVEN_BACK = """
 import numpy as np, psutil
@@ -95,6 +96,22 @@ def test_a_posterior_that_goes_takes_its_files_along(client: TestClient, folder:
     assert (folder / made["id"]).is_dir()
     client.delete(f"/v1/posteriors/{made['id']}")
     assert not (folder / made["id"]).exists()
+
+
+def test_fresh_draws_are_shared_between_processes_and_go_with_their_posterior(
+    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = learned(client)
+    client.app.state.posteriors = cache.of_settings()
+    alone = prescribe(client, made["id"], seed=5)
+    # Another process has none of it in memory, and draws nothing.
+    client.app.state.posteriors = cache.of_settings()
+    with monkeypatch.context() as patch:
+        patch.setattr(Posterior, "draws", lambda *_: pytest.fail("it was drawn again"))
+        assert prescribe(client, made["id"], seed=5) == alone
+    assert len([place for place in folder.iterdir() if place.name.startswith(made["id"])]) == 2
+    client.delete(f"/v1/posteriors/{made['id']}")
+    assert [place for place in folder.iterdir() if place.name.startswith(made["id"])] == []
 
 
 def test_a_posterior_that_makes_room_for_another_takes_its_files_along(folder: Path) -> None:

@@ -11,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from app.db.blobs import checksum
 from app.db.engine import create_engine
 from app.db.migrate import _config, is_current, migrate
 from app.db.tables import Base
@@ -121,6 +122,25 @@ def test_what_was_there_before_workspaces_goes_into_the_default_one(engine: sa.E
         for table in ("problems", "datasets"):
             assert connection.scalars(sa.text(f"SELECT workspace FROM {table}")).all() == ["default"]  # noqa: S608
         assert connection.scalar(sa.text("SELECT count(*) FROM dataset_chunks")) == 1
+
+
+def test_data_sets_from_before_revisions_have_one_with_its_digest(engine: sa.Engine) -> None:
+    alembic(engine, command.upgrade, "0007")
+    with engine.begin() as connection:
+        for statement in (
+            "INSERT INTO datasets (id, name, rows, columns, warnings, created_at)"
+            " VALUES ('data_1', 'd', 3, '[]', '[]', '2026-01-01')",
+            "INSERT INTO dataset_chunks (dataset_id, seq, sha256, data) VALUES ('data_1', 1, 'bb', 'y')",
+            "INSERT INTO dataset_chunks (dataset_id, seq, sha256, data) VALUES ('data_1', 0, 'aa', 'y')",
+        ):
+            connection.execute(sa.text(statement))
+    alembic(engine, command.upgrade, "0008")
+    with engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT lead, revision, digest, policy FROM datasets")).one()
+        assert connection.scalars(sa.text("SELECT revision FROM dataset_chunks")).all() == [1, 1]
+    policy = found.policy if isinstance(found.policy, dict) else json.loads(found.policy)
+    assert (*found[:2], policy) == (1, 1, {"missing": "reject", "unseen": "reject"})
+    assert found.digest == checksum(b"aabb")
 
 
 def test_only_a_migrated_database_is_current(url: str) -> None:

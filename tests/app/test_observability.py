@@ -32,7 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from app import logs
-from app.commands.demo import as_csv, bakery_rows, example_problem
+from app.commands.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.commands.serve import free_port
 from app.logs import JsonLines, PlainLines, blotted
 from app.main import create_app
@@ -95,13 +95,13 @@ def test_a_request_without_a_usable_id_gets_one(client: TestClient, given: str |
 def test_lines_written_while_a_request_is_served_carry_its_id(
     client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = check.build_problem
+    build = check.check_problem
 
     def says_so(spec: Json) -> Any:
         logging.getLogger("app.test").warning("building")
         return build(spec)
 
-    monkeypatch.setattr(check, "build_problem", says_so)
+    monkeypatch.setattr(check, "check_problem", says_so)
     client.post("/v1/problems", json=example_problem(), headers={"X-Request-ID": "seven"})
     assert [line["request_id"] for line in lines if line["message"] == "building"] == ["seven"]
 
@@ -369,9 +369,10 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
     with log.open("w") as stderr:
         service = subprocess.Popen((sys.executable, "-m", "app.commands.cli", "serve"), env=environment, stderr=stderr)
         try:
-            job = small_journey(f"http://127.0.0.1:{port}")
-            # The worker writes its last line on the job just after the job has ended.
-            wait_until("the worker says so", lambda: f"{job['id']} succeeded" in log.read_text())
+            job, batch = small_journey(f"http://127.0.0.1:{port}")
+            # The worker writes its last line on a job just after the job has ended.
+            for ended in (job, batch):
+                wait_until("the worker says so", lambda ended=ended: f"{ended['id']} succeeded" in log.read_text())
         finally:
             service.terminate()
             service.wait(60)
@@ -379,12 +380,14 @@ def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_
     by_request = {line["request_id"]: line for line in lines if line["logger"] == "app.requests"}
     assert by_request["the-job"]["message"] == "POST /v1/jobs"
     assert by_request["the-job"]["status"] == 202
-    about = [line["message"] for line in lines if line.get("job_id") == job["id"]]
-    assert any("starts" in message for message in about)
-    assert any("succeeded" in message for message in about)
+    for ended in (job, batch):
+        about = [line for line in lines if f"{ended['id']} s" in line["message"] and line["logger"] != "app.requests"]
+        assert {line["message"].split()[2].strip(",") for line in about} == {"starts", "succeeded"}
+        assert {line.get("job_id") for line in about} == {ended["id"]}
 
 
-def small_journey(url: str) -> Json:
+def small_journey(url: str) -> tuple[Json, Json]:
+    """A job that learns and, after it, a batch."""
     with httpx.Client(base_url=url, timeout=60) as client:
         wait_until("the service is ready", lambda: is_ready(client))
         problem = answered(client.post("/v1/problems", json=example_problem()), 201)
@@ -394,8 +397,12 @@ def small_journey(url: str) -> Json:
         body = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": QUICK}
         job = answered(client.post("/v1/jobs", json=body, headers={"X-Request-ID": "the-job"}), 202)
         job = finished(client, job["id"])
-    assert job["state"] == "succeeded"
-    return job
+        assert job["state"] == "succeeded"
+        path = f"/v1/posteriors/{job['posterior_id']}/batch-prescriptions/upload"
+        file = {"file": ("mornings.csv", as_csv(MORNINGS).encode())}
+        batch = finished(client, answered(client.post(path, files=file), 202)["id"])
+        assert batch["state"] == "succeeded"
+    return job, batch
 
 
 def test_a_dataset_is_made_quietly(client: TestClient, lines: list[Json]) -> None:

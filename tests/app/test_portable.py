@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from app.commands import cli
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.migrate import migrate
-from app.db.tables import DEFAULT_WORKSPACE
 from app.main import create_app
 from app.posteriors import portable
 from app.settings import get_settings

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from journey import ASSETS, FUND, Json, answered, create_job, learn, prepare_fund
+from python_calamine import CalamineWorkbook
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import JobPartRow
 from app.jobs import compute, parts, queue, service
+from app.jobs.kinds import prescribe as batches
 
 QUICK: Json = {"chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
 
@@ -60,18 +67,59 @@ def test_a_portfolio_is_prescribed_with_its_chance_of_reaching_the_target(client
         assert one["expected_cost"] > 0
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "xlsx"])
+def test_a_batch_of_portfolios_has_a_column_for_each_fact_even_if_a_part_is_refused(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 2)
+    text = "mood,rates\n,0\n,1\n" + "".join(f"{row['mood']},{row['rates']}\n" for row in CONTEXTS)
+    path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
+    made = client.post(path, data={"scenarios": "40"}, files={"file": ("contexts.csv", text.encode())})
+    job_id = answered(made, 202)["id"]
+    left = [part.seq for part in parts_of(job_id)]
+    assert len(left) == 2
+    attempt = service.start(job_id)
+    assert attempt is not None
+    assert parts.offer(job_id, attempt)
+    compute.run(job_id, attempt, lambda: run_part(job_id, left.pop(0)))
+    response = client.get(f"/v1/jobs/{job_id}/result", params={"format": kind})
+    assert response.status_code == 200, response.text
+    table = read_table(response.content, kind)
+    assert table["status"].to_pylist()[:2] == ["refused", "refused"]
+    body = {"contexts": CONTEXTS, "scenarios": 40}
+    expected = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))["prescriptions"]
+    for number, one in enumerate(expected, 2):
+        assert float(table["facts.variance"][number].as_py()) == pytest.approx(one["facts"]["variance"])
+        for name, bounds in one["facts"]["bounds"].items():
+            assert json.loads(table[f"facts.bounds.{name}"][number].as_py()) == bounds
+
+
+def run_part(job_id: str, seq: int) -> None:
+    if parts.start(job_id, seq):
+        compute.run_part(job_id, seq)
+
+
+def read_table(data: bytes, kind: str) -> pa.Table:
+    file = io.BytesIO(data)
+    if kind == "xlsx":
+        header, *rows = CalamineWorkbook.from_filelike(file).get_sheet_by_index(0).to_python()
+        return pa.table({name: [str(row[number]) for row in rows] for number, name in enumerate(header)})
+    return pyarrow.csv.read_csv(file) if kind == "csv" else pq.read_table(file)
+
+
 @pytest.mark.parametrize("choice", ["best_effort", "error"])
 def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClient, ids: Json, choice: str) -> None:
-    spec = FUND | {"target_return": 0.3, "infeasible": choice}
+    spec = FUND | {"target_return": 0.099, "infeasible": choice}
     problem = answered(client.post("/v1/problems", json={"name": "dream", "spec": spec}), 201)
     job = learn(client, create_job(client, **ids | {"problem_id": problem["id"]}, posterior=QUICK)["id"])
     assert job["state"] == "succeeded", job["error"]
     made = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert made["quality"] == "bad"
     assert "keep their constraints in 95% of the history" in made["reason"]
-    response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": CONTEXTS, "scenarios": 40})
+    contexts = [{"mood": 0.0, "rates": 0.0}, {"mood": 0.1, "rates": 0.3}]
+    response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": contexts, "scenarios": 40})
     for one in answered(response)["prescriptions"]:
-        assert one["reason"].startswith("no portfolio returns 0.3 in the worst 0.05 of the scenarios")
+        assert one["reason"].startswith("no portfolio returns 0.099 in the worst 0.05 of the scenarios")
         assert "the best there is returns" in one["reason"]
         if choice == "error":
             assert one["status"] == "infeasible"
@@ -219,7 +267,16 @@ def test_a_damaged_part_fails_its_job_and_a_cancelled_one_is_left(client: TestCl
     [
         ({"kind": "lottery"}, "#/spec/kind", "the problem kind must be one of"),
         ({"covariance": [[1.0]]}, "#/spec/covariance", "3 rows of 3 numbers"),
-        ({"covariance": None}, "#/spec/covariance", "exactly one of them"),
+        ({"factors": {"loadings": [[1.0]] * 3, "residual_variances": [1] * 3}}, "#/spec/covariance", "not both"),
+        ({"estimate": "factors"}, "#/spec/estimate", "leave one of them out"),
+        ({"target_on": "mean", "confidence": 0.9}, "#/spec/confidence", "leave it out"),
+        (
+            {"fully_invested": True, "groups": [{"assets": ASSETS, "maximum": 0.5}]},
+            "#/spec/groups/0/maximum",
+            "least 1",
+        ),
+        ({"groups": [{"assets": ["tulips"], "maximum": 0.5}]}, "#/spec/groups/0/assets/0", "called tulips"),
+        ({"maximum_turnover": 0.5}, "#/spec/maximum_turnover", "give current"),
         ({"confidence": 1}, "#/spec/confidence", "less than 1"),
         ({"assets": [{"name": "gold"}, {"name": "gold"}]}, "#/spec", "same name"),
         ({"budget": 0}, "#/spec/budget", "greater than 0"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,12 @@ from app.db import blobs
 from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.tables import PosteriorBlockRow, PosteriorRow
+from app.jobs.kinds import learn
 from app.main import create_app
 from app.posteriors import service
 from app.prescriptions import cache
 from bco_core.policies import POLICIES
-from bco_core.posterior import digest
+from bco_core.posterior import digest, drawn_particles
 from bco_core.predictive import CARRIES
 
 Array = np.ndarray[Any, Any]
@@ -41,10 +44,18 @@ def posterior(client: TestClient) -> Json:
     return learned(client, name="shared", seed=11)
 
 
+@contextmanager
+def stored_in_full() -> Iterator[pytest.MonkeyPatch]:
+    """Particles are stored, as those of chains are, and as earlier versions stored all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn, "without_particles", lambda description, arrays: arrays)
+        yield patch
+
+
 @pytest.fixture(scope="module")
 def split(client: TestClient) -> Json:
-    """The same posterior stored in blocks of three particles."""
-    with pytest.MonkeyPatch.context() as patch:
+    """The same posterior stored in full, in blocks of three particles."""
+    with stored_in_full() as patch:
         patch.setattr(blobs, "BLOCK_BYTES", 300)
         return learned(client, name="split", seed=11)
 
@@ -58,9 +69,15 @@ def download(client: TestClient, posterior_id: str, **query: int) -> dict[str, A
         return dict(file)
 
 
-def stored(posterior_id: str, name: str) -> Array:
+def arrays_of(posterior_id: str) -> dict[str, Array]:
     with transaction() as session:
-        return service.load_array(session, posterior_id, name)
+        return service.load_arrays(session, session.get_one(PosteriorRow, posterior_id))
+
+
+def stored_arrays(posterior_id: str) -> set[str]:
+    with transaction() as session:
+        where = PosteriorBlockRow.posterior_id == posterior_id
+        return set(session.scalars(sa.select(PosteriorBlockRow.array).where(where)))
 
 
 def flip_a_byte(posterior_id: str, array: str, block: int = 0) -> None:
@@ -132,7 +149,7 @@ def test_the_particles_file_holds_exactly_what_is_stored(client: TestClient, pos
     arrays = download(client, posterior["id"])
     assert set(arrays) == {"particles", "context_mean", "context_scale", "outcome_mean", "outcome_scale"}
     for name, values in arrays.items():
-        expected = stored(posterior["id"], name)
+        expected = arrays_of(posterior["id"])[name]
         assert values.dtype == expected.dtype
         np.testing.assert_array_equal(values, expected)
     assert arrays["particles"].shape == (40, (11 + 1) * 2)
@@ -155,7 +172,7 @@ def test_the_particles_file_holds_exactly_what_is_stored(client: TestClient, pos
 def test_a_part_of_the_particles_is_that_part_of_all_of_them(
     client: TestClient, posterior: Json, split: Json, query: dict[str, int], expected: slice
 ) -> None:
-    everything = stored(posterior["id"], "particles")
+    everything = arrays_of(posterior["id"])["particles"]
     for made in (posterior, split):
         np.testing.assert_array_equal(download(client, made["id"], **query)["particles"], everything[expected])
 
@@ -166,8 +183,44 @@ def test_a_posterior_in_many_blocks_is_the_same_posterior(posterior: Json, split
         firsts = session.scalars(sa.select(PosteriorBlockRow.first_row).where(*where)).all()
     assert sorted(firsts) == list(range(0, 40, 3))
     assert split["digest"] == posterior["digest"]
+    one, other = arrays_of(posterior["id"]), arrays_of(split["id"])
+    assert set(one) == set(other) == ARRAYS
     for name in ARRAYS:
-        np.testing.assert_array_equal(stored(split["id"], name), stored(posterior["id"], name))
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_particles_are_drawn_again_instead_of_stored_where_they_are_exactly_those(
+    client: TestClient, posterior: Json, split: Json
+) -> None:
+    assert stored_arrays(posterior["id"]) == ARRAYS - {"particles"}
+    assert stored_arrays(split["id"]) == ARRAYS
+    answers = []
+    for made in (posterior, split):
+        for changes in ({}, {"policy": "thompson"}, {"scenarios": 60}, {"seed": 3}):
+            # Loaded from the database, as after a restart.
+            client.app.state.posteriors = cache.of_settings()
+            answers.append(prescribe(client, made["id"], **changes)["prescriptions"])
+    assert answers[:4] == answers[4:]
+
+
+def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
+    chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
+    assert "particles" in stored_arrays(learned(client, posterior=chains)["id"])
+
+
+def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_told_of(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = learned(client)
+    before = arrays_of(made["id"])["particles"]
+    assert not any("other digits" in message for message in caplog.messages)
+
+    def otherwise(*arguments: Any) -> Array:
+        return np.nextafter(drawn_particles(*arguments), np.float32(np.inf))
+
+    monkeypatch.setattr(service, "drawn_particles", otherwise)
+    np.testing.assert_allclose(arrays_of(made["id"])["particles"], before, rtol=1e-6)
+    assert any(made["id"] in message and "other digits" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(("first", "count", "blocks"), [(0, 3, 1), (2, 2, 2), (9, 3, 1), (10, 7, 3), (39, 1, 1)])
@@ -177,11 +230,11 @@ def test_reading_a_part_reads_only_the_blocks_that_hold_it(
     with transaction() as session:
         values = service.load_array(session, split["id"], "particles", first, count)
     assert len(blocks_read) == blocks
-    np.testing.assert_array_equal(values, stored(split["id"], "particles")[first : first + count])
+    np.testing.assert_array_equal(values, arrays_of(split["id"])["particles"][first : first + count])
 
 
 def test_the_digest_covers_the_description_and_every_array(posterior: Json) -> None:
-    arrays = {name: stored(posterior["id"], name) for name in ARRAYS}
+    arrays = arrays_of(posterior["id"])
     assert digest(posterior["description"], arrays) == posterior["digest"]
     for name, values in arrays.items():
         changed = values.copy()
@@ -189,9 +242,9 @@ def test_the_digest_covers_the_description_and_every_array(posterior: Json) -> N
         assert digest(posterior["description"], arrays | {name: changed}) != posterior["digest"]
 
 
-def test_nothing_stored_is_a_pickle(posterior: Json) -> None:
+def test_nothing_stored_is_a_pickle(split: Json) -> None:
     with transaction() as session:
-        where = PosteriorBlockRow.posterior_id == posterior["id"]
+        where = PosteriorBlockRow.posterior_id == split["id"]
         blocks = session.scalars(sa.select(PosteriorBlockRow).where(where)).all()
     assert {block.array for block in blocks} == ARRAYS
     for block in blocks:
@@ -201,7 +254,8 @@ def test_nothing_stored_is_a_pickle(posterior: Json) -> None:
 @pytest.fixture(scope="module")
 def damaged(client: TestClient) -> Json:
     """A posterior to break and mend."""
-    return learned(client, name="damaged")
+    with stored_in_full():
+        return learned(client, name="damaged")
 
 
 @pytest.mark.parametrize("array", sorted(ARRAYS))
@@ -220,9 +274,10 @@ def test_a_posterior_with_a_flipped_byte_is_refused(client: TestClient, damaged:
     assert client.post(f"/v1/posteriors/{damaged['id']}/prescribe", json={"contexts": CONTEXTS[:1]}).is_success
 
 
-def test_damage_in_one_block_leaves_the_others_readable(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "BLOCK_BYTES", 300)
-    damaged = learned(client)
+def test_damage_in_one_block_leaves_the_others_readable(client: TestClient) -> None:
+    with stored_in_full() as patch:
+        patch.setattr(blobs, "BLOCK_BYTES", 300)
+        damaged = learned(client)
     flip_a_byte(damaged["id"], "particles", block=5)
     assert len(download(client, damaged["id"], first=0, count=15)["particles"]) == 15
     assert len(download(client, damaged["id"], first=18)["particles"]) == 22
@@ -236,12 +291,12 @@ def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: Te
     path = f"/v1/posteriors/{made['id']}"
     prescribe(client, made["id"])
     before = counts()
-    assert before["posterior_blocks"] >= len(ARRAYS)
+    assert before["posterior_blocks"] >= len(ARRAYS) - 1
     response = client.delete(path)
     assert (response.status_code, response.content) == (204, b"")
     after = counts()
     assert before["posteriors"] - after["posteriors"] == 1
-    assert before["posterior_blocks"] - after["posterior_blocks"] == len(ARRAYS)
+    assert before["posterior_blocks"] - after["posterior_blocks"] == len(ARRAYS) - 1
     body = {"contexts": CONTEXTS[:1]}
     answers = [
         client.get(path),

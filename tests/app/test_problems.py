@@ -19,7 +19,10 @@ def test_a_problem_is_answered_with_its_address_and_every_default_filled_in(clie
     assert problem["name"] == "rolls"
     filled = {"name": "rolls", "underage_cost": 3.0, "overage_cost": 1.0}
     filled |= {"minimum_order": 0.0, "maximum_order": None, "maximum_demand": None}
-    assert problem["spec"] == {"kind": "newsvendor", "items": [filled]}
+    filled |= dict.fromkeys(("price", "unit_cost", "salvage_value", "shortage_penalty", "pack_size"))
+    filled |= {"stock": 0.0, "integer": False, "minimum_service_level": 0.0}
+    shared = {"decision_rows": [], "minimum_service_level": 0.0}
+    assert problem["spec"] == {"kind": "newsvendor", "items": [filled]} | shared
     age = datetime.now(UTC) - datetime.fromisoformat(problem["created_at"])
     assert timedelta() <= age < timedelta(seconds=30)
 

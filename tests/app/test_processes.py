@@ -168,7 +168,7 @@ def test_leaving_a_service_in_the_middle_of_a_job_leaves_no_process_and_the_job_
     assert len(everyone) >= 4
     service.__exit__(None, None, None)
     try:
-        within("every process is gone", lambda: not alive(everyone), 3)
+        within("every process is gone", lambda: not alive(everyone), 10)
     finally:
         kill(everyone)
     with Part(tmp_path, "worker", "worker", BCO_DATABASE_URL=sqlite_url, **DEADLINE) as worker:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from app.commands import cli
 from app.commands.demo import as_csv
+from app.db.base import now
 from app.db.engine import get_engine, transaction
-from app.db.tables import AnswerRow, JobLogRow, JobPartRow, JobRow, now
+from app.db.tables import AnswerRow, JobLogRow, JobPartRow, JobRow
 from app.jobs import compute, parts, queue, retention, service
 
 OLD = timedelta(days=400)
@@ -51,6 +52,28 @@ def test_what_is_old_goes_and_what_is_not_stays(client: TestClient, settings: Ca
     assert left(lately) == (True, True, True)
     assert left(waiting) == (True, False, True)
     assert answered(client.get(f"/v1/jobs/{old['id']}"))["state"] == "cancelled"
+
+
+def test_nothing_of_the_engine_is_left_of_a_run_that_is_gone(client: TestClient, settings: Callable[..., None]) -> None:
+    settings(keep_runs_days=90)
+    job = ended(client, OLD)
+    schema = None if get_engine().dialect.name == "sqlite" else "dbos"
+    names = [name for name in sa.inspect(get_engine()).get_table_names(schema) if name != "dbos_migrations"]
+
+    def mentions() -> set[str]:
+        """The engine's tables that have a row of the run."""
+        found = set()
+        with get_engine().connect() as connection:
+            for name in names:
+                table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection)
+                if (column := table.c.get("workflow_uuid")) is not None:
+                    query = sa.select(sa.func.count()).select_from(table).where(column == job["id"])
+                    found |= {name} if connection.scalar(query) else set()
+        return found
+
+    assert mentions() >= {"workflow_status", "workflow_input"}
+    retention.prune()
+    assert mentions() == set()
 
 
 def test_zero_days_are_for_ever(client: TestClient, settings: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from journey import CONTEXTS, Json, learned
+from journey import CONTEXTS, Json, learned, without_id
 from prometheus_client import REGISTRY
 from starlette.testclient import TestClient
 
@@ -95,7 +95,7 @@ def test_both_roads_give_the_same_answer(client: TestClient, posterior: Json, sh
     first, second = both_ways(client, path(posterior), ALL[name])
     assert short == [True, False]
     assert first.status_code == second.status_code
-    assert first.content == second.content
+    assert without_id(first.content) == without_id(second.content)
     assert sorted(set(first.headers.items()) ^ set(second.headers.items()), key=str) == sorted(
         {("x-request-id", first.headers["x-request-id"]), ("x-request-id", second.headers["x-request-id"])}
     )
@@ -145,7 +145,7 @@ def test_a_body_that_comes_in_pieces_is_put_together(client: TestClient, posteri
     messages = [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
     start, body = in_pieces(client, posterior, "application/json", *messages)
     assert start["status"] == 200
-    assert body["body"] == both_ways(client, path(posterior), content)[1].content
+    assert without_id(body["body"]) == without_id(both_ways(client, path(posterior), content)[1].content)
     assert short[0]
 
 

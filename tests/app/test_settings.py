@@ -71,9 +71,12 @@ OTHER_VALUES = {
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "worker_deadline_seconds": ("2.5", 2.5),
     "allow_anonymous": ("true", True),
+    "log_prescriptions": ("false", False),
     "log_level": ("DEBUG", "DEBUG"),
     "log_format": ("json", "json"),
     "workspace_weights": ("planning=3", "planning=3"),
+    "webhook_hosts": ("hooks.example", "hooks.example"),
+    "webhook_networks": ("10.1.0.0/16", "10.1.0.0/16"),
 }
 
 

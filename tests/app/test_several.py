@@ -120,6 +120,7 @@ def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(severa
     several.reached(20)
     first, second = several.listening()
     first.kill()
+    wait_until("it is gone", lambda: not alive({first}))
     wait_until("another one has taken its place", lambda: len(several.listening()) == 2)
     assert second in several.listening()
     several.reached(20)

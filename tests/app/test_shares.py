@@ -13,8 +13,9 @@ from journey import CONTEXTS, QUICK, Json, answered, counts, create_dataset, cre
 from starlette.testclient import TestClient
 
 from app.commands.demo import as_csv
+from app.db.base import DEFAULT_WORKSPACE, now
 from app.db.engine import transaction
-from app.db.tables import DEFAULT_WORKSPACE, DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow, now
+from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
 from app.http.errors import TooMany
 from app.jobs import making, parts, queue, service
 from app.jobs.kinds import KINDS

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from hard_searches import market_split
-from journey import ASSETS, CONTEXTS, FUND, QUICK, Json, answered, create_dataset, learned, months
+from journey import ASSETS, CONTEXTS, FUND, QUICK, Json, answered, create_dataset, learned, months, without_id
 from patience import wait_until
 from processes import is_alive
 from starlette.testclient import TestClient
@@ -77,7 +77,20 @@ def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
     there = ask(client, posterior, contexts, policy=policy)
     assert client.app.state.solvers.pids()
     assert (here.status_code, there.status_code) == (200, 200), there.text
-    assert here.content == there.content
+    assert without_id(here.content) == without_id(there.content)
+
+
+def test_one_of_several_apis_alone_counts_what_its_solver_processes_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    template = Template(100)
+    try:
+        wait_until("the template is ready", lambda: template.ready)
+        assert "PROMETHEUS_MULTIPROC_DIR" not in psutil.Process(template._process.pid).environ()
+    finally:
+        template.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_refusals_are_the_same_too(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:

@@ -18,7 +18,7 @@ from httpx import Response
 from journey import answered, learned, upload
 from starlette.testclient import TestClient
 
-from app.datasets import reader, unpack
+from app.datasets import reader
 
 
 def parquet(columns: dict[str, object], **options: object) -> bytes:
@@ -86,7 +86,7 @@ def test_of_many_bad_lines_only_the_first_is_kept(client: TestClient) -> None:
 
 def test_a_reading_process_that_dies_is_replaced(client: TestClient) -> None:
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
-    for process in reader._idle:
+    for process in reader.readers.idle:
         process.kill()
         process.wait()
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
@@ -95,12 +95,12 @@ def test_a_reading_process_that_dies_is_replaced(client: TestClient) -> None:
 def test_the_reading_process_imports_no_numerics_and_nothing_from_the_working_directory(tmp_path: Path) -> None:
     for name in ("json", "pyarrow"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
-    say = f"import runpy, sys; runpy.run_path({unpack.__file__!r}); print('torch' in sys.modules)"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    say = "import app.datasets.unpack, sys; print({'torch', 'fastapi', 'sqlalchemy'} & sys.modules.keys())"
+    environment = os.environ | reader.readers.environment
     done = subprocess.run(
-        [sys.executable, *reader._COMMAND[1:-1], "-c", say], cwd=tmp_path, env=environment, capture_output=True
+        [sys.executable, *reader.readers.command[1:-2], "-c", say], cwd=tmp_path, env=environment, capture_output=True
     )
-    assert (done.stdout, done.returncode) == (b"False\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == (b"set()\n", 0), done.stderr
 
 
 # text

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample
-from bco_core.distributions import ChainDraws, Distribution, equal_mixture
+from bco_core.distributions import ChainDraws, Distribution, MatrixGaussian, equal_mixture
 from bco_core.families import FAMILIES
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
@@ -105,7 +105,142 @@ FACTORY = {
     ],
 }
 
+# A linear model to be maximised, whose outcomes are limits of rows alone.
+CATERER: Spec = {
+    "kind": "linear",
+    "sense": "maximize",
+    "decisions": [{"name": "cooked", "cost": -4}],
+    "recourse": [{"name": "served", "cost": 11}, {"name": "given away", "cost": 1, "maximum": 20}],
+    "outcomes": [{"name": "guests", "minimum": 0}],
+    "rows": [
+        {"decisions": {"cooked": -1}, "recourse": {"served": 1, "given away": 1}, "sense": "<=", "limit": 0},
+        {"recourse": {"served": 1}, "sense": "<=", "limit": {"outcomes": {"guests": 1}}},
+    ],
+}
+
+# Cars that are kept now or rented later, at a price that nobody knows yet.
+RENTAL: Spec = {
+    "kind": "linear",
+    "decisions": [{"name": "kept", "cost": 5}],
+    "recourse": [{"name": "rented", "cost": {"constant": 7, "outcomes": {"price": 1}}}],
+    "outcomes": [{"name": "needed", "minimum": 0}, {"name": "price", "minimum": 0}],
+    "rows": [
+        {
+            "decisions": {"kept": 1},
+            "recourse": {"rented": 1},
+            "sense": ">=",
+            "limit": {"outcomes": {"needed": 1}},
+        }
+    ],
+}
+
+# Where the cost is linear in the outcome its mean is all that counts, and so it is for whole-number averages.
+BY_MEAN = frozenset({"bcp", "predictive", "blended"})
+BY_MEAN_IN_WHOLE = BY_MEAN | {"averaged"}
+
 PROBLEM_ROWS = {
+    "shortest_path": [
+        ProblemRow(
+            {
+                "kind": "shortest_path",
+                "source": "home",
+                "target": "office",
+                "edges": [
+                    {"start": "home", "end": "bridge"},
+                    {"start": "home", "end": "tunnel"},
+                    {"start": "bridge", "end": "office"},
+                    {"start": "tunnel", "end": "office", "cost": {"constant": 2, "outcomes": {"home to tunnel": 0.5}}},
+                    {"start": "bridge", "end": "tunnel", "cost": 1},
+                ],
+            },
+            demands(10, 12, 8),
+            optimal=BY_MEAN_IN_WHOLE,
+        )
+    ],
+    "assignment": [
+        ProblemRow(
+            {
+                "kind": "assignment",
+                "agents": ["ann", "bob"],
+                "tasks": ["roof", "wall"],
+                "sense": "maximize",
+                "capacities": {"ann": 2},
+                "costs": {"bob": {"wall": 9}},
+            },
+            demands(10, 12, 8),
+            optimal=BY_MEAN_IN_WHOLE,
+        )
+    ],
+    "knapsack": [
+        ProblemRow(
+            {
+                "kind": "knapsack",
+                "items": [
+                    {"name": "lamps", "weights": {"kg": 4, "litres": 2}, "copies": 2},
+                    {"name": "rugs", "weights": {"kg": 7, "litres": 9}},
+                    {"name": "books", "weights": {"kg": 3}, "copies": None},
+                ],
+                "capacities": {"kg": 13, "litres": 10},
+                "shares": True,
+            },
+            demands(8, 15, 5),
+            optimal=BY_MEAN,
+        )
+    ],
+    "facility_location": [
+        ProblemRow(
+            {
+                "kind": "facility_location",
+                "facilities": [
+                    {"name": "north", "opening_cost": 30, "capacity": 12},
+                    {"name": "south", "opening_cost": 20, "capacity": 9, "unit_cost": 0.5},
+                ],
+                "customers": [{"name": "city"}, {"name": "coast", "shortage_cost": 9}],
+                "transport_costs": [[1, 3], [2, None]],
+                "shortage_cost": 8,
+            },
+            demands(8, 6),
+        )
+    ],
+    "production": [
+        ProblemRow(
+            {
+                "kind": "production",
+                "products": [
+                    {"name": "bread", "unit_cost": 1, "uses": {"hours": 0.5}, "price": 4, "holding_cost": 0.2},
+                    {
+                        "name": "mix",
+                        "blend_of": ["oats", "nuts"],
+                        "qualities": {"protein": {"minimum": 12}},
+                        "price": 7,
+                        "shortage_cost": 1,
+                    },
+                ],
+                "resources": [{"name": "hours", "available": 8}],
+                "ingredients": [
+                    {"name": "oats", "unit_cost": 1, "qualities": {"protein": 10}},
+                    {"name": "nuts", "unit_cost": 5, "available": 4, "qualities": {"protein": 20}},
+                ],
+            },
+            demands(10, 12),
+        )
+    ],
+    "unit_commitment": [
+        ProblemRow(
+            {
+                "kind": "unit_commitment",
+                "hours": 2,
+                "units": [
+                    {"name": "coal", "minimum_output": 3, "maximum_output": 8, "unit_cost": 2, "startup_cost": 5},
+                    {"name": "gas", "maximum_output": 6, "unit_cost": 4, "fixed_cost": 3, "ramp_up": 2},
+                ],
+                "shedding_cost": 12,
+                "curtailment_cost": 1,
+            },
+            demands(6, 7),
+        )
+    ],
+    "linear": [ProblemRow(RENTAL, demands(30, 4)), ProblemRow(CATERER, demands(40))],
     "two_stage_linear": [ProblemRow(FACTORY, demands(40, 20))],
     "shipment": [
         ProblemRow(
@@ -140,8 +275,38 @@ PROBLEM_ROWS = {
             returns(3),
             certain=False,
         ),
+        ProblemRow(
+            {
+                "kind": "return_constrained_portfolio",
+                "assets": ASSETS,
+                "factors": FACTORS,
+                "target_return": 0.08,
+                "target_on": "mean",
+                "fully_invested": True,
+                "groups": [{"assets": ["bonds", "gold"], "maximum": 0.6}],
+                "current": {"cash": 1.0},
+                "turnover_cost": 0.001,
+            },
+            returns(4),
+            certain=False,
+        ),
     ],
     "mean_variance_portfolio": [
+        ProblemRow(
+            {
+                "kind": "mean_variance_portfolio",
+                "assets": ASSETS,
+                "factors": FACTORS,
+                "risk_aversion": 40,
+                "fully_invested": True,
+                "groups": [{"name": "safe", "assets": ["bonds", "cash"], "minimum": 0.2, "maximum": 0.6}],
+                "current": {"shares": 0.4, "bonds": 0.6},
+                "turnover_cost": 0.01,
+                "maximum_turnover": 1.5,
+            },
+            returns(4),
+            optimal=frozenset({"bcp", "predictive", "blended"}),
+        ),
         ProblemRow(
             {"kind": "mean_variance_portfolio", "assets": ASSETS, "factors": FACTORS, "risk_aversion": 40},
             returns(4),
@@ -174,6 +339,41 @@ PROBLEM_ROWS = {
                 ],
             },
             demands(50, 80, 3, 10),
+        ),
+        ProblemRow(
+            {
+                "kind": "newsvendor",
+                "items": [
+                    {"name": "croissants", "underage_cost": 1.8, "overage_cost": 0.6, "stock": 12},
+                    {"name": "loaves", "price": 3.2, "unit_cost": 1.3, "salvage_value": 0.1, "maximum_order": 60},
+                    {"name": "credit", "underage_cost": 0.1, "overage_cost": 7, "minimum_order": None},
+                    {"name": "cakes", "underage_cost": 20, "overage_cost": 9, "minimum_order": 2},
+                ],
+                "decision_rows": [
+                    {
+                        "name": "oven",
+                        "coefficients": {"croissants": 1, "loaves": 2, "credit": -0.4},
+                        "sense": "<=",
+                        "limit": 120,
+                    }
+                ],
+            },
+            demands(50, 80, 10, 3),
+        ),
+        ProblemRow(
+            {
+                "kind": "newsvendor",
+                "items": [
+                    {"name": "croissants", "underage_cost": 1.8, "overage_cost": 0.6},
+                    {"name": "loaves", "underage_cost": 2.4, "overage_cost": 1.2, "stock": 5, "maximum_order": 60},
+                    {"name": "cakes", "underage_cost": 20, "overage_cost": 9},
+                ],
+                "decision_rows": [
+                    {"coefficients": {"croissants": 1, "loaves": 2, "cakes": 3}, "sense": "<=", "limit": 100},
+                    {"coefficients": {"croissants": 1, "loaves": 1}, "sense": ">=", "limit": 30},
+                ],
+            },
+            demands(50, 80, 3),
         ),
     ],
 }
@@ -218,7 +418,7 @@ PREDICTOR_ROWS: dict[str, dict[str, Any]] = {
 
 # features: how many columns a context of three columns becomes
 
-FEATURE_ROWS = {"standardized": 3}
+FEATURE_ROWS = {"standardized": 3, "boosted": 5, "products": 9}
 
 
 class MethodRow(NamedTuple):
@@ -230,7 +430,7 @@ class MethodRow(NamedTuple):
 
 
 METHOD_ROWS = {
-    "auto": MethodRow("newsvendor", {"hidden": (4,), "members": 5, "epochs": 2}, 10),
+    "auto": MethodRow("newsvendor", {"predictor": "boosted", "hidden": (4,), "members": 5, "epochs": 2}, 5),
     "vi": MethodRow("newsvendor", {"predictor": "linear", "members": 3, "epochs": 2}, 3),
     "mh": MethodRow(
         "return_constrained_portfolio",
@@ -255,4 +455,9 @@ DISTRIBUTION_ROWS: dict[str, Distribution] = {
     "gaussian": two_members("gaussian"),
     "laplace": two_members("laplace"),
     "chains": ChainDraws(torch.randn(11, 3, generator=seeded(23)), 4),
+    "matrix_gaussian": MatrixGaussian.of(
+        torch.tensor([[[0.0], [1.0], [2.0]], [[3.0], [4.0], [5.0]]]),
+        0.1 * torch.eye(3).expand(2, 3, 3),
+        torch.ones(2, 1, 1),
+    ),
 }

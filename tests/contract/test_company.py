@@ -21,7 +21,9 @@ from bco_core.problems.registry import build_problem
 
 CONTEXTS = 9
 PROBLEM_ROWS = {f"{kind}-{place}": row for kind, rows in ROWS_OF_KINDS.items() for place, row in enumerate(rows)}
-ALONE = {name for name, row in PROBLEM_ROWS.items() if row.spec["kind"] == "newsvendor"}
+ALONE = {name for name, row in PROBLEM_ROWS.items() if row.spec["kind"] in ("newsvendor", "mean_variance_portfolio")}
+# Several rows across items take a program, whose pool learns from who comes.
+ALONE -= {name for name, row in PROBLEM_ROWS.items() if len(row.spec.get("decision_rows") or ()) > 1}
 
 
 def posterior_for(name: str) -> Posterior:

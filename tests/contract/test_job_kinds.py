@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +11,11 @@ from in_process import service_on
 from journey import QUICK, Json, answered, counts, create_dataset, create_problem, learned, prepare_fund
 from starlette.testclient import TestClient
 
+from app.backtests.schemas import Ours
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.migrate import migrate
-from app.db.tables import DEFAULT_WORKSPACE, JobPartRow, JobRow
+from app.db.tables import JobPartRow, JobRow
 from app.jobs import compute, parts, queue, service
 from app.jobs.kinds import DEFAULT, KINDS
 from app.jobs.kinds import prescribe as batches
@@ -51,11 +53,19 @@ def prescribe(client: TestClient) -> Json:
     return ids | {"kind": "prescribe", "scenarios": 20}
 
 
+def backtest(client: TestClient) -> Json:
+    ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
+    quick = Ours.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "posterior": QUICK})
+    asked = {"ours": [quick.model_dump()], "baselines": ["constant", "regression"], "splits": 2, "seed": 3}
+    return ids | {"kind": "backtest"} | asked
+
+
 # A name, the kind it is of, a function that makes a request, and how many parts the job has.
 ROWS: dict[str, tuple[str, Callable[[TestClient], Json], int]] = {
     "learning in one process": ("learn", learn_alone, 0),
     "learning by chains": ("learn", learn_by_chains, 2),
     "prescribing": ("prescribe", prescribe, 3),
+    "backtesting": ("backtest", backtest, 6),
 }
 EVERY_ROW = pytest.mark.parametrize(("name", "body_of", "count"), ROWS.values(), ids=ROWS.keys())
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
@@ -104,7 +114,7 @@ def test_a_mistake_is_told_with_its_place_in_the_request_and_leaves_nothing(clie
 def test_an_unknown_kind_is_refused_with_those_there_are(client: TestClient, kind: Any) -> None:
     refusal = answered(client.post("/v1/jobs", json={"kind": kind}), 422)
     (found,) = refusal["errors"]
-    assert found == {"pointer": "#/kind", "detail": "the job kind must be one of learn, prescribe"}
+    assert found == {"pointer": "#/kind", "detail": "the job kind must be one of learn, prescribe, backtest"}
 
 
 # from the request to the result
@@ -130,12 +140,18 @@ def forget(data: bytes) -> None:
     """A checkpoint that nobody keeps."""
 
 
-def outcome(client: TestClient, job_id: str) -> list[Any]:
-    """Everything a job has made, to be compared with another's."""
+def outcome(client: TestClient, job_id: str, results: Sequence[bytes] | None = None) -> list[Any]:
+    """Everything a job has made, to be compared with another's; its files are made of results, if these are given."""
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "succeeded", job["error"]
     kind = KINDS[job["kind"]]
-    made = [client.get(f"/v1/jobs/{job_id}/result", params={"format": name}).content for name in kind.files]
+    made: list[Any] = [job["summary"]] if job["summary"] else []
+    for name, file in kind.files.items():
+        address = f"/v1/jobs/{job_id}/result"
+        kept = (
+            client.get(address, params={"format": name}).content if results is None else b"".join(file.write(results))
+        )
+        made.append(kept)
     if kind.makes_posterior:
         made.append(answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))["digest"])
     assert made
@@ -158,7 +174,7 @@ def test_split_work_and_join_make_what_the_engine_makes(
     results = [kind.work(given, part.data, silent, forget) for part in made]
     if kind.join is not None:
         service.succeed(by_hand.id, attempt, kind.join(given, results, silent))
-        expected = outcome(client, by_hand.id)
+        expected = outcome(client, by_hand.id, results)
     else:
         expected = [b"".join(file.write(results)) for file in kind.files.values()]
 
@@ -209,7 +225,7 @@ def test_a_job_is_listed_by_its_kind_waits_in_its_queue_and_shows_what_was_asked
     job = answered(client.post("/v1/jobs", json=body), 202)
     assert job["kind"] == name
     listed = answered(client.get("/v1/jobs", params={"kind": name, "limit": 200}))["items"]
-    assert {field: value for field, value in job.items() if field != "spec"} in listed
+    assert {field: value for field, value in job.items() if field not in ("spec", "summary")} in listed
     assert {found["kind"] for found in listed} == {name}
     (queued,) = queue.client().list_queued_workflows(workflow_ids=[job["id"]])
     assert queued.queue_name == KINDS[name].queue

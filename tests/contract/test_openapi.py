@@ -65,6 +65,8 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
     try:
         wait_until("the API is ready", lambda: api.poll() is not None or is_ready(address))
         assert api.poll() is None, log.read_text()
+        drift, header = f"{address}/v1/posteriors/{kept['id']}/drift", {"Authorization": f"Bearer {key}"}
+        wait_until("its solvers are ready", lambda: httpx.get(drift, headers=header, timeout=90).is_success)
         yield address, configuration, key
         assert is_ready(address), "the API has died"
         assert '"level":"ERROR"' not in log.read_text(), log.read_text()[-20_000:]
@@ -85,6 +87,8 @@ def assert_kept(address: str, configuration: Path, key: str, examples: int, phas
         *(str(SCHEMATHESIS), "--config-file", str(configuration), "--no-color", "run", f"{address}/openapi.json"),
         *("--header", f"Authorization: Bearer {key}", "--exclude-checks", NOT_PROMISED, "--phases", phases),
         *("--max-examples", str(examples), "--seed", "7", "--generation-deterministic"),
+        # Longer than BCO_PRESCRIBE_SECONDS.
+        *("--request-timeout", "90"),
         # A job's events go on for as long as the job does.
         *("--exclude-path-regex", "/events$"),
     )

@@ -43,7 +43,7 @@ def _one_thread() -> None:
 
 def test_every_registered_predictor_has_a_row_in_the_contract_and_a_name_in_the_api() -> None:
     offered = set(get_args(PredictorSpec.model_fields["kind"].annotation))
-    assert set(PREDICTOR_ROWS) == set(PREDICTORS) == offered - {"auto"}
+    assert set(PREDICTOR_ROWS) == set(PREDICTORS) == offered - {"auto", "boosted"}
 
 
 def history(rows: int = 30) -> Sample:
@@ -189,10 +189,25 @@ def fitted(kind: str, sample: Sample) -> Features:
     return FEATURES[kind].fit(sample, fold_numbers(len(sample), 0))
 
 
+def based(features: Features) -> int:
+    """How many columns of bases follow the features."""
+    return 0 if features.bases is None else len(features.bases.mean)
+
+
+def test_bases_are_among_the_features_and_scatter_as_they_say(features: Features) -> None:
+    if features.bases is None:
+        assert features.base_columns == ()
+        return
+    told = features.of_history(history())
+    assert torch.equal(told[:, list(features.base_columns)], told[:, features.width :])
+    errors = features.bases.apply(history().outcomes) - told[:, features.width :]
+    torch.testing.assert_close(errors.square().mean(dim=0).sqrt(), features.shrink)
+
+
 def test_features_have_the_columns_they_say(features: Features) -> None:
     width = FEATURE_ROWS[features.kind]
     assert (features.context_dim, features.width) == (3, width)
-    assert features.of_history(history()).shape == (30, width)
+    assert features.of_history(history()).shape == (30, width + based(features))
     assert features.spread.shape == (width,)
     assert (features.spread > 0).all()
 
@@ -201,8 +216,9 @@ def test_features_have_the_columns_they_say(features: Features) -> None:
 def test_features_of_new_contexts_are_batched(features: Features, leading: tuple[int, ...]) -> None:
     contexts = 7 + torch.randn(*leading, 3, generator=seeded(25), dtype=torch.float64)
     found = features.of_new(contexts)
-    assert (found.shape, found.dtype) == ((*leading, features.width), torch.float64)
-    for one, alone in zip(contexts.view(-1, 3), found.view(-1, features.width), strict=True):
+    width = features.width + based(features)
+    assert (found.shape, found.dtype) == ((*leading, width), torch.float64)
+    for one, alone in zip(contexts.view(-1, 3), found.view(-1, width), strict=True):
         torch.testing.assert_close(features.of_new(one), alone)
 
 
@@ -210,9 +226,15 @@ def test_no_row_of_the_history_is_told_its_own_outcome(features: Features) -> No
     before = features.of_history(history())
     for row in (0, 17):
         outcomes = history().outcomes.clone()
-        outcomes[row] += 1000
+        outcomes[row] += 1
         changed = Sample(history().contexts, outcomes)
-        after = fitted(features.kind, changed).of_history(changed)
+        again = fitted(features.kind, changed)
+        after = again.of_history(changed)
+        if features.bases is not None and again.bases is not None:
+            # All outcomes together are the unit that bases are told in; what is told is the same.
+            mine, theirs = (one.bases.undo(told[row, 5:]) for one, told in ((features, before), (again, after)))
+            torch.testing.assert_close(theirs, mine)
+            continue
         torch.testing.assert_close(after[row], before[row])
         if not FEATURES[features.kind].sees_outcomes:
             torch.testing.assert_close(after, before)

@@ -74,12 +74,12 @@ def test_the_deadline_in_force_ends_a_search_without_a_limit_of_its_own() -> Non
     assert seconds_of(search)[1] < 0.3 + PATIENCE
 
 
-def test_a_quick_deadline_lets_no_large_program_begin() -> None:
-    spec = market_split(rows=2, columns=4)
-    problem, weights = build_problem(spec), torch.full((600,), 1 / 600, dtype=torch.float64)
-    outcomes = torch.zeros(1, 600, 1, dtype=torch.float64)
+def test_a_quick_deadline_lets_no_search_for_whole_numbers_begin() -> None:
+    problem = build_problem(market_split(rows=2, columns=4))
+    outcomes, weights = torch.zeros(1, 2, 1, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    problem.prescribe(outcomes, weights)
     with deadline.until(time.monotonic() + 600, quick=True):
-        problem.prescribe(outcomes[:, :20], torch.full((20,), 0.05, dtype=torch.float64))
+        problem.relaxation.prescribe(outcomes, weights)
         with pytest.raises(OutOfTime, match="quick"):
             problem.prescribe(outcomes, weights)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -37,6 +37,10 @@ class Nearest:
     contexts: Tensor
     outcomes: Tensor
     folds: Tensor
+
+    bases: ClassVar[None] = None
+    base_columns: ClassVar[tuple[int, ...]] = ()
+    shrink: ClassVar[Tensor] = torch.ones(1, dtype=torch.float64)
 
     @property
     def context_dim(self) -> int:

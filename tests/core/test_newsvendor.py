@@ -261,9 +261,9 @@ def test_an_absent_bound_does_not_bind() -> None:
     assert problem.decide(torch.tensor([[-1e12], [1e12]], dtype=torch.float64)).tolist() == [[-1e12], [1e12]]
 
 
-def test_conditional_value_at_risk_is_refused_rather_than_ignored() -> None:
+def test_the_whole_tail_is_the_expected_cost() -> None:
     problem = Newsvendor.from_spec(spec())
-    outcomes, weights = torch.ones(1, 2, 1, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
-    with pytest.raises(InvalidInput, match="expected cost only") as refusal:
-        problem.prescribe(outcomes, weights, Risk(cvar_weight=0.5))
-    assert refusal.value.where == ("risk",)
+    outcomes = torch.tensor([[[1.0], [5.0], [9.0]]], dtype=torch.float64)
+    weights = torch.tensor([0.2, 0.1, 0.7], dtype=torch.float64)
+    tail, mean = problem.prescribe(outcomes, weights, Risk(1.0, 0.0)), problem.prescribe(outcomes, weights)
+    assert tail.objective.tolist() == pytest.approx(mean.objective.tolist())

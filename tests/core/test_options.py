@@ -54,7 +54,7 @@ def test_a_method_that_there_is_not_is_refused_with_those_that_there_are() -> No
         ("auto", "thinning", "none", ("thinning",), "support_points, regular"),
         ("vi", "optimizer", "newton", ("optimizer",), "adam, sgd"),
         ("auto", "family", "cauchy", ("family",), "gaussian, laplace"),
-        ("auto", "predictor", "forest", ("predictor", "kind"), "auto, linear, relu_affine, mlp, skip_mlp"),
+        ("auto", "predictor", "forest", ("predictor", "kind"), "auto, linear, relu_affine, mlp, skip_mlp, boosted"),
         ("auto", "policy", "greedy", ("policy",), "averaged, blended, bcp, predictive, map, thompson"),
     ],
 )
@@ -67,7 +67,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(
 
 
 def test_unknown_features_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match=r"^the features must be one of standardized$") as refusal:
+    with pytest.raises(InvalidInput, match=r"^the features must be one of standardized, boosted, products$") as refusal:
         PredictorOptions(features="magic")
     assert refusal.value.where == ("predictor", "features")
 
@@ -205,3 +205,15 @@ def test_a_change_is_checked_like_a_new_choice(options: LearningOptions) -> None
 def test_hidden_layers_not_given_are_the_predictors_own() -> None:
     assert make_options(predictor="mlp").predictor == PredictorOptions("mlp", (128, 128))
     assert make_options(predictor="mlp", hidden=[4, 5]).predictor == PredictorOptions("mlp", (4, 5))
+
+
+def test_boosted_departures_are_for_auto_alone_and_leave_nothing_to_certify() -> None:
+    assert make_options(predictor="boosted").predictor.kinds == ()
+    for method in ("vi", "mh"):
+        with pytest.raises(InvalidInput, match="learned by auto alone") as refusal:
+            make_options(method=method, predictor="boosted")
+        assert refusal.value.where == ("predictor", "kind")
+    with pytest.raises(InvalidInput, match="leave no prior to certify with"):
+        make_options(predictor="boosted", certify=True)
+    with pytest.raises(InvalidInput, match="learned by auto alone"):
+        make_options(predictor="boosted").for_chains()  # type: ignore[attr-defined]

@@ -20,7 +20,8 @@ from bco_core.predictors.base import Predictor
 from bco_core.predictors.registry import PREDICTORS
 from bco_core.prescribe import Prescribed, PrescribeOptions, decides_alone, prescribe
 from bco_core.problems.newsvendor import Newsvendor
-from bco_core.rows import exp_affine, mean_of_atoms, sample_near, sum_of_rows
+from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
+from bco_core.rows import exp_affine, mean_of_atoms, product, sample_near, sum_of_rows
 
 CONTEXTS = 23
 
@@ -127,6 +128,37 @@ def test_the_same_for_few_and_many_items_and_scenarios(items: int, scenarios: in
     together = prescribe(posterior, problem, contexts_of(), options)
     for row in range(CONTEXTS):
         assert digits(prescribe(posterior, problem, contexts_of()[row : row + 1], options), 0) == digits(together, row)
+
+
+def mean_variance(assets: int) -> MeanVariancePortfolio:
+    drawn = torch.Generator().manual_seed(6)
+    loadings = torch.randn(assets, min(assets, 7), generator=drawn, dtype=torch.float64)
+    factors = {"loadings": loadings.tolist(), "residual_variances": [0.2 + 0.01 * one for one in range(assets)]}
+    positions = [{"name": str(one), "minimum": -2.0, "maximum": 3.0} for one in range(assets)]
+    return MeanVariancePortfolio.from_spec(
+        {"assets": positions, "factors": factors, "risk_aversion": 40.0, "budget": 2.0}
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("assets", [2, 11, 40])
+def test_portfolios_decided_together_have_the_digits_of_those_decided_alone(policy: str, assets: int) -> None:
+    posterior, problem = posterior_of("linear", outcomes=assets), mean_variance(assets)
+    options = PrescribeOptions(policy, scenarios=50)
+    if not decides_alone(posterior, problem, options):
+        assert policy == "thompson"
+        return
+    together = prescribe(posterior, problem, contexts_of(), options)
+    assert len(together.decisions.unique(dim=0)) > CONTEXTS / 2
+    for row in range(CONTEXTS):
+        assert digits(prescribe(posterior, problem, contexts_of()[row : row + 1], options), 0) == digits(together, row)
+
+
+def test_products_of_rows_are_what_they_should_be() -> None:
+    rows, matrix = torch.rand(4, 3, 5, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
+    torch.testing.assert_close(product(rows, matrix), rows @ matrix)
+    torch.testing.assert_close(product(rows[0].mT[:, :1].mT, matrix), rows[0, :1] @ matrix)
+    assert product(rows[:0], matrix).shape == (0, 3, 2)
 
 
 def test_sums_of_atoms_are_what_they_should_be() -> None:

@@ -5,7 +5,7 @@ import torch
 from wavy_demand import PROBLEM, generator
 
 from bco_core.scenarios import Scenarios
-from bco_core.select import select, share_costs
+from bco_core.select import ShareCosts, select, share_costs
 
 
 def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
@@ -48,3 +48,16 @@ def test_the_cheapest_share_of_some_rows_is_found_from_those_rows_alone() -> Non
     assert shares.best(first) == pytest.approx(0.6)
     assert shares.best(~first) == 0.0
     assert shares.best() == 0.0
+
+
+def test_a_boosted_rule_is_left_only_for_what_was_better_in_each_of_the_last_two_stretches() -> None:
+    stretches = torch.tensor([2, 2, 3, 3, 4, 4])
+    # The first candidate was far better long ago, and worse lately.
+    first, second = torch.tensor([0.0, 0, 0, 0, 9, 9]).double(), torch.full((6,), 5.0).double()
+    costs = torch.stack([torch.lerp(first, second, share) for share in torch.linspace(0, 1, 11).double()])
+    assert ShareCosts(costs).best() == 0.0
+    assert ShareCosts(costs, stretches).best() == 1.0
+    # Better in each of the last two: it is mixed in, by no more than half.
+    later = torch.stack([torch.lerp(first.flip(0), second, share) for share in torch.linspace(0, 1, 11).double()])
+    assert ShareCosts(later, stretches).best() == 0.5
+    assert ShareCosts(later, stretches).best(torch.arange(2)) == 1.0

@@ -113,6 +113,12 @@ def _python(words: list[str]) -> None:
             assert word.startswith("-") or (ROOT / word).exists(), word
 
 
+def _pip(words: list[str]) -> None:
+    assert words[0] == "install", words
+    for place in words[1:]:
+        assert (ROOT / place / "pyproject.toml").exists(), place
+
+
 def _known(words: list[str]) -> None:
     """Programs of others, whose words are theirs."""
 
@@ -126,5 +132,6 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "curl": _curl,
     ".venv/bin/bco": _bco,
     ".venv/bin/python": _python,
+    "pip": _pip,
     "sqlite3": _known,
 }

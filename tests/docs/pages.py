@@ -8,6 +8,7 @@ The word after a block's language says how a test treats it; a block without a k
     json FILE      a part of the file that the page's commands wrote
     json MODEL     a value that the request model of this name takes
     python         all such blocks of a page are executed in order
+    python run     the same, beside a service of their own and in a folder with bakery.csv
     text           a picture; nothing to check
 """
 

@@ -18,11 +18,20 @@ from commands import check, commands
 from pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
 from pydantic import TypeAdapter
 
+from app.commands.demo import as_csv, bakery_rows
 from app.commands.serve import LocalService
+from app.exchange.schemas import ImportDescription
+from app.jobs.kinds.learn_on import FromPosterior
+from app.posteriors.history import Features
 from app.posteriors.options import PosteriorSpec, PredictorSpec
 from app.prescriptions.schemas import RiskMeasure
+from app.problems.schemas import NewProblem
 
 MODELS: dict[str, TypeAdapter[Any]] = {
+    "ImportDescription": TypeAdapter(ImportDescription),
+    "Features": TypeAdapter(Features),
+    "FromPosterior": TypeAdapter(FromPosterior),
+    "NewProblem": TypeAdapter(NewProblem),
     "PosteriorSpec": TypeAdapter(PosteriorSpec),
     "PredictorSpec": TypeAdapter(PredictorSpec),
     "RiskMeasure": TypeAdapter(RiskMeasure),
@@ -45,7 +54,9 @@ def is_known(block: Block) -> bool:
         return block.mark in ("run", "refused", "check")
     if block.language == "json":
         return block.mark in MODELS or block.mark.endswith(".json")
-    return block.language in ("python", "text") and not block.mark
+    if block.language == "python":
+        return block.mark in ("", "run")
+    return block.language == "text" and not block.mark
 
 
 @pytest.mark.parametrize("page", NAMES)
@@ -157,6 +168,7 @@ def test_commands_that_are_not_run_are_there(block: Block) -> None:
         "cp dinner.md lunch.md",
         "curl http://127.0.0.1:8000/v1/dinners",
         "cook dinner",
+        "pip install ./dinner",
     ],
 )
 def test_commands_that_are_not_there_are_found_out(command: str) -> None:
@@ -172,17 +184,36 @@ def test_json_values_are_taken_by_their_models(block: Block) -> None:
     MODELS[block.mark].validate_python(json.loads(block.text))
 
 
-@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python")])
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "")])
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
     """In a process of their own, as a reader would run them."""
     program = tmp_path / "program.py"
-    program.write_text("\n".join(block.text for block in blocks(page, "python")))
+    program.write_text("\n".join(block.text for block in blocks(page, "python", "")))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(program)], env=environment, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("ok ")
+
+
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "run")])
+def test_the_programs_of_a_page_run_with_a_service(page: str, service: LocalService, tmp_path: Path) -> None:
+    text = "\n".join(block.text for block in blocks(page, "python", "run"))
+    assert "http://127.0.0.1:8000" in text
+    (tmp_path / "bakery.csv").write_text(as_csv(bakery_rows()))
+    program = tmp_path / "program.py"
+    program.write_text(text.replace("127.0.0.1:8000", f"127.0.0.1:{service.port}"))
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
 
 
 # words

@@ -169,15 +169,16 @@ def test_what_the_image_installs_is_named_with_its_hash_and_its_pinned_version()
 
 def test_the_api_and_four_workers_fit_the_connections_that_postgresql_has_by_default() -> None:
     """Each worker has, besides itself, a process that computes a job and one that computes a part; and two connections
-    to beat and to listen by."""
+    to beat and to listen by. Each solver process of the API has one, to load what it decides with."""
     most = {
         name: Settings(database_connections=SERVICES[name]["environment"].get("BCO_DATABASE_CONNECTIONS", DEFAULT))
         for name in ("api", "worker")
     }
     processes = 1 + 2 * most["worker"].worker_concurrency
     worker = processes * most["worker"].database_connections + 2
-    assert most["api"].database_connections + 4 * worker <= 100 - 3
-    assert DEFAULT + 4 * (processes * DEFAULT + 2) <= 100 - 3
+    solvers = most["api"].solver_processes
+    assert most["api"].database_connections + solvers + 4 * worker <= 100 - 3
+    assert DEFAULT + solvers + 4 * (processes * DEFAULT + 2) <= 100 - 3
     engine = create_engine("postgresql+psycopg://nobody@/nowhere")
     assert engine.pool.size() + engine.pool._max_overflow == DEFAULT  # type: ignore[attr-defined]
 
@@ -326,7 +327,7 @@ def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_t
     time.sleep(3.5)
     mortal_postgres.start()
     wait_until("the API is ready", lambda: is_ready(fleet.http))
-    wait_until("the workers are back", lambda: fleet.messages().count("can be used again") == 2)
+    wait_until("the workers are back", lambda: fleet.messages().count("can be used again") >= 2)
     for part in (fleet.api, *fleet.workers):
         assert part.process.poll() is None
     # What ran has gone on: nobody took anybody for dead.
@@ -345,7 +346,9 @@ def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_t
     expected = answered(fleet.http.post(f"/v1/posteriors/{learned}/prescribe", json=body))["prescriptions"]
     decided = table.column("decision.loaves").to_pylist()[-50:]
     assert decided == pytest.approx([found["decision"]["loaves"] for found in expected], rel=1e-6)
-    assert "Traceback" not in fleet.messages(), fleet.messages()
+    # A connection that died in the middle of a read is told of by the library, too.
+    own = "\n".join(line for line in fleet.messages().splitlines() if '"logger":"sqlalchemy' not in line)
+    assert "Traceback" not in own, own
 
 
 def four_chains(fleet: Fleet) -> Json:

@@ -16,9 +16,10 @@ from in_process import service_on
 from journey import Json, create_dataset, create_job, create_problem, learned, storing_for
 from starlette.testclient import TestClient
 
+from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.migrate import migrate
-from app.db.tables import DEFAULT_WORKSPACE, JobLogRow, JobRow, PosteriorRow
+from app.db.tables import JobLogRow, JobRow, PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
 from app.jobs import queue, service

@@ -191,7 +191,7 @@ def everything_ends(http: httpx.Client) -> None:
 
 def load(url: str, seconds: float) -> World:
     with (
-        LocalService(BCO_DATABASE_URL=url, BCO_WORKERS="1") as service,
+        LocalService(BCO_DATABASE_URL=url, BCO_WORKERS="1", BCO_MAX_WORKSPACE_PRESCRIPTIONS="100") as service,
         httpx.Client(base_url=service.url, timeout=120) as http,
     ):
         world = World(shared_posterior(http))

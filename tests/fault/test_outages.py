@@ -85,7 +85,8 @@ def test_a_full_disk_is_answered_with_503_loses_nothing_and_is_over_when_there_i
 def test_a_computation_waits_until_there_is_room_for_its_result(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = create_job(client, posterior={"method": "vi", "members": 2, "epochs": 2, "particles": 2000})
+    large = {"kind": "mlp", "hidden": [64, 64]}
+    job = create_job(client, predictor=large, posterior={"method": "vi", "members": 20, "epochs": 2, "particles": 40})
     attempt = service.start(job["id"])
     assert attempt is not None
     computing = threading.Thread(target=compute.run, args=(job["id"], attempt))

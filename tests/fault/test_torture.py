@@ -10,12 +10,12 @@ import io
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
-from fleet import Fleet, Postgres
+from fleet import Fleet, Postgres, new_fleets, new_postgres
 from journey import Json, answered
 from patience import crowding, wait_until
 from processes import finished, in_database, is_ready, prepare, read, submit
@@ -33,11 +33,19 @@ CONTEXTS = [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(250
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def server(request: pytest.FixtureRequest) -> Postgres | None:
+def server(request: pytest.FixtureRequest) -> Iterator[Postgres | None]:
+    """A PostgreSQL for each test: workers of a test before would help those of this one."""
     if request.param == "sqlite":
-        return None
-    found: Postgres = request.getfixturevalue("mortal_postgres")
-    return found
+        yield None
+    else:
+        with new_postgres() as server:
+            yield server
+
+
+@pytest.fixture
+def fleet_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
+    with new_fleets(tmp_path_factory) as start:
+        yield start
 
 
 def accepted(act: Callable[[], str]) -> str:
@@ -52,7 +60,7 @@ def accepted(act: Callable[[], str]) -> str:
 
 
 def new_job(fleet: Fleet, ids: Json, number: int) -> str:
-    posterior = {"method": "vi", "members": 2, "epochs": 40, "patience": 100, "particles": 50}
+    posterior = {"method": "vi", "members": 2, "epochs": 15, "patience": 100, "particles": 50}
     body = ids | {"predictor": {"kind": "mlp", "hidden": [8]}, "posterior": posterior, "seed": number}
     headers = {"Idempotency-Key": f"job {number}".replace(" ", "-")}
     job_id: str = answered(fleet.http.post("/v1/jobs", json=body, headers=headers), 202)["id"]

@@ -28,6 +28,31 @@ def group(file: str, tests: str, *mutants: tuple[str, str, str]) -> list[Mutant]
 
 MUTANTS = [
     *group(
+        "bco_core/backtest/splits.py",
+        "tests/core/test_backtest.py",
+        ("lead of a rolling origin", "timeline.periods <= begin - timeline.lead", "timeline.periods < begin"),
+    ),
+    *group(
+        "bco_core/backtest/paired.py",
+        "tests/core/test_backtest.py",
+        ("two-way clustering", "found[0][0] + found[1][0] - _variance", "found[0][0] - _variance"),
+        ("length of blocks", "max(lead, season, math.ceil(math.sqrt(span)))", "1"),
+    ),
+    *group(
+        "bco_core/backtest/judge.py",
+        "tests/core/test_backtest.py",
+        ("regret against foresight", "cost[rows] - foreseen(problem, happened)", "cost[rows]"),
+    ),
+    *group(
+        "app/backtests/origins.py",
+        "tests/app/test_backtests.py: test_no_change_of_later_rows_changes_an_earlier_decision",
+        (
+            "categories and medians of the past",
+            "columns=known_columns(dataset.columns, past)",
+            "columns=dataset.columns",
+        ),
+    ),
+    *group(
         "bco_core/pac_bayes.py",
         "tests/core/test_pac_bayes.py",
         ("union bound over λ, lemma", "math.log(len(LEMMA_GRID) / failure)", "math.log(1 / failure)"),
@@ -68,14 +93,32 @@ MUTANTS = [
     *group(
         "bco_core/inference/vi/plan.py",
         "tests/core/test_certificates.py",
-        ("prior scaled with all rows", "return self.task.sample.rows(self.scaling)", "return self.task.sample"),
+        ("prior scaled with all rows", "return self.sample.rows(self.scaling)", "return self.sample"),
         ("rows to scale with are judged", "return shuffled[:few], shuffled[few:]", "return shuffled[:few], shuffled"),
     ),
     *group(
-        "bco_core/problems/newsvendor.py",
+        "bco_core/problems/newsvendor/problem.py",
         "tests/core/test_certificates.py",
         ("largest cost of what is left over", "torch.maximum(short, left).sum()", "short.sum()"),
         ("largest cost of what is short", "torch.maximum(short, left).sum()", "left.sum()"),
+    ),
+    *group(
+        "bco_core/problems/newsvendor/price.py",
+        "tests/core/test_newsvendor_rows.py",
+        ("the far side of the jump", "return under.orders + share[:, None]", "return over.orders + share[:, None]"),
+        ("one pack too many", "(row.limit - under.use) / row.pack", "(row.limit - under.use) / row.pack + 1"),
+        ("a limit in parts of packs", "+ 1e-9).floor() * row.pack)", ") * row.pack)"),
+    ),
+    *group(
+        "bco_core/problems/newsvendor/atoms.py",
+        "tests/core/test_newsvendor_rows.py",
+        ("the worse neighbour", "torch.where(rise < 0, up, down)", "torch.where(rise < 0, down, up)"),
+    ),
+    *group(
+        "bco_core/problems/newsvendor/program.py",
+        "tests/core/test_newsvendor_rows.py",
+        ("CVaR without its tail", "weights / (1 - risk.cvar_level)", "weights"),
+        ("all that is short allowed", "np.array([instance.short - before])", "np.array([instance.short])"),
     ),
     *group(
         "bco_core/solvers/basis_pool.py",
@@ -159,9 +202,41 @@ MUTANTS = [
         ("clearly beaten", "costs[0] <= CLEARLY_WORSE * costs.min()", "costs[0] >= 0"),
     ),
     *group(
-        "bco_core/inference/vi/conclude.py",
-        "tests/core/inference/test_auto.py: test_a_pilot_chooses_the_configuration_that_shared_members_learn_under",
-        ("rows that judged the pilot", "rows = rows[~torch.isin(rows, plan.pilot.validation)]", "pass"),
+        "bco_core/timeline.py",
+        "tests/core/test_timeline.py tests/core/test_boosted.py",
+        ("known a lead before", "timeline.periods[rows].min() - timeline.lead", "timeline.periods[rows].min() - 1"),
+        ("a gap behind a block", "timeline.periods >= last + timeline.lead", "timeline.periods > last"),
+        ("a period is cut", "timeline.periods, right=True)", "timeline.periods)"),
+    ),
+    *group(
+        "bco_core/features/boosting.py",
+        "tests/core/test_boosted.py",
+        ("its own fold", "(self._folds != part).nonzero()", "(self._folds >= 0).nonzero()"),
+        ("its own block", "known_before(timeline, self._folds == part)", "(self._folds <= part)"),
+        ("units of the level", "label = outcome if unit is None else outcome / unit", "label = outcome"),
+    ),
+    *group(
+        "bco_core/features/trees.py",
+        "tests/core/test_boosted.py: test_trees_as_arrays_predict_what_their_library_does",
+        ("at most the threshold", "<= threshold[node]", "< threshold[node] - 1"),
+        ("rounds that are left out", "min(end, start + most)", "end"),
+    ),
+    *group(
+        "bco_core/inference/vi/mixture.py",
+        "tests/core/test_boosted.py: test_a_mixture_inside_a_larger_predictor_predicts_the_same",
+        ("the base taken away", "slopes[:, column, outcome] -= units[outcome]", "pass"),
+    ),
+    *group(
+        "bco_core/inference/forward.py",
+        "tests/core/inference/test_forward.py",
+        ("the season is known", "begin = -(-timeline.lead // timeline.season)", "begin = 1"),
+        ("the past alone", "known_before(timeline, block == number).nonzero()", "(block >= 0).nonzero()"),
+    ),
+    *group(
+        "bco_core/inference/update.py",
+        "tests/core/inference/test_update.py",
+        ("compared on rows it learned", "torch.cat([old, known]), options", "torch.cat([old, new]), options"),
+        ("the old prior", "centre = old.loc if options.as_prior", "centre = 0 * old.loc if options.as_prior"),
     ),
     *group(
         "bco_core/inference/held_out.py",

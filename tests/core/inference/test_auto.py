@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from wavy_demand import PROBLEM, generator, target_of, wavy
@@ -16,7 +15,8 @@ from bco_core.inference.learn import Learning, learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import LearningOptions, make_options
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
-from bco_core.inference.vi.mixture import linear_in_network, packed, unpacked
+from bco_core.inference.vi.mixture import embedded as embed
+from bco_core.inference.vi.mixture import packed, unpacked
 from bco_core.inference.vi.recipes import LINEAR, NETWORK, at_one_temperature, members_for, sweep_for
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import decide
@@ -52,7 +52,7 @@ def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
     linear, network = target_of("linear", sample), target_of("skip_mlp", sample, (8, 8))
     loc = torch.randn(3, linear.predictor.dim, generator=generator())
     mixture = equal_mixture(linear.family, loc, torch.full_like(loc, 0.01))
-    embedded = linear_in_network(network, mixture)
+    embedded = embed(linear, mixture, network, range(sample.contexts.shape[1]))
     alone = linear.predictor.predict(mixture.loc, sample.contexts)
     inside = network.predictor.predict(embedded.loc, sample.contexts)
     assert torch.allclose(alone, inside, atol=1e-4)
@@ -102,30 +102,6 @@ def test_weaker_priors_and_narrower_starts_compete_where_rows_are_many() -> None
     assert {few[0].name, many[0].name} == {"default"}, "the one to be left only for a clear gain"
 
 
-def test_a_pilot_chooses_the_configuration_that_shared_members_learn_under(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 300)
-    options = make_options(predictor="skip_mlp", hidden=(8,), epochs=15, members=5, seed=4)
-    sample = wavy(300)
-    learning = Learning.of(PROBLEM, sample, options)
-    parts = learning.split()
-    sweep = sweep_for(300, NETWORK)
-    held_out = 300 // 5 // 2
-    assert {part.data["pilot"].shape for part in parts} == {(len(sweep), held_out)}
-    # Had the pilot found another configuration far cheaper, parts would learn under that one.
-    last = len(sweep) - 1
-    told_otherwise = parts[0].data["pilot"].copy()
-    told_otherwise[last] = told_otherwise.min() - 1 - np.arange(held_out)
-    changed = [learning.work(part.data | {"pilot": told_otherwise}) for part in parts]
-    diagnostics = learning.join(changed).diagnostics
-    assert [row["name"] for row in diagnostics.candidates if row["chosen"]] == [sweep[last].name]
-    usual = learning.join([learning.work(part.data) for part in parts]).diagnostics
-    assert diagnostics.kl_weight / usual.kl_weight == pytest.approx(
-        sweep[last].whole_kl_factor / next(r["kl_factor"] for r in usual.candidates if r["chosen"])
-    )
-    # Rows that judged the pilot judge nothing else.
-    assert usual.held_out_rows == 300 - held_out
-
-
 def test_a_network_fits_a_rich_signal_that_a_wide_start_takes_for_noise() -> None:
     """Columns that bend and interact, with little noise: a narrow start is chosen, and pays on fresh rows."""
     sample, fresh = bending(800, 1), bending(4000, 2)
@@ -160,13 +136,10 @@ def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> Non
     assert LINEAR.prior_scale == 1.0
 
 
-@pytest.mark.parametrize("method", ["auto", "vi"])
-def test_members_learned_anywhere_in_any_order_give_the_same_posterior(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_learned_anywhere_in_any_order_give_the_same_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 150)
     sample = wavy(150)
-    options = make_options(method=method, hidden=(8,), epochs=6, members=6, certify=True, seed=4)
+    options = make_options(method="vi", hidden=(8,), epochs=6, members=6, certify=True, seed=4)
     here = learn(PROBLEM, sample, options)
     learning = Learning.of(PROBLEM, sample, options)
     parts = learning.split()
@@ -174,20 +147,16 @@ def test_members_learned_anywhere_in_any_order_give_the_same_posterior(
     elsewhere = learning.join(done[::-1])
     assert digest(*elsewhere.posterior.to_arrays()) == digest(*here.posterior.to_arrays())
     assert elsewhere.diagnostics == here.diagnostics
-    kinds = ["linear"] * 6 + ["skip_mlp"] * 6 if method == "auto" else ["mlp"] * 6
-    assert [str(part.data["kind"][0]) for part in parts] == kinds
-    assert [int(part.data["member"][0]) for part in parts] == list(range(6)) * (len(kinds) // 6)
+    assert [int(part.data["member"][0]) for part in parts] == list(range(6))
     mixture = here.posterior.distribution
     assert isinstance(mixture, Mixture)
     assert len({fit.tobytes() for fit in mixture.loc.numpy()}) == len(mixture.loc), "members differ"
-    assert isinstance(here.diagnostics, VariationalDiagnostics)
-    assert [len(epochs) for epochs in here.diagnostics.best_epochs] == [6] * len(set(kinds))
 
 
 def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # A tenth of its rows stops a member that learns alone: there must be enough of them, as there are where it happens.
     sample, fresh = wavy(2000, seed=3), wavy(2000, seed=9)
-    options = make_options(predictor="skip_mlp", hidden=(12,), members=5, epochs=120, seed=3)
+    options = make_options(method="vi", predictor="linear", members=5, epochs=120, seed=3)
     costs = []
     for rows in (10_000, 2000):
         monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", rows)

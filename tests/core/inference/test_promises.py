@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ class Rented(Stepwise):
 
 
 def rented(rent: float) -> Rented:
-    problem = Rented(**vars(ONE))
+    problem = Rented(**{field.name: getattr(ONE, field.name) for field in fields(ONE)})
     problem.rent = rent
     return problem
 

@@ -1,0 +1,106 @@
+"""Questions after a decision, asked by the client: what if, why, would it have been better, what did you tell me."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pytest
+
+from bco_client import Client, Conflict, InvalidInput, Learned
+from bco_client.options import Include
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def mornings(history: list[Json]) -> pd.DataFrame:
+    return pd.DataFrame(history[-3:], index=["first", "second", "third"])
+
+
+def test_decisions_of_my_own_beside_yours(learned: Learned, history: list[Json]) -> None:
+    more = {"name": "more", "decision": {"croissants": 500, "loaves": None}}
+    found = learned.evaluate(history[-1], alternatives=[{"croissants": 100, "loaves": 80}, more])
+    assert found.ours is not None
+    assert found.ours.decision == learned.prescribe(history[-1]).decision
+    mine, theirs = found.alternatives
+    assert mine.decision == {"croissants": 100, "loaves": 80}
+    assert (theirs.name, theirs.filled) == ("more", ["loaves"])
+    assert theirs.regret is not None
+    assert theirs.expected_cost is not None
+    assert found.ours.expected_cost is not None
+    assert theirs.regret == pytest.approx(theirs.expected_cost - found.ours.expected_cost)
+    assert theirs.regret > 0
+
+
+def test_a_frame_of_decisions_with_gaps_left_to_you(learned: Learned, mornings: pd.DataFrame) -> None:
+    orders = pd.DataFrame({"croissants": [100, 90, 80], "loaves": [80.0, None, 70.0]})
+    found = learned.evaluate(mornings, decisions=orders)
+    assert [one.alternatives[0].filled for one in found] == [[], ["loaves"], []]
+    assert [one.alternatives[0].decision["croissants"] for one in found] == [100, 90, 80]
+    with pytest.raises(InvalidInput):
+        learned.evaluate(mornings, decisions=orders.head(2))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_other_costs_for_one_call(learned: Learned, mornings: pd.DataFrame, batch: bool) -> None:
+    usual = learned.prescribe(mornings)
+    dear = learned.prescribe(mornings, batch=batch, problem={"items": {"croissants": {"underage_cost": 5}}})
+    assert (dear["decision.croissants"] > usual["decision.croissants"]).all()
+    assert dear["decision.loaves"].equals(usual["decision.loaves"])
+
+
+def test_opened_answers_have_the_same_columns_either_way(learned: Learned, mornings: pd.DataFrame) -> None:
+    include: list[Include] = ["scenarios", "outcomes", "recourse", "sensitivity", "neighbours"]
+    hot = mornings.assign(temperature=[900.0, *mornings["temperature"][1:]])  # one of them has a warning
+    one = learned.prescribe(hot, batch=False, include=include, scenarios=20)
+    many = learned.prescribe(hot, batch=True, include=include, scenarios=20)
+    assert set(one.columns) == set(many.columns)
+    for row in range(3):
+        for name in ("scenarios", "neighbours", "sensitivity.switches", "sensitivity.prices"):
+            assert json.loads(one[name].iloc[row]) == json.loads(many[name].iloc[row])
+        told = json.loads(many["scenarios"].iloc[row])
+        expected = sum(weight * cost for weight, cost in zip(told["weights"], told["costs"], strict=True))
+        assert expected == pytest.approx(one["expected_cost"].iloc[row])
+    assert one["warning.1"].iloc[0] == many["warning.1"].iloc[0]
+
+
+def test_what_was_told_and_what_happened_then(client: Client, learned: Learned, history: list[Json]) -> None:
+    one, many = learned.prescribe(history[-1]), learned.prescribe(history[-3:])
+    assert one.logged_as is not None
+    assert [found.index for found in many] == [0, 1, 2]
+    told = client.prescriptions.get(one.logged_as)
+    assert told.answer["prescriptions"][0]["decision"] == one.decision
+    assert client.prescriptions.reproduce(one.logged_as).identical
+    happened = {"croissants": 90, "loaves": 70}
+    recorded = client.prescriptions.record_outcome(many[1], happened, done={"croissants": 100, "loaves": 80})
+    assert (recorded.id, recorded.rows[0]["index"], recorded.rows[0]["done_cost"]) == (many[1].logged_as, 1, 18.0)
+    # Sent again, it is recorded once; something else is refused.
+    assert client.prescriptions.record_outcome(many[1], happened).recorded == 1
+    with pytest.raises(Conflict):
+        client.prescriptions.record_outcome(many[1], {"croissants": 91, "loaves": 70})
+    assert client.prescriptions.record_outcome(many[1], happened | {"loaves": 71}, replace=True).recorded == 1
+    assert client.prescriptions.record_outcome(one.logged_as, happened).recorded == 1
+    kept = client.prescriptions.list(posterior_id=learned.id, has_outcome=True, since=told.created_at)
+    assert {one.logged_as, many[1].logged_as} <= {call.id for call in kept}
+    table = client.prescriptions.export(to="polars", posterior_id=learned.id)
+    assert {"decision.croissants", "done.croissants", "loaves"} <= set(table.columns)
+    assert len(client.prescriptions.export(posterior_id=learned.id)) == table.height
+    assert learned.drift(source="log").verdict == "too_few"
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame])
+def test_would_it_have_been_better_than_what_i_did(
+    client: Client, history: list[Json], problem: Json, quick: Json, make: Any
+) -> None:
+    rows = [row | {"baked": 100.0, "loaves_baked": 80.0} for row in history]
+    done = {"croissants": "baked", "loaves": "loaves_baked"}
+    found = client.backtest(make(rows), problem, done=done, ours=[quick], baselines=["constant"], splits=2)
+    assert found.worth_using in ("yes", "no", "unclear")
+    assert "what was really done" in found.verdict
+    table = client.jobs.result(found.job_id, to="pandas")
+    assert set(table["policy"]) == {"vi", "constant", "done"}
+    again = client.backtest(client.jobs.get(found.job_id).dataset_id or "", problem, ours=[quick], splits=2, done=done)
+    assert {policy["name"] for policy in again.raw["policies"]} > {"vi", "constant", "done"}

@@ -1,0 +1,113 @@
+"""Rows in time: blocks, what is known before what, and folds that only know the past."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bco_core.data import Sample, block_folds, evenly, forward_folds
+from bco_core.errors import InvalidInput
+from bco_core.timeline import BLOCKS, Timeline, apart, blocks, known_before
+
+
+def timeline(periods: list[int], lead: int = 1) -> Timeline:
+    when = torch.tensor(periods)
+    return Timeline(when, torch.zeros_like(when), lead)
+
+
+PERIODS = st.lists(st.integers(0, 400), min_size=1, max_size=300)
+
+
+@settings(deadline=None)
+@given(PERIODS)
+def test_blocks_follow_each_other_and_never_cut_a_period(periods: list[int]) -> None:
+    when = timeline(periods)
+    block = blocks(when)
+    assert block.min() >= 0
+    assert block.max() < BLOCKS
+    order = when.periods.argsort(stable=True)
+    assert (block[order].diff() >= 0).all()
+    for period in set(periods):
+        assert len(block[when.periods == period].unique()) == 1
+
+
+def test_the_first_block_has_three_tenths_of_the_rows_and_the_others_are_alike() -> None:
+    assert blocks(timeline(list(range(1000)))).bincount().tolist() == [300, 140, 140, 140, 140, 140]
+
+
+@settings(deadline=None)
+@given(PERIODS, st.integers(1, 60))
+def test_forward_folds_learn_from_what_was_known_and_are_judged_on_what_follows(periods: list[int], lead: int) -> None:
+    when = timeline(periods, lead)
+    try:
+        folds = forward_folds(when)
+    except InvalidInput:
+        return
+    for train, validation in zip(folds.train, folds.validation, strict=True):
+        first, last = when.periods[validation].min(), when.periods[validation].max()
+        assert when.periods[train].max() <= first - lead
+        inside = (when.periods >= first) & (when.periods <= last)
+        assert len(blocks(when)[inside].unique()) == 1
+        assert len(validation.unique()) == len(validation)
+
+
+def test_every_later_row_is_judged_once_and_learned_from_by_those_after_it() -> None:
+    when = timeline(list(range(1000)), lead=5)
+    folds = forward_folds(when)
+    assert folds.validation.shape == (4, 140)
+    assert folds.validation.flatten().tolist() == list(range(440, 1000))
+    assert [len(train.unique()) for train in folds.train] == [436, 576, 716, 856]
+    later = forward_folds(when, first=1, needed=1)
+    assert torch.equal(later.validation, folds.validation)
+    assert [train.min().item() for train in later.train] == [300] * 4
+
+
+def test_a_lead_longer_than_what_came_before_leaves_nothing_to_judge() -> None:
+    with pytest.raises(InvalidInput, match="too few periods"):
+        forward_folds(timeline(list(range(50)), lead=60))
+    # Boosted features have no first block, so the first of the others may be all there is.
+    with pytest.raises(InvalidInput, match="too few periods"):
+        forward_folds(timeline(list(range(100)), lead=70), needed=1)
+
+
+def test_block_folds_keep_a_gap_of_lead_on_both_sides() -> None:
+    when = timeline(list(range(100)), lead=4)
+    folds = block_folds(when, torch.arange(100), 7)
+    assert folds.validation.shape == (7, 20)
+    assert torch.equal(folds.validation[5], folds.validation[0])
+    for train, validation in zip(folds.train, folds.validation, strict=True):
+        gap = (train[:, None] - validation).abs().min()
+        assert gap >= 4
+    assert torch.equal(folds.validation[:5].flatten().sort().values, torch.arange(100))
+
+
+def test_what_is_known_and_what_is_apart() -> None:
+    when = timeline([0, 1, 2, 3, 4, 5, 6], lead=2)
+    middle = torch.tensor([False, False, False, True, True, False, False])
+    assert known_before(when, middle).tolist() == [True, True, False, False, False, False, False]
+    assert apart(when, middle).tolist() == [True, True, False, False, False, False, True]
+
+
+def test_a_timeline_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(InvalidInput, match="2 periods but 1 series"):
+        Timeline(torch.arange(2), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(InvalidInput, match="whole numbers"):
+        Timeline(torch.zeros(2), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(InvalidInput, match="at least one period ahead"):
+        timeline([1, 2], lead=0)
+    with pytest.raises(InvalidInput, match="3 contexts but 2 times"):
+        Sample(torch.ones(3, 1).double(), torch.ones(3, 1).double(), timeline([1, 2]))
+
+
+def test_rows_take_their_times_with_them() -> None:
+    sample = Sample(torch.ones(3, 1).double(), torch.ones(3, 1).double(), timeline([4, 5, 6]))
+    kept = sample.rows(torch.tensor([2, 0])).timeline
+    assert kept is not None
+    assert kept.periods.tolist() == [6, 4]
+
+
+def test_evenly_spaced_places_begin_and_end_with_the_first_and_the_last() -> None:
+    assert evenly(10, 4).tolist() == [0, 3, 6, 9]
+    assert evenly(3, 10).tolist() == [0, 1, 2]
