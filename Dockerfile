@@ -20,6 +20,8 @@ COPY migrations migrations
 RUN /opt/bco/bin/pip install --no-cache-dir --no-deps .
 
 FROM ${PYTHON_IMAGE}
+# Boosted trees compute with OpenMP, whose library slim images leave out.
+RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --home-dir /var/lib/bco --create-home bco \
     && install --directory --owner=bco --mode=0700 /var/cache/bco
 COPY --from=build /opt/bco /opt/bco

@@ -15,6 +15,9 @@ TEXTS = {
     "shipment": sentences.shipment,
     "portfolio": sentences.portfolio,
     "yaz": sentences.yaz,
+    "real": sentences.real,
+    "shortest_path": sentences.shortest_path,
+    "knapsack": sentences.knapsack,
 }
 WIDTH = 124
 _MARKED = re.compile(
