@@ -29,8 +29,15 @@ from app.jobs.batch_router import router as batches
 from app.jobs.router import router as jobs
 from app.log.router import router as kept_prescriptions
 from app.log.writer import Writer
-from app.pages.router import assets
-from app.pages.router import router as pages
+from app.pages import asking, docs, home
+from app.pages import backtests as backtest_pages
+from app.pages import datasets as dataset_pages
+from app.pages import decide as decide_pages
+from app.pages import jobs as job_pages
+from app.pages import log as log_pages
+from app.pages import posteriors as posterior_pages
+from app.pages import problems as problem_pages
+from app.pages.readable import Readable
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
 from app.prescriptions.admission import Places
@@ -81,6 +88,7 @@ def create_app() -> FastAPI:
     )
     _prepare_state(app)
     errors.install(app)
+    asking.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(ShortRoad, of=app)
     app.add_middleware(
@@ -88,6 +96,7 @@ def create_app() -> FastAPI:
     )
     app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
+    app.add_middleware(Readable)
     for router in (
         problems,
         exchange,
@@ -101,8 +110,20 @@ def create_app() -> FastAPI:
         webhooks,
     ):
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
-    app.include_router(pages)
-    app.mount("/docs/assets", assets())
+    for pages in (
+        docs,
+        home,
+        dataset_pages,
+        problem_pages,
+        job_pages,
+        posterior_pages,
+        decide_pages,
+        backtest_pages,
+        log_pages,
+    ):
+        app.include_router(pages.router)
+    app.mount("/docs/assets", docs.assets())
+    app.mount("/assets", home.assets())
 
     @app.get("/livez", tags=["health"], response_class=PlainTextResponse)
     async def check_alive() -> str:

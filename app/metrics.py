@@ -46,7 +46,7 @@ IN_FLIGHT = Gauge(
 )
 LOGGED = Counter(
     "bco_logged_prescriptions",
-    "Answers kept, or not: sampled above the rate, too large, no room to wait, or lost after they got their id",
+    "Answers kept, or not: only tried on a page, sampled above the rate, too large, no room to wait, or lost",
     ["result"],
 )
 LOG_WAITING = Gauge(

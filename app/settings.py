@@ -85,6 +85,9 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False, description="let this machine in without a key even after there has been one; true or false"
     )
+    session_hours: Annotated[float, Field(gt=0, le=8_760)] = Field(
+        12.0, description="hours after which somebody who has shown a key to a page is asked for it again"
+    )
     requests_per_second: NotNegative = Field(
         200, description="requests a second with one key, in bursts up to twice as many; 0 for no limit"
     )

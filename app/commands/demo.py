@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from app.commands.serve import LocalService, free_port, port_is_free
-from app.pages.router import DEMO_NAME
+from app.pages.docs import DEMO_NAME
 from app.problems.schemas import NewProblem
 from app.settings import Settings
 from bco_core.evaluation import paired_difference

@@ -30,6 +30,17 @@ class KeyRow(Base):
     revoked_at: Mapped[datetime | None]
 
 
+class SessionRow(Base):
+    """Somebody who has shown a key to a page. The browser keeps a random token; here is only its sha256."""
+
+    __tablename__ = "sessions"
+
+    sha256: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(sa.ForeignKey("keys.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class AnswerRow(Base):
     """The answer to a creating POST with an Idempotency-Key, kept for the same request sent again.
 

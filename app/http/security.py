@@ -4,6 +4,10 @@
 as ``Reader``, ``Trainer`` or ``Admin`` and hand the workspace to their service. A key is needed as soon as one has ever
 existed or the service listens beyond this machine; without, everything happens in the default workspace. Who comes with
 wrong keys again and again waits for each answer, and what is streamed with a key ends when the key does.
+
+Browsers may come with the cookie of a session instead of a key: to pages, which check every form for its token, and to
+whatever of the API is only read. A caller that is in the scope already is one of a page of ours, which asks the API on
+behalf of whoever looks at it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import monotonic
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -28,13 +32,16 @@ from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.db import outage
 from app.db.base import DEFAULT_WORKSPACE
+from app.db.tables import KeyRow
 from app.http.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
 from app.http.streams import until_revoked
 from app.keys import service as keys
+from app.keys import sessions
 from app.settings import get_settings
 
 log = logging.getLogger(__name__)
@@ -45,8 +52,9 @@ _REMEMBER_KEYS = 10_000
 # Wrong keys a second from one address, in bursts up to twice as many; for more, each answer waits.
 WRONG_KEYS_PER_SECOND = 5
 WRONG_KEY_WAIT_SECONDS = 1.0
-_OPEN = ("/", "/docs", "/openapi.json", "/livez", "/readyz", "/favicon.ico")
-_OPEN_UNDER = "/docs/"
+_OPEN = ("/docs", "/redoc", "/openapi.json", "/livez", "/readyz", "/favicon.ico", "/login")
+_OPEN_UNDER = ("/docs/", "/assets/")
+SESSION_COOKIE = "bco_session"
 
 Value = TypeVar("Value")
 
@@ -61,6 +69,13 @@ class Caller:
 
 
 LOCAL = Caller(DEFAULT_WORKSPACE, frozenset(keys.SCOPES))
+
+
+class _Shown(NamedTuple):
+    """What a caller shows of themselves, and who knows what it stands for."""
+
+    recognise: Callable[[str], KeyRow | None]
+    text: str
 
 
 class Remembered:
@@ -136,30 +151,30 @@ class Guard:
         self._remembered, self._buckets, self._wrong = remembered, buckets, WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_open(scope["path"]):
+        if scope["type"] == "http" and not is_open(scope["path"]) and "caller" not in scope:
             try:
                 headers = Headers(scope=scope)
-                given = headers.get("authorization")
-                caller = await self._identify(given)
+                shown = _shown(scope, headers)
+                caller = await self._identify(shown)
                 if caller.key_id is None:
                     _check_local(headers)
                 self._limit(caller)
             except ApiError as error:
-                if given is not None and isinstance(error, Unauthorized):
+                if shown is not None and isinstance(error, Unauthorized):
                     await anyio.sleep(self._wrong.wait((scope.get("client") or ("",))[0]))
                 await error.answer()(scope, receive, send)
                 return
             scope["caller"] = caller
             # Only what is read is streamed.
-            if given is not None and scope["method"] == "GET":
-                still = partial(self._still_works, given)
+            if shown is not None and scope["method"] == "GET":
+                still = partial(self._still_works, shown)
                 await until_revoked(self.app, still, REMEMBER_SECONDS, scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    async def _still_works(self, authorization: str) -> bool:
+    async def _still_works(self, shown: _Shown) -> bool:
         try:
-            await self._identify(authorization)
+            await self._identify(shown)
         except Unauthorized:
             return False
         except Unavailable:
@@ -167,18 +182,17 @@ class Guard:
             return True
         return True
 
-    async def _identify(self, authorization: str | None) -> Caller:
+    async def _identify(self, shown: _Shown | None) -> Caller:
         try:
-            if authorization is None:
+            caller = None
+            if shown is not None:
+                digest = hashlib.sha256(f"{shown.recognise.__module__} {shown.text}".encode()).hexdigest()
+                caller = await self._remembered.get(digest, lambda: _caller(shown.recognise(shown.text)))
+            if caller is None and (shown is None or shown.recognise is sessions.recognise):
+                # A session that is over is as good as none.
                 if await self._remembered.get("required", key_required):
                     raise Unauthorized("this service needs an API key; send it as 'Authorization: Bearer <key>'")
                 return LOCAL
-            scheme, _, text = authorization.partition(" ")
-            text = text.strip()
-            caller = None
-            if scheme.lower() == "bearer":
-                digest = hashlib.sha256(text.encode()).hexdigest()
-                caller = await self._remembered.get(digest, lambda: _recognise(text))
         except sa.exc.SQLAlchemyError as error:
             log.warning("keys cannot be looked up: %s", outage.in_words(error))
             raise Unavailable(f"{outage.in_words(error)}; try again in a moment", retry_after=1) from None
@@ -235,9 +249,20 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _recognise(text: str) -> Caller | None:
-    row = keys.recognise(text)
+def _caller(row: KeyRow | None) -> Caller | None:
     return None if row is None else Caller(row.workspace, frozenset(row.scopes), row.id)
+
+
+def _shown(scope: Scope, headers: Headers) -> _Shown | None:
+    """The key of a request or, where a browser may come without, its session; not to change anything by the API."""
+    given = headers.get("authorization")
+    if given is not None:
+        scheme, _, text = given.partition(" ")
+        return _Shown(keys.recognise, text.strip() if scheme.lower() == "bearer" else "")
+    if scope["path"].startswith("/v1/") and scope["method"] not in ("GET", "HEAD"):
+        return None
+    token = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
+    return _Shown(sessions.recognise, token) if token else None
 
 
 _bearer = HTTPBearer(

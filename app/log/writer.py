@@ -78,7 +78,8 @@ class Writer:
     def keep(self, kind: str, http: Request, request: Asked, answer: bytes) -> bytes:
         """The answer, a JSON object, with its id first; null for one that is not kept."""
         asked, answered = _length(http, request), len(answer)
-        why_not = self._why_not(asked, answered)
+        # Somebody who drags a decision to and fro on a page asks for hundreds of answers that nobody acts on.
+        why_not = self._why_not(asked, answered) if http.scope.get("kept", True) else "tried"
         if why_not:
             metrics.LOGGED.labels(why_not).inc()
             return b'{"id":null,' + answer[1:]

@@ -26,7 +26,7 @@ from starlette.testclient import TestClient
 
 from app.commands.demo import as_csv, bakery_rows
 from app.main import create_app
-from app.pages.router import DEMO_NAME
+from app.pages.docs import DEMO_NAME
 from app.settings import get_settings
 
 METHODS = ("get", "post", "put", "patch", "delete")

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from app.db.base import DEFAULT_WORKSPACE
@@ -66,11 +66,6 @@ def assets() -> StaticFiles:
     if spec is None or spec.origin is None:
         raise RuntimeError("the package swagger-ui-py is not installed")
     return StaticFiles(directory=Path(spec.origin).parent / "static")
-
-
-@router.get("/")
-def home() -> RedirectResponse:
-    return RedirectResponse("/docs")
 
 
 @router.get("/docs")

@@ -1,0 +1,159 @@
+"""Pages are clients of the API: what they show and do, they ask of ``/v1`` on behalf of whoever looks at them.
+
+So a page can do nothing that a key cannot, is refused with the same sentences and bound by the same limits, and can say
+for everything it did how to do the same by curl or from Python.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from app.http.security import Caller
+
+# An API that has more to say to a person than this needs a download.
+_SECONDS = 120.0
+
+
+class Refused(Exception):
+    """The API has refused a request of a page: its status, and its problem in words and by place."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        super().__init__(problem["detail"])
+        self.status, self.problem = status, problem
+
+    @property
+    def detail(self) -> str:
+        """The whole in a sentence, begun like one."""
+        return sentence(str(self.problem["detail"]))
+
+    def at(self, *pointers: str) -> list[str]:
+        """What is wrong at places such as ``#/items/0/name``."""
+        return [sentence(one["detail"]) for one in self.problem.get("errors", []) if one["pointer"] in pointers]
+
+    def elsewhere(self, *pointers: str) -> list[str]:
+        """What is wrong at all other places, with the place."""
+        errors = self.problem.get("errors", [])
+        return [f"{one['pointer'][2:]}: {one['detail']}" for one in errors if one["pointer"] not in pointers]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to the API, to be shown as something that can be pasted."""
+
+    method: str
+    path: str
+    body: Any = None
+    # of a multipart form: the name of the file, and the other fields
+    file: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def curl(self, base: str, with_key: bool) -> str:
+        words = ["curl", "-s"]
+        if self.method not in ("GET", "POST") or (self.method == "POST" and self.body is None and self.file is None):
+            words += ["-X", self.method]
+        words.append(shlex.quote(base + self.path))
+        if with_key:
+            words.append('-H "Authorization: Bearer $BCO_API_KEY"')
+        if self.body is not None:
+            words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(_short(self.body))]
+        if self.file is not None:
+            words += [f"-F {shlex.quote(f'file=@{self.file}')}"]
+        words += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in self.fields.items()]
+        return " ".join(words)
+
+    def python(self, base: str, with_key: bool) -> str:
+        given = [repr(self.path)]
+        if self.body is not None:
+            given.append(f"json={self.body!r}")
+        if self.fields:
+            given.append(f"data={dict(self.fields)!r}")
+        if self.file is not None:
+            given.append(f"files={{'file': open({self.file!r}, 'rb')}}")
+        lines = ["import httpx"] + ["import os"] * with_key
+        headers = ", headers={'Authorization': f\"Bearer {os.environ['BCO_API_KEY']}\"}" if with_key else ""
+        lines.append(f"service = httpx.Client(base_url={base!r}{headers}, timeout=120)")
+        lines.append(f"print(service.{self.method.lower()}({', '.join(given)}).json())")
+        return "\n".join(lines)
+
+
+def _short(body: Any) -> str:
+    return json.dumps(body, ensure_ascii=False)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+class Api:
+    """The API as the caller of a page may use it; ``calls`` is what it was asked for, in order."""
+
+    def __init__(self, request: Request) -> None:
+        self._app: FastAPI = request.app
+        self._caller: Caller = request.scope["caller"]
+        self._client = request.scope.get("client") or ("127.0.0.1", 0)
+        self.calls: list[Call] = []
+
+    async def get(self, path: str, **query: Any) -> Any:
+        wanted = {name: value for name, value in query.items() if value not in (None, "")}
+        address = path + (f"?{httpx.QueryParams(wanted)}" if wanted else "")
+        return await self._ask(Call("GET", address))
+
+    async def post(self, path: str, body: Any = None, *, kept: bool = True) -> Any:
+        """``kept=False``: an answer for somebody who is still trying things out, which the log need not hold."""
+        return await self._ask(Call("POST", path, body), kept=kept)
+
+    async def put(self, path: str, body: Any) -> Any:
+        return await self._ask(Call("PUT", path, body))
+
+    async def delete(self, path: str) -> None:
+        await self._ask(Call("DELETE", path))
+
+    async def upload(self, path: str, name: str, content: bytes, fields: Mapping[str, str] | None = None) -> Any:
+        given = {name: value for name, value in (fields or {}).items() if value != ""}
+        return await self._ask(Call("POST", path, file=name, fields=given), content=content)
+
+    async def file(self, path: str) -> httpx.Response:
+        """An answer that is not JSON."""
+        return await self._send(Call("GET", path), b"", True)
+
+    async def _ask(self, call: Call, content: bytes = b"", kept: bool = True) -> Any:
+        answer = await self._send(call, content, kept)
+        return orjson.loads(answer.content) if answer.content else None
+
+    async def _send(self, call: Call, content: bytes, kept: bool) -> httpx.Response:
+        self.calls.append(call)
+
+        async def on_behalf(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app({**scope, "caller": self._caller, "kept": kept}, receive, send)
+
+        given: dict[str, Any] = {}
+        if call.file is not None:
+            given = {"files": {"file": (call.file, content)}, "data": dict(call.fields)}
+        elif call.body is not None:
+            given = {"content": orjson.dumps(call.body), "headers": {"Content-Type": "application/json"}}
+        transport = httpx.ASGITransport(on_behalf, raise_app_exceptions=False, client=tuple(self._client))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=_SECONDS, trust_env=False
+        ) as client:
+            answer = await client.request(call.method, call.path, **given)
+        if answer.is_error:
+            raise Refused(answer.status_code, answer.json())
+        return answer
+
+
+def install(app: FastAPI) -> None:
+    """A refusal that a page does not show by itself is answered as the API answered it."""
+
+    @app.exception_handler(Refused)
+    async def on_refusal(request: Request, refused: Refused) -> JSONResponse:
+        return JSONResponse(refused.problem, refused.status, media_type="application/problem+json")

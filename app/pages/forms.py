@@ -1,0 +1,65 @@
+"""Forms of pages: who sends one must have been given it here.
+
+Every browser has a random token in a cookie that no script reads: the token of its session or, without a key, one of
+its own. A form carries a hash of that token, which no other site can know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+from fastapi import Request, Response
+from starlette.datastructures import FormData, UploadFile
+
+from app.http.errors import Forbidden, InvalidRequest
+from app.http.security import SESSION_COOKIE
+from app.keys.sessions import new_token
+
+FIELD, HEADER = "csrf", "x-csrf-token"
+# A pasted table or a model as text.
+_MOST_TEXT = 16_000_000
+
+
+def browser_token(request: Request) -> str:
+    """The token in the browser's cookie, or a new one that the answer must set."""
+    if not hasattr(request.state, "browser_token"):
+        request.state.browser_token = request.cookies.get(SESSION_COOKIE) or new_token()
+    token: str = request.state.browser_token
+    return token
+
+
+def form_token(request: Request) -> str:
+    return hashlib.sha256(f"form {browser_token(request)}".encode()).hexdigest()
+
+
+def set_token(request: Request, response: Response, token: str) -> None:
+    """Lax, so that a link from a message or another page finds its reader signed in."""
+    secure = request.url.scheme == "https"
+    response.set_cookie(SESSION_COOKIE, token, httponly=True, samesite="lax", secure=secure, path="/")
+
+
+async def submitted(request: Request) -> FormData:
+    """The fields of a form that was sent from one of our pages; anything else is refused."""
+    origin = request.headers.get("origin")
+    form = await request.form(max_part_size=_MOST_TEXT)
+    given = request.headers.get(HEADER) or text(form, FIELD)
+    elsewhere = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+    if elsewhere or not hmac.compare_digest(given.encode(), form_token(request).encode()):
+        raise Forbidden("this form is not from a page that you have open; reload the page and send it again")
+    return form
+
+
+def text(form: FormData, name: str) -> str:
+    """A field of a form as text; empty if it is not there."""
+    value = form.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+async def uploaded(form: FormData, name: str = "file") -> tuple[str, bytes]:
+    """The name and the content of a file in a form."""
+    file = form.get(name)
+    if not isinstance(file, UploadFile) or not file.filename:
+        raise InvalidRequest.at((name,), "choose a file first")
+    return file.filename, await file.read()
