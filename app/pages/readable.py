@@ -67,5 +67,5 @@ def _page(scope: Scope, problem: dict[str, object], start: Message) -> ASGIApp:
     response = render(request, template, int(str(problem["status"])), problem=problem, detail=detail)
     for name, value in start["headers"]:
         if not name.lower().startswith(b"content-"):
-            response.headers[name.decode("latin-1")] = value.decode("latin-1")
+            response.headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
     return response

@@ -163,6 +163,8 @@ def render(
     response = HTMLResponse(text, status)
     response.headers["Content-Security-Policy"] = CONTENT_POLICY
     response.headers["Cache-Control"] = "no-store"
+    # Without it a browser does not say of a form where it comes from.
+    response.headers["Referrer-Policy"] = "same-origin"
     if request.cookies.get(SESSION_COOKIE) is None:
         forms.set_token(request, response, forms.browser_token(request))
     return response

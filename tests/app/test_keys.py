@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from app.commands import cli
-from app.commands.demo import as_csv
 from app.db.engine import transaction
 from app.db.tables import KeyRow, PosteriorRow, WebhookRow
+from app.demo import as_csv
 from app.http import security
 from app.ids import new_id
 from app.keys import service as keys
@@ -119,7 +119,7 @@ def test_the_docs_page_and_health_are_open_and_name_no_objects(
     problem = create_problem(client)
     assert problem["id"] in client.get("/openapi.json").text
     make_key()
-    for path in ("/", "/docs", "/openapi.json", "/livez", "/readyz", "/docs/assets/swagger-ui.css"):
+    for path in ("/docs", "/redoc", "/login", "/openapi.json", "/livez", "/readyz", "/docs/assets/swagger-ui.css"):
         assert client.get(path).status_code == 200, path
     assert problem["id"] not in client.get("/openapi.json").text
 

@@ -1,0 +1,51 @@
+"""What pages are made of: files of others are what they are said to be, and nothing is written into a page."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from app.pages.render import ASSETS, asset
+
+VENDOR = ASSETS / "vendor"
+TEMPLATES = ASSETS.with_name("templates")
+
+
+def test_files_of_others_are_listed_with_version_licence_and_checksum(repository: Path) -> None:
+    listed = {}
+    for line in (repository / "VENDOR.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and (VENDOR / cells[0]).is_file():
+            assert re.search(r" \d+\.\d+\.\d+", cells[1]), line
+            licences = re.findall(r"\]\((.*?)\)", cells[2])
+            assert licences
+            assert all((repository / text).is_file() for text in licences)
+            listed[cells[0]] = cells[3]
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir()}
+    assert listed == {name: sha for name, sha in found.items() if not name.endswith("LICENSE")}
+
+
+def test_templates_hold_no_script_style_or_handler_of_their_own() -> None:
+    for path in TEMPLATES.glob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        for script in re.findall(r"<script\b[^>]*>", text):
+            assert "src=" in script or 'type="application/json"' in script, f"{path.name}: {script}"
+        assert not re.search(r"<style\b|\sstyle=|\son[a-z]+=|hx-on|javascript:", text), path.name
+        assert not re.search(r"""(src|href|action)=["']?(https?:)?//""", text), path.name
+
+
+def test_our_own_files_are_kept_by_browsers_for_as_long_as_they_do_not_change(client: TestClient) -> None:
+    answer = client.get(asset("app.css"))
+    assert answer.status_code == 200
+    assert "immutable" in answer.headers["cache-control"]
+    assert client.get("/assets/../render.py").status_code == 404
+    assert client.get("/assets/nothing.js").status_code == 404
+
+
+def test_what_a_page_loads_is_small() -> None:
+    ours = sum(path.stat().st_size for path in ASSETS.glob("*") if path.is_file())
+    theirs = sum((VENDOR / name).stat().st_size for name in ("htmx.min.js", "uPlot.min.js", "uPlot.min.css"))
+    assert ours + theirs < 260_000

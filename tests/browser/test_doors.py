@@ -1,0 +1,79 @@
+"""Who gets in: keys, sessions, forms of others, and pages for what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from conftest import Service, Watch, axe, fits
+from playwright.sync_api import BrowserContext, Page, expect
+
+
+@pytest.fixture(scope="module")
+def locked(start_service: Callable[[], Service]) -> Service:
+    """A service that asks for keys."""
+    service = start_service()
+    service.key("read", "train", "admin")
+    return service
+
+
+def test_a_key_opens_the_pages_until_somebody_logs_out(
+    locked: Service, new_context: Callable[..., BrowserContext], watch: Watch
+) -> None:
+    watch.hosts.add(urlsplit(locked.url).netloc)
+    watch.expected.append("401")
+    key = locked.key("read", "train")
+    page = new_context(base_url=locked.url).new_page()
+    page.goto("/datasets?limit=5")
+    assert urlsplit(page.url).path == "/login"
+    axe(page)
+    page.get_by_label("API key").fill("bco_wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not work")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Log in").click()
+    expect(page).to_have_url(f"{locked.url}/datasets?limit=5")
+    cookie = next(one for one in page.context.cookies() if one["name"] == "bco_session")
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
+    assert key not in cookie["value"]
+    page.get_by_role("button", name="Log out").click()
+    expect(page).to_have_url(f"{locked.url}/login")
+    page.goto("/datasets")
+    assert urlsplit(page.url).path == "/login"
+
+
+def test_a_session_reads_the_api_and_changes_nothing_by_it(locked: Service) -> None:
+    key = locked.key("read", "train", "admin")
+    with httpx.Client(base_url=locked.url) as browser:
+        form = browser.get("/login").text
+        token = form.split('name="csrf" value="')[1].split('"')[0]
+        assert browser.post("/login", data={"csrf": token, "key": key, "next": "//elsewhere.example"}).headers[
+            "location"
+        ] == ("/")
+        assert browser.get("/v1/jobs").status_code == 200
+        assert browser.post("/v1/problems", json={}).status_code == 401
+        assert browser.post("/logout", data={"csrf": "guessed"}).status_code == 403
+        outside = browser.post("/logout", headers={"Origin": "https://elsewhere.example"}, data={"csrf": token})
+        assert outside.status_code == 403
+        kept = browser.cookies["bco_session"]
+    locked.bco("keys", "revoke", "key_" + key.split("_")[1])
+    with httpx.Client(base_url=locked.url, cookies={"bco_session": kept}) as browser:
+        # A key that is revoked elsewhere counts after three seconds.
+        for _ in range(50):
+            if browser.get("/v1/jobs").status_code == 401:
+                break
+            time.sleep(0.2)
+        assert browser.get("/v1/jobs").status_code == 401
+
+
+def test_a_wrong_address_is_answered_with_a_page(service: Service, page: Page, watch: Watch) -> None:
+    watch.expected.append("404")
+    page.goto("/nothing/here")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not Found")
+    axe(page)
+    fits(page)
+    plain = httpx.get(f"{service.url}/nothing/here")
+    assert plain.headers["content-type"] == "application/problem+json"
