@@ -6,6 +6,7 @@ are kept for good, those of a deleted alias too; an alias of the same name goes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -125,7 +126,16 @@ def delete(workspace: str, name: str, by: str | None) -> None:
 
 def naming(session: Session, posterior_id: str) -> list[str]:
     """The aliases that name a posterior."""
-    return list(session.scalars(sa.select(AliasRow.name).where(AliasRow.posterior_id == posterior_id)))
+    return namings(session, [posterior_id]).get(posterior_id, [])
+
+
+def namings(session: Session, posterior_ids: Iterable[str]) -> dict[str, list[str]]:
+    """The aliases of several posteriors, by their ids; those that have none are left out."""
+    query = sa.select(AliasRow.posterior_id, AliasRow.name).where(AliasRow.posterior_id.in_(list(posterior_ids)))
+    found: dict[str, list[str]] = {}
+    for posterior_id, name in session.execute(query.order_by(AliasRow.name)):
+        found.setdefault(posterior_id, []).append(name)
+    return found
 
 
 def _note(

@@ -175,7 +175,7 @@ def sample(
     force: Annotated[bool, typer.Option("--force", help="overwrite the file if it is there")] = False,
 ) -> None:
     """Write the demo's bakery history as a CSV file to try things with."""
-    from app.commands.demo import as_csv, bakery_rows
+    from app.demo import as_csv, bakery_rows
 
     with plain_errors():
         try:

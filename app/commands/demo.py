@@ -5,8 +5,6 @@ Everything goes through HTTP, as a planning system would do it.
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from typing import Any
 
@@ -17,64 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from app.commands.serve import LocalService, free_port, port_is_free
-from app.pages.docs import DEMO_NAME
-from app.problems.schemas import NewProblem
+from app.demo import HELD_OUT, MORNINGS, example_problem, new_dataset, new_job, split_history
 from app.settings import Settings
 from bco_core.evaluation import paired_difference
-
-WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
-DAYS, HELD_OUT = 1100, 220
-
-MORNINGS: list[dict[str, Any]] = [
-    {"weekday": "SAT", "temperature": 21.5, "rain": 0.0, "promotion": True, "holiday": False},
-    {"weekday": "MON", "temperature": 4.0, "rain": 6.5, "promotion": False, "holiday": False},
-    {"weekday": "SUN", "temperature": 27.0, "rain": 0.0, "promotion": False, "holiday": True},
-]
-
-
-def bakery_rows(days: int = DAYS, seed: int = 2024) -> list[dict[str, Any]]:
-    """Days at a bakery: demand by weekday, weather and promotion, with a spread that grows with demand."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for day in range(days):
-        weekday = WEEKDAYS[day % 7]
-        weekend = weekday in ("SAT", "SUN")
-        temperature = round(float(12 + 10 * np.sin(2 * np.pi * (day - 110) / 365) + rng.normal(0, 4)), 1)
-        rain = round(float(rng.gamma(0.6, 6.0) if rng.random() < 0.4 else 0.0), 1)
-        promotion, holiday = bool(rng.random() < 0.2), bool(rng.random() < 0.04)
-        mood = 1 - 0.015 * min(rain, 20) - 0.0006 * (temperature - 18) ** 2 + 0.25 * holiday
-        croissants = (62 + 48 * weekend) * mood * (1.45 if promotion and weekend else 1.2 if promotion else 1.0)
-        loaves = (85 - 18 * (weekday == "SUN")) * (1 - 0.008 * (temperature - 12)) * (1 + 0.3 * holiday)
-        spread = 1 + 0.8 * promotion + 0.5 * weekend
-        rows.append(
-            {
-                "weekday": weekday,
-                "temperature": temperature,
-                "rain": rain,
-                "promotion": promotion,
-                "holiday": holiday,
-                "croissants": max(0, round(croissants + rng.normal(0, 0.12 * croissants * spread))),
-                "loaves": max(0, round(loaves + rng.standard_t(4) * 0.09 * loaves * spread)),
-            }
-        )
-    return rows
-
-
-def as_csv(rows: list[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: int(value) if isinstance(value, bool) else value for name, value in row.items()} for row in rows
-    )
-    return out.getvalue()
-
-
-def example_problem() -> dict[str, Any]:
-    """The bakery's problem, the same as the docs page shows."""
-    config: Any = NewProblem.model_config["json_schema_extra"]
-    problem: dict[str, Any] = config["examples"][0]
-    return problem
 
 
 class Refused(Exception):
@@ -101,15 +44,12 @@ def demonstrate(settings: Settings, console: Console, stay: bool) -> int:
 
 def run_demo(client: httpx.Client, console: Console) -> bool:
     """Make the journey and print it; True if held-out days confirm that it was worth it."""
-    rows = bakery_rows()
-    history, held_out = rows[:-HELD_OUT], rows[-HELD_OUT:]
+    history, held_out = split_history()
     items = example_problem()["spec"]["items"]
     problem = _post(client, "/v1/problems", example_problem())
-    outcomes = [item["name"] for item in items]
-    dataset = _post(client, "/v1/datasets", {"name": DEMO_NAME, "outcomes": outcomes, "rows": history})
+    dataset = _post(client, "/v1/datasets", new_dataset(history))
     console.print(f"[bold]History[/]: {dataset['rows']} days, {len(dataset['columns'])} columns → {dataset['id']}")
-    request = {"name": DEMO_NAME, "problem_id": problem["id"], "dataset_id": dataset["id"], "seed": 7}
-    job = _follow(client, _post(client, "/v1/jobs", request), console)
+    job = _follow(client, _post(client, "/v1/jobs", new_job(problem["id"], dataset["id"])), console)
     if job["state"] != "succeeded":
         console.print(f"[red]The job {job['state']}: {job['error']}[/]")
         return False

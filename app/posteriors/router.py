@@ -21,7 +21,12 @@ def _answer(row: PosteriorRow) -> PosteriorAnswer:
     fields = {name: getattr(row, name) for name in PosteriorAnswer.model_fields if hasattr(row, name)}
     told, loss = row.diagnostics, row.diagnostics.get("loss", COST)
     return PosteriorAnswer(
-        quality=told["quality"], reason=told["reason"], loss=loss, loss_meaning=LOSSES[loss], **fields
+        quality=told["quality"],
+        reason=told["reason"],
+        loss=loss,
+        loss_meaning=LOSSES[loss],
+        aliases=service.names_of(row.id),
+        **fields,
     )
 
 
@@ -39,9 +44,7 @@ def list_posteriors(
     """All posteriors, or those of a problem, data set or job, with a name, or of a quality."""
     wanted = {"problem_id": problem_id, "dataset_id": dataset_id, "job_id": job_id, "name": name}
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, quality, **wanted)
-    return Page(
-        items=[PosteriorSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
-    )
+    return Page(items=rows, next_cursor=next_cursor)
 
 
 @router.get("/{posterior_id}")

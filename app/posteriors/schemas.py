@@ -23,6 +23,7 @@ class PosteriorSummary(Resource):
     digest: str = Field(description="sha256 of everything that determines a prescription")
     quality: Quality
     reason: str = Field(description="why the quality is what it is")
+    aliases: list[str] = Field([], description="the aliases that name it")
 
 
 class PosteriorAnswer(PosteriorSummary):
@@ -90,6 +91,11 @@ class Diagnostics(BaseModel):
     )
     update: dict[str, Any] | None = Field(
         None, description="learned on from an older posterior: which, and how the two compare on the newest rows"
+    )
+    origin: dict[str, Any] | None = Field(
+        None,
+        description="what it was learned from and with: the data set's revision and that revision's digest, and the "
+        "versions of the service and of what it computes with; null where that was not noted yet",
     )
     order: float = Field(0.0, description="correlation of the errors of neighbouring rows; high where time matters")
     members: dict[str, Any] = Field(

@@ -122,15 +122,24 @@ def _load_particles(session: Session, row: PosteriorRow, first: int, count: int)
 
 def listing(
     workspace: str, limit: int, cursor: str | None, quality: str | None = None, **wanted: str | None
-) -> tuple[list[sa.Row[Any]], str | None]:
+) -> tuple[list[PosteriorSummary], str | None]:
     """Posteriors of a quality and with the wanted values of columns, all of them by default, a page at a time."""
     conditions = matching(PosteriorRow, **wanted)
     verdict = {name: PosteriorRow.diagnostics[name].as_string().label(name) for name in ("quality", "reason")}
     if quality is not None:
         conditions.append(verdict["quality"] == quality)
-    columns = [verdict.get(name, getattr(PosteriorRow, name, None)) for name in PosteriorSummary.model_fields]
+    fields = [name for name in PosteriorSummary.model_fields if name != "aliases"]
+    columns = [verdict.get(name, getattr(PosteriorRow, name, None)) for name in fields]
     with transaction() as session:
-        return page(session, PosteriorRow, workspace, limit, cursor, *conditions, columns=columns)
+        rows, following = page(session, PosteriorRow, workspace, limit, cursor, *conditions, columns=columns)
+        names = aliases.namings(session, [row.id for row in rows])
+    return [PosteriorSummary(**row._mapping, aliases=names.get(row.id, [])) for row in rows], following
+
+
+def names_of(posterior_id: str) -> list[str]:
+    """The aliases that name a posterior."""
+    with transaction() as session:
+        return aliases.naming(session, posterior_id)
 
 
 def get(workspace: str, named: str) -> PosteriorRow:

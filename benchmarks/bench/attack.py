@@ -24,8 +24,8 @@ import psutil
 from rich.console import Console
 
 from app.commands.children import PYTHON
-from app.commands.demo import MORNINGS, bakery_rows, example_problem
 from app.commands.serve import LocalService
+from app.demo import MORNINGS, bakery_rows, example_problem
 from benchmarks.bench import weapons
 from benchmarks.bench.attacks import ATTACKS, Answers, Target
 from benchmarks.bench.serving import train

@@ -24,11 +24,11 @@ import torch
 from rich.console import Console
 from sqlalchemy.orm import Session
 
-from app.commands.demo import MORNINGS, bakery_rows, example_problem
 from app.commands.serve import LocalService, free_port
 from app.datasets.encoding import ContextEncoding
 from app.db.engine import create_engine
 from app.db.tables import PosteriorRow
+from app.demo import MORNINGS, bakery_rows, example_problem
 from app.posteriors import service as posteriors
 from bco_core.prescribe import PrescribeOptions, prescribe
 from bco_core.problems.registry import build_problem

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from app.commands.demo import WEEKDAYS, bakery_rows
+from app.demo import WEEKDAYS, bakery_rows
 
 _ITEM, _FRACTILE = "croissants", 0.75
 

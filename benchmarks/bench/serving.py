@@ -16,8 +16,8 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
-from app.commands.demo import MORNINGS, bakery_rows, example_problem
 from app.commands.serve import LocalService
+from app.demo import MORNINGS, bakery_rows, example_problem
 
 SINGLE_REQUESTS = 1000
 BATCH_CONTEXTS = 10_000

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from app.commands.demo import MORNINGS, as_csv, bakery_rows
+from app.demo import MORNINGS, as_csv, bakery_rows
 
 IN_FLIGHT = "bco_prescriptions_in_flight "
 BOMB_STRINGS, BOMB_BYTES = 4, 300_000_000

@@ -11,9 +11,9 @@ from httpx import Client, Response
 from patience import wait_until
 from starlette.testclient import TestClient
 
-from app.commands.demo import bakery_rows, example_problem
 from app.db.engine import transaction
 from app.db.tables import Base, DatasetRow, JobRow, ProblemRow
+from app.demo import bakery_rows, example_problem
 from app.jobs import compute, service
 from app.jobs.kinds.base import Store
 from app.jobs.kinds.learn import storing

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from journey import Json, answered
 from patience import wait_until, within
 
-from app.commands.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.db.engine import create_engine
+from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.settings import Settings
 
 ROOT = str(Path(__file__).parents[2])

@@ -120,6 +120,22 @@ def test_a_move_is_seen_by_the_next_call_and_keeps_its_history(client: TestClien
     assert history[0]["at"] >= history[1]["at"]
 
 
+def test_posteriors_say_which_aliases_name_them(client: TestClient, old: Json, new: Json) -> None:
+    for name in ("told-b", "told-a"):
+        put(client, name, new)
+
+    def told(posterior: Json) -> tuple[list[str], list[str]]:
+        items = answered(client.get("/v1/posteriors"))["items"]
+        (listed,) = (item for item in items if item["id"] == posterior["id"])
+        read = answered(client.get(f"/v1/posteriors/{posterior['id']}"))
+        return tuple([name for name in one["aliases"] if name.startswith("told")] for one in (listed, read))  # type: ignore[return-value]
+
+    assert told(new) == (["told-a", "told-b"], ["told-a", "told-b"])
+    put(client, "told-b", old)
+    assert told(new) == (["told-a"], ["told-a"])
+    assert told(old) == (["told-b"], ["told-b"])
+
+
 def test_naming_the_same_posterior_again_is_no_move(client: TestClient, old: Json) -> None:
     assert put(client, "still", old) == put(client, "still", old)
     assert len(answered(client.get("/v1/aliases/still/moves"))["items"]) == 1

@@ -34,8 +34,8 @@ from journey import (
 )
 from starlette.testclient import TestClient
 
-from app.commands.demo import example_problem
 from app.db.base import DEFAULT_WORKSPACE
+from app.demo import example_problem
 from app.ids import new_id
 from app.jobs import service
 from app.main import create_app

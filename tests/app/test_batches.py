@@ -29,10 +29,10 @@ from journey import (
 from python_calamine import CalamineWorkbook
 from starlette.testclient import TestClient
 
-from app.commands.demo import as_csv
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
+from app.demo import as_csv
 from app.jobs import compute, parts, queue, service
 from app.jobs.kinds import prescribe as batches
 from app.prescriptions import deciding

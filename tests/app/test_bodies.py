@@ -15,9 +15,9 @@ from journey import OUTCOMES, ROWS, answered
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
-from app.commands.demo import example_problem
 from app.db.engine import transaction
 from app.db.tables import KeyRow
+from app.demo import example_problem
 from app.http import routes, security
 from app.http.errors import ApiError
 from app.http.middleware import SMALL_BODY, BodyLimit

@@ -24,9 +24,8 @@ from journey import (
 from model_files import MPS
 from starlette.testclient import TestClient
 
-from app.commands.demo import as_csv, bakery_rows
+from app.demo import DEMO_NAME, as_csv, bakery_rows
 from app.main import create_app
-from app.pages.docs import DEMO_NAME
 from app.settings import get_settings
 
 METHODS = ("get", "post", "put", "patch", "delete")

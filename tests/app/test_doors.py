@@ -15,11 +15,11 @@ from journey import answered, create_problem
 from patience import within
 from starlette.testclient import TestClient
 
-from app.commands.demo import example_problem
 from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.migrate import migrate
 from app.db.tables import KeyRow
+from app.demo import example_problem
 from app.http import security
 from app.keys import service as keys
 from app.main import create_app

@@ -12,8 +12,8 @@ import torch
 from journey import OUTCOMES, Json, answered, await_solvers, create_dataset, create_problem, learned
 from starlette.testclient import TestClient
 
-from app.commands.demo import bakery_rows
 from app.db.tables import PosteriorRow
+from app.demo import bakery_rows
 from app.http.errors import InvalidRequest, NotFound
 from app.prescriptions import drift
 from app.prescriptions.cache import of_settings, ready

@@ -27,7 +27,7 @@ from starlette.testclient import TestClient
 from test_prescriptions import encoded, loaded, what_may_happen
 from test_two_stage import SPEC, posterior_for
 
-from app.commands.demo import example_problem
+from app.demo import example_problem
 from app.prescriptions import slow
 from app.prescriptions.evaluate_schemas import EvaluateAnswer
 from bco_core import deadline

@@ -17,10 +17,10 @@ from httpx import Response
 from journey import OUTCOMES, QUICK, ROWS, Json, answered, counts, create_dataset, create_problem, learn
 from starlette.testclient import TestClient
 
-from app.commands.demo import as_csv, bakery_rows, example_problem
 from app.db.base import now
 from app.db.engine import transaction
 from app.db.tables import AnswerRow, KeyRow
+from app.demo import as_csv, bakery_rows, example_problem
 from app.http import idempotency, security
 from app.keys import service as keys
 from app.main import create_app

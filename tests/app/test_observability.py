@@ -32,8 +32,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from app import logs
-from app.commands.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.commands.serve import free_port
+from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.logs import JsonLines, PlainLines, blotted
 from app.main import create_app
 from app.problems import check

@@ -26,9 +26,9 @@ from journey import (
 from opened import ALL, DAYS, STORES, atoms, made, opened
 from starlette.testclient import TestClient
 
-from app.commands.demo import example_problem
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, PosteriorRow
+from app.demo import example_problem
 from app.jobs import compute, parts, service
 from app.prescriptions.schemas import PrescribeAnswer
 

@@ -15,9 +15,9 @@ from test_batches import run, submitted, upload
 from test_together import Watched, all_at_once, path, watched
 from test_two_stage import SHIPMENT, SPEC, posterior_for
 
-from app.commands.demo import as_csv, example_problem
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
+from app.demo import as_csv, example_problem
 from app.http.errors import InvalidRequest
 from app.posteriors.service import load
 from app.prescriptions import patching, slow

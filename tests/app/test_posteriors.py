@@ -3,12 +3,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from journey import CONTEXTS, QUICK, Json, answered, counts, learned, pages, prescribe
+from journey import CONTEXTS, QUICK, ROWS, Json, answered, counts, create_dataset, create_job, learned, pages, prescribe
+from journey import learn as run
 from starlette.testclient import TestClient
 
 from app.db import blobs
@@ -143,6 +145,18 @@ def test_diagnostics_compare_every_policy_with_the_best_constant_decision(client
     assert found["gain_over_constant"]["mean"] == pytest.approx(bcp - constant)
     assert [point["epoch"] for point in found["trace"]] == [1, 2]
     assert [len(epochs) for epochs in found["best_epochs"]] == [QUICK["members"]]
+
+
+def test_diagnostics_say_what_was_learned_from_and_with(client: TestClient) -> None:
+    dataset = create_dataset(client)
+    job = create_job(client, dataset_id=dataset["id"])
+    rows = {"rows": [ROWS[0]]}
+    assert answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json=rows), 201)["digest"] != dataset["digest"]
+    posterior = answered(client.get(f"/v1/posteriors/{run(client, job['id'])['posterior_id']}"))
+    origin = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))["origin"]
+    assert (origin["revision"], origin["dataset_digest"]) == (1, dataset["digest"])
+    assert origin["versions"]["bco-service"] == version("bco-service")
+    assert origin["versions"]["torch"] == version("torch")
 
 
 def test_the_particles_file_holds_exactly_what_is_stored(client: TestClient, posterior: Json) -> None:

@@ -10,9 +10,9 @@ from journey import CONTEXTS, OUTCOMES, QUICK, Json, answered, learned, prescrib
 from starlette.testclient import TestClient
 from torch import Tensor
 
-from app.commands.demo import example_problem
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
+from app.demo import example_problem
 from app.posteriors.service import load
 from app.prescriptions import cache
 from app.prescriptions.opening_schemas import Opened

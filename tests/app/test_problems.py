@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from journey import answered, counts, create_job, create_problem, pages
 from starlette.testclient import TestClient
 
-from app.commands.demo import example_problem
+from app.demo import example_problem
 
 
 def test_a_problem_is_answered_with_its_address_and_every_default_filled_in(client: TestClient) -> None:

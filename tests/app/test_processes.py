@@ -34,8 +34,8 @@ from processes import (
     worker_processes,
 )
 
-from app.commands.demo import MORNINGS
 from app.commands.serve import LocalService, free_port
+from app.demo import MORNINGS
 
 # one machine: bco serve on SQLite
 

@@ -11,7 +11,7 @@ from journey import ASSETS, CONTEXTS, FUND, Json, learned, months
 from opened import DAYS, STORES, atoms, made, opened
 from starlette.testclient import TestClient
 
-from app.commands.demo import example_problem
+from app.demo import example_problem
 
 SHIPMENT: Json = {
     "kind": "shipment",

@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from app.commands import cli
-from app.commands.demo import as_csv
 from app.db.base import now
 from app.db.engine import get_engine, transaction
 from app.db.tables import AnswerRow, JobLogRow, JobPartRow, JobRow
+from app.demo import as_csv
 from app.jobs import compute, parts, queue, retention, service
 
 OLD = timedelta(days=400)

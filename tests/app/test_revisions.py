@@ -119,6 +119,21 @@ def test_a_file_may_be_appended(client: TestClient) -> None:
     assert read_back(client, dataset)[0][-1] == NEXT | {"demand": 44.0}
 
 
+def test_the_last_rows_can_be_read_without_all_before_them(client: TestClient) -> None:
+    dataset = made(client)
+    append(client, dataset, NEXT)
+    everything, _ = read_back(client, dataset)
+    for count in (1, 2, len(everything), 1000):
+        found = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"last": True, "limit": count}))
+        assert found == {"items": everything[-count:], "next_cursor": None, "revision": 2}
+    address = f"/v1/datasets/{dataset['id']}/rows"
+    first = answered(client.get(address, params={"last": True, "limit": 2, "revision": 1}))
+    assert first["items"] == everything[len(ROWS) - 2 : len(ROWS)]
+    refusal = answered(client.get(address, params={"last": True, "cursor": "1.0.1"}), 422)
+    assert refusal["detail"] == "the last rows are one page; leave out cursor or last"
+    assert client.get("/v1/datasets/data_01ARZ3NDEKTSV4RRFFQ69G5FAV/rows?last=true").status_code == 404
+
+
 def test_data_sets_without_time_grow_too_and_may_repeat_rows(client: TestClient) -> None:
     rows = [{"x": 1, "demand": 2}, {"x": 2, "demand": 3}]
     dataset = create_dataset(client, outcomes=["demand"], rows=rows)

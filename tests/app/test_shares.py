@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from journey import CONTEXTS, QUICK, Json, answered, counts, create_dataset, create_job, create_problem, learned
 from starlette.testclient import TestClient
 
-from app.commands.demo import as_csv
 from app.db.base import DEFAULT_WORKSPACE, now
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
+from app.demo import as_csv
 from app.http.errors import TooMany
 from app.jobs import making, parts, queue, service
 from app.jobs.kinds import KINDS

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from app.commands.demo import bakery_rows
 from app.datasets.parsing import RawTable, parse_rows
 from app.datasets.profile import profile
 from app.datasets.roles import Roles
 from app.datasets.warnings import oddities
+from app.demo import bakery_rows
 from app.settings import Settings
 
 N = 400

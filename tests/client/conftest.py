@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.commands.demo import bakery_rows
 from app.commands.serve import LocalService
+from app.demo import bakery_rows
 from bco_client import Client, Learned
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.commands.demo import as_csv
 from app.commands.serve import LocalService
+from app.demo import as_csv
 from bco_client import (
     AsyncClient,
     Client,

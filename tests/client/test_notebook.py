@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.commands.demo import as_csv, bakery_rows
 from app.commands.serve import LocalService
+from app.demo import as_csv, bakery_rows
 
 PATH = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 

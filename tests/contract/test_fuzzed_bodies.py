@@ -22,10 +22,10 @@ from in_process import service_on
 from journey import CONTEXTS, OUTCOMES, ROWS, Json, counts, create_dataset, create_problem, learned
 from starlette.testclient import TestClient
 
-from app.commands.demo import as_csv, bakery_rows, example_problem
 from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.migrate import migrate
+from app.demo import as_csv, bakery_rows, example_problem
 from app.main import create_app
 from app.settings import get_settings
 

@@ -53,7 +53,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"http"},
         {"solving"},
         {"aliases", "datasets", "problems", "webhooks"},
-        {"exchange", "posteriors"},
+        {"demo", "exchange", "posteriors"},
         {"prescriptions"},
         {"log"},
         {"backtests", "jobs"},

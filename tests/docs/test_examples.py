@@ -18,8 +18,8 @@ from commands import check, commands
 from pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
 from pydantic import TypeAdapter
 
-from app.commands.demo import as_csv, bakery_rows
 from app.commands.serve import LocalService
+from app.demo import as_csv, bakery_rows
 from app.exchange.schemas import ImportDescription
 from app.jobs.kinds.learn_on import FromPosterior
 from app.posteriors.history import Features

@@ -44,9 +44,9 @@ from starlette.routing import Route
 from typer.main import get_command
 
 from app.commands import cli
-from app.commands.demo import MORNINGS, as_csv, bakery_rows
 from app.commands.serve import DRAIN_SECONDS
 from app.db.engine import create_engine
+from app.demo import MORNINGS, as_csv, bakery_rows
 from app.main import create_app
 from app.settings import Settings
 from bco_core.inference.vi.plan import SHARED_ROWS

@@ -21,8 +21,8 @@ from journey import CONTEXTS, OUTCOMES, QUICK, Json, pages
 from patience import wait_until
 from processes import finished
 
-from app.commands.demo import as_csv, bakery_rows, example_problem
 from app.commands.serve import LocalService
+from app.demo import as_csv, bakery_rows, example_problem
 
 CLIENTS = 100
 UNFINISHED = ("queued", "running")

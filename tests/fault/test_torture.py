@@ -20,7 +20,7 @@ from journey import Json, answered
 from patience import crowding, wait_until
 from processes import finished, in_database, is_ready, prepare, read, submit
 
-from app.commands.demo import MORNINGS, as_csv, bakery_rows
+from app.demo import MORNINGS, as_csv, bakery_rows
 
 pytestmark = pytest.mark.torture
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from app.aliases.promotion import Comparison, Promotion, consider
 from app.datasets.service import MISSING as NO_DATASET
-from app.datasets.service import read_table
+from app.datasets.service import digest_of, read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
 from app.http.errors import InvalidRequest, of_core
@@ -39,6 +41,9 @@ from bco_core.posterior import Posterior, without_particles
 from bco_core.problems.base import Outline
 from bco_core.problems.registry import PROBLEMS, build_problem, completed
 from bco_core.progress import Progress
+
+# What numbers depend on.
+_COMPUTES_WITH = ("bco-service", "torch", "numpy", "lightgbm", "highspy")
 
 
 class NewJob(Body):
@@ -256,7 +261,7 @@ def storing(
             columns=dataset.columns,
             recipe=recipe,
             description=description,
-            diagnostics=diagnostics,
+            diagnostics=diagnostics | {"origin": _origin(session, job, dataset)},
             policy=diagnostics["policy"],
             digest=content,
             particles=len(posterior.particles),
@@ -267,6 +272,16 @@ def storing(
         return consider(session, job.workspace, Promotion(**job.spec["promote"]), row, comparison, job.id)[1]
 
     return store
+
+
+def _origin(session: Session, job: JobRow, dataset: DatasetRow) -> dict[str, Any]:
+    """What a posterior is learned from and with, for who wants to know later whether another one is alike."""
+    revision = job.spec.get("revision", dataset.revision)
+    return {
+        "revision": revision,
+        "dataset_digest": digest_of(session, dataset.id, revision),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _COMPUTES_WITH},
+    }
 
 
 def _to_bytes(arrays: Arrays) -> bytes:

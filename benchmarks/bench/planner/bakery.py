@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from app.commands.demo import bakery_rows, example_problem
+from app.demo import bakery_rows, example_problem
 from benchmarks.bench.serving import train
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from app.commands.demo import MORNINGS
 from app.commands.serve import LocalService
+from app.demo import MORNINGS
 from benchmarks.bench.planner.bakery import learned
 
 CALLS, _WARM = 200, 10

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import psutil
 
-from app.commands.demo import MORNINGS
 from app.commands.serve import LocalService
+from app.demo import MORNINGS
 from benchmarks.bench.clients import Connection
 from benchmarks.bench.planner.bakery import learned
 

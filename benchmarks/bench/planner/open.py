@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import httpx
 
-from app.commands.demo import MORNINGS
 from app.commands.serve import LocalService
+from app.demo import MORNINGS
 from app.prescriptions.opening_schemas import Include
 from benchmarks.bench.planner.bakery import learned
 
