@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, Form, Query, Response
 
 from app.datasets import revisions, service
 from app.datasets.parsing import parse_file, parse_rows
@@ -21,6 +21,7 @@ from app.datasets.schemas import (
     RowsUpload,
 )
 from app.db.tables import DatasetRow
+from app.http.errors import InvalidRequest
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
@@ -120,8 +121,13 @@ def read_dataset_rows(
     limit: RowLimit = 100,
     cursor: str | None = None,
     revision: RevisionNumber | None = None,
+    last: Annotated[bool, Query(description="the last rows instead of the first; they have no next page")] = False,
 ) -> RowsPage:
     """The rows of a revision in the order in which they are stored; of the newest one unless another is named."""
+    if last and cursor is not None:
+        raise InvalidRequest.at(("query", "cursor"), "the last rows are one page; leave out cursor or last")
+    if last:
+        return service.last_rows(caller.workspace, dataset_id, limit, revision)
     return service.rows(caller.workspace, dataset_id, limit, cursor, revision)
 
 

@@ -85,6 +85,13 @@ def read_table(session: Session, dataset_id: str, revision: int | None = None) -
     return pa.concat_tables([unpacked(chunk) for chunk in chunks])
 
 
+def digest_of(session: Session, dataset_id: str, revision: int) -> str:
+    """The digest that a data set had at a revision."""
+    chunk = DatasetChunkRow
+    query = sa.select(chunk.sha256).where(chunk.dataset_id == dataset_id, chunk.revision <= revision)
+    return digest(session.scalars(query.order_by(chunk.seq)))
+
+
 def count_rows(session: Session, dataset_id: str, revision: int) -> int:
     """How many rows a revision of a data set has; none of them is unpacked."""
     chunk = DatasetChunkRow
@@ -126,6 +133,25 @@ def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revisi
                 del left[0]
                 offset = 0
     return RowsPage(items=items, next_cursor=f"{wanted}.{left[0]}.{offset}" if left else None, revision=wanted)
+
+
+def last_rows(workspace: str, dataset_id: str, limit: int, revision: int | None) -> RowsPage:
+    """The last rows of a revision, in the order in which they are stored."""
+    with transaction() as session:
+        row = find(session, DatasetRow, workspace, dataset_id)
+        if row is None:
+            raise NotFound(MISSING)
+        wanted, _, _ = _position(None, revision, row.revision)
+        chunk = DatasetChunkRow
+        query = sa.select(chunk.seq).where(chunk.dataset_id == row.id, chunk.revision <= wanted)
+        items: list[dict[str, Any]] = []
+        for seq in list(session.scalars(query.order_by(chunk.seq.desc()))):
+            table = unpacked(session.get_one(chunk, (row.id, seq)))
+            part = table.slice(max(0, table.num_rows - (limit - len(items))))
+            items = as_json(part, row.columns) + items
+            if len(items) >= limit:
+                break
+    return RowsPage(items=items, next_cursor=None, revision=wanted)
 
 
 def _position(cursor: str | None, revision: int | None, newest: int) -> tuple[int, int, int]:
