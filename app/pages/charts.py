@@ -32,6 +32,8 @@ class Mark:
     x: float
     text: str
     until: float | None = None
+    # a number of the palette, None for a quiet grey
+    colour: int | None = 3
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Chart:
             "xLabel": self.x_label,
             "yLabel": self.y_label,
             "zero": self.zero,
-            "marks": [{"x": mark.x, "text": mark.text, "until": mark.until} for mark in self.marks],
+            "marks": [
+                {"x": mark.x, "text": mark.text, "until": mark.until, "colour": mark.colour} for mark in self.marks
+            ],
             "series": [
                 {
                     "name": one.name,

@@ -27,14 +27,15 @@
             if (mark.until === null || mark.until === undefined) continue;
             const from = u.valToPos(mark.x, "x", true), to = u.valToPos(mark.until, "x", true);
             ctx.save();
-            ctx.fillStyle = faded(colour(3), 0.16);
+            ctx.fillStyle = faded(colour(mark.colour === undefined ? 3 : mark.colour), 0.16);
             ctx.fillRect(Math.max(from, bbox.left), bbox.top, Math.max(2, Math.min(to, bbox.left + bbox.width) - Math.max(from, bbox.left)), bbox.height);
             ctx.restore();
           }
         }],
         draw: [(u) => {
           const { ctx, bbox } = u, ratio = devicePixelRatio;
-          let free = -Infinity;
+          // Words that would meet stand in lines below each other.
+          const free = [-Infinity, -Infinity, -Infinity];
           for (const mark of list) {
             const at = u.valToPos(mark.x, "x", true);
             if (at < bbox.left - 1 || at > bbox.left + bbox.width + 1) continue;
@@ -49,10 +50,11 @@
               ctx.font = 12 * ratio + "px system-ui, sans-serif";
               const width = ctx.measureText(mark.text).width;
               const left = Math.min(at + 4 * ratio, bbox.left + bbox.width - width);
-              if (left > free) {
+              const line = free.findIndex((end) => left > end);
+              if (line >= 0) {
                 ctx.fillStyle = css("--text");
-                ctx.fillText(mark.text, left, bbox.top + 12 * ratio);
-                free = left + width + 8 * ratio;
+                ctx.fillText(mark.text, left, bbox.top + (12 + 14 * line) * ratio);
+                free[line] = left + width + 8 * ratio;
               }
             }
             ctx.restore();
