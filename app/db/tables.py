@@ -151,7 +151,8 @@ class JobRow(Owned, Base):
 
 
 class JobLogRow(Base):
-    """What happened to a job; ``seq`` is the job's revision at that moment."""
+    """What happened to a job; ``seq`` is the job's revision at that moment. ``figures`` are those met since the last
+    line, a few of them, to be drawn."""
 
     __tablename__ = "job_log"
 
@@ -159,10 +160,12 @@ class JobLogRow(Base):
     seq: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime]
     text: Mapped[str]
+    figures: Mapped[list[Any] | None] = mapped_column(sa.JSON(none_as_null=True))
 
 
 class JobPartRow(Base):
-    """A part of a job that any worker may compute: what to do, who has taken it, how much is done, the result."""
+    """A part of a job that any worker may compute: what to do, who has taken it, how much is done, the result, and the
+    figures that were met last."""
 
     __tablename__ = "job_parts"
 
@@ -170,6 +173,7 @@ class JobPartRow(Base):
     seq: Mapped[int] = mapped_column(primary_key=True)
     work: Mapped[int]
     done: Mapped[int] = mapped_column(default=0, server_default="0")
+    figures: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))
     attempts: Mapped[int] = mapped_column(default=0)
     taken: Mapped[str | None]
     result_sha256: Mapped[str | None]

@@ -30,7 +30,7 @@ from app.jobs.kinds import KINDS
 from app.jobs.kinds.base import JobKind, Part
 from app.settings import get_settings
 from bco_core.errors import BcoError, Cancelled
-from bco_core.progress import Progress, part_of
+from bco_core.progress import Figures, Message, Progress, figures_of, part_of
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ WAIT_SECONDS = 0.5
 # Lines in a job's log: at most one in so many seconds, and about this many each time its age grows by a factor of e.
 LOG_SECONDS = 1.0
 LOG_LINES = 50
+# Figures that a line has at most.
+LINE_FIGURES = 32
 # What splitting and joining take of a job's progress. Storing is part of the work, so joining ends below 100 %.
 SPLIT_SHARE = 0.1
 JOIN_SHARE = 0.03
@@ -129,8 +131,14 @@ def _await_parts(kind: JobKind, job_id: str, progress: Progress, pause: Callable
     """Report how far the parts have come, again and again, until all have a result."""
     while (found := _standing(job_id)).finished < found.parts:
         counted = f"{found.finished} of {found.parts} parts finished"
-        progress(found.share, f"{found.done} of {found.work} {kind.unit}" if kind.unit else counted)
+        words = f"{found.done} of {found.work} {kind.unit}" if kind.unit else counted
+        progress(found.share, _with_figures(words, kind, job_id))
         pause()
+
+
+def _with_figures(words: str, kind: JobKind, job_id: str) -> str:
+    """Words about parts, and what the parts met last."""
+    return Message(words, *insist(partial(parts.figures, job_id))) if kind.makes_posterior else words
 
 
 def _standing(job_id: str) -> parts.Amounts:
@@ -151,7 +159,7 @@ def _compute_free_part(kind: JobKind, given: Any, job_id: str, progress: Progres
     def note(fraction: float, message: str) -> None:
         _note(job_id, seq, fraction, message)
         found = _standing(job_id)
-        progress(found.share, f"part {seq + 1} of {found.parts}: {message}")
+        progress(found.share, _with_figures(f"part {seq + 1} of {found.parts}: {message}", kind, job_id))
 
     _compute_part(kind, given, job_id, seq, _now_and_then(note))
 
@@ -172,7 +180,7 @@ def _compute_part(kind: JobKind, given: Any, job_id: str, seq: int, progress: Pr
 
 def _note(job_id: str, seq: int, fraction: float, message: str) -> None:
     with unless_outage():
-        parts.report(job_id, seq, fraction)
+        parts.report(job_id, seq, fraction, next(iter(figures_of(message)), None))
 
 
 def _now_and_then(act: Progress) -> Progress:
@@ -193,10 +201,16 @@ def _reporter(job_id: str, attempt: int) -> Progress:
     began = time.monotonic()
     last_line = -math.inf
     told: tuple[float, str] | None = None
+    # since the last line, by part
+    met: dict[float, list[Figures]] = {}
 
     def report(fraction: float, message: str) -> None:
         nonlocal last_line, told
         moment, line = time.monotonic(), None
+        for figures in figures_of(message):
+            own = met.setdefault(figures.get("part", 0), [])
+            if own[-1:] != [figures]:
+                own.append(figures)
         # Nobody can want it less while the database is out; the next report will tell.
         wanted = True
         with unless_outage():
@@ -205,12 +219,21 @@ def _reporter(job_id: str, attempt: int) -> Progress:
             else:
                 if moment - last_line >= max(LOG_SECONDS, (moment - began) / LOG_LINES):
                     last_line, line = moment, f"{fraction:.0%}, {message}"
-                wanted = service.report(job_id, attempt, fraction, message, line)
+                drawn = _some(met) if line else []
+                wanted = service.report(job_id, attempt, fraction, str(message), line, drawn)
                 told = fraction, message
+                if line:
+                    met.clear()
         if not wanted:
             raise Cancelled
 
     return _now_and_then(report)
+
+
+def _some(met: dict[float, list[Figures]]) -> list[Figures]:
+    """A few of what each part met, evenly, the last among them."""
+    most = max(1, LINE_FIGURES // max(1, len(met)))
+    return [figures for own in met.values() for figures in own[:: -math.ceil(len(own) / most)][::-1]]
 
 
 def _end_with_parent() -> None:

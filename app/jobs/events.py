@@ -2,9 +2,9 @@
 
 Each look is one short read of the database, so any API process can tell the story of any job, and a client that waits
 holds neither a connection to the database nor a thread. Progress in between two looks is told once, as it is then;
-log lines are told one by one. Event ids grow along the story: 2 s for the log line of revision s, 2 r + 1 for the
-job as it is at revision r, so a client that comes back with the last id it has seen misses nothing and hears
-nothing twice.
+log lines are told one by one, with their figures. Event ids grow along the story: 2 s for the log line of revision s,
+2 r + 1 for the job as it is at revision r, so a client that comes back with the last id it has seen misses nothing and
+hears nothing twice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ async def stream(
         if seen is None:
             return
         for line in seen.lines:
-            yield event(2 * line.seq, "log", {"at": line.at, "text": line.text})
+            figures = {"figures": line.figures} if line.figures else {}
+            yield event(2 * line.seq, "log", {"at": line.at, "text": line.text} | figures)
         if seen.last_id > after:
             job = seen.job
             kind = "progress" if job.state == state else "state"

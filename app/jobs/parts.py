@@ -20,9 +20,12 @@ from app.db.tables import UNFINISHED, JobPartRow, JobRow
 from app.jobs import queue, service, shares
 from app.jobs.kinds.base import Part
 from app.jobs.making import add_parts, batched
+from bco_core.progress import Figures
 
 # Parts that are queued in one transaction.
 QUEUED_AT_ONCE = 16
+# Parts whose figures are told.
+SHOWN = 8
 
 
 def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
@@ -123,10 +126,22 @@ def read(job_id: str, seq: int) -> bytes | None:
     return None if part is None else verified(part.data, part.sha256)
 
 
-def report(job_id: str, seq: int, share: float) -> None:
-    """Note how much of a part is done."""
+def report(job_id: str, seq: int, share: float, figures: Figures | None = None) -> None:
+    """Note how much of a part is done, and what it met last."""
+    values: dict[str, Any] = {"done": sa.cast(share * JobPartRow.work, sa.Integer)}
+    if figures is not None:
+        values["figures"] = figures
     with transaction() as session:
-        affected(session, _open(job_id, seq).values(done=sa.cast(share * JobPartRow.work, sa.Integer)))
+        affected(session, _open(job_id, seq).values(values))
+
+
+def figures(job_id: str) -> list[Figures]:
+    """What the first parts of a job met last, those that told any."""
+    part = JobPartRow
+    query = sa.select(part.seq, part.figures).where(part.job_id == job_id, part.figures.is_not(None))
+    with transaction() as session:
+        found = session.execute(query.order_by(part.seq).limit(SHOWN)).all()
+    return [{"part": seq + 1} | (met or {}) for seq, met in found]
 
 
 def save(job_id: str, seq: int, data: bytes) -> None:

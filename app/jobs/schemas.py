@@ -92,12 +92,24 @@ class LogLine(BaseModel):
     seq: int = Field(description="grows along a job's log")
     at: datetime
     text: str
+    figures: list[dict[str, float]] | None = Field(
+        None,
+        description="what learning met since the last line, a few of many: epoch, risk, kl and validation_cost of "
+        "variational inference; step and loss of chains, by part; costs in the problem's units",
+    )
 
 
 class JobLog(BaseModel):
     """What happened to a job, in order; lines about progress are thinned out as time goes on."""
 
     lines: list[LogLine]
+
+
+class Verdict(BaseModel):
+    """Whether the first of ours is worth using, and why in two sentences."""
+
+    worth_using: Literal["yes", "no", "unclear"]
+    text: str
 
 
 class JobSummary(Resource):
@@ -121,6 +133,7 @@ class JobSummary(Resource):
     )
     started_at: datetime | None
     finished_at: datetime | None
+    verdict: Verdict | None = Field(None, description="of a backtest, once it has succeeded")
 
     @computed_field(description="about how many seconds a running job still takes, by its pace so far")  # type: ignore[prop-decorator]
     @property

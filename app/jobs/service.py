@@ -25,6 +25,7 @@ from app.jobs.kinds.base import Store
 from app.jobs.schemas import JobFilter, JobSummary
 from app.settings import get_settings
 from app.webhooks import service as webhooks
+from bco_core.progress import Figures
 
 MISSING = "no job has this id; GET /v1/jobs lists them"
 MAX_ATTEMPTS = 3
@@ -46,7 +47,9 @@ def listing(workspace: str, limit: int, cursor: str | None, only: JobFilter) -> 
     if only.created_before is not None:
         conditions.append(JobRow.created_at < _utc(only.created_before))
     with transaction() as session:
-        columns = [getattr(JobRow, field) for field in JobSummary.model_fields]
+        # Of what a job has found, which may be much, a list shows the verdict alone.
+        columns = [getattr(JobRow, field) for field in JobSummary.model_fields if field != "verdict"]
+        columns.append(JobRow.summary["verdict"].label("verdict"))
         return page(session, JobRow, workspace, limit, cursor, *conditions, columns=columns)
 
 
@@ -191,8 +194,8 @@ def start(job_id: str) -> int | None:
     """A worker takes the job: its attempt number, or None if there is nothing (more) to do."""
     with transaction() as session:
         started = sa.func.coalesce(JobRow.started_at, now())
-        values = {"state": "running", "attempts": JobRow.attempts + 1, "started_at": started, "message": "starting"}
-        if not _change(session, job_id, (JobRow.state.in_(UNFINISHED),), "started", **values):
+        begun: dict[str, Any] = {"state": "running", "attempts": JobRow.attempts + 1, "message": "starting"}
+        if not _change(session, job_id, (JobRow.state.in_(UNFINISHED),), "started", started_at=started, **begun):
             return None
         row = session.get_one(JobRow, job_id, populate_existing=True)
         # A job that only waits for its parts kills no worker, and the parts count for themselves.
@@ -213,10 +216,17 @@ def time_limit(job_id: str) -> float:
     return min(asked, get_settings().max_job_seconds)
 
 
-def report(job_id: str, attempt: int, progress: float, message: str, line: str | None = None) -> bool:
-    """Note progress and perhaps a log line; False tells the computation that it is no longer wanted."""
+def report(
+    job_id: str,
+    attempt: int,
+    progress: float,
+    message: str,
+    line: str | None = None,
+    figures: Sequence[Figures] = (),
+) -> bool:
+    """Note progress and perhaps a log line with figures; False tells the computation that it is no longer wanted."""
     with transaction() as session:
-        return _change(session, job_id, _held(attempt), line, progress=progress, message=message)
+        return _change(session, job_id, _held(attempt), line, figures, progress=progress, message=message)
 
 
 def is_wanted(job_id: str, attempt: int) -> bool:
@@ -238,8 +248,8 @@ def succeed(job_id: str, attempt: int, store: Store | None = None) -> None:
 def hand_back(job_id: str, attempt: int) -> None:
     """A worker that is told to stop returns its job to the queue; this attempt does not count."""
     with transaction() as session:
-        values = {"state": "queued", "attempts": attempt - 1, "message": "waiting for another worker"}
-        _change(session, job_id, _held(attempt), "handed back by its worker, which stops", **values)
+        back: dict[str, Any] = {"state": "queued", "attempts": attempt - 1, "message": "waiting for another worker"}
+        _change(session, job_id, _held(attempt), "handed back by its worker, which stops", **back)
 
 
 def fail(job_id: str, attempt: int, reason: str) -> None:
@@ -275,7 +285,14 @@ def note(session: Session, job_id: str, line: str) -> None:
     _change(session, job_id, (), line)
 
 
-def _change(session: Session, job_id: str, guards: Sequence[Any], line: str | None, **values: Any) -> bool:
+def _change(
+    session: Session,
+    job_id: str,
+    guards: Sequence[Any],
+    line: str | None,
+    figures: Sequence[Figures] = (),
+    **values: Any,
+) -> bool:
     """One guarded UPDATE, a new revision of the job and, with it, a line in its log; False if a guard does not hold."""
     query = sa.update(JobRow).where(JobRow.id == job_id, *guards)
     if not affected(session, query.values(revision=JobRow.revision + 1, **values)):
@@ -283,6 +300,7 @@ def _change(session: Session, job_id: str, guards: Sequence[Any], line: str | No
     if line is not None:
         # The updated row is locked until the transaction ends, so its revision is ours alone.
         moment = sa.literal(now(), Timestamp())
-        noted = sa.select(JobRow.id, JobRow.revision, moment, sa.literal(line)).where(JobRow.id == job_id)
-        session.execute(sa.insert(JobLogRow).from_select(["job_id", "seq", "at", "text"], noted))
+        drawn = sa.literal([*figures] or None, JobLogRow.figures.type)
+        noted = sa.select(JobRow.id, JobRow.revision, moment, sa.literal(line), drawn).where(JobRow.id == job_id)
+        session.execute(sa.insert(JobLogRow).from_select(["job_id", "seq", "at", "text", "figures"], noted))
     return True

@@ -8,7 +8,7 @@ member that has stopped simply leaves the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numba import njit
 from torch import Tensor
 
 from bco_core.errors import Diverged
-from bco_core.progress import Progress, no_progress
+from bco_core.progress import Message, Progress, no_progress
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 # Loss of each member (R,) for its parameters (P, R, d) on its own rows (R, b), where members (R,) says which they are;
@@ -103,10 +103,10 @@ def train(
     options: TrainingOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
-    watch: Callable[[Epoch], None] = lambda epoch: None,
+    watch: Callable[[Epoch], Mapping[str, float | None]] = lambda epoch: {},
     together: int = 1,
 ) -> Trained:
-    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch.
+    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch and says its figures.
 
     Members that stand ``together``, so many in a row, are a group, which leaves the batch once all of them have stopped
     improving. What a member keeps depends on its own held-out cost alone, not on how long its group stays.
@@ -142,8 +142,9 @@ def train(
             if not groups.all():
                 going = groups.repeat_interleave(together)
                 state, active = state.keep(going), active[going]
-        watch(Epoch(epoch, met, cost, current))
-        progress(epoch / options.epochs, f"epoch {epoch}, {len(active)} of {members} members learning")
+        figures = watch(Epoch(epoch, met, cost, current))
+        words = f"epoch {epoch}, {len(active)} of {members} members learning"
+        progress(epoch / options.epochs, Message(words, figures))
         if not len(active):
             break
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bco_core.errors import Cancelled
-from bco_core.progress import no_progress, part_of
+from bco_core.progress import Message, figures_of, in_words, no_progress, part_of
 
 
 def test_a_part_moves_the_whole_between_its_first_and_its_last() -> None:
@@ -29,3 +31,19 @@ def test_what_raises_for_the_whole_stops_the_part() -> None:
     with pytest.raises(Cancelled):
         part_of(cancel, 0.0, 0.5)(0.1, "")
     no_progress(0.5, "nobody watches")
+
+
+def test_words_carry_figures_through_parts_and_are_words_as_before() -> None:
+    seen: list[str] = []
+    told = Message("epoch 3", {"epoch": 3, "risk": 1.23456789, "kl": math.inf, "cost": None})
+    part_of(lambda fraction, message: seen.append(message), 0.2, 0.6)(0.5, told)
+    assert seen == ["epoch 3"]
+    assert figures_of(seen[0]) == ({"epoch": 3, "risk": 1.23457},)
+    assert figures_of("epoch 3") == figures_of(Message("epoch 3", {"cost": math.nan})) == ()
+
+
+def test_figures_can_be_left_out() -> None:
+    seen: list[str] = []
+    in_words(lambda fraction, message: seen.append(message))(0.5, Message("epoch 3", {"risk": 2.0}))
+    assert seen == ["epoch 3"]
+    assert figures_of(seen[0]) == ()

@@ -39,7 +39,7 @@ from bco_core.errors import Diverged, InvalidInput
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.mh.chains import Adaptation, Chains, MetropolisInfo, MetropolisState
 from bco_core.problems.base import UncertainConstraints, cost_floor
-from bco_core.progress import Progress, no_progress
+from bco_core.progress import Message, Progress, no_progress
 
 ACCEPTANCE = 0.234
 _DECAY = 0.6
@@ -143,7 +143,8 @@ def run(
             state, added = advance(target, options, min(state.step + BLOCK, options.steps), state)
             pieces.append(added)
             recent = torch.cat([piece.accepted for piece in pieces[-10:]])
-            progress(state.step / options.steps, _message(state, options, recent))
+            figures = {"step": state.step, "loss": state.risk.mean().item() * target.cost_scale}
+            progress(state.step / options.steps, Message(_message(state, options, recent), figures))
             if checkpoint is not None and time.monotonic() - last_checkpoint > CHECKPOINT_SECONDS:
                 pieces = [MetropolisInfo.of(pieces)]
                 checkpoint(Chains(state, pieces[0]))

@@ -22,7 +22,7 @@ from bco_core.inference.vi.recipes import AS_BOOSTED, Configuration, Recipe, Sta
 from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational
 from bco_core.inference.vi.warm_start import SquaredError, ridge_start, shift_to_decisions
 from bco_core.predictors.base import Predictor
-from bco_core.progress import Progress, no_progress, part_of
+from bco_core.progress import Progress, in_words, no_progress, part_of
 
 # The scale of a coordinate that is not there.
 NOTHING = 1e-6
@@ -116,7 +116,8 @@ def warm_starts(
             peers=members,
             rungs=recipe.fit_rungs,
         )
-        fitted = fit_variational(surrogate, everyone, options, generator, progress, (loc, scale)).mixture
+        # Squared errors are no costs, and are not told as such.
+        fitted = fit_variational(surrogate, everyone, options, generator, in_words(progress), (loc, scale)).mixture
         loc, scale = fitted.loc, fitted.scale
     loc = shift_to_decisions(target, encoded, everyone.train, loc)
     begins = zip(loc.split(members), scale.split(members), strict=True)

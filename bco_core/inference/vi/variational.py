@@ -16,6 +16,7 @@ averaging, is the paper's algorithm.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -119,11 +120,13 @@ def fit_variational(
             return costs.mean(dim=1)
         return torch.einsum("rsv,gsv->gr", others, costs.view(-1, options.peers, held_out.shape[1])).flatten()
 
-    def watch(epoch: Epoch) -> None:
+    def watch(epoch: Epoch) -> Mapping[str, float | None]:
         scale = softplus(epoch.value[1])
         kl = family.kl(epoch.value[0], scale, target.prior_scale).sum(dim=1).mean().item()
         cost = None if epoch.held_out_cost is None else epoch.held_out_cost * scale_of_cost
-        trace.append(TracePoint(epoch.number, epoch.loss * scale_of_cost, kl, cost, scale.mean().item()))
+        point = TracePoint(epoch.number, epoch.loss * scale_of_cost, kl, cost, scale.mean().item())
+        trace.append(point)
+        return {"epoch": point.epoch, "risk": point.risk, "kl": point.kl, "validation_cost": point.validation_cost}
 
     initial = torch.stack([loc, rho])
     trained = train(initial, folds.train, loss, judge, options, generator, progress, watch, options.peers)

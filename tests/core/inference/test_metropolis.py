@@ -25,6 +25,7 @@ from bco_core.predictors.linear import Linear
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
+from bco_core.progress import Figures, figures_of
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,14 @@ def test_cancelling_from_the_progress_callback_stops_the_chains(portfolio: tuple
         chains(portfolio, progress=cancel)
     assert max(seen) < 0.7
     assert torch.get_num_threads() == threads
+
+
+def test_progress_carries_the_loss_of_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+    told: list[Figures] = []
+    done = chains(portfolio, progress=lambda fraction, message: told.extend(figures_of(message)))
+    assert told[-1]["step"] == QUICK.steps
+    last = done.info.risks[-1].mean().item() * portfolio[0].cost_scale
+    assert told[-1]["loss"] == pytest.approx(last, rel=1e-5)
 
 
 def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(

@@ -17,6 +17,7 @@ from bco_core.inference.vi.variational import VariationalFit, VariationalOptions
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
+from bco_core.progress import Figures, figures_of
 
 
 @dataclass(frozen=True)
@@ -325,6 +326,23 @@ def test_progress_rises_to_one_and_names_the_epoch() -> None:
     )
     assert [fraction for fraction, _ in calls] == [epoch / 8 for epoch in range(1, 9)]
     assert [message.split(",")[0] for _, message in calls] == [f"epoch {epoch}" for epoch in range(1, 9)]
+
+
+def test_progress_carries_what_each_epoch_met() -> None:
+    told: list[Figures] = []
+    fit = fit_variational(
+        make_newsvendor_target(),
+        learn_from(list(range(40))),
+        replace(OPTIONS, epochs=4),
+        generator(0),
+        lambda fraction, message: told.extend(figures_of(message)),
+    )
+    points = [(point.epoch, point.risk, point.kl, point.validation_cost) for point in fit.trace]
+    assert len(told) == len(points) == 4
+    for figures, point in zip(told, points, strict=True):
+        known = [value for value in point if value is not None]
+        assert list(figures.values()) == pytest.approx(known, rel=1e-5)
+        assert set(figures) <= {"epoch", "risk", "kl", "validation_cost"}
 
 
 def test_cancelling_from_the_progress_callback_stops_learning_at_once() -> None:
