@@ -13,7 +13,7 @@ from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
 from app.problems.check import check
-from app.problems.schemas import CompiledProblem, NewProblem, ProblemAnswer, ProblemSummary
+from app.problems.schemas import CheckedProblem, CompiledProblem, NewProblem, ProblemAnswer, ProblemSummary
 from bco_core.problems.registry import PROBLEMS
 
 router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
@@ -35,6 +35,13 @@ async def create_problem(request: NewProblem, caller: Trainer, http: Request, re
     row = await run_in_threadpool(service.create, caller.workspace, request)
     response.headers["Location"] = f"/v1/problems/{row.id}"
     return ProblemAnswer.model_validate(row, from_attributes=True)
+
+
+@router.post("/check")
+async def check_problem(request: NewProblem, caller: Trainer, http: Request) -> CheckedProblem:
+    """Whether a problem could be made as it is: refuses what POST /v1/problems would refuse, and makes nothing."""
+    await check(http, request)
+    return await run_in_threadpool(service.checked, request)
 
 
 @router.get("")

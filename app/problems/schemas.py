@@ -250,6 +250,17 @@ class CompiledProblem(BaseModel):
     spec: dict[str, Any] = Field(description="a specification of kind linear, which could be sent as it is")
 
 
+class CheckedProblem(BaseModel):
+    """A problem that could be made as it is."""
+
+    kind: str = Field(examples=["newsvendor"])
+    outcomes: list[str] = Field(description="the outcome columns that a data set for it needs")
+    decisions: list[str] = Field(description="what the entries of a decision are called")
+    compiled: dict[str, Any] | None = Field(
+        description="the specification of kind linear that it stands for; null for linear itself, and for other models"
+    )
+
+
 class ProblemAnswer(Resource):
     spec: dict[str, Any]
 

@@ -13,7 +13,7 @@ from app.http.errors import Conflict
 from app.http.idempotency import made
 from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
-from app.problems.schemas import CompiledProblem, NewProblem
+from app.problems.schemas import CheckedProblem, CompiledProblem, NewProblem, decision_names, outcome_names
 from bco_core.problems.registry import PROBLEMS
 
 MISSING = "no problem has this id; GET /v1/problems lists them"
@@ -58,6 +58,19 @@ def compiled(workspace: str, problem_id: str) -> CompiledProblem:
         linear = ", ".join(name for name, other in PROBLEMS.items() if other.compiled is not None)
         raise Conflict(f"problems of kind {kind} are not linear models by names; these kinds are: {linear}")
     return CompiledProblem(id=row.id, kind=kind, spec=compile_(row.spec))
+
+
+def checked(request: NewProblem) -> CheckedProblem:
+    """What is told of a problem that has been checked and is not stored."""
+    spec = request.spec.model_dump()
+    kind = spec["kind"]
+    compile_ = None if kind == "linear" else PROBLEMS[kind].compiled
+    return CheckedProblem(
+        kind=kind,
+        outcomes=outcome_names(spec),
+        decisions=decision_names(spec),
+        compiled=None if compile_ is None else compile_(spec),
+    )
 
 
 def delete(workspace: str, problem_id: str) -> None:

@@ -4,7 +4,8 @@ import re
 import time
 from datetime import UTC, datetime, timedelta
 
-from journey import answered, counts, create_job, create_problem, pages
+import pytest
+from journey import Json, answered, counts, create_job, create_problem, pages
 from starlette.testclient import TestClient
 
 from app.demo import example_problem
@@ -88,3 +89,42 @@ def test_the_same_problem_may_be_sent_twice_and_makes_two(client: TestClient) ->
     first, second = (answered(client.post("/v1/problems", json=example_problem()), 201) for _ in range(2))
     assert first["id"] != second["id"]
     assert first["spec"] == second["spec"]
+
+
+# checking
+
+
+def test_a_problem_can_be_checked_without_being_made(client: TestClient) -> None:
+    before = counts()
+    body = example_problem()
+    answer = answered(client.post("/v1/problems/check", json=body))
+    names = [item["name"] for item in body["spec"]["items"]]
+    assert answer == {"kind": "newsvendor", "outcomes": names, "decisions": names, "compiled": None}
+    assert counts() == before
+
+
+def test_a_check_tells_the_linear_model_that_a_problem_stands_for(client: TestClient) -> None:
+    edges = [{"start": "a", "end": "b"}, {"start": "b", "end": "c"}, {"start": "a", "end": "c", "cost": 9}]
+    body = {"name": "way", "spec": {"kind": "shortest_path", "source": "a", "target": "c", "edges": edges}}
+    answer = answered(client.post("/v1/problems/check", json=body))
+    assert answer["outcomes"] == ["a to b", "b to c"]
+    assert answer["decisions"] == ["a to b", "b to c", "a to c"]
+    made = answered(client.post("/v1/problems", json=body), 201)
+    assert answer["compiled"] == answered(client.get(f"/v1/problems/{made['id']}/compiled"))["spec"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "newsvendor", "items": []},
+        {"kind": "newsvendor", "items": [{"name": "a", "underage_cost": -1, "overage_cost": 1}]},
+        {"kind": "newsvendor", "items": [{"name": "a", "underage_cost": 1}]},
+        {"kind": "linear", "decisions": [{"name": "x", "cost": -1}], "outcomes": [{"name": "y"}]},
+        {"kind": "shortest_path", "source": "a", "target": "z", "edges": [{"start": "a", "end": "b"}]},
+    ],
+)
+def test_a_check_refuses_what_making_would_refuse_with_the_same_words(client: TestClient, spec: Json) -> None:
+    body = {"name": "odd", "spec": spec}
+    refused = answered(client.post("/v1/problems", json=body), 422)
+    assert answered(client.post("/v1/problems/check", json=body), 422) == refused
+    assert refused["errors"]
