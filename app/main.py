@@ -27,6 +27,7 @@ from app.http.security import Admin, Guard, Remembered, TokenBucket
 from app.jobs import events
 from app.jobs.batch_router import router as batches
 from app.jobs.router import router as jobs
+from app.jobs.status_router import router as status
 from app.log.router import router as kept_prescriptions
 from app.log.writer import Writer
 from app.pages import asking, docs, home
@@ -108,6 +109,7 @@ def create_app() -> FastAPI:
         kept_prescriptions,
         batches,
         webhooks,
+        status,
     ):
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     for pages in (

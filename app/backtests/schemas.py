@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors import history
@@ -116,3 +116,39 @@ class NewBacktest(BacktestOptions, Body):
         if not self.posteriors and not self.ours:
             raise ValueError("name at least one of ours: the verdict is about the first")
         return self
+
+
+Stretches = Annotated[int, Field(ge=1, le=200)]
+
+
+class PolicyOverTime(BaseModel):
+    name: str
+    words: str = Field(description="how sentences call it")
+    rows: list[int] = Field(description="rows of each stretch that it decided for")
+    cost: list[float | None] = Field(description="the sum of their costs")
+
+
+class CumulatedDifference(BaseModel):
+    """The candidate's cost less another policy's on the same rows, summed up to the end of each stretch."""
+
+    against: str
+    words: str
+    rows: list[int] = Field(description="rows so far that both decided for")
+    sum: list[float | None] = Field(description="of the differences so far; below zero where the candidate is cheaper")
+    standard_error: list[float | None] = Field(description="of the sum; null where nothing tells it")
+    low: list[float | None] = Field(description="where the 95 % interval of the sum begins")
+    high: list[float | None] = Field(description="where it ends; at the end, as that of the mean difference says")
+
+
+class OverTimeAnswer(BaseModel):
+    """A backtest in stretches of time of equal length or, without a time column, of rows in their order."""
+
+    candidate: str = Field(description="the policy that the verdict is about")
+    against: str | None = Field(description="the policy that the verdict compares it with")
+    by: Literal["time", "rows"]
+    begins: list[str] = Field(description="the first time, or row, of each stretch")
+    ends: list[str] = Field(description="the last one")
+    rows: list[int] = Field(description="rows of each stretch that were judged")
+    policies: list[PolicyOverTime]
+    differences: list[CumulatedDifference]
+    intervals: str = Field(description="how intervals are made")

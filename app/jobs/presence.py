@@ -78,14 +78,25 @@ def living(deadline: float, judge: bool = True) -> set[str]:
     A worker that was cut off itself is no judge of others' silence: the same outage may have cut them off.
     """
     with transaction() as session:
-        clock = float(session.scalars(sa.select(database_clock(session))).one())
-        workers = session.scalars(sa.select(WorkerRow)).all()
-        silence = {worker.id: clock - worker.beat_at if judge else 0.0 for worker in workers}
-        connected = _connected(session)
-        dead = {w.id for w in workers if is_dead(w, silence[w.id], deadline, w.id in connected)}
+        alive, dead = _told_apart(session, deadline, judge)
         if dead:
             session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(dead)))
-    return {worker.id for worker in workers} - dead
+    return alive
+
+
+def count(session: Session, deadline: float) -> int:
+    """How many workers live, for who only wants to know: the dead are left to other workers."""
+    return len(_told_apart(session, deadline, judge=True)[0])
+
+
+def _told_apart(session: Session, deadline: float, judge: bool) -> tuple[set[str], set[str]]:
+    """The workers that live, and those that are dead."""
+    clock = float(session.scalars(sa.select(database_clock(session))).one())
+    workers = session.scalars(sa.select(WorkerRow)).all()
+    silence = {worker.id: clock - worker.beat_at if judge else 0.0 for worker in workers}
+    connected = _connected(session)
+    dead = {w.id for w in workers if is_dead(w, silence[w.id], deadline, w.id in connected)}
+    return {worker.id for worker in workers} - dead, dead
 
 
 def is_dead(worker: WorkerRow, silence: float, deadline: float, connected: bool) -> bool:

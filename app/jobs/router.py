@@ -9,13 +9,14 @@ import anyio
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from app.backtests.schemas import OverTimeAnswer, Stretches
 from app.db.tables import JobRow
 from app.http.errors import NotFound
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
-from app.jobs import events, making, results, service
+from app.jobs import events, making, over_time, results, service
 from app.jobs.kinds import KINDS
 from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, JobSummary, Kind, LogLine, State
 
@@ -23,11 +24,11 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
 
 
 def job_answer(row: JobRow) -> JobAnswer:
-    return JobAnswer(**_shown(row, JobAnswer))
+    return JobAnswer(**_shown(row, JobAnswer), verdict=(row.summary or {}).get("verdict"))
 
 
 def _shown(row: Any, model: type[JobSummary]) -> dict[str, Any]:
-    fields = {name: getattr(row, name) for name in model.model_fields}
+    fields = {name: getattr(row, name) for name in model.model_fields if name != "verdict"}
     if KINDS[row.kind].makes_posterior:
         fields["posterior_id"] = sibling_id(row.id, "post")
     return fields
@@ -67,7 +68,9 @@ def list_jobs(
         created_before=created_before,
     )
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, only)
-    return Page(items=[JobSummary(**_shown(row, JobSummary)) for row in rows], next_cursor=next_cursor)
+    return Page(
+        items=[JobSummary(**_shown(row, JobSummary), verdict=row.verdict) for row in rows], next_cursor=next_cursor
+    )
 
 
 @router.get("/{job_id}")
@@ -144,6 +147,16 @@ def download_job_result(
         media_type=media_type,
         headers={"Content-Disposition": f'attachment; filename="{job_id}.{format}"'},
     )
+
+
+@router.get("/{job_id}/backtest/over-time")
+def read_backtest_over_time(
+    job_id: str,
+    caller: Reader,
+    stretches: Annotated[Stretches, Query(description="how many stretches of time or, without one, of rows")] = 100,
+) -> OverTimeAnswer:
+    """What a backtest's policies cost over time, and paired differences summed up with the band of chance."""
+    return over_time.read(caller.workspace, job_id, stretches)
 
 
 @router.delete("/{job_id}", status_code=204)

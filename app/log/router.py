@@ -20,9 +20,9 @@ from app.log import export, outcomes, reproduce, service
 from app.log.schemas import (
     Format,
     Kind,
+    ListedPrescription,
     NewOutcome,
     PrescriptionRecord,
-    PrescriptionSummary,
     RecordedAnswer,
     ReproduceAnswer,
 )
@@ -75,11 +75,16 @@ async def _settled(prescription_id: str, look: Callable[[], Value]) -> Value:
 
 @router.get("")
 def list_prescriptions(
-    caller: Reader, only: Wanted, limit: Limit = 50, cursor: str | None = None
-) -> Page[PrescriptionSummary]:
+    caller: Reader,
+    only: Wanted,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    first: Annotated[bool, Query(description="tell each call's first context, and what was answered to it")] = False,
+) -> Page[ListedPrescription]:
     """What was prescribed and evaluated: all, or of a posterior, kind, key or span of time, with or without outcome."""
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, only)
-    items = [PrescriptionSummary.model_validate(row, from_attributes=True) for row in rows]
+    answers = service.first_answers([row.id for row in rows]) if first else {}
+    items = [ListedPrescription(**row._mapping, first=answers.get(row.id)) for row in rows]
     return Page(items=items, next_cursor=next_cursor)
 
 

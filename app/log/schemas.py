@@ -27,6 +27,21 @@ class PrescriptionSummary(BaseModel):
     recorded: int = Field(description="contexts whose outcome is recorded")
 
 
+class FirstAnswer(BaseModel):
+    """The first context of a call, and what was answered to it."""
+
+    context: Any
+    decision: dict[str, float | None]
+    expected_cost: float | None
+    status: str
+
+
+class ListedPrescription(PrescriptionSummary):
+    first: FirstAnswer | None = Field(
+        None, description="where it is asked for; null for calls that are too large to be opened in a list"
+    )
+
+
 class ContextOutcome(Request):
     index: Annotated[int, Field(ge=0)] = Field(description="which of the call's contexts, from 0")
     outcomes: Values = Field({}, description="what happened; null or left out where nobody knows")

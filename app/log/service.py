@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,15 +12,20 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import NotFound
 from app.http.routes import parsed
 from app.http.rows import find, matching, page
 from app.ids import first_id
-from app.log.schemas import PrescriptionSummary, Recorded
+from app.log.schemas import FirstAnswer, PrescriptionSummary, Recorded
 from app.log.writer import unpacked
 
+log = logging.getLogger(__name__)
+
+# Calls of more packed bytes are not opened in lists.
+_OPENED_BYTES = 32_000
 MISSING = "no prescription with this id is kept; GET /v1/prescriptions lists those that are"
 
 
@@ -81,6 +87,26 @@ def listing(workspace: str, limit: int, cursor: str | None, only: Filter) -> tup
     columns = [getattr(PrescriptionRow, name) for name in PrescriptionSummary.model_fields]
     with transaction() as session:
         return page(session, PrescriptionRow, workspace, limit, cursor, *only.conditions(), columns=columns)
+
+
+def first_answers(prescription_ids: Sequence[str]) -> dict[str, FirstAnswer]:
+    """What was answered to the first context of some calls, by their ids; large ones are left out, and damaged ones."""
+    row = PrescriptionRow
+    small = [sa.func.length(column) <= _OPENED_BYTES for column in (row.request, row.answer)]
+    found: dict[str, FirstAnswer] = {}
+    with transaction() as session:
+        for one in session.scalars(sa.select(row).where(row.id.in_(prescription_ids), *small)):
+            try:
+                found[one.id] = _first(opened(one))
+            except CorruptBlob:
+                log.warning("the prescription %s is damaged, so the list shows no answer of it", one.id)
+    return found
+
+
+def _first(kept: Opened) -> FirstAnswer:
+    answer = kept.decided()[0]
+    told = {name: answer[name] for name in ("decision", "expected_cost", "status")}
+    return FirstAnswer(context=kept.contexts()[0], **told)
 
 
 def get(workspace: str, prescription_id: str) -> Opened:

@@ -91,7 +91,7 @@ def mean_of(values: Tensor, clusters: Clusters) -> Mean:
         both = ways[0] * (int(ways[1].max()) + 1) + ways[1]
         variance = max(variance, found[0][0] + found[1][0] - _variance(values - mean, both)[0])
     error = math.sqrt(variance)
-    reach = error * _student(groups - 1) if groups > 1 else math.inf
+    reach = error * student(groups - 1) if groups > 1 else math.inf
     return Mean(mean.item(), error, mean.item() - reach, mean.item() + reach, len(values))
 
 
@@ -110,7 +110,8 @@ def _variance(residuals: Tensor, cluster: Tensor) -> tuple[float, int]:
     return groups / (groups - 1) * sums.square().sum().item() / len(residuals) ** 2, groups
 
 
-def _student(freedom: int) -> float:
+def student(freedom: int) -> float:
+    """How many standard errors an interval reaches to either side."""
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, freedom))

@@ -356,6 +356,39 @@ def test_hostile_filters_are_refused_or_find_nothing_else(client: TestClient, qu
             assert found.status_code == (422 if path.endswith("export") else status), found.text
 
 
+def test_a_list_tells_what_was_answered_to_the_first_context_if_asked(client: TestClient, posterior: Json) -> None:
+    content = ask(client, posterior, contexts=CONTEXTS[1:3])
+    judged = {"contexts": CONTEXTS[:1], "alternatives": [{"decision": {"croissants": 60, "loaves": 60}}]}
+    evaluated = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=judged))
+    large = id_of(ask(client, posterior, contexts=CONTEXTS * 40, scenarios=20))
+    written(client)
+    listed = answered(client.get("/v1/prescriptions", params={"first": True, "limit": 3}))["items"]
+    first = {one["id"]: one["first"] for one in listed}
+    told = orjson.loads(content)["prescriptions"][0]
+    assert first[id_of(content)] == {
+        "context": CONTEXTS[1],
+        "decision": told["decision"],
+        "expected_cost": told["expected_cost"],
+        "status": told["status"],
+    }
+    assert first[evaluated["id"]]["decision"] == evaluated["evaluations"][0]["ours"]["decision"]
+    assert first[large] is None
+    plain = answered(client.get("/v1/prescriptions", params={"limit": 3}))["items"]
+    assert [one["first"] for one in plain] == [None] * 3
+
+
+def test_a_damaged_answer_is_listed_without_its_first(client: TestClient, posterior: Json) -> None:
+    identifier = id_of(ask(client, posterior))
+    written(client)
+    with transaction() as session:
+        row = session.get_one(PrescriptionRow, identifier)
+        row.answer = b"damaged"
+    listed = answered(client.get("/v1/prescriptions", params={"first": True, "limit": 1}))["items"]
+    assert (listed[0]["id"], listed[0]["first"]) == (identifier, None)
+    with transaction() as session:
+        session.delete(session.get_one(PrescriptionRow, identifier))
+
+
 def test_pages_show_each_once_while_others_are_written(client: TestClient, posterior: Json) -> None:
     there = [id_of(ask(client, posterior)) for _ in range(30)]
     written(client)
