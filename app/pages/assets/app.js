@@ -27,6 +27,17 @@
   times(document);
   document.addEventListener("htmx:afterSwap", (event) => times(event.detail.target));
 
+  // An explanation near the right edge opens to the left.
+  function explain(event) {
+    const word = event.target.closest && event.target.closest(".term");
+    if (!word) return;
+    word.classList.remove("near-edge");
+    const room = document.documentElement.clientWidth - word.getBoundingClientRect().left;
+    word.classList.toggle("near-edge", word.querySelector(".tip").offsetWidth > room - 8);
+  }
+  document.addEventListener("mouseover", explain);
+  document.addEventListener("focusin", explain);
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button.copy");
     if (!button) return;
