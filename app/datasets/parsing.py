@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -29,12 +30,15 @@ class RawTable:
     """Columns of equal length, each numbers, text or a mix, None where missing, and where each value stands.
 
     ``place(row, column)`` gives a path for the JSON pointer and words for the message; ``whole`` is the path of it all.
+    Of a file, ``format`` is csv, parquet or xlsx, and ``sheets`` are those of a workbook.
     """
 
     columns: dict[str, pa.ChunkedArray | list[Any]]
     rows: int
     whole: str
     place: Callable[[int, str], tuple[Sequence[str | int], str]]
+    format: str = ""
+    sheets: tuple[str, ...] = ()
 
 
 def parse_rows(rows: list[dict[str, Any]], settings: Settings) -> RawTable:
@@ -54,11 +58,18 @@ def parse_file(content: bytes, settings: Settings, sheet: str = "") -> RawTable:
     written_as, table = read_file(content, settings, sheet)
     _check_names(table.column_names, "file")
     word, first = ("line", 2) if written_as == "csv" else ("row", 0)
+    sheets: list[str] = []
     if written_as == "xlsx":
         first = int(table.schema.metadata[b"header row"]) + 1
+        sheets = json.loads(table.schema.metadata[b"sheets"])
     columns = {name.strip(): table.column(index) for index, name in enumerate(table.column_names)}
     return RawTable(
-        columns, table.num_rows, "file", lambda row, name: (("file",), f"{word} {row + first}, column '{name}'")
+        columns,
+        table.num_rows,
+        "file",
+        lambda row, name: (("file",), f"{word} {row + first}, column '{name}'"),
+        written_as,
+        tuple(sheets),
     )
 
 

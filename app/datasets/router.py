@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Query, Response
 
-from app.datasets import revisions, service
+from app.datasets import distribution, inspecting, revisions, service
+from app.datasets.distribution_schemas import Distribution, Only, OutcomeName, SeriesName
+from app.datasets.inspection_schemas import FileToInspect, Inspection
 from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.roles import Roles
 from app.datasets.schemas import (
@@ -61,7 +65,7 @@ def upload_dataset(
     """Send history as a CSV, Parquet or Excel file."""
     roles = Roles(
         _names(upload.outcomes),
-        _names(upload.contexts) or None,
+        _names(upload.contexts) if upload.contexts.strip() else None,
         _names(upload.categorical),
         upload.missing,
         upload.time.strip() or None,
@@ -74,9 +78,22 @@ def upload_dataset(
     return _created(service.create(caller.workspace, upload.name, raw, roles), response)
 
 
+@router.post("/inspect")
+def inspect_file(
+    upload: Annotated[FileToInspect, Form(media_type="multipart/form-data")], caller: Trainer
+) -> Inspection:
+    """Look at a file without keeping anything: what its columns hold, what they may be, and what looks odd."""
+    raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
+    return inspecting.inspect(raw, _names(upload.outcomes), get_settings())
+
+
 def _names(text: str) -> list[str]:
-    """The names in ``croissants, loaves``."""
-    return [name.strip() for name in text.split(",") if name.strip()]
+    """The names in ``croissants, loaves``; one that holds a comma stands in quotes, as in a CSV file."""
+    parts = text.split(",")
+    if '"' in text:
+        with suppress(csv.Error):
+            parts = next(csv.reader([text], skipinitialspace=True))
+    return [name.strip() for name in parts if name.strip()]
 
 
 @router.get("")
@@ -129,6 +146,18 @@ def read_dataset_rows(
     if last:
         return service.last_rows(caller.workspace, dataset_id, limit, revision)
     return service.rows(caller.workspace, dataset_id, limit, cursor, revision)
+
+
+@router.get("/{dataset_id}/distribution")
+def read_dataset_distribution(
+    dataset_id: str,
+    caller: Reader,
+    series: SeriesName | None = None,
+    outcome: OutcomeName | None = None,
+    only: Only | None = None,
+) -> Distribution:
+    """What there is to draw: how often columns have which values, and the outcomes over time with gaps and shifts."""
+    return distribution.read(caller.workspace, dataset_id, distribution.Asked(series, outcome, only))
 
 
 @router.delete("/{dataset_id}", status_code=204)

@@ -74,8 +74,11 @@ class DatasetUpload(Request):
     file: UploadFile = Field(description=FILE)
     sheet: str = Field("", description=SHEET)
     name: Name = Field(examples=["bakery"])
-    outcomes: str = Field(description="outcome columns, separated by commas", examples=["croissants,loaves"])
-    contexts: str = Field("", description="context columns; empty for all others")
+    outcomes: str = Field(
+        description="outcome columns, separated by commas; a name that holds a comma stands in quotes",
+        examples=["croissants,loaves"],
+    )
+    contexts: str = Field("", description="context columns; empty for all others, a comma alone for none")
     categorical: str = Field("", description="contexts to treat as categories although they hold numbers")
     time: str = Field("", description=TIME)
     series: str = Field("", description=SERIES + "; separated by commas")

@@ -6,38 +6,16 @@ stretches, caps, drift) need the time column: the order of a file means nothing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from app.datasets.series import series_codes
-from app.datasets.times import DAY, written
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Whole = np.ndarray[Any, np.dtype[np.int64]]
+from app.datasets.timelines import BLOCKS, Floats, Timeline, has_moved, levels, timeline
+from app.datasets.times import written
 
 # Fewer rows than this look odd in some way by mere chance.
 FEWEST = 50
-BLOCKS = 20
-
-
-@dataclass(frozen=True)
-class _Timeline:
-    """Rows in the order of series and time: which row each is, its series, its time and the number of its period."""
-
-    order: Whole
-    series: Whole
-    moments: Whole
-    periods: Whole
-    profile: dict[str, Any]
-
-    @property
-    def goes_on(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether each row but the first is of the same series as the one before."""
-        same: np.ndarray[Any, np.dtype[np.bool_]] = np.diff(self.series) == 0
-        return same
 
 
 def oddities(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
@@ -56,13 +34,13 @@ def oddities(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
     for name in outcomes:
         said += _negative(name, numeric[name]) + _zeros(name, numeric[name])
     said += _like_ids(table, columns, numeric) + _giveaways(table, columns, numeric, outcomes)
-    timeline = _timeline(table, columns)
-    if timeline is None:
+    along = timeline(table, columns)
+    if along is None:
         return said + _duplicates(table, columns)
-    said += _gaps(timeline)
+    said += _gaps(along)
     for name in outcomes:
-        ordered = numeric[name][timeline.order]
-        said += _stretches(name, ordered, timeline) + _caps(name, ordered, timeline) + _drift(name, ordered, timeline)
+        ordered = numeric[name][along.order]
+        said += _stretches(name, ordered, along) + _caps(name, ordered, along) + _drift(name, ordered, along)
     return said
 
 
@@ -186,56 +164,25 @@ def _duplicates(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
 # along time
 
 
-def _timeline(table: pa.Table, columns: list[dict[str, Any]]) -> _Timeline | None:
-    if not columns or columns[0]["role"] != "time":
-        return None
-    profile = columns[0]
-    numbers = np.asarray(table.column(profile["name"]).cast(pa.int64()))
-    series = series_codes(table, [column["name"] for column in columns if column["role"] == "series"])[0]
-    order = np.lexsort((numbers, series))
-    periods = _periods(numbers, profile["unit"], profile["step"])
-    return _Timeline(order, series[order], numbers[order], periods[order], profile)
-
-
-def _periods(numbers: Whole, unit: str, step: int) -> Whole:
-    """Consecutive numbers of periods, without weekdays and times of day at which nothing ever happens."""
-    if unit == "period":
-        return numbers // step
-    days = numbers // DAY
-    if unit == "month":
-        return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) // step
-    if unit == "week":
-        return days // (7 * step)
-    if unit == "day" and step > 1:
-        return days // step
-    # 1970 began on a Thursday.
-    open_days = np.bincount((days + 3) % 7, minlength=7) > 0
-    opened = np.busday_count(np.datetime64(0, "D"), days.astype("datetime64[D]"), weekmask=open_days)
-    if unit == "day":
-        return np.asarray(opened, dtype=np.int64)
-    moments, ranks = np.unique(numbers % DAY, return_inverse=True)
-    return np.asarray(opened, dtype=np.int64) * len(moments) + ranks
-
-
-def _gaps(timeline: _Timeline) -> list[str]:
-    ahead = np.where(timeline.goes_on, np.diff(timeline.periods) - 1, 0)
+def _gaps(along: Timeline) -> list[str]:
+    ahead = np.where(along.goes_on, np.diff(along.periods) - 1, 0)
     ahead = np.maximum(ahead, 0)
     missing = int(ahead.sum())
     if not missing:
         return []
-    units = {"period": "periods"}.get(timeline.profile["unit"], f"{timeline.profile['unit']}s")
-    step = timeline.profile["step"]
+    units = {"period": "periods"}.get(along.profile["unit"], f"{along.profile['unit']}s")
+    step = along.profile["step"]
     each = units if step == 1 else f"steps of {step} {units}"
-    share = missing / (missing + len(timeline.order))
+    share = missing / (missing + len(along.order))
     return [
         f"{missing} {each} between first and last rows are missing ({share:.1%}), up to {int(ahead.max())} in a row: "
         "check that nothing happened then"
     ]
 
 
-def _stretches(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
+def _stretches(name: str, ordered: Floats, along: Timeline) -> list[str]:
     """The longest run of one value, if values that repeat as often as these do would hardly make it."""
-    same = (np.diff(ordered) == 0) & timeline.goes_on
+    same = (np.diff(ordered) == 0) & along.goes_on
     if same.all() or not same.any():
         return []
     ends = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))
@@ -249,10 +196,10 @@ def _stretches(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
     return [f"'{name}' is {value:g} in {longest} rows in a row: check that it was measured, not carried forward"]
 
 
-def _caps(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
+def _caps(name: str, ordered: Floats, along: Timeline) -> list[str]:
     """Series whose highest value occurs again and again, far more often than those just below: sold out, not sold."""
-    order = np.lexsort((ordered, timeline.series))
-    values, series = ordered[order], timeline.series[order]
+    order = np.lexsort((ordered, along.series))
+    values, series = ordered[order], along.series[order]
     starts = np.flatnonzero(np.concatenate([[True], (np.diff(values) != 0) | (np.diff(series) != 0)]))
     counts = np.diff(np.append(starts, len(values)))
     of = series[starts]
@@ -273,23 +220,19 @@ def _caps(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
     ]
 
 
-def _drift(name: str, ordered: Floats, timeline: _Timeline) -> list[str]:
+def _drift(name: str, ordered: Floats, along: Timeline) -> list[str]:
     """The level of the last fifth of time against what came before, by the scatter of the level from block to block."""
-    counts = np.bincount(timeline.series)
-    deviations = ordered - (np.bincount(timeline.series, ordered) / counts)[timeline.series]
-    periods, codes = np.unique(timeline.periods, return_inverse=True)
+    periods, level = levels(ordered, along)
     if len(periods) < 2 * BLOCKS:
         return []
-    level = np.bincount(codes, deviations) / np.bincount(codes)
     blocks = np.array([block.mean() for block in np.array_split(level, BLOCKS)])
     early, late = blocks[: -BLOCKS // 5], blocks[-BLOCKS // 5 :]
-    moved = float(late.mean() - early.mean())
-    scatter = float(early.std(ddof=1)) * np.sqrt(1 / len(early) + 1 / len(late))
-    if abs(moved) < max(3.3 * scatter, 0.2 * float(level.std())) or moved == 0:
+    if not has_moved(early, late, float(level.std())):
         return []
+    moved = float(late.mean() - early.mean())
     usual = float(ordered.mean())
-    recent = timeline.moments[timeline.periods >= periods[-(len(periods) // 5)]]
-    since = written(int(recent.min()), timeline.profile["format"])
+    recent = along.moments[along.periods >= periods[-(len(periods) // 5)]]
+    since = written(int(recent.min()), along.profile["format"])
     direction = "higher" if moved > 0 else "lower"
     return [
         f"'{name}' has been {abs(moved):.3g} {direction} since about {since} (its mean is {usual:.3g}): what was "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -21,6 +22,8 @@ NOT_A_WORKBOOK = "the file starts like an Excel workbook (.xlsx) but cannot be r
 # What a cell takes as XML.
 XML_BYTES_A_CELL = 64
 BLOCK_ROWS = 10_000
+# Sheets that are told of.
+MOST_SHEETS = 100
 
 
 def read(content: bytes, limits: Limits, name: str) -> pa.Table:
@@ -33,7 +36,8 @@ def read(content: bytes, limits: Limits, name: str) -> pa.Table:
             raise Refused(f"the workbook has no such sheet; its sheets are {', '.join(names[:20])}")
         sheet = book.get_sheet_by_name(name or names[0])
         check_size(max(0, sheet.height - 1), sheet.width, limits)
-        return _cells(sheet.iter_rows())
+        table = _cells(sheet.iter_rows())
+        return table.replace_schema_metadata(table.schema.metadata | {b"sheets": json.dumps(names[:MOST_SHEETS])})
     except (Refused, MemoryError, pa.ArrowException):
         raise
     except BaseException as error:

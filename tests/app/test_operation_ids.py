@@ -22,6 +22,7 @@ VERBS = {
     "export",
     "follow",
     "import",
+    "inspect",
     "list",
     "make",
     "move",
