@@ -31,7 +31,7 @@ class Move:
 
 def is_flag(profile: dict[str, Any]) -> bool:
     """Whether a column of numbers, by its profile, says yes or no: in the history it is one or zero."""
-    return profile.get("distinct") == 2 and (profile["minimum"], profile["maximum"]) == (0.0, 1.0)
+    return profile.get("distinct") == 2 and (profile.get("minimum"), profile.get("maximum")) == (0.0, 1.0)
 
 
 def numbers(encoding: ContextEncoding, columns: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -48,6 +48,7 @@
             }
             if (mark.text) {
               ctx.font = 12 * ratio + "px system-ui, sans-serif";
+              ctx.textAlign = "left";
               const width = ctx.measureText(mark.text).width;
               const left = Math.min(at + 4 * ratio, bbox.left + bbox.width - width);
               const line = free.findIndex((end) => left > end);

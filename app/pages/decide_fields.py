@@ -1,0 +1,251 @@
+"""The form for a context: a field for each column that a decision needs to know, and what stands in it at first."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any, Literal
+
+from starlette.datastructures import ImmutableMultiDict
+
+from app.http.errors import pointer
+from app.pages.asking import Api, Refused
+from app.pages.render import number
+
+# Fields of a context have the name of their column after this, so that no column is mistaken for anything else.
+PREFIX = "c."
+Kind = Literal["date", "moment", "choice", "suggested", "yes", "number", "text"]
+Given = ImmutableMultiDict[str, Any]
+
+# More categories than this are typed, with suggestions.
+_MOST_CHOICES = 40
+# The last so many rows tell which series there are, where a posterior does not list them.
+_ROWS_OF_SERIES = 300
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,3})?")
+_WHOLE = re.compile(r"[+-]?\d{1,15}")
+_YES, _NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_SPAN = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(1), "week": timedelta(7)}
+_PERIODS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks", "month": "months"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a context: how it is asked for, and what stands there as text."""
+
+    name: str
+    kind: Kind
+    value: str = ""
+    hint: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def pointer(self) -> str:
+        """Where the API finds what is wrong with it."""
+        return pointer(("contexts", 0, self.name))
+
+    @property
+    def shown_as(self) -> str:
+        """The type of its input. What a date picker cannot show stays readable as text."""
+        if self.kind in ("date", "moment") and self.value and _moment(self.value) is None:
+            return "text"
+        return {"date": "date", "moment": "datetime-local"}.get(self.kind, "text")
+
+    @property
+    def is_yes(self) -> bool:
+        return self.value.strip().lower() in _YES
+
+    def sent(self) -> Any:
+        """What the API is given: a number where the text is one, else the text, so that the API can say what is wrong
+        with it; nothing for an empty field."""
+        return value_of(self.kind, self.value)
+
+
+def value_of(kind: Kind, text: str) -> Any:
+    """A text of a form or of a pasted table as the API takes it."""
+    text = text.strip()
+    if not text:
+        return None
+    if kind == "yes" and text.lower() in _YES | _NO:
+        return int(text.lower() in _YES)
+    if kind in ("number", "yes"):
+        return number_of(text)
+    return text
+
+
+def number_of(text: str) -> float | int | str:
+    """The number that a text means, with a point or a comma for decimals; the text itself if it is none."""
+    plain = text.strip().replace("−", "-").replace("\N{NO-BREAK SPACE}", "")
+    if _WHOLE.fullmatch(plain):
+        return int(plain)
+    return float(plain.replace(",", ".")) if _NUMBER.fullmatch(plain) else text
+
+
+def needed(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The columns of a context, in order: what is known ahead and, where the posterior looks back, time and keys."""
+    recipe = posterior["recipe"] or {}
+    looks_back, listed = bool(recipe.get("recipe")), recipe.get("keys", {})
+
+    def is_needed(column: Mapping[str, Any]) -> bool:
+        if column["role"] == "series":
+            return looks_back or column["name"] in listed
+        return column["role"] == "context" or (column["role"] == "time" and looks_back)
+
+    return [column for column in posterior["columns"] if is_needed(column)]
+
+
+def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> Kind:
+    if column["role"] == "time":
+        return {"iso datetime": "moment", "period": "text"}.get(column["format"], "date")  # type: ignore[return-value]
+    if column["kind"] in ("categorical", "key"):
+        return "choice" if 0 < len(choices) <= _MOST_CHOICES else "suggested"
+    is_flag = (column["distinct"], column["minimum"], column["maximum"]) == (2, 0.0, 1.0)
+    return "yes" if is_flag else "number"
+
+
+def kinds(posterior: Mapping[str, Any]) -> dict[str, Kind]:
+    """How each column of a context is asked for."""
+    return {column["name"]: kind_of(column, _choices(posterior, column, [])) for column in needed(posterior)}
+
+
+def given_fields(posterior: Mapping[str, Any], given: Given) -> list[Field] | None:
+    """The fields as they were sent, without what only a form needs; None if one was not sent."""
+    fields = []
+    for name, kind in kinds(posterior).items():
+        text = _last(given, PREFIX + name)
+        if text is None:
+            return None
+        fields.append(Field(name, kind, text))
+    return fields
+
+
+async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> tuple[list[Field], str]:
+    """All fields, filled with what was sent and else from the data set's last row, and where the rest comes from."""
+    dataset, rows = await _history(api, posterior)
+    source = "the last row of the history" if rows else "the middle of the history; its rows are not here"
+    fields = []
+    for column in needed(posterior):
+        choices = _choices(posterior, column, rows)
+        kind = kind_of(column, choices)
+        newest = _same(column, dataset)
+        text = _last(given, PREFIX + column["name"])
+        if text is None:
+            text = _first_value(column, newest, kind, choices, rows, _lead(posterior, dataset))
+        hint = _hint(column, newest, kind, _lead(posterior, dataset))
+        fields.append(Field(column["name"], kind, text, hint, choices))
+    return fields, source
+
+
+async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The data set that was learned from and its last rows, as far as they are still there."""
+    if posterior["dataset_id"] is None:
+        return None, []
+    address = f"/v1/datasets/{posterior['dataset_id']}"
+    unlisted = any(column["role"] == "series" and not _choices(posterior, column, []) for column in needed(posterior))
+    try:
+        dataset = await api.get(address)
+        page = await api.get(f"{address}/rows", limit=_ROWS_OF_SERIES if unlisted else 1, last="true")
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        return None, []
+    return dataset, page["items"]
+
+
+def _same(column: dict[str, Any], dataset: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The column as it is in the newest revision of its data set."""
+    found = next((one for one in dataset["columns"] if one["name"] == column["name"]), None) if dataset else None
+    return found or column
+
+
+def _lead(posterior: Mapping[str, Any], dataset: Mapping[str, Any] | None) -> int:
+    recipe = (posterior["recipe"] or {}).get("recipe") or {}
+    return int(recipe.get("lead") or (dataset or {}).get("lead", 1))
+
+
+def _choices(
+    posterior: Mapping[str, Any], column: Mapping[str, Any], rows: Sequence[dict[str, Any]]
+) -> tuple[str, ...]:
+    """The values that a column may have, as far as they are known."""
+    if column["kind"] == "categorical":
+        return tuple(column["categories"] or ())
+    if column["kind"] != "key":
+        return ()
+    listed = (posterior["recipe"] or {}).get("keys", {}).get(column["name"])
+    return tuple(listed or sorted({_text(row[column["name"]]) for row in rows}))
+
+
+def _first_value(
+    column: Mapping[str, Any],
+    newest: Mapping[str, Any],
+    kind: Kind,
+    choices: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+    lead: int,
+) -> str:
+    """What stands in a field that nobody has filled in yet."""
+    if column["role"] == "time":
+        return later(newest, lead)
+    last = rows[-1].get(column["name"]) if rows else None
+    if last is not None:
+        return _text(last)
+    if kind in ("choice", "suggested"):
+        return choices[0] if choices else ""
+    middle = column["median"] if column["median"] is not None else column["mean"]
+    return "" if middle is None else _text(round(middle) if kind == "yes" else float(f"{middle:.4g}"))
+
+
+def _text(value: Any) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: Kind, lead: int) -> str:
+    """What is usual in a field."""
+    if column["role"] == "time":
+        unit = _PERIODS.get(newest["unit"], "periods")
+        ahead = f"{lead * (newest['step'] or 1)} {unit if lead * (newest['step'] or 1) > 1 else unit[:-1]}"
+        zone = f" {newest['zone']}" if newest["zone"] else ""
+        return f"The history ends with {newest['last']}{zone}; decisions are made {ahead} ahead."
+    if kind == "number":
+        return f"{number(column['minimum'])} to {number(column['maximum'])} in the history"
+    return ""
+
+
+def later(column: Mapping[str, Any], periods: int) -> str:
+    """The last time of a column's history, so many periods later."""
+    last, count = str(column["last"]), periods * (column["step"] or 1)
+    if column["format"] == "period":
+        return str(int(last) + count)
+    moment = _moment(last)
+    if moment is None:
+        return last
+    moved = _months_later(moment, count) if column["unit"] == "month" else moment + count * _SPAN[column["unit"]]
+    return moved.isoformat(timespec="minutes") if column["format"] == "iso datetime" else moved.date().isoformat()
+
+
+def _months_later(moment: datetime, months: int) -> datetime:
+    """The same day some months later; the last day of a month stays the last."""
+    year, month = divmod(moment.year * 12 + moment.month - 1 + months, 12)
+    is_last = moment.day == calendar.monthrange(moment.year, moment.month)[1]
+    longest = calendar.monthrange(year, month + 1)[1]
+    day = longest if is_last else min(moment.day, longest)
+    return datetime.combine(date(year, month + 1, day), moment.time())
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _last(given: Given, key: str) -> str | None:
+    """What was sent last under a name: a box that is ticked comes after what stands for one that is not."""
+    found = [value for value in given.getlist(key) if isinstance(value, str)]
+    return found[-1] if found else None

@@ -1,0 +1,25 @@
+"""Parts of the page of a decision: pieces that scripts put in place, and pages of their own for who has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request, Response
+
+from app.pages.decide_asked import Asked
+from app.pages.readable import FRAGMENT
+from app.pages.render import render
+
+
+def is_part(request: Request) -> bool:
+    """Whether a script of ours asks, for a piece of a page."""
+    return FRAGMENT in request.headers
+
+
+def part(
+    request: Request, template: str, asked: Asked, posterior: Mapping[str, Any], status: int = 200, **given: Any
+) -> Response:
+    """A piece of the page, or a page around it."""
+    shown = template if is_part(request) else "decide_part.html"
+    return render(request, shown, status, piece=template, asked=asked, posterior=posterior, **given)

@@ -1,0 +1,178 @@
+"""Why a decision is what it is: what drives the prediction, what would move the decision, and days like this one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.http.security import Reader
+from app.pages.asking import Api, Refused
+from app.pages.decide_answer import money_of
+from app.pages.decide_parts import part
+from app.pages.decide_what_if import asked_again
+from app.pages.render import number
+
+router = APIRouter(include_in_schema=False)
+
+_NEIGHBOURS = 8
+# Of a decision with many entries, those that move most are named.
+_MOST_NAMED = 4
+_MOST_OUTCOMES = 12
+_MOST_SWITCHES = 12
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What one column adds to a prediction; ``left`` and ``width`` place its bar between 0 and 100."""
+
+    name: str
+    value: str
+    amount: float
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Driven:
+    """The prediction of an outcome, taken apart."""
+
+    name: str
+    base: float
+    prediction: float
+    bars: list[Bar]
+    middle: float
+    adds_up: bool
+
+    @property
+    def together(self) -> float:
+        return sum(bar.amount for bar in self.bars)
+
+
+@router.get("/posteriors/{named}/decide/why")
+async def why(named: str, request: Request, caller: Reader) -> Response:
+    """The reasons for a decision, as far as they can be told."""
+    api = Api(request)
+    asked, posterior = await asked_again(api, named, request.query_params)
+    gone = ""
+    body = asked.body(include=["sensitivity", "neighbours"], neighbours=_NEIGHBOURS)
+    try:
+        try:
+            answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
+        except Refused as refused:
+            # Without the rows that were learned from there are no days like this one to show.
+            if refused.status != 409:
+                raise
+            gone = refused.detail
+            answer = await api.post(f"{asked.api}/prescribe", asked.body(include=["sensitivity"]), kept=False)
+    except Refused as refused:
+        return part(request, "decide_why.html", asked, posterior, refused.status, refused=refused, asking=[])
+    found = answer["prescriptions"][0]
+    told, neighbours = found["sensitivity"], found.get("neighbours")
+    return part(
+        request,
+        "decide_why.html",
+        asked,
+        posterior,
+        drivers=_drivers(told, asked.context) if told else [],
+        attribution=told["attribution"] if told else None,
+        moves=_moves(told, posterior, found) if told else [],
+        switches=_switches(told, found) if told else [],
+        prices=[(_rule(one["rule"]), one["price"]) for one in told["prices"]] if told else [],
+        neighbours=neighbours,
+        money=money_of(found),
+        gone=gone,
+        asking=api.calls[-1:],
+    )
+
+
+def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[Driven]:
+    found = []
+    for name, one in list(told["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
+        if one["base"] is None or one["prediction"] is None:
+            continue
+        amounts = {column: amount or 0.0 for column, amount in one["contributions"].items()}
+        low, high = min([0.0, *amounts.values()]), max([0.0, *amounts.values()])
+        span = (high - low) or 1.0
+        bars = [
+            Bar(
+                column,
+                _value(context.get(column)),
+                amount,
+                round(100 * (min(amount, 0.0) - low) / span, 2),
+                round(100 * abs(amount) / span, 2),
+            )
+            for column, amount in sorted(amounts.items(), key=lambda pair: -abs(pair[1]))
+        ]
+        left = one["prediction"] - one["base"] - sum(amounts.values())
+        tolerance = 1e-6 * max(1.0, abs(one["prediction"]))
+        adds_up = abs(left) <= tolerance or abs(left - (one["residual"] or 0.0)) <= tolerance
+        found.append(Driven(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
+    return found
+
+
+def _value(value: Any) -> str:
+    return "missing" if value is None else number(value) if isinstance(value, int | float) else str(value)
+
+
+def _moves(told: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What some more of each number would change, as sentences in two halves."""
+    spread = {column["name"]: column["std"] for column in posterior["columns"]}
+    sentences = []
+    for name, one in told["derivatives"].items():
+        if one["method"] is None:
+            continue
+        units = _units(spread.get(name))
+        moved = {entry: None if amount is None else units * amount for entry, amount in one["decision"].items()}
+        cost = None if one["expected_cost"] is None else units * one["expected_cost"]
+        sentences.append((f"{number(units)} more {name}", _changed(moved, cost, found)))
+    return sentences
+
+
+def _units(spread: float | None) -> float:
+    """One unit, or a power of ten of them where a column's values are far larger or smaller."""
+    if not spread or 0.2 <= spread <= 200:
+        return 1.0
+    return float(10.0 ** math.floor(math.log10(spread)))
+
+
+def _switches(told: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What another value of a column would change."""
+    return [
+        (name, _yes(value), _changed(one["decision"], one["expected_cost"], found))
+        for name, values in told["switches"].items()
+        for value, one in list(values.items())[:_MOST_SWITCHES]
+    ]
+
+
+def _yes(value: str) -> str:
+    return {"true": "yes", "false": "no"}.get(value, value)
+
+
+def _changed(moved: Mapping[str, float | None], cost: float | None, found: Mapping[str, Any]) -> str:
+    """``0.8 more croissants, 1.2 fewer loaves; expected cost 0.5 lower``."""
+    size = max((abs(amount) for amount in found["decision"].values() if amount is not None), default=1.0)
+    known = {name: amount for name, amount in moved.items() if amount is not None and abs(amount) > 1e-4 * size}
+    ordered = sorted(known.items(), key=lambda pair: -abs(pair[1]))
+    words = [
+        f"{number(abs(amount), 3)} {'more' if amount > 0 else 'fewer'} {name}" for name, amount in ordered[:_MOST_NAMED]
+    ]
+    if len(ordered) > _MOST_NAMED:
+        words.append(f"and {len(ordered) - _MOST_NAMED} more changes")
+    told = ", ".join(words) or "the same decision"
+    if cost is None:
+        return told
+    money = money_of(found)
+    change = money(cost) or 0.0
+    if abs(change) <= 1e-4 * max(abs(found["expected_cost"] or 0.0), 1e-9):
+        return f"{told}; expected {money.word} as before"
+    return f"{told}; expected {money.word} {number(abs(change), 3)} {'higher' if change > 0 else 'lower'}"
+
+
+def _rule(place: str) -> str:
+    """``decision_rows/budget`` or ``items/loaves/maximum_order`` as words."""
+    _, name, *which = (*place.split("/"), "")
+    return ": ".join([name, *(one.replace("_", " ") for one in which if one)]) or place
