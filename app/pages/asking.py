@@ -56,6 +56,12 @@ class Call:
     # of a multipart form: the name of the file, and the other fields
     file: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    # names of further files, by field
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> dict[str, str]:
+        return ({} if self.file is None else {"file": self.file}) | dict(self.beside)
 
     def curl(self, base: str, with_key: bool) -> str:
         words = ["curl", "-s"]
@@ -66,8 +72,7 @@ class Call:
             words.append('-H "Authorization: Bearer $BCO_API_KEY"')
         if self.body is not None:
             words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(_short(self.body))]
-        if self.file is not None:
-            words += [f"-F {shlex.quote(f'file=@{self.file}')}"]
+        words += [f"-F {shlex.quote(f'{name}=@{file}')}" for name, file in self.files.items()]
         words += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in self.fields.items()]
         return " ".join(words)
 
@@ -77,8 +82,9 @@ class Call:
             given.append(f"json={self.body!r}")
         if self.fields:
             given.append(f"data={dict(self.fields)!r}")
-        if self.file is not None:
-            given.append(f"files={{'file': open({self.file!r}, 'rb')}}")
+        if self.files:
+            opened = ", ".join(f"{name!r}: open({file!r}, 'rb')" for name, file in self.files.items())
+            given.append(f"files={{{opened}}}")
         lines = ["import httpx"] + ["import os"] * with_key
         headers = ", headers={'Authorization': f\"Bearer {os.environ['BCO_API_KEY']}\"}" if with_key else ""
         lines.append(f"service = httpx.Client(base_url={base!r}{headers}, timeout=120)")
@@ -118,19 +124,29 @@ class Api:
     async def delete(self, path: str) -> None:
         await self._ask(Call("DELETE", path))
 
-    async def upload(self, path: str, name: str, content: bytes, fields: Mapping[str, str] | None = None) -> Any:
+    async def upload(
+        self,
+        path: str,
+        name: str,
+        content: bytes,
+        fields: Mapping[str, str] | None = None,
+        beside: Mapping[str, tuple[str, bytes]] | None = None,
+    ) -> Any:
+        """Send a file with the other fields of its form, and perhaps further files, by field, ``beside`` it."""
         given = {name: value for name, value in (fields or {}).items() if value != ""}
-        return await self._ask(Call("POST", path, file=name, fields=given), content=content)
+        more = {field: name for field, (name, _) in (beside or {}).items()}
+        call = Call("POST", path, file=name, fields=given, beside=more)
+        return await self._ask(call, {"file": content} | {field: sent for field, (_, sent) in (beside or {}).items()})
 
     async def file(self, path: str) -> httpx.Response:
         """An answer that is not JSON."""
-        return await self._send(Call("GET", path), b"", True)
+        return await self._send(Call("GET", path), {}, True)
 
-    async def _ask(self, call: Call, content: bytes = b"", kept: bool = True) -> Any:
-        answer = await self._send(call, content, kept)
+    async def _ask(self, call: Call, content: Mapping[str, bytes] | None = None, kept: bool = True) -> Any:
+        answer = await self._send(call, content or {}, kept)
         return orjson.loads(answer.content) if answer.content else None
 
-    async def _send(self, call: Call, content: bytes, kept: bool) -> httpx.Response:
+    async def _send(self, call: Call, content: Mapping[str, bytes], kept: bool) -> httpx.Response:
         self.calls.append(call)
 
         async def on_behalf(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +154,8 @@ class Api:
 
         given: dict[str, Any] = {}
         if call.file is not None:
-            given = {"files": {"file": (call.file, content)}, "data": dict(call.fields)}
+            sent = {field: (name, content[field]) for field, name in call.files.items()}
+            given = {"files": sent, "data": dict(call.fields)}
         elif call.body is not None:
             given = {"content": orjson.dumps(call.body), "headers": {"Content-Type": "application/json"}}
         transport = httpx.ASGITransport(on_behalf, raise_app_exceptions=False, client=tuple(self._client))

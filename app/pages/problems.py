@@ -1,7 +1,197 @@
-"""Pages about problems."""
+"""Pages about problems: what is decided and what it costs, as a model, in words, and as a form."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.datastructures import FormData, UploadFile
+
+from app.http.security import Reader
+from app.pages import forms
+from app.pages.asking import Api, Call, Refused
+from app.pages.kinds import KINDS, written
+from app.pages.notation import Model, model_of
+from app.pages.problem_forms import Filled, filled, mistakes, of_spec, parsed
+from app.pages.render import render, see_other
+from app.pages.specified import facts_of, tables_of
 
 router = APIRouter(include_in_schema=False)
+
+# Data sets that are looked through for one that fits, and what was learned that is shown.
+LOOKED_AT, SHOWN = 20, 5
+_EMPTY_ROW = dict.fromkeys(("item", "few", "many", "least", "most", "stock", "pack", "level", "whole"), "")
+_EXAMPLE_ROWS = [
+    _EMPTY_ROW | {"item": "croissants", "few": "1.8", "many": "0.6"},
+    _EMPTY_ROW | {"item": "loaves", "few": "2.4", "many": "1.2", "most": "160"},
+]
+_DESCRIPTION = {
+    "decisions": ["order"],
+    "outcomes": [{"name": "demand", "minimum": 0}],
+    "entries": [{"row": "meet", "column": None, "outcomes": {"demand": 1}}],
+}
+
+
+@router.get("/problems")
+async def problems(request: Request, caller: Reader, cursor: str = "", kind: str = "") -> Response:
+    api = Api(request)
+    page = await api.get("/v1/problems", limit=50, cursor=cursor, kind=kind)
+    return render(request, "problems.html", api=api, page=page, kinds=KINDS, kind=kind)
+
+
+@router.get("/problems/new")
+async def new_problem(request: Request, caller: Reader, kind: str = "", text: str = "", like: str = "") -> Response:
+    """Cards to choose a kind from, and then the form for it."""
+    if like:
+        found = await Api(request).get(f"/v1/problems/{like}")
+        form = of_spec(found["name"], found["spec"])
+        if form is None or text:
+            form = Filled(found["name"], found["spec"]["kind"], text=written(found["spec"]))
+        return _form(request, form)
+    if kind not in KINDS:
+        return render(request, "problem_new.html", kinds=KINDS)
+    if kind == "newsvendor" and not text:
+        return _form(request, Filled("", kind, _EXAMPLE_ROWS))
+    return _form(request, Filled("", kind, text=KINDS[kind].text))
+
+
+def _form(request: Request, form: Filled, refused: Refused | None = None, status: int = 200) -> Response:
+    found = mistakes(refused, form.text) if refused is not None else []
+    kind = KINDS.get(form.kind) or KINDS["linear"]
+    return render(request, "problem_form.html", status, refused=refused, form=form, kind=kind, mistakes=found)
+
+
+@router.post("/problems/new")
+async def make_problem(request: Request, caller: Reader) -> Response:
+    form = filled(await forms.submitted(request))
+    if form.body is None:
+        return _form(request, form, status=422)
+    try:
+        made = await Api(request).post("/v1/problems", form.body)
+    except Refused as refused:
+        if refused.status != 422:
+            raise
+        return _form(request, form, refused, 422)
+    return see_other(f"/problems/{made['id']}")
+
+
+@router.post("/problems/check")
+async def check_problem(request: Request, caller: Reader) -> Response:
+    """What the API says of a form that is still being filled in: a part of a page."""
+    form = filled(await forms.submitted(request))
+    shown: dict[str, Any] = {"form": form, "checked": None, "model": None, "mistakes": [], "call": None}
+    if form.body is not None:
+        # Whoever has not thought of a name yet wants to see the rest checked.
+        body = form.body | {"name": form.name.strip() or "without a name"}
+        shown["call"] = Call("POST", "/v1/problems", body)
+        try:
+            checked = await Api(request).post("/v1/problems/check", body)
+            shown |= {"checked": checked, "model": model_of(body["spec"], checked["compiled"])}
+        except Refused as refused:
+            if refused.status not in (413, 422, 503):
+                raise
+            shown["mistakes"] = mistakes(refused, form.text)
+    return render(request, "problem_check.html", **shown)
+
+
+@router.get("/problems/import")
+async def import_page(request: Request, caller: Reader) -> Response:
+    return _import(request, {"name": "", "description": written(_DESCRIPTION)})
+
+
+def _import(request: Request, given: dict[str, str], refused: Refused | None = None, wrong: str = "") -> Response:
+    status = 422 if refused or wrong else 200
+    return render(request, "problem_import.html", status, refused=refused, given=given, wrong=wrong)
+
+
+@router.post("/problems/import")
+async def import_problem(request: Request, caller: Reader) -> Response:
+    form = await forms.submitted(request)
+    given = {name: forms.text(form, name) for name in ("name", "description")}
+    files = {name: found for name in ("file", "time", "scenarios") if (found := await _file(form, name)) is not None}
+    described, wrong = parsed(given["description"].strip() or "{}")
+    if wrong or "file" not in files:
+        return _import(request, given, wrong=wrong or "Choose a file first.")
+    api, main = Api(request), files.pop("file")
+    fields = {"description": written(described | {"name": given["name"]})}
+    try:
+        made = await api.upload("/v1/problems/import", *main, fields, beside=files)
+    except Refused as refused:
+        if refused.status not in (413, 422):
+            raise
+        return _import(request, given, refused)
+    if not made["notes"] and made["dataset_id"] is None:
+        return see_other(f"/problems/{made['id']}")
+    return render(request, "problem_imported.html", 201, api=api, made=made)
+
+
+async def _file(form: FormData, name: str) -> tuple[str, bytes] | None:
+    found = form.get(name)
+    if not isinstance(found, UploadFile) or not found.filename:
+        return None
+    return found.filename, await found.read()
+
+
+@router.get("/problems/{problem_id}")
+async def problem(request: Request, problem_id: str, caller: Reader) -> Response:
+    return await _problem(request, problem_id)
+
+
+async def _problem(request: Request, problem_id: str, refused: Refused | None = None) -> Response:
+    api = Api(request)
+    found = await api.get(f"/v1/problems/{problem_id}")
+    kind = KINDS[found["spec"]["kind"]]
+    model = await _model(api, found, kind.linear)
+    posteriors = await api.get("/v1/posteriors", problem_id=problem_id, limit=SHOWN)
+    fitting = await _fitting(Api(request), found["outcomes"])
+    if caller_may(request, "admin"):
+        api.calls.append(Call("DELETE", f"/v1/problems/{problem_id}"))
+    return render(
+        request,
+        "problem.html",
+        409 if refused else 200,
+        api=api,
+        refused=refused,
+        problem=found,
+        kind=kind,
+        model=model,
+        facts=facts_of(found["spec"]),
+        tables=tables_of(found["spec"]),
+        posteriors=posteriors["items"],
+        fitting=fitting,
+        text=written(found["spec"]),
+    )
+
+
+async def _model(api: Api, problem: dict[str, Any], linear: bool) -> Model:
+    """Models that are described in short are shown as what they stand for."""
+    compiled = None
+    if linear and problem["spec"]["kind"] != "linear":
+        compiled = (await api.get(f"/v1/problems/{problem['id']}/compiled"))["spec"]
+    return model_of(problem["spec"], compiled)
+
+
+async def _fitting(api: Api, outcomes: list[str]) -> list[dict[str, Any]]:
+    """Of the newest data sets, those that have the outcomes that a problem needs."""
+    found = []
+    for one in (await api.get("/v1/datasets", limit=LOOKED_AT))["items"]:
+        columns = (await api.get(f"/v1/datasets/{one['id']}"))["columns"]
+        if set(outcomes) <= {column["name"] for column in columns if column["role"] == "outcome"}:
+            found.append(one)
+    return found
+
+
+def caller_may(request: Request, scope: str) -> bool:
+    return scope in request.scope["caller"].scopes
+
+
+@router.post("/problems/{problem_id}/delete")
+async def delete_problem(request: Request, problem_id: str, caller: Reader) -> Response:
+    await forms.submitted(request)
+    try:
+        await Api(request).delete(f"/v1/problems/{problem_id}")
+    except Refused as refused:
+        if refused.status != 409:
+            raise
+        return await _problem(request, problem_id, refused)
+    return see_other("/problems")

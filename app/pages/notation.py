@@ -1,0 +1,278 @@
+"""The model of a problem as mathematicians write it, made from its specification, for every kind.
+
+Kinds whose formula is short are written with indices; linear models by the names of what they are about, and the
+ready-made ones as the linear models that they stand for. What is long is abbreviated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from app.pages.formulas import (
+    SENSES,
+    Rule,
+    bounds,
+    join,
+    mean,
+    named,
+    of_number,
+    share,
+    signed_sum,
+    symbol,
+    total,
+    uncertain,
+    weighed,
+)
+from app.pages.render import number
+
+Spec = Mapping[str, Any]
+# Rules that are written out; the specification has all of them.
+RULES = 12
+Z, Y, S, V = symbol("z"), symbol("y"), symbol("s", "j"), Markup("<i>V</i>")
+ZJ, YJ = symbol("z", "j"), symbol("y", "j")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A problem in mathematical notation: what is minimised, the rules, and what the symbols mean."""
+
+    goal: str
+    objective: Markup
+    rules: list[Rule] = field(default_factory=list)
+    symbols: list[tuple[Markup, str]] = field(default_factory=list)
+    # of rules that were left out
+    more: int = 0
+    # decisions, outcomes and recourse stand there by their names
+    by_name: bool = False
+    has_recourse: bool = False
+    notes: list[Markup] = field(default_factory=list)
+
+    @property
+    def has_mean(self) -> bool:
+        return any(">E</span>" in formula for formula in (self.objective, *(rule.formula for rule in self.rules)))
+
+
+def model_of(spec: Spec, compiled: Spec | None = None) -> Model:
+    """``compiled`` is the linear model that a ready-made problem stands for."""
+    write = _KINDS.get(spec["kind"])
+    return write(spec) if write is not None else _linear(compiled if compiled is not None else spec)
+
+
+_RISK = Markup(
+    "Where the worst cases should weigh more, deciding takes (1 − <i>w</i>) · mean + <i>w</i> · CVaR instead of the "
+    "mean; CVaR is the mean cost of the worst cases (<code>risk</code> when deciding)."
+)
+
+
+# orders
+
+
+def _newsvendor(spec: Spec) -> Model:
+    items, rows = spec["items"], spec.get("decision_rows") or []
+    stocked = any(item.get("stock") for item in items)
+    have = join([S, " + ", ZJ]) if stocked else ZJ
+    left = join([YJ, " − ", S, " − ", ZJ]) if stocked else join([YJ, " − ", ZJ])
+    right = join([have, " − ", YJ])
+    short, over = symbol("u", "j"), symbol("o", "j")
+    inside = join([total("j"), short, " (", left, ")", _PLUS, " + ", over, " (", right, ")", _PLUS])
+    symbols = [
+        (ZJ, "how many of item j to order: decided now"),
+        (YJ, "the demand for it: not known yet, a column of the data"),
+        (short, "what each one too few costs"),
+        (over, "what each one too many costs"),
+        (Markup("( · )<sup>+</sup>"), "what is above zero, otherwise 0"),
+    ]
+    if stocked:
+        symbols.append((S, "what is on hand already; it meets demand first"))
+    rules, more = _order_bounds(items), 0
+    if any(item.get("minimum_service_level") for item in items):
+        level = symbol("α", "j")
+        rules.append(Rule(join([_P, "[ ", YJ, " ≤ ", have, " ] ≥ ", level]), "demand of an item met in full so often"))
+    overall = spec.get("minimum_service_level")
+    if overall:
+        met = mean(join([total("j"), "min(", YJ, ", ", have, ")"]))
+        asked = join([escape(number(overall)), " ", mean(join([total("j"), YJ]))])
+        rules.append(Rule(join([met, " ≥ ", asked]), f"{share(overall)} of all demand is expected to be met"))
+    for place, row in enumerate(rows[:RULES]):
+        terms = signed_sum(weighed(row["coefficients"], "decision"))
+        formula = join([terms, f" {SENSES[row['sense']]} ", escape(number(row["limit"]))])
+        rules.append(Rule(formula, row.get("name") or f"row {place + 1}"))
+    more = max(0, len(rows) - RULES)
+    return Model("minimise", mean(inside), rules, symbols, more, bool(rows), notes=[_RISK])
+
+
+_PLUS, _P = Markup("<sup>+</sup>"), Markup('<span class="of">P</span>')
+
+
+def _order_bounds(items: Sequence[Spec]) -> list[Rule]:
+    low, high = symbol("l", "j"), symbol("h", "j")
+    lowest = {item.get("minimum_order", 0.0) for item in items}
+    highest = {item.get("maximum_order") for item in items}
+    rules = []
+    below = low if len(lowest) > 1 else None if lowest == {None} else escape(number(next(iter(lowest))))
+    above = high if len(highest) > 1 else None if highest == {None} else escape(number(next(iter(highest))))
+    if below is not None and above is not None:
+        rules.append(Rule(join([below, " ≤ ", ZJ, " ≤ ", above]), "least and largest orders"))
+    elif below is not None:
+        rules.append(Rule(join([ZJ, " ≥ ", below]), "least orders"))
+    elif above is not None:
+        rules.append(Rule(join([ZJ, " ≤ ", above]), "largest orders"))
+    packs = {item["name"]: item["pack_size"] for item in items if item.get("pack_size")}
+    whole = [item["name"] for item in items if item.get("integer") and not item.get("pack_size")]
+    if packs:
+        pack = symbol("p", "j")
+        words = "in packs: " + ", ".join(f"{name} of {number(size)}" for name, size in list(packs.items())[:4])
+        rules.append(Rule(join([ZJ, " ∈ {0, ", pack, ", 2", pack, ", …}"]), words + (" …" if len(packs) > 4 else "")))
+    if whole:
+        words = "all items" if len(whole) == len(items) else ", ".join(whole[:4]) + (" …" if len(whole) > 4 else "")
+        rules.append(Rule(join([ZJ, " ∈ {0, 1, 2, …}"]), f"whole numbers: {words}"))
+    return rules
+
+
+# linear models
+
+
+def _linear(spec: Spec) -> Model:
+    """Any linear model, by names."""
+    most = "maximise" if spec.get("sense") == "maximize" else "minimise"
+    decisions, recourse, rows = spec["decisions"], spec.get("recourse") or [], spec.get("rows") or []
+    now = weighed({one["name"]: one.get("cost", 0.0) for one in decisions}, "decision")
+    later = weighed({one["name"]: one.get("cost", 0.0) for one in recourse}, "recourse")
+    first = signed_sum(now)
+    if any(uncertain(one.get("cost")) for one in decisions):
+        first = mean(first)
+    objective = first
+    if recourse:
+        inside = Markup("{} {}").format("max" if most == "maximise" else "min", signed_sum(later))
+        objective = mean(inside) if not now else join([first, " + ", mean(inside)])
+    rules = [_row(row, place) for place, row in _some(rows)]
+    rules += bounds(decisions, "decision")[:RULES] + bounds(recourse, "recourse")[:RULES]
+    more = max(0, len(rows) - RULES)
+    return Model(most, objective, rules, more=more, by_name=True, has_recourse=bool(recourse), notes=[_RISK])
+
+
+def _some(rows: Sequence[Spec]) -> list[tuple[int, Spec]]:
+    """Rules to show with their numbers: what holds now before what is mended later, and some of both."""
+    now = [(place, row) for place, row in enumerate(rows) if not row.get("recourse")]
+    later = [(place, row) for place, row in enumerate(rows) if row.get("recourse")]
+    half = max(RULES // 2, RULES - len(later))
+    return now[:half] + later[: RULES - len(now[:half])]
+
+
+def _row(row: Spec, place: int) -> Rule:
+    terms = weighed(row.get("decisions") or {}, "decision") + weighed(row.get("recourse") or {}, "recourse")
+    formula = join([signed_sum(terms), f" {SENSES[row['sense']]} ", of_number(row["limit"])])
+    return Rule(formula, row.get("name") or f"row {place + 1}")
+
+
+def _shipment(spec: Spec) -> Model:
+    z, x, w = symbol("z", "s"), symbol("x", "sd"), symbol("w", "s")
+    order, express, way = symbol("a", "s"), symbol("e", "s"), symbol("t", "sd")
+    later = join(["min ", total("s"), total("d"), way, " ", x, " + ", total("s"), express, " ", w])
+    limited = any(source.get("maximum_order") is not None for source in spec["sources"])
+    bound = join(["0 ≤ ", z, " ≤ ", symbol("h", "s")]) if limited else join([z, " ≥ 0"])
+    rules = [
+        Rule(join([total("s"), x, " ≥ ", symbol("y", "d")]), "every destination gets its demand"),
+        Rule(join([total("d"), x, " ≤ ", z, " + ", w]), "no source ships more than was ordered to it"),
+        Rule(bound, "orders"),
+        Rule(join([x, ", ", w, " ≥ 0"]), "shipments and emergency orders"),
+    ]
+    symbols = [
+        (z, "how much to order to source s: decided now"),
+        (symbol("y", "d"), "the demand of destination d: not known yet, a column of the data"),
+        (x, "what is shipped from s to d, once demand is known"),
+        (w, "what is ordered to s in an emergency, once demand is known"),
+        (join([order, ", ", express, ", ", way]), "what a unit costs: ordered, in an emergency, shipped"),
+    ]
+    objective = join([total("s"), order, " ", z, " + ", mean(later)])
+    return Model("minimise", objective, rules, symbols, notes=[_RISK])
+
+
+# portfolios
+
+
+def _mean_variance(spec: Spec) -> Model:
+    aversion = escape(number(spec.get("risk_aversion", 1.0)))
+    objective = join(["½ · ", aversion, " ", _variance(), " − ", mean(join([_product()])), _turnover_cost(spec)])
+    return Model("minimise", objective, _positions(spec), _portfolio_symbols(spec))
+
+
+def _return_constrained(spec: Spec) -> Model:
+    gain = join([_product(), _turnover_cost(spec, " − ")])
+    target = escape(number(spec["target_return"]))
+    confidence = spec.get("confidence")
+    level = 0.95 if confidence is None else confidence
+    if spec.get("target_on") == "mean":
+        rule = Rule(join([mean(gain), " ≥ ", target]), "the mean return reaches the target")
+    else:
+        tail = Markup('<span class="of">E</span>[ {} | the worst {} ]').format(gain, share(1 - level))
+        rule = Rule(join([tail, " ≥ ", target]), "the mean return of the worst cases reaches the target")
+    rules = [rule, *_positions(spec)]
+    for name, sign, words in (("maximum_long", "+", "long"), ("maximum_short", "−", "short")):
+        if spec.get(name) is not None:
+            part = join([total("j"), "(", "−" if sign == "−" else "", ZJ, ")", _PLUS])
+            rules.append(Rule(join([part, " ≤ ", escape(number(spec[name]))]), f"all {words} positions together"))
+    return Model("minimise", _variance(), rules, _portfolio_symbols(spec))
+
+
+def _variance() -> Markup:
+    return join([Z, Markup("ᵀ"), V, Z])
+
+
+def _product() -> Markup:
+    return join([Y, Markup("ᵀ"), Z])
+
+
+def _moved() -> Markup:
+    return join([total("j"), "|", ZJ, " − ", symbol("c", "j"), "|"])
+
+
+def _turnover_cost(spec: Spec, sign: str = " + ") -> Markup:
+    cost = spec.get("turnover_cost")
+    return join([sign, escape(number(cost)), " ", _moved()]) if cost else Markup("")
+
+
+def _positions(spec: Spec) -> list[Rule]:
+    sense = "=" if spec.get("fully_invested") else "≤"
+    rules = [Rule(join([total("j"), ZJ, f" {sense} ", escape(number(spec.get("budget", 1.0)))]), "the budget")]
+    lowest = {asset.get("minimum", 0.0) for asset in spec["assets"]}
+    highest = {asset.get("maximum") for asset in spec["assets"]}
+    low = symbol("l", "j") if len(lowest) > 1 else escape(number(next(iter(lowest))))
+    if highest == {None}:
+        rules.append(Rule(join([ZJ, " ≥ ", low]), "each position"))
+    else:
+        high = symbol("h", "j") if len(highest) > 1 else escape(number(next(iter(highest))))
+        rules.append(Rule(join([low, " ≤ ", ZJ, " ≤ ", high]), "each position"))
+    for place, group in enumerate((spec.get("groups") or [])[:RULES]):
+        inside = signed_sum([(1.0, named(name, "decision")) for name in group["assets"]])
+        low_, high_ = group.get("minimum"), group.get("maximum")
+        parts = [escape(number(low_)), " ≤ "] if low_ is not None else []
+        parts += [inside] + ([" ≤ ", escape(number(high_))] if high_ is not None else [])
+        rules.append(Rule(join(parts), group.get("name") or f"group {place + 1}"))
+    if spec.get("maximum_turnover") is not None:
+        rules.append(Rule(join([_moved(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "the most turnover"))
+    return rules
+
+
+def _portfolio_symbols(spec: Spec) -> list[tuple[Markup, str]]:
+    given = spec.get("covariance") or spec.get("factors")
+    symbols = [
+        (ZJ, "the position in asset j: decided now"),
+        (YJ, "its return: not known yet, a column of the data"),
+        (V, "the covariance of returns, " + ("as given" if given else "estimated from the data when learning")),
+    ]
+    if spec.get("turnover_cost") or spec.get("maximum_turnover") is not None:
+        symbols.append((symbol("c", "j"), "what is held now"))
+    return symbols
+
+
+_KINDS: dict[str, Callable[[Spec], Model]] = {
+    "newsvendor": _newsvendor,
+    "shipment": _shipment,
+    "mean_variance_portfolio": _mean_variance,
+    "return_constrained_portfolio": _return_constrained,
+}
