@@ -28,12 +28,13 @@ def forget_caches() -> None:
 
 
 @contextmanager
-def service_on(url: str) -> Iterator[None]:
-    """Point the application in this process at a database."""
+def service_on(url: str, **environment: str) -> Iterator[None]:
+    """Point the application in this process at a database, with other settings besides."""
     with pytest.MonkeyPatch.context() as patch:
         for name in Settings.model_fields:
             patch.delenv(f"BCO_{name.upper()}", raising=False)
-        patch.setenv("BCO_DATABASE_URL", url)
+        for name, value in {"BCO_DATABASE_URL": url, **environment}.items():
+            patch.setenv(name, value)
         forget_caches()
         read_settings()
         try:

@@ -227,7 +227,8 @@ def test_a_warm_call_does_not_read_the_database(
     statements.clear()
     for _ in range(5):
         prescribe(client, posterior["id"])
-    assert [one for one in statements if "keys" not in one] == []
+    # The log writes down answers by itself, now and then.
+    assert [one for one in statements if "keys" not in one and not one.startswith("INSERT INTO prescriptions")] == []
 
 
 def test_a_posterior_that_another_process_deletes_is_gone_after_a_second(
