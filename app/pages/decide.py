@@ -18,7 +18,7 @@ from app.pages.asking import Api, Refused
 from app.pages.decide_answer import decided, money_of, warnings_of
 from app.pages.decide_asked import COMPARED, POLICY_WORDS, Asked
 from app.pages.decide_entries import MOST_HANDLES, are_tied, rules_of
-from app.pages.decide_fields import Given, form_fields, given_fields
+from app.pages.decide_fields import Given, form_fields, given_fields, outside
 from app.pages.decide_parts import is_part, part
 from app.pages.decide_what_if import asked_again, plain
 from app.pages.render import render, see_other
@@ -86,6 +86,7 @@ async def _page(
         answer=answer,
         decided=found,
         warnings=warnings_of(answer),
+        beyond=[] if answer["prescriptions"][0]["warnings"] else outside(posterior, fields),
         asking=asking,
         kept=(answer["id"] or "") if keep else kept,
         pressed=keep or bool(kept),

@@ -183,7 +183,7 @@ def _happening(
     marks = _marks(about["mean"], (low, high))
     if order is not None:
         marks.append(Mark(order, "decision", colour=1))
-    chart = histogram(f"How much: {name}", values, weights, name, marks)
+    chart = histogram(name, values, weights, name, marks)
     return Happening(name, about["mean"], low, high, about["service_level"], chart)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.pages.decide_fields import Field, Given
+from app.pages.decide_fields import Field, Given, number_of
 from bco_core.policies import POLICIES
 
 # The worst one in twenty cases is what risk aversion looks at.
@@ -35,7 +35,8 @@ class Asked:
 
     @staticmethod
     def of(named: str, fields: list[Field], given: Given) -> Asked:
-        return Asked(named, tuple(fields), _text(given, "policy"), _text(given, "risk"))
+        risk = _text(given, "risk")
+        return Asked(named, tuple(fields), _text(given, "policy"), "" if risk in ("0", "0.0") else risk)
 
     @property
     def api(self) -> str:
@@ -57,13 +58,8 @@ class Asked:
     def options(self) -> dict[str, Any]:
         """How to decide, in the API's words; nothing for what is left as it is."""
         options: dict[str, Any] = {"policy": self.policy} if self.policy else {}
-        if self.risk not in ("", "0"):
-            try:
-                weight: float | str = float(self.risk)
-            except ValueError:
-                weight = self.risk
-            if weight != 0:
-                options["risk"] = {"cvar_weight": weight, "cvar_level": LEVEL}
+        if self.risk:
+            options["risk"] = {"cvar_weight": number_of(self.risk), "cvar_level": LEVEL}
         return options
 
     def body(self, **more: Any) -> dict[str, Any]:

@@ -125,6 +125,16 @@ def given_fields(posterior: Mapping[str, Any], given: Given) -> list[Field] | No
     return fields
 
 
+def outside(posterior: Mapping[str, Any], fields: Sequence[Field]) -> list[str]:
+    """Which numbers are beyond all that the history has, as sentences."""
+    said, values = [], {field.name: field.sent() for field in fields}
+    for column in needed(posterior):
+        value, least, most = values.get(column["name"]), column["minimum"], column["maximum"]
+        if isinstance(value, int | float) and least is not None and not least <= value <= most:
+            said.append(f"{column['name']} is beyond the history, which has {number(least)} to {number(most)}")
+    return said
+
+
 async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> tuple[list[Field], str]:
     """All fields, filled with what was sent and else from the data set's last row, and where the rest comes from."""
     dataset, rows = await _history(api, posterior)

@@ -18,7 +18,7 @@ from app.pages import forms
 from app.pages.asking import Api, Refused, sentence
 from app.pages.decide_answer import STATUS_WORDS, Money, money_of
 from app.pages.decide_asked import Asked
-from app.pages.decide_fields import Kind, kinds, number_of, value_of
+from app.pages.decide_fields import Kind, kinds, value_of
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -46,14 +46,17 @@ class Pasted:
         return {name: value_of(known[name], row[place]) for name, place in self.places.items()}
 
     def as_csv(self, known: Mapping[str, Kind]) -> bytes:
-        """The table with commas, numbers with points; rows of another length are filled up or cut."""
+        """The table as the API takes it: commas between, numbers with points, columns by their own names. Rows of
+        another length are filled up or cut."""
+        names = {place: name for name, place in self.places.items()}
         buffer = io.StringIO()
         out = csv.writer(buffer, lineterminator="\n")
-        out.writerow(self.header)
-        numbers = {place for name, place in self.places.items() if known[name] == "number"}
+        out.writerow([names.get(place, name) for place, name in enumerate(self.header)])
         for row in self.rows:
             whole = (row + [""] * len(self.header))[: len(self.header)]
-            out.writerow([number_of(cell) if place in numbers and cell else cell for place, cell in enumerate(whole)])
+            out.writerow(
+                [value_of(known[names[place]], cell) if place in names else cell for place, cell in enumerate(whole)]
+            )
         return buffer.getvalue().encode()
 
 

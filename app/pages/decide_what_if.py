@@ -25,6 +25,7 @@ router = APIRouter(include_in_schema=False)
 # Entries of a decision have their names after this.
 PREFIX = "d."
 YOURS = "yours"
+_MOST_ANEW = 12
 # What is tried out must not keep the service busy for long.
 _SECONDS = 20
 
@@ -45,16 +46,37 @@ class Tried:
     ours: Mapping[str, Any]
     yours: Mapping[str, Any]
     money: Money
+    policy: str
+    minds_risk: bool
 
     @property
     def verdict(self) -> str:
         return verdict(self.yours, self.ours["expected_cost"], self.money)
 
     @property
-    def is_cheaper(self) -> bool:
-        """Clearly better than ours over the scenarios of costs."""
+    def why_better(self) -> str:
+        """How a decision can be clearly better on average than ours; empty where it is not."""
         regret, error = self.yours["regret"], self.yours["regret_standard_error"]
-        return regret is not None and error is not None and regret < -2 * error < 0
+        if regret is None or error is None or not regret < -2 * error < 0:
+            return ""
+        if self.minds_risk:
+            return "Ours minds the worst cases, and pays for that on average."
+        if self.policy == "predictive":
+            return ""
+        return (
+            f"Ours is decided by the policy {self.policy}, which does not look at the scenarios that costs are "
+            "computed over. The policy predictive does."
+        )
+
+    @property
+    def chosen_anew(self) -> list[tuple[str, float | None, float | None]]:
+        """What was left to us and has become something else than in our own decision."""
+        found = []
+        for name in self.yours["filled"]:
+            ours, yours = self.ours["decision"][name], self.yours["decision"][name]
+            if ours is None or yours is None or abs(ours - yours) > 1e-4 * max(abs(ours), abs(yours), 1e-6):
+                found.append((name, ours, yours))
+        return found[:_MOST_ANEW]
 
     @property
     def lines(self) -> list[Compared]:
@@ -140,7 +162,9 @@ async def try_decision(named: str, request: Request, caller: Reader) -> Response
             request, "decide_mine.html", asked, posterior, refused.status, refused=refused, tried=None, asking=[]
         )
     found = answer["evaluations"][0]
-    tried = Tried(found["ours"], found["alternatives"][0], money_of(found["ours"]))
+    tried = Tried(
+        found["ours"], found["alternatives"][0], money_of(found["ours"]), answer["policy"], "risk" in asked.options()
+    )
     return part(request, "decide_mine.html", asked, posterior, tried=tried, asking=api.calls[-1:])
 
 

@@ -47,6 +47,7 @@ async def submitted(request: Request) -> FormData:
     given = request.headers.get(HEADER) or text(form, FIELD)
     elsewhere = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
     if elsewhere or not hmac.compare_digest(given.encode(), form_token(request).encode()):
+        await form.close()
         raise Forbidden("this form is not from a page that you have open; reload the page and send it again")
     return form
 
@@ -60,6 +61,10 @@ def text(form: FormData, name: str) -> str:
 async def uploaded(form: FormData, name: str = "file") -> tuple[str, bytes]:
     """The name and the content of a file in a form."""
     file = form.get(name)
+    content = b""
+    if isinstance(file, UploadFile):
+        content = await file.read()
+        await file.close()
     if not isinstance(file, UploadFile) or not file.filename:
         raise InvalidRequest.at((name,), "choose a file first")
-    return file.filename, await file.read()
+    return file.filename, content
