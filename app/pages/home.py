@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 from fastapi import APIRouter, Request, Response
 from starlette.staticfiles import StaticFiles
 
+from app import demo
 from app.http.security import SESSION_COOKIE, Reader
 from app.keys import service as keys
 from app.keys import sessions
 from app.pages import forms
-from app.pages.asking import Api
+from app.pages.asking import Api, Call
 from app.pages.render import ASSETS, render, see_other
+from app.pages.wording import in_a_line
 
 router = APIRouter(include_in_schema=False)
+
+# How many of each kind the home page shows, and how many jobs that have not ended.
+LATEST, MOST_SHOWN = 5, 10
+UNFINISHED = ("running", "queued")
+# A demonstration that is there already is not loaded again.
+_USABLE = ("queued", "running", "succeeded")
 
 
 class Assets(StaticFiles):
@@ -34,7 +43,88 @@ def assets() -> StaticFiles:
 @router.get("/")
 async def home(request: Request, caller: Reader) -> Response:
     api = Api(request)
-    return render(request, "home.html", api=api)
+    lists = {name: api.get(f"/v1/{name}", limit=LATEST) for name in ("datasets", "problems", "posteriors")}
+    asked = [
+        api.get("/v1/status"),
+        *lists.values(),
+        api.get("/v1/prescriptions", limit=LATEST, first="true"),
+        _unfinished(api),
+        api.get("/v1/jobs", limit=1),
+    ]
+    status, *found, kept, unfinished, jobs = await asyncio.gather(*asked)
+    here = {name: one["items"] for name, one in zip(lists, found, strict=True)}
+    return render(
+        request,
+        "home.html",
+        api=api,
+        standing=status,
+        here=here,
+        prescriptions=[_said(one) for one in kept["items"]],
+        unfinished=unfinished,
+        jobs=jobs["items"],
+        demo_calls=demo_calls(),
+    )
+
+
+@router.get("/home/running")
+async def running(request: Request, caller: Reader, jobs: str = "") -> Response:
+    """What runs, asked for again and again by a page that shows it; the page is loaded anew once a job has ended."""
+    api = Api(request)
+    status, unfinished = await asyncio.gather(api.get("/v1/status"), _unfinished(api))
+    if jobs != _ids(unfinished):
+        return Response(status_code=204, headers={"HX-Refresh": "true"})
+    return render(request, "home_running.html", standing=status, unfinished=unfinished)
+
+
+async def _unfinished(api: Api) -> list[dict[str, Any]]:
+    """Jobs that run and that wait, newest first."""
+    found = await asyncio.gather(*(api.get("/v1/jobs", state=state, limit=MOST_SHOWN) for state in UNFINISHED))
+    jobs: list[dict[str, Any]] = [job for one in found for job in one["items"]]
+    return jobs
+
+
+def _ids(jobs: list[dict[str, Any]]) -> str:
+    return ",".join(sorted(job["id"] for job in jobs))
+
+
+def _said(one: dict[str, Any]) -> dict[str, Any]:
+    """A kept prescription in words."""
+    first = one["first"]
+    if first is None:
+        return one | {"context": "", "decision": ""}
+    return one | {"context": in_a_line(first["context"]), "decision": in_a_line(first["decision"])}
+
+
+# the demonstration
+
+
+@router.post("/demo")
+async def load_demo(request: Request, caller: Reader) -> Response:
+    """Make the bakery's problem, data set and job, and lead to the job; to the one that is there, if there is one."""
+    await forms.submitted(request)
+    api = Api(request)
+    jobs = await api.get("/v1/jobs", kind="learn", limit=200)
+    there = [job for job in jobs["items"] if job["name"] == demo.DEMO_NAME and job["state"] in _USABLE]
+    if there:
+        return see_other(f"/jobs/{there[0]['id']}")
+    problem = await api.post("/v1/problems", demo.example_problem())
+    dataset = await api.post("/v1/datasets", demo.new_dataset(demo.split_history()[0]))
+    job = await api.post("/v1/jobs", demo.new_job(problem["id"], dataset["id"]))
+    return see_other(f"/jobs/{job['id']}")
+
+
+def demo_calls() -> list[Call]:
+    """How to load the demonstration without a page; its rows come from ``bco sample bakery.csv``."""
+    fields = {name: value for name, value in demo.new_dataset([]).items() if name != "rows"}
+    fields["outcomes"] = ",".join(fields["outcomes"])
+    return [
+        Call("POST", "/v1/problems", demo.example_problem()),
+        Call("POST", "/v1/datasets/upload", file="bakery.csv", fields=fields),
+        Call("POST", "/v1/jobs", demo.new_job("prob_…", "data_…")),
+    ]
+
+
+# signing in and out
 
 
 @router.get("/login")

@@ -112,6 +112,7 @@ def _variance(residuals: Tensor, cluster: Tensor) -> tuple[float, int]:
 
 def student(freedom: int) -> float:
     """How many standard errors an interval reaches to either side."""
-    from scipy.stats import t
+    # scipy.stats is slow to import, and has it from here.
+    from scipy.special import stdtrit
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom))
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
