@@ -193,7 +193,7 @@ def test_pages_are_small_quick_and_do_not_jump(page: Page, service: Service) -> 
         )
         jumps = page.evaluate(
             "new Promise(done => { let sum = 0; new PerformanceObserver(list => { for (const one of list.getEntries())"
-            " sum += one.value; }).observe({type: 'layout-shift', buffered: true}); setTimeout(() => done(sum), 300); })"
+            " sum += one.value; }).observe({type: 'layout-shift', buffered: true}); setTimeout(() => done(sum), 300) })"
         )
         assert size < 300_000, address
         assert jumps < 0.02, address
