@@ -1,0 +1,223 @@
+"""Deciding by hand in a browser: a decision is tried, dragged, shared, kept and asked for its reasons."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pytest
+from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from patience import wait_until
+from playwright.sync_api import BrowserContext, Page, expect
+
+from app.demo import bakery_rows, example_problem
+
+QUICK = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 5}}
+SATURDAY = {"weekday": "SAT", "temperature": "21.5", "rain": "0", "promotion": "1", "holiday": "0"}
+
+
+def made(http: httpx.Client, path: str, body: dict[str, object]) -> str:
+    answer = http.post(path, json=body)
+    assert answer.is_success, answer.text
+    return str(answer.json()["id"])
+
+
+@pytest.fixture(scope="module")
+def posterior(service: Service) -> str:
+    """What was learned from some weeks of a bakery."""
+    http = service.http
+    problem = made(http, "/v1/problems", example_problem() | {"name": "to decide"})
+    rows = bakery_rows(150)
+    dataset = made(http, "/v1/datasets", {"name": "to decide", "outcomes": ["croissants", "loaves"], "rows": rows})
+    job = made(http, "/v1/jobs", {"name": "to decide", "problem_id": problem, "dataset_id": dataset} | QUICK)
+    wait_until("the posterior is learned", lambda: http.get(f"/v1/jobs/{job}").json()["state"] == "succeeded")
+    return str(http.get(f"/v1/jobs/{job}").json()["posterior_id"])
+
+
+def address(posterior: str, **more: str) -> str:
+    pairs = {f"c.{name}": value for name, value in SATURDAY.items()} | more
+    query = "&".join(f"{quote(name)}={quote(value)}" for name, value in pairs.items())
+    return f"/posteriors/{posterior}/decide?{query}"
+
+
+def ready(page: Page) -> None:
+    """All parts have come that come a moment later."""
+    expect(page.locator("#cost-curve .handle")).to_be_attached()
+    expect(page.get_by_role("heading", name="What drives the prediction")).to_be_visible()
+    expect(page.locator("tr[data-policy=map]")).to_be_visible()
+
+
+def expected_cost(page: Page) -> str:
+    return page.locator("[data-figure=expected]").inner_text()
+
+
+def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) -> None:
+    page.goto(address(posterior))
+    ready(page)
+    mine = page.get_by_role("textbox", name="croissants")
+    ours, cost = mine.input_value(), page.locator("[data-cost]")
+    # By the handle, with keys.
+    handle = page.get_by_role("slider", name="croissants, by handle")
+    handle.focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    expect(mine).not_to_have_value(ours)
+    by_handle = cost.inner_text()
+    # By the line in the chart, with the mouse.
+    over = page.locator("#cost-curve .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.5 * box["width"], middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.05 * box["width"], middle, steps=4)
+    page.mouse.up()
+    expect(page.locator("[data-verdict]")).to_contain_text("more than ours")
+    expect(cost).not_to_have_text(by_handle)
+    assert float(mine.input_value()) < float(ours)
+    assert float(handle.input_value()) == pytest.approx(float(mine.input_value()), abs=1)
+    # By its number, beyond what the problem allows.
+    loaves = page.get_by_role("textbox", name="loaves")
+    loaves.fill("200")
+    expect(page.locator("#judged")).to_contain_text("It breaks rules")
+    expect(page.get_by_label("The chart shows")).to_have_value("loaves")
+    expect(page.get_by_text("Cost over loaves")).to_be_visible()
+    loaves.fill("many")
+    expect(page.locator("#judged").get_by_role("alert")).to_be_visible()
+    page.get_by_role("button", name="Back to ours").click()
+    expect(page.locator("[data-verdict]")).to_have_text("It costs the same as ours.")
+    expect(mine).to_have_value(ours)
+
+
+@pytest.fixture(autouse=True)
+def _refusals_are_expected(watch: Watch) -> None:
+    watch.expected.append("422")
+
+
+def test_risk_aversion_decides_anew_and_a_link_shares_it(
+    page: Page, posterior: str, new_context: Callable[..., BrowserContext], service: Service
+) -> None:
+    page.goto(address(posterior))
+    ready(page)
+    before = expected_cost(page)
+    page.get_by_role("slider", name="Risk aversion").focus()
+    for _ in range(16):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#risk-shown")).to_have_text("80 %")
+    expect(page).to_have_url(re.compile(r"risk=0\.8"))
+    expect(page.locator("[data-figure=expected]")).not_to_have_text(before)
+    link = page.get_by_label("Link to share").input_value()
+    other = new_context(base_url=service.url).new_page()
+    other.goto(link)
+    assert expected_cost(other) == expected_cost(page)
+    assert [one.inner_text() for one in other.locator("[data-decision]").all()] == [
+        one.inner_text() for one in page.locator("[data-decision]").all()
+    ]
+    expect(other.get_by_role("slider", name="Risk aversion")).to_have_value("0.8")
+
+
+def test_a_changed_context_changes_the_answer_alone_and_a_wrong_one_says_so(page: Page, posterior: str) -> None:
+    page.goto(address(posterior))
+    ready(page)
+    before = expected_cost(page)
+    page.evaluate("window.same = true")
+    page.get_by_label("weekday").select_option("MON")
+    expect(page.locator("[data-figure=expected]")).not_to_have_text(before)
+    expect(page).to_have_url(re.compile("c.weekday=MON"))
+    assert page.evaluate("window.same")
+    warm = page.get_by_label("temperature")
+    warm.fill("warm")
+    warm.blur()
+    expect(page.locator("#field1-wrong")).to_have_text("'temperature' is not a number; it must be a number")
+    expect(warm).to_have_value("warm")
+    expect(warm).to_have_attribute("aria-invalid", "true")
+    axe(page)
+    warm.fill("12,5")
+    warm.blur()
+    expect(page.locator("[data-figure=expected]")).to_be_visible()
+    expect(page.locator("#field1-wrong")).to_be_hidden()
+    expect(warm).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_pressing_the_button_keeps_the_decision(page: Page, posterior: str, service: Service) -> None:
+    page.goto(address(posterior))
+    ready(page)
+    expect(page.locator(".kept")).to_have_text("Not kept in the log yet.")
+    # Leaving the field and pressing are one act.
+    page.get_by_label("temperature").fill("18")
+    page.get_by_role("button", name="Decide", exact=True).click()
+    link = page.get_by_role("link", name="what was asked and answered")
+    expect(link).to_be_visible()
+    page.wait_for_timeout(400)
+    expect(link).to_be_visible()
+    kept = (link.get_attribute("href") or "").rpartition("/")[2]
+    found = f"/v1/prescriptions/{kept}"
+    wait_until("it is in the log", lambda: service.http.get(found).status_code == 200)
+    context = service.http.get(found).json()["request"]["contexts"][0]
+    assert context == {"weekday": "SAT", "temperature": 18, "rain": 0, "promotion": 1, "holiday": 0}
+    expect(page).to_have_url(re.compile("c.temperature=18"))
+
+
+def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
+    page.goto(f"/posteriors/{posterior}/decide")
+    page.get_by_role("link", name="A whole table").click()
+    page.get_by_role("button", name="Decide for all rows").click()
+    expect(page.locator("#table-wrong")).to_contain_text("Paste a line with the names")
+    rows = ["weekday\ttemperature\train\tpromotion\tholiday", "SAT\t21,5\t0\t1\t0", "NIX\t1\t0\t0\t0"]
+    page.get_by_label("Paste rows from a spreadsheet").fill("\n".join(rows))
+    page.get_by_role("button", name="Decide for all rows").click()
+    expect(page.get_by_role("heading", name="1 of 2 rows decided")).to_be_visible()
+    expect(page.get_by_text("'weekday' was never seen in the history")).to_be_visible()
+    axe(page)
+    fits(page)
+    shoot(page, "decide-table")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as CSV").click()
+    with open(download.value.path(), encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [row["status"] for row in found] == ["optimal", "refused"]
+    page.set_viewport_size(PHONE)
+    fits(page)
+
+
+def test_everybody_can_read_it_on_every_screen(page: Page, posterior: str) -> None:
+    page.goto(address(posterior))
+    ready(page)
+    page.get_by_role("textbox", name="croissants").fill("100")
+    expect(page.locator("[data-verdict]")).to_be_visible()
+    axe(page)
+    fits(page)
+    shoot(page, "decide")
+    page.emulate_media(color_scheme="dark")
+    axe(page)
+    page.emulate_media(color_scheme="light")
+    for size, name in ((TABLET, "tablet"), (PHONE, "phone")):
+        page.set_viewport_size(size)
+        page.wait_for_timeout(300)
+        fits(page)
+        shoot(page, f"decide-{name}")
+    axe(page)
+
+
+def test_it_works_without_scripts(posterior: str, new_context: Callable[..., BrowserContext], service: Service) -> None:
+    page = new_context(base_url=service.url, java_script_enabled=False).new_page()
+    page.goto(address(posterior))
+    before = expected_cost(page)
+    page.get_by_label("weekday").select_option("MON")
+    page.get_by_role("button", name="Only try").click()
+    assert expected_cost(page) != before
+    assert "c.weekday=MON" in urlsplit(page.url).query
+    expect(page.locator(".kept")).to_have_text("Not kept in the log yet.")
+    page.get_by_role("button", name="Decide", exact=True).click()
+    expect(page.get_by_role("link", name="what was asked and answered")).to_be_visible()
+    page.get_by_role("textbox", name="croissants").fill("100")
+    page.get_by_role("button", name="What does it cost?").click()
+    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    page.go_back()
+    page.get_by_role("link", name="What drives this decision").click()
+    expect(page.get_by_role("heading", name="What drives the prediction")).to_be_visible()
