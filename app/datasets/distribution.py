@@ -32,6 +32,9 @@ from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import InvalidRequest, NotFound
 from app.http.rows import find
 
+# So many values tell whether there are few different ones.
+_TELLING = 2_000
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -146,8 +149,8 @@ def _described(column: pa.ChunkedArray, profile: dict[str, Any]) -> ColumnDistri
         return ColumnDistribution(
             name=name, role=role, categories=categories, counts=counts, others=others, missing=missing
         )
-    numbers = column.cast(pa.int64()) if role == "time" else column
-    edges, bins = histogram(np.asarray(numbers.drop_null(), dtype=np.float64))
+    numbers = np.asarray((column.cast(pa.int64()) if role == "time" else column).drop_null(), dtype=np.float64)
+    edges, bins = histogram(numbers) if profile.get("unit") in (None, "period") else equally_wide(numbers)
     return ColumnDistribution(name=name, role=role, edges=edges, counts=bins, others=0, missing=missing)
 
 
@@ -161,16 +164,38 @@ def _frequent(column: pa.ChunkedArray) -> tuple[list[str], list[int], int]:
 
 
 def histogram(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[list[float], list[int]]:
-    """Edges and counts of at most so many bins: one for each whole number where these are few, else equally wide."""
+    """Edges and counts of at most so many bins: one for each value where these are few, else equally wide."""
     if not len(values):
         return [0.0, 1.0], [0]
     low, high = float(values.min()), float(values.max())
     if high - low <= max(1e-12 * max(abs(low), abs(high)), 1e-300):
         # As good as one value: there is nothing between the two that could be told apart.
         return [low - 0.5, high + 0.5], [len(values)]
-    few = high - low < MOST_BINS and abs(low) < 1e9 and bool((values == np.floor(values)).all())
-    if few:
-        return np.arange(low - 0.5, high + 1).tolist(), np.bincount((values - low).astype(np.int64)).tolist()
+    whole = high - low < 1e9 and abs(low) < 1e9 and bool((values == np.floor(values)).all())
+    step = 0.0 if whole and high - low < MOST_BINS else _step(values)
+    if step and (high - low) / step < MOST_BINS - 0.5:
+        # Few values: each stands in the middle of a bin.
+        edges = low - step / 2 + step * np.arange(int((high - low) / step + 0.5) + 2)
+        edges[-1] = max(edges[-1], high)
+        return edges.tolist(), np.histogram(values, edges)[0].tolist()
+    if whole:
+        # Equally many whole numbers a bin: otherwise every other bin would have more for no reason.
+        wide = -(-int(high - low + 1) // MOST_BINS)
+        counts = np.bincount((values - low).astype(np.int64) // wide)
+        return (low - 0.5 + wide * np.arange(len(counts) + 1.0)).tolist(), counts.tolist()
+    return equally_wide(values)
+
+
+def equally_wide(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[list[float], list[int]]:
+    """Edges and counts of bins of one width between the least value and the largest."""
     # By a number of bins instead of their edges nothing has to be sorted.
-    counts, edges = np.histogram(values, MOST_BINS, (low, high))
+    counts, edges = np.histogram(values, MOST_BINS)
     return edges.tolist(), counts.tolist()
+
+
+def _step(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """The least difference between few different values; 0 if there are many."""
+    if len(np.unique(values[:_TELLING])) > MOST_BINS:
+        return 0.0
+    distinct = np.unique(values)
+    return float(np.diff(distinct).min()) if 1 < len(distinct) <= MOST_BINS else 0.0

@@ -52,7 +52,7 @@ def test_every_column_has_its_counts(client: TestClient) -> None:
     assert weekdays == {day: sum(row["weekday"] == day for row in ROWS) for day in weekdays}
     croissants = by_name["croissants"]
     values = [row["croissants"] for row in ROWS]
-    assert (croissants["edges"][0], croissants["edges"][-1]) == (min(values), max(values))
+    assert croissants["edges"][0] < min(values) <= max(values) < croissants["edges"][-1]
     expected = np.histogram(values, croissants["edges"])[0].tolist()
     assert croissants["counts"] == expected
     assert len(croissants["counts"]) <= 30
@@ -76,10 +76,26 @@ def test_few_values_have_a_bin_each(values: list[float], bins: list[int]) -> Non
     assert len(edges) == len(counts) + 1
 
 
-@pytest.mark.parametrize("high", [1e100, 1e9, 30.0, 29.5, 1e-290])
+def test_few_values_stand_in_the_middle_of_bins() -> None:
+    edges, counts = histogram(np.array([4.5, 4.51, 4.51, 4.53]))
+    assert counts == [1, 2, 0, 1]
+    assert edges == pytest.approx([4.495, 4.505, 4.515, 4.525, 4.535])
+    assert histogram(np.array([30.0, 48.0, 72.0, 72.0]))[1] == [1, 1, 2]
+    assert histogram(np.array([0.0, 1.0, 3.5, 3.5]))[1] == [1, 1, 0, 0, 2]
+    assert sum(histogram(np.array([0.0, 1e-9, 1.0]))[1]) == 3
+
+
+def test_whole_numbers_are_shared_out_equally() -> None:
+    edges, counts = histogram(np.arange(100.0))
+    assert counts == [4] * 25
+    assert (edges[0], edges[1], edges[-1]) == (-0.5, 3.5, 99.5)
+
+
+@pytest.mark.parametrize("high", [1e100, 1e9 + 0.1, 30.5, 29.5, 1e-290])
 def test_all_values_are_counted_however_far_they_lie(high: float) -> None:
-    edges, counts = histogram(np.array([-high, 0.0, high / 3, high]))
-    assert (len(counts), sum(counts)) == (30, 4)
+    values = np.append(np.linspace(-high, high, 97), [0.0, high / 3])
+    edges, counts = histogram(values)
+    assert (len(counts), sum(counts)) == (30, 99)
     assert all(one < other for one, other in itertools.pairwise(edges))
 
 
