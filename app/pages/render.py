@@ -41,8 +41,9 @@ def number(value: Any, digits: int = 4) -> str:
     if value == 0:
         return "0"
     size = math.floor(math.log10(abs(value)))
-    if size >= 9 or size < -5:
-        return f"{value:.3g}"
+    if size >= 9 or size < -4:
+        parts = f"{value:.{max(0, digits - 1)}e}".split("e")
+        return f"{float(parts[0]):g}e{int(parts[1])}".replace("-", "−")
     decimals = max(0, digits - 1 - size)
     written = f"{value:,.{decimals}f}"
     return (written.rstrip("0").rstrip(".") if "." in written else written).replace("-", "−")

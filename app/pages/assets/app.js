@@ -25,7 +25,7 @@
     }
   }
   times(document);
-  document.addEventListener("htmx:afterSwap", (event) => times(event.detail.target));
+  document.addEventListener("htmx:afterSwap", (event) => times(event.detail.target.isConnected ? event.detail.target : document));
 
   // An explanation near the right edge opens to the left.
   function explain(event) {

@@ -13,7 +13,7 @@
 
   function written(value) {
     if (value === null || value === undefined) return "–";
-    if (value !== 0 && (Math.abs(value) >= 1e9 || Math.abs(value) < 1e-4)) return value.toPrecision(3);
+    if (value !== 0 && (Math.abs(value) >= 1e9 || Math.abs(value) < 1e-4)) return value.toExponential(2).replace("e+", "e").replaceAll("-", "−");
     return value.toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
   }
 
@@ -130,7 +130,7 @@
       height: plot.clientHeight,
       series, bands,
       legend: { show: false },
-      padding: [8, 12, 0, 0],
+      padding: [8, 20, 0, 0],
       scales: {
         x: { time: Boolean(data.time), range: (u, low, high) => data.range ? data.range : bars ? [low - step * 0.6, high + step * 0.6] : low === high ? [low - 1, high + 1] : [low, high] },
         y: { range: (u, low, high) => { if (low === null) return [0, 1]; const all = data.yRange || [low, high]; const room = (all[1] - all[0]) * 0.06 || Math.abs(all[1]) * 0.1 || 1; return [data.zero || bars ? Math.min(0, all[0]) : all[0] - room, all[1] + room]; } },
@@ -179,7 +179,8 @@
   window.charts = { draw, written, colour, of: (plot) => drawn.get(plot) };
 
   find(document);
-  document.addEventListener("htmx:afterSettle", (event) => find(event.detail.target));
+  // What was swapped in may stand in the place of the target.
+  document.addEventListener("htmx:afterSettle", (event) => find(event.detail.target.isConnected ? event.detail.target : document));
   document.addEventListener("themechange", again);
   let wait = 0;
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(again, 120); });

@@ -1,0 +1,201 @@
+"""What a posterior's diagnostics come to, in sentences for a planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from app.pages.asking import sentence
+from app.pages.figures import Estimate, Json, estimate, lines, part, value
+from app.pages.render import number, percent, term
+
+Tone = Literal["ok", "warn", "bad", ""]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A sentence, and whether it speaks for or against deciding by this posterior."""
+
+    text: Markup
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number to see at a glance."""
+
+    name: str
+    value: str
+    margin: str = ""
+
+
+def margin(found: Estimate) -> str:
+    return "" if found.margin is None else f" ± {number(found.margin, 2)}"
+
+
+def verdict(told: Json, problem: Json) -> list[Said]:
+    """What a decision costs on rows nobody learned from, beside others, and whether promises held."""
+    asked = asked_feasibility(problem)
+    constant, regression = "one and the same decision for all contexts", "plain regression with its residuals"
+    said = [
+        _cost(told),
+        _beside(told, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
+        _beside(told, "regression_cost", "gain_over_regression", regression, asked is not None),
+        _promise(told),
+        None if asked is None else _constraints(told, asked),
+        # What keeps constraints less often is cheaper.
+        _policy(told) if asked is None else None,
+        _update(told),
+    ]
+    return [Said(_kept_together(one.text), one.tone) for one in said if one is not None]
+
+
+def _kept_together(text: Markup) -> Markup:
+    """Numbers are not parted from their signs at the end of a line."""
+    return text.replace(" %", "\u00a0%").replace(" ±", "\u00a0±").replace("± ", "±\u00a0")
+
+
+def facts(told: Json) -> list[Fact]:
+    """The numbers behind the verdict."""
+    found = []
+    for name, of in (
+        ("cost of a decision", estimate(told, "judged_cost")),
+        ("one constant decision", estimate(told, "constant_decision_cost")),
+        ("plain regression", estimate(told, "regression_cost")),
+        ("cost that was promised", estimate(told, "promise", "expected")),
+    ):
+        if of is not None:
+            found.append(Fact(name, number(of.mean, 3), margin(of)))
+    covered = value(told, "calibration", "coverage", "0.9")
+    if covered is not None:
+        found.append(Fact("held by the 90 % range", percent(covered)))
+    return found
+
+
+def _cost(told: Json) -> Said | None:
+    found = estimate(told, "judged_cost")
+    if found is None:
+        return Said(Markup("What its decisions cost on rows that it has not learned from is not known."), "warn")
+    if part(told, "forward") is not None:
+        rows = term("forward", "later rows, by models that knew only what came before them")
+    else:
+        rows = term("held-out", "rows that nobody learned from")
+    count = value(told, "held_out_rows")
+    many = Markup("") if not count else Markup("{} ").format(number(count, 9))
+    text = Markup("A decision costs <b>{}{}</b> on average, judged on {}{}.")
+    return Said(text.format(number(found.mean), margin(found), many, rows))
+
+
+def _beside(told: Json, cost: str, gain: str, what: str, constrained: bool) -> Said | None:
+    """How decisions do beside another rule; the difference is paired, row by row. Where constraints are uncertain, the
+    other rule may be cheaper because it does not keep them."""
+    of, more = estimate(told, cost), estimate(told, gain)
+    if of is None or more is None:
+        return None
+    part_of_it = abs(more.mean) / of.mean if of.mean > 0 else None
+    share = "" if part_of_it is None else f" ({percent(part_of_it, 0 if part_of_it >= 0.01 else 1)})"
+    size = f"{number(abs(more.mean), 3)}{margin(more)}{share}"
+    verb, word = ("saves", "") if more.mean <= 0 else ("costs", " more")
+    tone: Tone = "" if constrained or not more.is_clear else "ok" if more.mean < 0 else "bad"
+    rules = " and need not keep the constraints" if constrained else ""
+    text = Markup("Beside {}, which costs {}{}, that {} <b>{}</b>{}, {}.")
+    return Said(text.format(what, number(of.mean), rules, verb, size, word, more.chance), tone)
+
+
+def _promise(told: Json) -> Said | None:
+    expected, realised = estimate(told, "promise", "expected"), estimate(told, "promise", "realised")
+    warning = str(part(told, "promise_warning") or "")
+    if warning:
+        return Said(Markup("<b>Promises did not hold:</b> {}.").format(warning), "warn")
+    if expected is None or realised is None:
+        return None
+    covered = value(told, "calibration", "coverage", "0.9")
+    ranges = "" if covered is None else f", and the 90 % range of an outcome held {percent(covered)}"
+    if expected.mean <= 0:
+        told_cost = f"decisions cost {number(realised.mean, 3)} where {number(expected.mean, 3)} was promised"
+    else:
+        told_cost = off_by(realised.mean / expected.mean, _ratio_error(told))
+    # A stretch of time may have gone wrong; the reason then says so.
+    whole = " on the whole" if part(told, "forward") is not None and part(told, "quality") != "ok" else ""
+    return Said(Markup("<b>Promises held{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
+
+
+def _ratio_error(told: Json) -> float | None:
+    """The standard error of realised over promised cost; the diagnostics have that of promised over realised."""
+    ratio, error = value(told, "promise", "ratio"), value(told, "promise", "standard_error")
+    return None if not ratio or error is None else error / ratio**2
+
+
+def off_by(ratio: float, error: float | None) -> str:
+    """Realised over promised cost in words."""
+    more = ratio - 1
+    room = "" if error is None else f" ± {percent(2 * error)}"
+    if abs(more) < 0.005:
+        return f"decisions cost what was promised{room if error and error >= 0.0025 else ''}"
+    return f"decisions cost {percent(abs(more))}{room} {'more' if more > 0 else 'less'} than promised"
+
+
+def asked_feasibility(problem: Json) -> float | None:
+    """How often a problem asks for its uncertain constraints to be kept; None where it has none."""
+    if part(problem, "kind") != "return_constrained_portfolio" or part(problem, "target_on") == "mean":
+        return None
+    given = value(problem, "confidence")
+    return 0.95 if given is None else given
+
+
+def _constraints(told: Json, asked: float) -> Said | None:
+    kept = value(told, "held_out_feasibility")
+    if kept is None:
+        return None
+    text = Markup("On held-out rows its constraints were kept in <b>{}</b> of the cases; {} is asked for.")
+    return Said(text.format(percent(kept, 1), percent(asked)), "ok" if kept >= asked else "warn")
+
+
+def _policy(told: Json) -> Said | None:
+    """Whether held-out rows would have chosen another policy than the one that decides."""
+    policy = part(told, "policy")
+    best = next((line for line in lines(told, "policies") if line.get("chosen")), None)
+    if best is None or best.get("policy") in (None, policy):
+        return None
+    mine, other = value(told, "held_out_cost", str(policy), "mean"), value(best, "cost", "mean")
+    if mine is None or other is None or other >= mine:
+        return None
+    text = Markup("It decides by the {} <b>{}</b>; on the same rows <b>{}</b> would have cost {} instead of {}.")
+    return Said(text.format(term("policy"), policy, best["policy"], number(other, 3), number(mine, 3)), "warn")
+
+
+def _update(told: Json) -> Said | None:
+    """How it compares with the posterior that it was learned on from."""
+    more, rows = estimate(told, "update", "difference"), value(told, "update", "compared_rows")
+    if more is None or rows is None:
+        return None
+    word = "more" if more.mean > 0 else "less"
+    text = Markup("It was learned on from an older one, and costs {}{} {} than that on the newest {} rows, {}.")
+    size = number(abs(more.mean), 3)
+    tone: Tone = "" if not more.is_clear else "ok" if more.mean < 0 else "warn"
+    return Said(text.format(size, margin(more), word, number(rows), more.chance), tone)
+
+
+def coverage_words(told: Json) -> str:
+    """What the places of outcomes within their predicted ranges say."""
+    pit, rows = part(told, "calibration", "pit"), value(told, "calibration", "rows")
+    if not isinstance(pit, list) or len(pit) < 4 or not rows or any(not isinstance(one, int | float) for one in pit):
+        return ""
+    ends, below = pit[0] + pit[-1], sum(pit[: len(pit) // 2])
+    usual = 2 / len(pit)
+    doubt = 2.5 * (usual * (1 - usual) / rows) ** 0.5
+    if ends > usual + doubt:
+        return "Too many outcomes fall at the far ends: ranges are narrower than they should be."
+    if ends < usual - doubt:
+        return "Few outcomes fall at the far ends: ranges are wider than they need be."
+    if abs(below - 0.5) > 2.5 * (0.25 / rows) ** 0.5:
+        side = "below" if below > 0.5 else "above"
+        return f"Outcomes fall {side} the middle of what was predicted more often than not."
+    return "Nothing beyond chance: outcomes fall anywhere in what was predicted, as they should."
+
+
+def reason(told: Json) -> str:
+    found = sentence(str(part(told, "reason") or ""))
+    return found if not found or found.endswith(".") else f"{found}."
