@@ -40,7 +40,9 @@ async def show(named: str, request: Request, caller: Reader) -> Response:
     api, given = Api(request), request.query_params
     posterior = await api.get(Asked(named, ()).api)
     kept = given.get("kept", "")
-    return await _page(request, api, named, posterior, given, kept=kept if is_id(kept) else "")
+    return await _page(
+        request, api, named, posterior, given, kept=kept if is_id(kept) and kept.startswith("pres_") else ""
+    )
 
 
 @router.post("/posteriors/{named}/decide")
@@ -92,7 +94,7 @@ async def _page(
         pressed=keep or bool(kept),
         tied=are_tied(posterior["problem"]) and len(found.entries) > 1,
     )
-    response.headers["HX-Push-Url" if keep else "HX-Replace-Url"] = asked.address()
+    response.headers["HX-Replace-Url"] = asked.address()
     return response
 
 
@@ -118,6 +120,7 @@ def _shown(
         posterior=posterior,
         source=source,
         policies=POLICY_WORDS,
+        is_part=is_part(request),
         link=str(request.base_url).rstrip("/") + asked.address(),
         most_handles=MOST_HANDLES,
         **told | given,

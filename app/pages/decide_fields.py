@@ -104,7 +104,8 @@ def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> Kind:
     if column["role"] == "time":
         return {"iso datetime": "moment", "period": "text"}.get(column["format"], "date")  # type: ignore[return-value]
     if column["kind"] in ("categorical", "key"):
-        return "choice" if 0 < len(choices) <= _MOST_CHOICES else "suggested"
+        are_all = column["kind"] == "categorical" or len(choices) >= (column["distinct"] or 0)
+        return "choice" if are_all and 0 < len(choices) <= _MOST_CHOICES else "suggested"
     is_flag = (column["distinct"], column["minimum"], column["maximum"]) == (2, 0.0, 1.0)
     return "yes" if is_flag else "number"
 

@@ -13,8 +13,8 @@ from app.pages.render import render
 
 
 def is_part(request: Request) -> bool:
-    """Whether a script of ours asks, for a piece of a page."""
-    return FRAGMENT in request.headers
+    """Whether a script of ours asks, for a piece of a page; not for a whole one that somebody went back to."""
+    return FRAGMENT in request.headers and "hx-history-restore-request" not in request.headers
 
 
 def part(
@@ -22,4 +22,5 @@ def part(
 ) -> Response:
     """A piece of the page, or a page around it."""
     shown = template if is_part(request) else "decide_part.html"
-    return render(request, shown, status, piece=template, asked=asked, posterior=posterior, **given)
+    is_piece = is_part(request)
+    return render(request, shown, status, piece=template, is_part=is_piece, asked=asked, posterior=posterior, **given)

@@ -245,7 +245,7 @@ def test_only_who_presses_the_button_has_a_decision_kept(
     assert kept[1] not in html.unescape(re.findall(r'id="link" readonly value="([^"]+)"', shown.text)[0])
     part = browser.post(address, data=given, headers=PART | {"X-CSRF-Token": mine})
     assert part.status_code == 200
-    assert part.headers["hx-push-url"].startswith(address)
+    assert part.headers["hx-replace-url"].startswith(address)
     second = re.search(r'href="/log/(pres_\w+)"', part.text)
     assert second is not None
     wait_until("both are in the log", lambda: {kept[1], second[1]} <= {one["id"] for one in logged(client, posterior)})
@@ -444,6 +444,29 @@ def test_without_its_history_a_posterior_is_asked_with_the_middle_of_it(
     why = browser.get(f"/posteriors/{alone['id']}/decide/why", params=typed(SATURDAY), headers=PART)
     assert why.status_code == 200
     assert "What drives the prediction" in why.text
+
+
+def test_columns_and_entries_may_be_called_anything(client: TestClient, browser: TestClient) -> None:
+    odd, item = 'a "b" <i>/~é&=', 'rolls & <b>"x"</b>'
+    rows = [{odd: n % 7, "kind": "p<q" if n % 2 else "r'\"s", item: 10 + n % 7} for n in range(60)]
+    dataset = create_dataset(client, outcomes=[item], rows=rows)
+    spec = {"kind": "newsvendor", "items": [{"name": item, "underage_cost": 3, "overage_cost": 1}]}
+    problem = answered(client.post("/v1/problems", json={"name": "odd", "spec": spec}), 201)
+    found = learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
+    address = f"/posteriors/{found['id']}/decide"
+    context = {odd: 3, "kind": "p<q"}
+    page = browser.get(address, params=typed(context)).text
+    assert "<i>" not in page
+    assert '<b>"x"' not in page
+    told = answer_of(client, found, "prescribe", contexts=[context])["prescriptions"][0]
+    assert figure(page, "expected") == number(told["expected_cost"])
+    wrong = browser.get(address, params=typed(context | {odd: "much"}))
+    assert "is not a number" in re.findall(r'id="field0-wrong">(.*?)</p>', wrong.text)[0]
+    given = typed(context) | {"csrf": token(browser, address), "all": "1", "entry": item, f"d.{item}": "5"}
+    for part in ("evaluate", "curve"):
+        assert browser.post(f"{address}/{part}", data=given, headers=PART).status_code == 200
+    for part in ("why", "others"):
+        assert browser.get(f"{address}/{part}", params=typed(context), headers=PART).status_code == 200
 
 
 # whole tables
