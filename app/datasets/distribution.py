@@ -172,7 +172,7 @@ def histogram(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[list[float
         # As good as one value: there is nothing between the two that could be told apart.
         return [low - 0.5, high + 0.5], [len(values)]
     whole = high - low < 1e9 and abs(low) < 1e9 and bool((values == np.floor(values)).all())
-    step = 0.0 if whole and high - low < MOST_BINS else _step(values)
+    step = _step(values)
     if step and (high - low) / step < MOST_BINS - 0.5:
         # Few values: each stands in the middle of a bin.
         edges = low - step / 2 + step * np.arange(int((high - low) / step + 0.5) + 2)

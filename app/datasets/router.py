@@ -15,8 +15,8 @@ from app.datasets.parsing import parse_file, parse_rows
 from app.datasets.roles import Roles
 from app.datasets.schemas import (
     DatasetAnswer,
-    DatasetSummary,
     DatasetUpload,
+    ListedDataset,
     NewDataset,
     NewRows,
     RevisionNumber,
@@ -99,11 +99,11 @@ def _names(text: str) -> list[str]:
 @router.get("")
 def list_datasets(
     caller: Reader, limit: Limit = 50, cursor: str | None = None, name: Name | None = None
-) -> Page[DatasetSummary]:
+) -> Page[ListedDataset]:
     """All data sets, or those with a name."""
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, name)
     return Page(
-        items=[DatasetSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
+        items=[ListedDataset.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )
 
 

@@ -159,9 +159,14 @@ class Column(BaseModel):
 
 
 class DatasetSummary(Resource):
-    """A data set in a list; GET /v1/datasets/{id} describes its columns."""
+    """What identifies a data set; GET /v1/datasets/{id} describes its columns."""
 
     rows: int
+
+
+class ListedDataset(DatasetSummary):
+    revision: int = Field(description="1 at first; appended rows make the next one")
+    warning_count: int = Field(description="how many things to look at before learning")
 
 
 class Policy(BaseModel):

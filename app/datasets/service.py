@@ -181,7 +181,8 @@ def as_json(table: pa.Table, columns: list[dict[str, Any]]) -> list[dict[str, An
 def listing(
     workspace: str, limit: int, cursor: str | None, name: str | None = None
 ) -> tuple[list[sa.Row[Any]], str | None]:
-    columns = [getattr(DatasetRow, field) for field in DatasetSummary.model_fields]
+    columns = [getattr(DatasetRow, field) for field in (*DatasetSummary.model_fields, "revision")]
+    columns.append(sa.func.json_array_length(DatasetRow.warnings).label("warning_count"))
     with transaction() as session:
         return page(session, DatasetRow, workspace, limit, cursor, *matching(DatasetRow, name=name), columns=columns)
 

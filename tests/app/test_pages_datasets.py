@@ -119,6 +119,14 @@ def test_data_sets_are_listed_a_page_at_a_time(client: TestClient) -> None:
     assert "days 1<" in looked_at(client, html.unescape(older[1]))
 
 
+def test_the_list_counts_what_to_look_at(client: TestClient) -> None:
+    dataset = history(client)
+    listed = answered(client.get("/v1/datasets?limit=1"))["items"][0]
+    assert listed["warning_count"] == len(dataset["warnings"]) > 0
+    assert listed["revision"] == 1
+    assert f"{len(dataset['warnings'])} warnings</span>" in looked_at(client, "/datasets")
+
+
 # looking at a file
 
 
