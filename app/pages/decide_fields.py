@@ -137,9 +137,13 @@ def outside(posterior: Mapping[str, Any], fields: Sequence[Field]) -> list[str]:
 
 
 async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> tuple[list[Field], str]:
-    """All fields, filled with what was sent and else from the data set's last row, and where the rest comes from."""
+    """All fields, filled with what was sent and else from the data set's last row, and where that comes from, as a
+    sentence."""
     dataset, rows = await _history(api, posterior)
-    source = "the last row of the history" if rows else "the middle of the history; its rows are not here"
+    where = "the last row of the history" if rows else "the middle of the history, whose rows are not here"
+    source = f"Filled in from {where}. Change what is different."
+    if given_fields(posterior, given) is not None:
+        source = "As the address of this page has it."
     fields = []
     for column in needed(posterior):
         choices = _choices(posterior, column, rows)
