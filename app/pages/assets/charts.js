@@ -97,6 +97,14 @@
     };
   }
 
+  // Dates that mean the same everywhere: from so many seconds apart, what stands at a tick and, once, below it.
+  const DATES = [
+    [31536000, "{YYYY}", null, null, null, null, null, null, 1],
+    [2419200, "{MMM}", "\n{YYYY}", null, null, null, null, null, 1],
+    [86400, "{D} {MMM}", "\n{YYYY}", null, null, null, null, null, 1],
+    [60, "{HH}:{mm}", "\n{D} {MMM} {YYYY}", null, "\n{D} {MMM}", null, null, null, 1],
+  ];
+
   function options(plot, data, rows) {
     const series = [{}], bands = [];
     for (const one of data.series) {
@@ -121,7 +129,9 @@
       x.splits = (u) => u.data[0].filter((_, i) => i % Math.max(1, Math.ceil(data.names.length / Math.max(2, plot.clientWidth / 90))) === 0);
       x.values = (u, splits) => splits.map((at) => data.names[data.x.indexOf(at)] || "");
       x.grid = { show: false };
-    } else if (!data.time) {
+    } else if (data.time) {
+      x.values = DATES;
+    } else {
       x.values = (u, splits) => splits.map(written);
     }
     const step = data.x.length > 1 ? (data.x[data.x.length - 1] - data.x[0]) / (data.x.length - 1) : 1;
@@ -130,6 +140,7 @@
       height: plot.clientHeight,
       series, bands,
       legend: { show: false },
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       padding: [8, 20, 0, 0],
       scales: {
         x: { time: Boolean(data.time), range: (u, low, high) => data.range ? data.range : bars ? [low - step * 0.6, high + step * 0.6] : low === high ? [low - 1, high + 1] : [low, high] },
