@@ -242,7 +242,9 @@ def coverage(told: Json) -> Intervals | None:
             continue
         off, room = 100 * (held - level), MARGIN * 100 * math.sqrt(level * (1 - level) / rows) if rows else None
         low, high = (None, None) if room is None else (off - room, off + room)
-        found.append(Interval(f"{percent(level)} range", off, low, high, f"held {percent(held, 1)}"))
+        found.append(
+            Interval(f"{percent(level)} range", off, low, high, f"held {percent(held, 1)}".replace(" %", "\u00a0%"))
+        )
     if not found:
         return None
     return Intervals(

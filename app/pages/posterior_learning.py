@@ -179,8 +179,8 @@ def temperatures(told: Json) -> tuple[list[str], list[list[Any]]]:
         "feasibility": "constraints kept",
     }
     names = [name for name in words if any(value(line, name) is not None for line in table)]
-    rows = [[value(line, name) for name in names] + ["chosen" if line.get("chosen") else ""] for line in table]
-    return [*(words[name] for name in names), ""], rows
+    rows = [[value(line, name) for name in names] + ["yes" if line.get("chosen") else ""] for line in table]
+    return [*(words[name] for name in names), "chosen"], rows
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _promise(told: Json) -> Said | None:
     else:
         told_cost = off_by(realised.mean / expected.mean, _ratio_error(told))
     # A stretch of time may have gone wrong; the reason then says so.
-    whole = " on the whole" if part(told, "forward") is not None and part(told, "quality") != "ok" else ""
+    whole = " on the whole" if "drift" in str(part(told, "reason")) else ""
     return Said(Markup("<b>Promises held{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
 
 
@@ -154,16 +154,19 @@ def _constraints(told: Json, asked: float) -> Said | None:
 
 
 def _policy(told: Json) -> Said | None:
-    """Whether held-out rows would have chosen another policy than the one that decides."""
-    policy = part(told, "policy")
-    best = next((line for line in lines(told, "policies") if line.get("chosen")), None)
-    if best is None or best.get("policy") in (None, policy):
+    """Whether held-out rows speak clearly for another policy than the one that decides."""
+    table = {str(line.get("policy")): line for line in lines(told, "policies")}
+    policy = str(part(told, "policy"))
+    best = next((name for name, line in table.items() if line.get("chosen")), policy)
+    mine, other = value(told, "held_out_cost", policy, "mean"), value(table.get(best), "cost", "mean")
+    # Both are compared with the same default, row by row.
+    more, less = estimate(table.get(policy), "against_default"), estimate(table.get(best), "against_default")
+    if mine is None or other is None or more is None or less is None or more.low is None or less.high is None:
         return None
-    mine, other = value(told, "held_out_cost", str(policy), "mean"), value(best, "cost", "mean")
-    if mine is None or other is None or other >= mine:
+    if best == policy or more.low <= less.high:
         return None
     text = Markup("It decides by the {} <b>{}</b>; on the same rows <b>{}</b> would have cost {} instead of {}.")
-    return Said(text.format(term("policy"), policy, best["policy"], number(other, 3), number(mine, 3)), "warn")
+    return Said(text.format(term("policy"), policy, best, number(other, 3), number(mine, 3)), "warn")
 
 
 def _update(told: Json) -> Said | None:

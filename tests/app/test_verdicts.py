@@ -1,0 +1,147 @@
+"""What diagnostics come to in words: what is beyond chance and what is not, and what numbers look like."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from app.pages import posterior_charts, verdicts
+from app.pages.figures import Estimate, estimate, numbers, value
+from app.pages.render import number
+
+Json = dict[str, Any]
+
+
+def of(mean: float, error: float | None) -> Json:
+    return {"mean": mean, "standard_error": error}
+
+
+GOOD: Json = {
+    "quality": "ok",
+    "reason": "all is well",
+    "policy": "averaged",
+    "held_out_rows": 400,
+    "judged_cost": of(20.0, 0.5),
+    "constant_decision_cost": of(40.0, 1.0),
+    "gain_over_constant": of(-20.0, 1.0),
+    "regression_cost": of(21.0, 0.6),
+    "gain_over_regression": of(-1.0, 0.5),
+    "promise": {"expected": of(19.0, 0.2), "realised": of(20.0, 0.5), "ratio": 0.95, "standard_error": 0.02},
+    "promise_warning": "",
+    "calibration": {"rows": 400, "coverage": {"0.9": 0.91}, "pit": [0.1] * 10},
+    "held_out_cost": {"averaged": of(20.0, 0.5), "bcp": of(24.0, 0.5)},
+    "policies": [
+        {"policy": "averaged", "cost": of(20.0, 0.5), "against_default": of(0.0, 0.0), "chosen": True},
+        {"policy": "bcp", "cost": of(24.0, 0.5), "against_default": of(4.0, 0.5), "chosen": False},
+    ],
+}
+
+
+def said(problem: Json | None = None, **changes: Any) -> list[tuple[str, str]]:
+    found = verdicts.verdict(GOOD | changes, problem or {"kind": "newsvendor"})
+    plain = [re.sub(r'<span class="tip".*?</span>|<[^>]+>', "", str(one.text)) for one in found]
+    return [(text.replace("\u00a0", " "), one.tone) for text, one in zip(plain, found, strict=True)]
+
+
+def test_a_good_posterior_is_called_so() -> None:
+    assert said() == [
+        ("A decision costs 20 ± 1 on average, judged on 400 rows that nobody learned from.", ""),
+        (
+            "Beside one and the same decision for all contexts, which costs 40, that saves 20 ± 2 (50 %), beyond "
+            "chance.",
+            "ok",
+        ),
+        (
+            "Beside plain regression with its residuals, which costs 21, that saves 1 ± 1 (5 %), which chance may "
+            "explain.",
+            "",
+        ),
+        (
+            "Promises held: decisions cost 5 % ± 4 % more than promised, and the 90 % range of an outcome held 91 %.",
+            "ok",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "tone"),
+    [
+        (of(-2.0, 0.5), "that saves 2 ± 1 (10 %), beyond chance.", "ok"),
+        (of(-1.2, 0.5), "that saves 1.2 ± 1 (6 %), hardly by chance.", ""),
+        (of(0.9, 0.5), "that costs 0.9 ± 1 (4 %) more, which chance may explain.", ""),
+        (of(2.0, 0.5), "that costs 2 ± 1 (10 %) more, beyond chance.", "bad"),
+        (of(2.0, None), "that costs 2 (10 %) more, though from too little to tell it from chance.", ""),
+    ],
+)
+def test_differences_are_weighed_by_chance(more: Json, words: str, tone: str) -> None:
+    text, found = said(gain_over_regression=more)[2]
+    assert (text.partition("costs 21, ")[2], found) == (words, tone)
+
+
+def test_costs_below_zero_have_no_shares() -> None:
+    (_, _), (text, _), *_ = said(constant_decision_cost=of(-10.0, 1.0), gain_over_constant=of(-3.0, 0.5))
+    assert text.endswith("which costs −10, that saves 3 ± 1, beyond chance.")
+
+
+def test_broken_promises_are_told_as_the_service_does() -> None:
+    assert said(promise_warning="promised ranges are off")[3] == (
+        "Promises did not hold: promised ranges are off.",
+        "warn",
+    )
+
+
+def test_another_policy_is_named_only_if_it_is_clearly_cheaper() -> None:
+    text, tone = said(policy="bcp")[-1]
+    assert text == "It decides by the policy bcp; on the same rows averaged would have cost 20 instead of 24."
+    assert tone == "warn"
+    close = [GOOD["policies"][0], GOOD["policies"][1] | {"against_default": of(0.5, 0.5)}]
+    assert "It decides by" not in str(said(policy="bcp", policies=close))
+
+
+def test_uncertain_constraints_make_cheaper_rules_no_reproach() -> None:
+    fund: Json = {"kind": "return_constrained_portfolio", "confidence": 0.9}
+    worse = of(2.0, 0.1)
+    found = said(fund, gain_over_constant=worse, gain_over_regression=worse, held_out_feasibility=0.93, policy="bcp")
+    assert all("need not keep the constraints" in text and tone == "" for text, tone in found[1:3])
+    assert found[-1] == (
+        "On held-out rows its constraints were kept in 93.0 % of the cases; 90 % is asked for.",
+        "ok",
+    )
+    assert said(fund, held_out_feasibility=0.8)[-1][1] == "warn"
+
+
+def test_the_shape_of_a_histogram_is_told_only_beyond_chance() -> None:
+    def told(pit: list[float], rows: int = 400) -> str:
+        return verdicts.coverage_words({"calibration": {"rows": rows, "pit": pit}})
+
+    assert told([0.1] * 10).startswith("Nothing beyond chance")
+    assert "narrower" in told([0.2] + [0.075] * 8 + [0.2])
+    assert "wider" in told([0.02] + [0.12] * 8 + [0.02])
+    assert "above the middle" in told([0.1, 0.06, 0.06, 0.06, 0.06, 0.14, 0.14, 0.14, 0.14, 0.1])
+    assert told([0.2] + [0.075] * 8 + [0.2], rows=5).startswith("Nothing beyond chance")
+    assert told([]) == ""
+
+
+def test_numbers_are_found_where_they_are() -> None:
+    told = {"a": {"mean": 1, "standard_error": float("nan")}, "b": [1, None, True, 2.5], "c": "x"}
+    assert estimate(told, "a") == Estimate(1.0, None)
+    assert numbers(told, "b") == [1.0, 2.5]
+    assert value(told, "c") is value(told, "a", "b", "c") is estimate(told, "b") is None
+
+
+def test_mixtures_add_up() -> None:
+    parts = posterior_charts.mixture({"network_share": 0.5, "boosted_share": 0.6})
+    assert parts[0][0] == "departures from boosted trees"
+    assert [round(share, 3) for _, share in parts] == [0.6, 0.2, 0.2]
+    assert posterior_charts.mixture({"network_share": 1.0, "boosted_share": None}) == [("network", 1.0)]
+    assert posterior_charts.mixture({}) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [(0.00006061, "6.061e−5"), (-2.5e-7, "−2.5e−7"), (0.0001234, "0.0001234"), (12345.678, "12,346"), (3e12, "3e12")],
+)
+def test_numbers_are_written_as_people_read_them(given: float, written: str) -> None:
+    assert number(given) == written
