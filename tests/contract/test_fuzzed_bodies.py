@@ -86,11 +86,17 @@ def uploaded(client: TestClient, content: bytes, outcomes: str, missing: str = "
     before = counts()
     form = {"name": "fuzz", "outcomes": outcomes, "missing": missing}
     response = client.post("/v1/datasets/upload", data=form, files={"file": ("fuzz", content)})
+    looked_at = client.post("/v1/datasets/inspect", files={"file": ("fuzz", content)})
     if response.status_code == 201:
         assert_usable(response.json())
+        assert looked_at.status_code == 200, looked_at.text
+        drawn = client.get(f"/v1/datasets/{response.json()['id']}/distribution")
+        assert drawn.status_code == 200, drawn.text
     else:
         assert_refused(response)
         assert counts() == before
+        if looked_at.status_code != 200:
+            assert_refused(looked_at)
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
