@@ -27,7 +27,7 @@ class Kind:
 def written(value: Any, indent: str = "") -> str:
     """JSON that is easy to read and to change: short lists and objects stay on one line."""
     short = json.dumps(value, ensure_ascii=False)
-    if len(short) + len(indent) <= 96 or not isinstance(value, dict | list) or not value:
+    if len(short) + len(indent) <= 78 or not isinstance(value, dict | list) or not value:
         return short
     inner = indent + "  "
     if isinstance(value, dict):

@@ -109,6 +109,7 @@ async def import_problem(request: Request, caller: Reader) -> Response:
     form = await forms.submitted(request)
     given = {name: forms.text(form, name) for name in ("name", "description")}
     files = {name: found for name in ("file", "time", "scenarios") if (found := await _file(form, name)) is not None}
+    await form.close()
     described, wrong = parsed(given["description"].strip() or "{}")
     if wrong or "file" not in files:
         return _import(request, given, wrong=wrong or "Choose a file first.")

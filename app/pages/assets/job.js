@@ -35,9 +35,9 @@
   }
 
   function tellTimes() {
-    const log = document.getElementById("log");
+    const log = document.getElementById("log"), box = log.parentElement;
     for (const one of log.querySelectorAll("time")) tellTime(one);
-    log.scrollTop = log.scrollHeight;
+    box.scrollTop = box.scrollHeight;
   }
 
   function tellProgress(data) {
@@ -53,9 +53,9 @@
   }
 
   function tellLine(seq, data) {
-    const log = document.getElementById("log"), last = log.lastElementChild;
+    const log = document.getElementById("log"), box = log.parentElement, last = log.lastElementChild;
     if (last && Number(last.dataset.seq) >= seq) return;
-    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
     const line = document.createElement("li"), when = document.createElement("time"), words = document.createElement("span");
     line.dataset.seq = seq;
     when.dateTime = data.at;
@@ -63,7 +63,7 @@
     words.textContent = sentence(data.text);
     line.append(when, words);
     log.append(line);
-    if (follows) log.scrollTop = log.scrollHeight;
+    if (follows) box.scrollTop = box.scrollHeight;
     if (data.figures) drawTraces();
   }
 

@@ -1,0 +1,12 @@
+// The form for a new job: an answer to choices that have changed since must not put them back.
+(function () {
+  "use strict";
+
+  const preview = document.getElementById("preview");
+  let changed = false;
+  document.getElementById("job-form").addEventListener("input", () => { changed = true; }, true);
+  preview.addEventListener("htmx:beforeRequest", () => { changed = false; });
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (event.detail.requestConfig.elt === preview && changed) event.detail.shouldSwap = false;
+  });
+})();

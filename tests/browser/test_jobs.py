@@ -1,0 +1,150 @@
+"""Problems and jobs in a real browser: a check while typing, a form that shows what it sends, a job that is watched."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from playwright.sync_api import Page, expect
+
+from app.demo import bakery_rows, example_problem
+from app.pages.kinds import KINDS
+
+LONG = 240_000
+# Slow machines are no failures.
+expect.set_options(timeout=60_000)
+
+
+@pytest.fixture(scope="module")
+def bakery(service: Service) -> dict[str, str]:
+    """A problem and data that go together."""
+    body = {"name": "mornings", "outcomes": ["croissants", "loaves"], "rows": bakery_rows(300)}
+    dataset = service.http.post("/v1/datasets", json=body).json()
+    problem = service.http.post("/v1/problems", json=example_problem() | {"name": "morning orders"}).json()
+    return {"dataset": dataset["id"], "problem": problem["id"]}
+
+
+def fits_soon(page: Page) -> None:
+    """Charts are drawn again a moment after a window has changed."""
+    page.wait_for_timeout(600)
+    fits(page)
+
+
+def test_a_table_of_items_is_checked_while_it_is_filled_in(page: Page) -> None:
+    page.goto("/problems/new")
+    axe(page)
+    page.get_by_role("link", name="Order before demand is known").click()
+    check = page.locator("#check")
+    expect(check).to_contain_text("This can be used")
+    axe(page)
+    shoot(page, "problem-form")
+    rows = page.locator("#items tr")
+    cost = rows.first.locator("input[name=few]")
+    cost.fill("-1")
+    expect(check).to_contain_text("Not yet")
+    expect(check).to_contain_text("items › 1 › underage cost")
+    cost.fill("2")
+    expect(check).to_contain_text("This can be used")
+    page.get_by_role("button", name="Add an item").click()
+    expect(rows).to_have_count(3)
+    rows.last.locator("input[name=item]").fill("baguettes")
+    expect(check).to_contain_text("underage_cost")
+    rows.last.locator("input[name=few]").fill("1")
+    rows.last.locator("input[name=many]").fill("0,5")
+    expect(check).to_contain_text("croissants, loaves, baguettes")
+    rows.nth(1).get_by_role("button", name="Remove this item").click()
+    expect(check).to_contain_text("croissants, baguettes")
+    check.get_by_text("Make it by curl or from Python").click()
+    expect(check.locator("pre").first).to_contain_text('"overage_cost": 0.5')
+    page.get_by_text("Stock, packs, service level, whole numbers").click()
+    rows.first.locator("input[name=pack]").fill("12")
+    expect(check).to_contain_text("in packs: croissants of 12")
+    page.get_by_label("Name", exact=True).fill("by hand")
+    page.set_viewport_size(PHONE)
+    fits(page)
+    page.get_by_role("button", name="Make this problem").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("by hand")
+    fits(page)
+    axe(page)
+
+
+def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> None:
+    page.goto("/problems/new?kind=linear")
+    check, text = page.locator("#check"), page.get_by_label("Specification")
+    expect(check).to_contain_text("This can be used")
+    text.fill('{"kind": "linear"')
+    expect(check).to_contain_text("This is not JSON yet: line 1")
+    text.fill(KINDS["linear"].text.replace('"limit": 500', '"limit": "much"'))
+    expect(check).to_contain_text("rows › 1 › limit")
+    check.get_by_role("button", name="line").click()
+    expect(text).to_be_focused()
+    assert '"much"' in page.evaluate("getSelection().toString()")
+    watch.expected.append("422")
+    page.get_by_label("Name", exact=True).fill("harvest")
+    page.get_by_role("button", name="Make this problem").click()
+    expect(page.get_by_role("alert")).to_contain_text("rows › 1 › limit")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("harvest")
+    page.get_by_label("Specification").fill(KINDS["linear"].text)
+    expect(check).to_contain_text("This can be used")
+    page.get_by_role("button", name="Make this problem").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("harvest")
+    axe(page)
+    shoot(page, "problem-linear")
+
+
+def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
+    page: Page, watch: Watch, bakery: dict[str, str]
+) -> None:
+    page.goto(f"/problems/{bakery['problem']}")
+    page.get_by_role("link", name="Learn for it").click()
+    data = page.get_by_label("Data", exact=True)
+    data.focus()
+    data.select_option(bakery["dataset"])
+    expect(page.get_by_text("they go together")).to_be_visible()
+    expect(data).to_be_focused()
+    page.get_by_label("Method", exact=True).select_option("vi")
+    page.locator("#predictor").select_option("linear")
+    page.get_by_text("More choices").click()
+    options = page.get_by_label("Options of the method, as JSON")
+    options.fill('{"chains": 8}')
+    expect(page.locator("#sent")).to_contain_text('"posterior": {"method": "vi", "chains": 8}')
+    axe(page)
+    watch.expected.append("422")
+    page.get_by_role("button", name="Start learning").click()
+    expect(page.locator("#options-wrong")).to_contain_text("method vi has no chains; it is an option of auto and mh")
+    options.fill('{"epochs": 5}')
+    page.get_by_label("Name", exact=True).fill("in a moment")
+    page.get_by_role("button", name="Start learning").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("in a moment")
+    # Nobody reloads the page.
+    expect(page.get_by_role("link", name="Look at what was learned")).to_be_visible(timeout=LONG)
+    expect(page.locator("#log")).to_contain_text("Succeeded")
+    expect(page.locator("#trace-cost canvas")).to_be_visible()
+    axe(page)
+    page.set_viewport_size(TABLET)
+    fits_soon(page)
+
+
+def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Service, bakery: dict[str, str]) -> None:
+    body = {"problem_id": bakery["problem"], "dataset_id": bakery["dataset"], "name": "a long one"}
+    chains = {"method": "mh", "chains": 2, "steps": 200_000, "burn_in": 5_000}
+    slow = {"predictor": {"kind": "linear"}, "posterior": chains | {"inverse_temperature": 100}}
+    job = service.http.post("/v1/jobs", json=body | slow).json()
+    page.goto(f"/jobs/{job['id']}")
+    expect(page.locator(".badge.running")).to_be_visible(timeout=LONG)
+    expect(page.locator("#log")).to_contain_text("of proposals accepted", timeout=LONG)
+    expect(page.locator("#trace-chains canvas")).to_be_visible(timeout=LONG)
+    expect(page.locator("#left")).to_contain_text("left", timeout=LONG)
+    lines = page.locator("#log li")
+    before = lines.count()
+    expect(lines.nth(before)).to_be_attached()
+    axe(page)
+    page.set_viewport_size(PHONE)
+    fits_soon(page)
+    shoot(page, "job-running")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("It was cancelled")).to_be_visible()
+    expect(page.get_by_role("button", name="Run it again")).to_be_visible()
+    page.goto("/jobs?state=cancelled")
+    expect(page.get_by_role("link", name="a long one")).to_be_visible()
+    axe(page)
+    fits(page)
