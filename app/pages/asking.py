@@ -88,7 +88,8 @@ class Call:
         lines = ["import httpx"] + ["import os"] * with_key
         headers = ", headers={'Authorization': f\"Bearer {os.environ['BCO_API_KEY']}\"}" if with_key else ""
         lines.append(f"service = httpx.Client(base_url={base!r}{headers}, timeout=120)")
-        lines.append(f"print(service.{self.method.lower()}({', '.join(given)}).json())")
+        answer = "status_code" if self.method == "DELETE" else "json()"
+        lines.append(f"print(service.{self.method.lower()}({', '.join(given)}).{answer})")
         return "\n".join(lines)
 
 

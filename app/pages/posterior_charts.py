@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from app.pages.charts import Chart, Interval, Intervals, Mark, Series
 from app.pages.figures import MARGIN, Estimate, Json, estimate, finite, lines, numbers, part, value
+from app.pages.posterior_time import Plateaus
 from app.pages.render import number, percent
 
 _SIDE = 200
@@ -215,19 +216,23 @@ def pit(told: Json) -> Chart | None:
         return None
     usual, count = 100 / len(found), len(found)
     doubt = MARGIN * 100 * math.sqrt((1 / count) * (1 - 1 / count) / rows) if rows else 0.0
-    return Chart(
+    names = [f"{round(100 * one / count)}–{round(100 * (one + 1) / count)} %" for one in range(count)]
+    low, high = max(0.0, usual - doubt), usual + doubt
+    return Plateaus(
         "Where outcomes fell in what was predicted",
         list(range(count)),
         [
-            Series("what chance may explain", [max(0.0, usual - doubt)] * count, "band", None, [usual + doubt] * count),
+            Series("what chance may explain", [low] * count, "band", None, [high] * count),
             Series("outcomes", [100 * one for one in found], "bars", 0),
             Series("perfect", [usual] * count, "line", 1, dashed=True),
         ],
         "part of the predicted distribution",
         "% of outcomes",
-        names=[f"{round(100 * one / count)}–{round(100 * (one + 1) / count)} %" for one in range(count)],
+        names=names,
         height=_SIDE,
         zero=True,
+        heads=["part of the predicted distribution", "% of outcomes", "by chance from", "to"],
+        cells=[[name, 100 * one, low, high] for name, one in zip(names, found, strict=True)],
     )
 
 
@@ -268,7 +273,7 @@ def carriers(told: Json) -> Intervals | None:
     named = []
     for line in lines(told, "carriers"):
         width = value(line, "bandwidth")
-        near = "" if width is None else f", rows within {number(width, 2)} first"
+        near = "" if width is None else f", rows with like predictions first ({number(width, 2)})"
         carry = str(line.get("carry", ""))
         named.append({**line, "label": f"{_CARRIES.get(carry, carry)}{near}"})
     chosen = next((str(line["label"]) for line in named if line.get("chosen")), "")
