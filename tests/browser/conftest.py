@@ -123,7 +123,7 @@ class Watch:
     expected: list[str] = field(default_factory=list)
 
     def over(self, page: Page) -> None:
-        page.on("console", lambda message: self._note(message.type == "error", f"console: {message.text}"))
+        page.on("console", lambda one: self._note(one.type == "error", f"console: {one.text} ({page.url})"))
         page.on("pageerror", lambda error: self._note(True, f"script: {error}"))
         page.on("request", lambda request: self._note(not self._is_ours(request.url), f"outside: {request.url}"))
 
@@ -137,7 +137,7 @@ class Watch:
 
     def check(self) -> None:
         left = [text for text in self.wrong if not any(word in text for word in self.expected)]
-        assert left == []
+        assert left == [], "\n".join(left)
 
 
 @pytest.fixture
