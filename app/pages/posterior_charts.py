@@ -231,7 +231,7 @@ def pit(told: Json) -> Chart | None:
         names=names,
         height=_SIDE,
         zero=True,
-        heads=["part of the predicted distribution", "% of outcomes", "by chance from", "to"],
+        heads=["part", "% of outcomes", "by chance from", "to"],
         cells=[[name, 100 * one, low, high] for name, one in zip(names, found, strict=True)],
     )
 
