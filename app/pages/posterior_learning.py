@@ -231,7 +231,8 @@ def _notes(given: Json, policy: str) -> list[str]:
         notes.append(f"It is for the policies {' and '.join(map(str, policies))}{others}.")
     for name, words in (("assumes", "It assumes that"), ("holds_for", "It holds for")):
         if given.get(name):
-            notes.append(f"{words} {given[name]}.")
+            # What comes after is told below with its numbers.
+            notes.append(f"{words} {str(given[name]).partition(';')[0]}.")
     stored, sure = value(given, "particles", "bound"), value(given, "particles", "confidence")
     if stored is not None:
         confidence = "" if sure is None else f", with a confidence of {percent(sure)}"
