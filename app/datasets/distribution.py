@@ -129,8 +129,9 @@ def _number_of(series: str, columns: list[dict[str, Any]], names: list[str]) -> 
     if not keys:
         raise InvalidRequest.at(("query", "series"), "the data set has no key columns, so it is one series")
     if series not in names:
-        what = f"write the values of {', '.join(keys)} with commas between"
-        raise InvalidRequest.at(("query", "series"), f"the data set has no such series; {what}, such as {names[0]}")
+        between = " with commas between" if len(keys) > 1 else ""
+        what = f"write {', '.join(keys)}{between}, such as {names[0]}"
+        raise InvalidRequest.at(("query", "series"), f"the data set has no such series; {what}")
     return names.index(series)
 
 

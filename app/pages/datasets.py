@@ -105,7 +105,7 @@ async def _drawn(api: Api, dataset: dict[str, Any], series: str, outcome: str) -
     except Refused as refused:
         if refused.status != 422:
             raise
-        wrong, status, series = refused.detail, 422, ""
+        wrong, status = refused.detail, 422
         found = await api.get(at, outcome=shown)
     over, count = found["over_time"], found["series_count"]
     return {

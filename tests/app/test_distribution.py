@@ -251,7 +251,7 @@ def test_wrong_questions_are_refused(client: TestClient) -> None:
     for dataset, query, says in (
         (plain, {"series": "north"}, "no key columns"),
         (plain, {"outcome": "weekday"}, f"it has {', '.join(OUTCOMES)}"),
-        (dated, {"series": "north"}, "write the values of shop, item with commas between"),
+        (dated, {"series": "north"}, "write shop, item with commas between, such as"),
         (dated, {"only": "rows"}, "columns"),
         (dated, {"serie": "north"}, "series, outcome, only"),
     ):

@@ -338,7 +338,7 @@ def test_a_series_of_its_own(client: TestClient) -> None:
     page = looked_at(client, f"/datasets/{dataset['id']}?series=north")
     assert "a point for each day, north alone" in page
     wrong = looked_at(client, f"/datasets/{dataset['id']}?series={SCRIPT}", 422)
-    assert "The data set has no such series" in wrong
+    assert "The data set has no such series; write shop, such as north." in wrong
     assert "all 2 series together" in wrong
     assert SCRIPT not in wrong
 
