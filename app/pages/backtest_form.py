@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,12 +93,12 @@ def _seed(typed: Typed) -> dict[str, Any]:
 def _number(text: str) -> int | float | str:
     """A number as it was typed; text stays text, for the API to say what is wrong with it."""
     try:
-        return int(text)
+        value = float(text)
     except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
+        return text
+    if not math.isfinite(value):
+        return text
+    return int(value) if value.is_integer() else value
 
 
 def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:

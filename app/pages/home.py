@@ -63,6 +63,7 @@ async def home(request: Request, caller: Reader) -> Response:
         unfinished=unfinished,
         jobs=jobs["items"],
         demo_calls=demo_calls(),
+        demo_name=demo.DEMO_NAME,
     )
 
 

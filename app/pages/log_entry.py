@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,9 +188,10 @@ def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dic
 def number_of(text: str) -> float | str:
     """A number as it was typed; what is none stays text, for the API to say so. A comma may mean two things."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return text.strip()
+    return value if math.isfinite(value) else text.strip()
 
 
 def _typed(value: Any) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from backtesting import OURS, asked, days, finished, prepared
 from journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
 from scipy.stats import t
 from starlette.testclient import TestClient
-from test_backtests import OURS, asked, days, finished, prepared
 
 from app.db.engine import transaction
 from app.db.tables import JobPartRow

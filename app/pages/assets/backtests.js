@@ -24,6 +24,14 @@
     addEventListener("pagehide", () => source.close());
   }
 
+  // How to ask by API follows the form, and stays open for who has opened it.
+  const asked = document.getElementById("asked");
+  if (asked) {
+    let open = false;
+    asked.addEventListener("htmx:beforeSwap", () => { open = asked.querySelector("details").open; });
+    asked.addEventListener("htmx:afterSwap", () => { asked.querySelector("details").open = open; });
+  }
+
   for (const field of document.querySelectorAll("input[data-search]")) {
     const rows = [...document.getElementById(field.dataset.search).rows];
     const said = document.getElementById(field.dataset.search + "-found");
