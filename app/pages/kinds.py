@@ -17,6 +17,8 @@ class Kind:
     such_as: str
     example: dict[str, Any]
     linear: bool = True
+    # what is not known of its decisions, where outcomes are called as they are
+    unknown: str = "outcomes"
 
     @property
     def text(self) -> str:
@@ -71,6 +73,7 @@ KINDS: dict[str, Kind] = {
                 ],
             },
             linear=False,
+            unknown="demand",
         ),
         Kind(
             "shipment",
@@ -143,6 +146,7 @@ KINDS: dict[str, Kind] = {
             "Every task goes to somebody; how long each pair takes is not known yet.",
             "two craftsmen, a roof and a wall",
             {"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]},
+            unknown="costs",
         ),
         Kind(
             "shortest_path",
@@ -161,6 +165,7 @@ KINDS: dict[str, Kind] = {
                     {"start": "bridge", "end": "tunnel", "cost": 3},
                 ],
             },
+            unknown="costs",
         ),
         Kind(
             "knapsack",
@@ -176,6 +181,7 @@ KINDS: dict[str, Kind] = {
                 ],
                 "capacities": {"kg": 20, "litres": 50},
             },
+            unknown="values",
         ),
         Kind(
             "unit_commitment",
@@ -216,6 +222,7 @@ KINDS: dict[str, Kind] = {
             "shares, bonds and gold",
             {"kind": "mean_variance_portfolio", "risk_aversion": 20, "assets": _ASSETS},
             linear=False,
+            unknown="returns",
         ),
         Kind(
             "return_constrained_portfolio",
@@ -229,6 +236,7 @@ KINDS: dict[str, Kind] = {
                 "assets": _ASSETS,
             },
             linear=False,
+            unknown="returns",
         ),
         Kind(
             "two_stage_linear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,6 +21,8 @@ router = APIRouter(include_in_schema=False)
 
 # Data sets that are looked through for one that fits, and what was learned that is shown.
 LOOKED_AT, SHOWN = 20, 5
+# Characters of a specification that a page shows.
+LONG = 20_000
 _EMPTY_ROW = dict.fromkeys(("item", "few", "many", "least", "most", "stock", "pack", "level", "whole"), "")
 _EXAMPLE_ROWS = [
     _EMPTY_ROW | {"item": "croissants", "few": "1.8", "many": "0.6"},
@@ -83,7 +86,8 @@ async def check_problem(request: Request, caller: Reader) -> Response:
     if form.body is not None:
         # Whoever has not thought of a name yet wants to see the rest checked.
         body = form.body | {"name": form.name.strip() or "without a name"}
-        shown["call"] = Call("POST", "/v1/problems", body)
+        if len(form.text) <= LONG:
+            shown["call"] = Call("POST", "/v1/problems", body)
         try:
             checked = await Api(request).post("/v1/problems/check", body)
             shown |= {"checked": checked, "model": model_of(body["spec"], checked["compiled"])}
@@ -160,8 +164,13 @@ async def _problem(request: Request, problem_id: str, refused: Refused | None = 
         tables=tables_of(found["spec"]),
         posteriors=posteriors["items"],
         fitting=fitting,
-        text=written(found["spec"]),
+        text=_shortened(written(found["spec"])),
     )
+
+
+def _shortened(text: str) -> str:
+    """Enough of a long text to see what it is; the API has all of it."""
+    return text if len(text) <= LONG else f"{text[:LONG]}\n…"
 
 
 async def _model(api: Api, problem: dict[str, Any], linear: bool) -> Model:
@@ -174,12 +183,10 @@ async def _model(api: Api, problem: dict[str, Any], linear: bool) -> Model:
 
 async def _fitting(api: Api, outcomes: list[str]) -> list[dict[str, Any]]:
     """Of the newest data sets, those that have the outcomes that a problem needs."""
-    found = []
-    for one in (await api.get("/v1/datasets", limit=LOOKED_AT))["items"]:
-        columns = (await api.get(f"/v1/datasets/{one['id']}"))["columns"]
-        if set(outcomes) <= {column["name"] for column in columns if column["role"] == "outcome"}:
-            found.append(one)
-    return found
+    listed = (await api.get("/v1/datasets", limit=LOOKED_AT))["items"]
+    described = await asyncio.gather(*(api.get(f"/v1/datasets/{one['id']}") for one in listed))
+    known = [{column["name"] for column in one["columns"] if column["role"] == "outcome"} for one in described]
+    return [one for one, names in zip(listed, known, strict=True) if set(outcomes) <= names]
 
 
 def caller_may(request: Request, scope: str) -> bool:

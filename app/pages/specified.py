@@ -116,6 +116,15 @@ TITLES = {
 _ELSEWHERE = ("kind", "rows", "decision_rows", "factors", "nodes")
 # Fields whose absence means an outcome column of the owner's own name.
 _OWN_COLUMN = {"edges": "cost", "items": "value", "customers": "demand", "products": "demand"}
+_LISTS = ("destinations", "agents", "tasks", "demand")
+_CHOICES = {
+    "minimize": "the least cost",
+    "maximize": "the largest value",
+    "best_effort": "the best there is, and a reason",
+    "error": "no decision",
+    "tail": "the mean of the worst cases",
+    "mean": "the mean of all cases",
+}
 _SHARES = ("minimum_service_level", "confidence")
 
 
@@ -137,6 +146,10 @@ def facts_of(spec: Spec) -> list[tuple[str, str]]:
         if value is None or value == 0 or (value is False and name != "directed"):
             continue
         found.append((words, share(value) if name in _SHARES else _cell(value)))
+    for name, title in TITLES.items():
+        value = spec.get(name)
+        if isinstance(value, list) and value and not isinstance(value[0], list) and name in _LISTS:
+            found.append((title, _cell(value)))
     factors = spec.get("factors")
     if factors:
         count = len(factors["loadings"][0])
@@ -148,27 +161,27 @@ def tables_of(spec: Spec) -> list[Table]:
     """The parts of a problem as tables."""
     found = []
     for name, value in spec.items():
-        if name in _ELSEWHERE or not value or name in FACTS:
+        if name in _ELSEWHERE or not value or name in FACTS or name in _LISTS:
             continue
         title = TITLES.get(name, name.replace("_", " "))
         if isinstance(value, list) and isinstance(value[0], dict):
-            found.append(_parts(name, title, value, spec["kind"]))
+            found.append(_parts(name, title, value, spec["kind"], spec.get("sense") == "maximize"))
         elif isinstance(value, list) and isinstance(value[0], list):
             found.append(_matrix(name, title, value, spec))
-        elif isinstance(value, list):
-            found.append(Table(title, ["name"], [[_cell(one)] for one in value[:ROWS]], max(0, len(value) - ROWS)))
         elif isinstance(value, dict):
             found.append(_mapping(title, value))
     return found
 
 
-def _parts(name: str, title: str, parts: Sequence[Spec], kind: str) -> Table:
+def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool) -> Table:
     fields = [field for field in parts[0] if any(part.get(field) for part in parts) or field == "name"]
     own = _OWN_COLUMN.get(name) if kind != "newsvendor" else None
     if own is not None and own in parts[0] and own not in fields:
         fields.append(own)
     rows = [[_field(field, part.get(field), own) for field in fields] for part in parts[:ROWS]]
     heads = [WORDS.get(field, field.replace("_", " ")) for field in fields]
+    if brings:
+        heads = ["brings" if field == "cost" else head for field, head in zip(fields, heads, strict=True)]
     if kind == "newsvendor":
         heads.append("covers demand in")
         for row, part in zip(rows, parts, strict=False):
@@ -209,20 +222,29 @@ def _cell(value: Any) -> str:
         return ", ".join(_cell(one) for one in value[:COLUMNS]) + (" …" if len(value) > COLUMNS else "")
     if isinstance(value, dict):
         return _of_mapping(value)
-    return str(value).replace("_", " ") if value in ("best_effort", "error") else str(value)
+    return _CHOICES.get(value, str(value))
 
 
 def _of_mapping(value: Spec) -> str:
     """``4 + 0.5 × rain`` for a number that depends on outcomes; ``kg 4, litres 6`` for others."""
     if "outcomes" in value and isinstance(value["outcomes"], dict):
-        parts = [number(value["constant"])] if value.get("constant") else []
-        parts += [f"{number(factor)} × {name}" for name, factor in value["outcomes"].items()]
-        return " + ".join(parts) or "0"
+        terms = [(value["constant"], "")] if value.get("constant") else []
+        terms += [(factor, name) for name, factor in value["outcomes"].items()]
+        return _summed(terms)
     if set(value) <= {"minimum", "maximum"}:
         sides = [f"≥ {number(value['minimum'])}"] if value.get("minimum") is not None else []
         sides += [f"≤ {number(value['maximum'])}"] if value.get("maximum") is not None else []
         return " and ".join(sides)
     return ", ".join(f"{name} {_cell(one)}" for name, one in list(value.items())[:COLUMNS])
+
+
+def _summed(terms: Sequence[tuple[float, str]]) -> str:
+    written = ""
+    for factor, name in terms:
+        size = number(abs(factor)) if not name else name if abs(factor) == 1 else f"{number(abs(factor))} × {name}"
+        sign = (" − " if factor < 0 else " + ") if written else ("−" if factor < 0 else "")
+        written += sign + size
+    return written or "0"
 
 
 def _mapping(title: str, value: Spec) -> Table:

@@ -16,6 +16,7 @@ from app.http import security
 from app.pages.kinds import KINDS
 from app.pages.notation import model_of
 from app.pages.problem_forms import as_number, line_of, of_spec, parsed
+from app.pages.specified import facts_of, tables_of
 from app.problems.schemas import ProblemSpec
 from bco_core.problems.registry import PROBLEMS
 
@@ -417,3 +418,17 @@ def test_a_key_that_may_read_sees_no_forms_and_makes_nothing(
 def test_every_kind_of_specification_is_known_to_the_pages() -> None:
     models = ProblemSpec.__args__[0].__args__  # type: ignore[attr-defined]
     assert {model.model_fields["kind"].annotation.__args__[0] for model in models} == set(KINDS)
+
+
+def test_numbers_that_depend_on_outcomes_and_mappings_have_words() -> None:
+    demand = [{"constant": 4, "outcomes": {"load": 1, "wind": -0.5}}, "demand at noon", 7]
+    spec = KINDS["unit_commitment"].example | {"hours": 3, "demand": demand}
+    assert ("Demand by hour", "4 + load − 0.5 × wind, demand at noon, 7") in facts_of(spec)
+    assert [table.title for table in tables_of(spec)] == ["Units"]
+    costs = KINDS["assignment"].example | {"costs": {"ann": {"roof": 40}}, "forbidden": [["bob", "wall"]]}
+    told = {table.title: table.rows for table in tables_of(costs)}
+    assert told == {"Costs of pairs": [["ann", "roof 40"]], "Pairs that cannot be": [["bob, wall"]]}
+    (stall,) = [table for table in tables_of(KINDS["knapsack"].example) if table.title == "Items"]
+    assert stall.rows[2] == ["books", "kg 3, litres 2", "no limit"]
+    (decided, _, _) = tables_of(KINDS["linear"].example)
+    assert decided.heads == ["name", "brings", "whole numbers"]

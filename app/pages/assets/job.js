@@ -114,4 +114,9 @@
   tellTimes();
   if (now().hasAttribute("data-running")) follow();
   addEventListener("pagehide", stop);
+  // Who does not look is not told; the story is complete again once they do.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) stop();
+    else if (!source && now().hasAttribute("data-running")) follow();
+  });
 })();
