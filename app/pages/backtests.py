@@ -128,13 +128,15 @@ async def show_backtest(request: Request, caller: Reader, job_id: str) -> Respon
     job = await api.get(f"/v1/jobs/{job_id}")
     if job["kind"] != "backtest":
         return see_other(f"/jobs/{job_id}")
-    problem, dataset = await asyncio.gather(
-        api.get(f"/v1/problems/{job['problem_id']}"), api.get(f"/v1/datasets/{job['dataset_id']}")
+    asked, ended = asked_again(job), job["state"] == "succeeded"
+    problem, dataset, named, (over_time, gone) = await asyncio.gather(
+        api.get(f"/v1/problems/{job['problem_id']}"),
+        api.get(f"/v1/datasets/{job['dataset_id']}"),
+        _named(api, job),
+        _over_time(api, job_id, ended),
     )
-    asked = asked_again(job)
-    if job["state"] != "succeeded":
+    if not ended:
         return render(request, "backtest_running.html", api=api, job=job, problem=problem, dataset=dataset, asked=asked)
-    named, (over_time, gone) = await asyncio.gather(_named(api, job), _over_time(api, job_id))
     query = request.query_params
     result = Result(job["summary"], over_time, named, query.get("against"), query.getlist("show"))
     return render(
@@ -157,8 +159,10 @@ async def _named(api: Api, job: dict[str, Any]) -> dict[str, str]:
     return {identifier: one["name"] for identifier, one in zip(ids, found, strict=True) if one is not None}
 
 
-async def _over_time(api: Api, job_id: str) -> tuple[dict[str, Any] | None, str]:
+async def _over_time(api: Api, job_id: str, ended: bool) -> tuple[dict[str, Any] | None, str]:
     """What there is to draw, or why there is nothing any more."""
+    if not ended:
+        return None, ""
     try:
         return await api.get(f"/v1/jobs/{job_id}/backtest/over-time"), ""
     except Refused as refused:
