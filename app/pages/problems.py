@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -105,7 +106,9 @@ async def import_page(request: Request, caller: Reader) -> Response:
 
 def _import(request: Request, given: dict[str, str], refused: Refused | None = None, wrong: str = "") -> Response:
     status = 422 if refused or wrong else 200
-    return render(request, "problem_import.html", status, refused=refused, given=given, wrong=wrong)
+    fields = {"description": json.dumps({"name": given["name"] or "bread"} | _DESCRIPTION)}
+    call = Call("POST", "/v1/problems/import", file="model.mps", fields=fields)
+    return render(request, "problem_import.html", status, refused=refused, given=given, wrong=wrong, call=call)
 
 
 @router.post("/problems/import")
