@@ -77,6 +77,10 @@ class _Shown(NamedTuple):
     recognise: Callable[[str], KeyRow | None]
     text: str
 
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.recognise.__module__} {self.text}".encode()).hexdigest()
+
 
 class Remembered:
     """Answers of the database that are looked up on every request, kept for some seconds.
@@ -186,8 +190,7 @@ class Guard:
         try:
             caller = None
             if shown is not None:
-                digest = hashlib.sha256(f"{shown.recognise.__module__} {shown.text}".encode()).hexdigest()
-                caller = await self._remembered.get(digest, lambda: _caller(shown.recognise(shown.text)))
+                caller = await self._remembered.get(shown.digest, lambda: _caller(shown.recognise(shown.text)))
             if caller is None and (shown is None or shown.recognise is sessions.recognise):
                 # A session that is over is as good as none.
                 if await self._remembered.get("required", key_required):
@@ -263,6 +266,12 @@ def _shown(scope: Scope, headers: Headers) -> _Shown | None:
         return None
     token = cookie_parser(headers.get("cookie", "")).get(SESSION_COOKIE)
     return _Shown(sessions.recognise, token) if token else None
+
+
+def end_session(remembered: Remembered, token: str) -> None:
+    """For good and, in this process, at once."""
+    sessions.end(token)
+    remembered.forget(_Shown(sessions.recognise, token).digest)
 
 
 _bearer = HTTPBearer(

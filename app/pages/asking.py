@@ -7,6 +7,7 @@ for everything it did how to do the same by curl or from Python.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.security import Caller
 
+# Addresses of ours; ids and names that are no such thing are not there, and must not become another address.
+_ADDRESS = re.compile(r"(/(?!\.{1,2}(/|$))[0-9A-Za-z._~%:@+-]+)+")
 # An API that has more to say to a person than this needs a download.
 _SECONDS = 120.0
 
@@ -72,8 +75,8 @@ class Call:
             words.append('-H "Authorization: Bearer $BCO_API_KEY"')
         if self.body is not None:
             words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(_short(self.body))]
-        words += [f"-F {shlex.quote(f'{name}=@{file}')}" for name, file in self.files.items()]
-        words += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in self.fields.items()]
+        words += [f"-F {shlex.quote(f'{name}=@{_quoted(file)}')}" for name, file in self.files.items()]
+        words += [f"--form-string {shlex.quote(f'{name}={value}')}" for name, value in self.fields.items()]
         return " ".join(words)
 
     def python(self, base: str, with_key: bool) -> str:
@@ -93,12 +96,45 @@ class Call:
         return "\n".join(lines)
 
 
+def _quoted(file: str) -> str:
+    """A file's name as curl reads it, whatever signs are in it."""
+    escaped = file.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def _short(body: Any) -> str:
     return json.dumps(body, ensure_ascii=False)
 
 
 def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _refused(status: int, kind: str, title: str, detail: str) -> Refused:
+    """What the API would say, of something that cannot even be sent to it."""
+    return Refused(status, {"type": f"urn:bco:error:{kind}", "title": title, "status": status, "detail": detail})
+
+
+def _unusable(detail: str) -> Refused:
+    return _refused(422, "invalid-input", "The request cannot be used as it is", detail)
+
+
+def _written(body: Any) -> bytes:
+    """A body as JSON. Long whole numbers and half characters are left for the API to refuse, at their place."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except RecursionError:
+        raise _unusable("this has more levels of brackets than anything here needs") from None
+    except ValueError:
+        raise _unusable("numbers must be finite") from None
+
+
+def _sendable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _unusable("this text holds half a character; write it in UTF-8") from None
+    return text
 
 
 class Api:
@@ -153,12 +189,14 @@ class Api:
         async def on_behalf(scope: Scope, receive: Receive, send: Send) -> None:
             await self._app({**scope, "caller": self._caller, "kept": kept}, receive, send)
 
+        if not _ADDRESS.fullmatch(call.path.partition("?")[0]):
+            raise _refused(404, "not-found", "There is no such object", "nothing here has such an id or name")
         given: dict[str, Any] = {}
         if call.file is not None:
             sent = {field: (name, content[field]) for field, name in call.files.items()}
-            given = {"files": sent, "data": dict(call.fields)}
+            given = {"files": sent, "data": {name: _sendable(value) for name, value in call.fields.items()}}
         elif call.body is not None:
-            given = {"content": orjson.dumps(call.body), "headers": {"Content-Type": "application/json"}}
+            given = {"content": _written(call.body), "headers": {"Content-Type": "application/json"}}
         transport = httpx.ASGITransport(on_behalf, raise_app_exceptions=False, client=tuple(self._client))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=_SECONDS, trust_env=False

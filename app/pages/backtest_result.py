@@ -136,6 +136,7 @@ class Result:
             {
                 "name": one["series"],
                 "rows": one["rows"],
+                "compared": (one.get("difference") or {}).get("rows", one["rows"]),
                 "ours": one["cost"].get(self.candidate),
                 "other": one["cost"].get(self.summary["against"]),
                 "difference": (one.get("difference") or {}).get("mean"),

@@ -50,10 +50,8 @@ class Asked:
     @property
     def risk_weight(self) -> float:
         """How much the worst cases count, for who shows it; 0 where the text is no number."""
-        try:
-            return min(1.0, max(0.0, float(self.risk or 0)))
-        except ValueError:
-            return 0.0
+        weight = number_of(self.risk) if self.risk else 0.0
+        return min(1.0, max(0.0, weight)) if isinstance(weight, int | float) else 0.0
 
     def options(self) -> dict[str, Any]:
         """How to decide, in the API's words; nothing for what is left as it is."""

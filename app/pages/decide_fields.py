@@ -240,7 +240,11 @@ def later(column: Mapping[str, Any], periods: int) -> str:
     moment = _moment(last)
     if moment is None:
         return last
-    moved = _months_later(moment, count) if column["unit"] == "month" else moment + count * _SPAN[column["unit"]]
+    try:
+        moved = _months_later(moment, count) if column["unit"] == "month" else moment + count * _SPAN[column["unit"]]
+    except (OverflowError, ValueError):
+        # Calendars end with the year 9999, which some write for "never".
+        return last
     return moved.isoformat(timespec="minutes") if column["format"] == "iso datetime" else moved.date().isoformat()
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import httpx
 from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.staticfiles import StaticFiles
 
 from app import demo
-from app.http.security import SESSION_COOKIE, Reader
+from app.http.security import SESSION_COOKIE, Reader, end_session
 from app.keys import service as keys
 from app.keys import sessions
 from app.pages import forms
@@ -140,11 +141,12 @@ async def login(request: Request) -> Response:
     if not key.isascii() or not await _works(request, key):
         wrong = "This key does not work: it is unknown, revoked or expired."
         return render(request, "login.html", 401, next=there, wrong=wrong)
-    row = keys.recognise(key)
-    if row is None:
-        return render(request, "login.html", 401, next=there, wrong="This key has just ended.")
+    row = await run_in_threadpool(keys.recognise, key)
+    if row is None or "read" not in row.scopes:
+        wrong = "Pages need a key with the scope read." if row else "This key has just ended."
+        return render(request, "login.html", 401, next=there, wrong=wrong)
     response = see_other(there)
-    forms.set_token(request, response, sessions.begin(row.id))
+    forms.set_token(request, response, await run_in_threadpool(sessions.begin, row.id))
     return response
 
 
@@ -160,7 +162,7 @@ async def _works(request: Request, key: str) -> bool:
 @router.post("/logout")
 async def logout(request: Request) -> Response:
     await forms.submitted(request)
-    sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+    await run_in_threadpool(end_session, request.app.state.remembered, request.cookies.get(SESSION_COOKIE, ""))
     response = see_other("/login")
     response.delete_cookie(SESSION_COOKIE, path="/")
     return response

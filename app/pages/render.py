@@ -113,6 +113,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("app.pages"),
         autoescape=True,
+        # Templates belong to the code that was started with them.
+        auto_reload=False,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -161,7 +163,8 @@ def render(
             **given,
         )
     )
-    response = HTMLResponse(text, status)
+    # Half a character that somebody typed can be shown to nobody.
+    response = HTMLResponse(text.encode(errors="replace"), status)
     response.headers["Content-Security-Policy"] = CONTENT_POLICY
     response.headers["Cache-Control"] = "no-store"
     # Without it a browser does not say of a form where it comes from.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -17,6 +18,7 @@ from app.db.tables import KeyRow, SessionRow
 from app.http import security
 from app.keys import service as keys
 from app.main import create_app
+from app.pages.asking import Call
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
@@ -81,6 +83,41 @@ def test_a_wrong_key_opens_nothing(browser: TestClient, make_key: Callable[..., 
     assert answer.status_code == 401
     assert "This key does not work" in answer.text
     assert browser.get("/v1/problems").status_code == 401
+
+
+def test_a_key_that_may_not_read_is_told_so(browser: TestClient, make_key: Callable[..., str]) -> None:
+    answer = browser.post("/login", data={"csrf": token(browser), "key": make_key(scopes="train")})
+    assert answer.status_code == 401
+    assert "scope read" in answer.text
+
+
+@pytest.mark.parametrize("odd", ["%3F", "%3Flimit=1", "%23", "%2e", "%2e%2e", "%00", "%0a", "a%2fb", "%ff", "x" * 300])
+@pytest.mark.parametrize("under", ["/datasets/", "/problems/", "/jobs/", "/posteriors/", "/backtests/", "/log/"])
+def test_an_id_that_is_none_is_not_there(browser: TestClient, under: str, odd: str) -> None:
+    answer = browser.get(under + odd)
+    assert answer.status_code in (200, 303, 404), answer.text
+    if "decide" not in answer.text:
+        assert browser.get(f"{under}{odd}/decide").status_code == 404
+    for query in ("problem", "dataset", "posterior", "like"):
+        for form in ("/jobs/new", "/backtests/new", "/problems/new", "/datasets/new"):
+            assert browser.get(f"{form}?{query}={odd}").status_code < 500
+
+
+@pytest.mark.parametrize("spec", ['{"a": 99999999999999999999999999}', '{"a": "\\ud800"}', "[" * 900, "{", "9" * 5000])
+def test_what_cannot_be_sent_to_the_api_is_said_not_suffered(browser: TestClient, spec: str) -> None:
+    form = {"csrf": token(browser), "kind": "linear", "name": "x", "spec": spec}
+    for address in ("/problems/check", "/problems/new"):
+        assert browser.post(address, data=form).status_code < 500
+    whole = {"csrf": form["csrf"], "sent": "yes", "seed": "9" * 30, "splits": "9" * 30}
+    assert browser.post("/backtests", data=whole).status_code < 500
+
+
+def test_commands_to_paste_hold_names_of_every_kind() -> None:
+    call = Call("POST", "/v1/datasets/upload", file="it's; a,\"b.csv", fields={"name": "@home", "outcomes": "a;type=b"})
+    words = shlex.split(call.curl("http://localhost", False))
+    assert words[words.index("-F") + 1] == 'file=@"it\'s; a,\\"b.csv"'
+    given = [words[at + 1] for at, word in enumerate(words) if word == "--form-string"]
+    assert given == ["name=@home", "outcomes=a;type=b"]
 
 
 def test_who_tries_many_keys_waits(
