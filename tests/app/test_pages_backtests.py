@@ -21,8 +21,8 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
 from app.http import security
-from app.pages.backtest_form import Typed, learned_like, proposed, request_of
-from app.pages.backtest_result import Result, moments
+from app.pages.backtests.form import Typed, learned_like, proposed, request_of
+from app.pages.backtests.result import Result, moments
 from bco_core.backtest.rules import RULES
 
 

@@ -373,7 +373,7 @@ def test_periods_and_long_histories(client: TestClient) -> None:
 
 
 def test_large_data_are_drawn_after_the_page_is_there(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.pages.datasets._DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr("app.pages.datasets.page._DRAWN_AT_ONCE", 100)
     dataset = history(client)
     page = looked_at(client, f"/datasets/{dataset['id']}?series=north")
     (address,) = re.findall(r'hx-get="(/datasets/[^"]+/drawn[^"]*)"', page)

@@ -31,10 +31,10 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import KeyRow, PosteriorRow, SessionRow
 from app.keys import service as keys
-from app.pages.decide_answer import counts
-from app.pages.decide_entries import Entry, Rule, entries_of, rules
-from app.pages.decide_fields import later, number_of
-from app.pages.decide_table import Unreadable, read
+from app.pages.decide.answer import counts
+from app.pages.decide.entries import Entry, Rule, entries_of, rules
+from app.pages.decide.fields import later, number_of
+from app.pages.decide.table import Unreadable, read
 from app.pages.render import number
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

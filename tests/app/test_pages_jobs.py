@@ -15,9 +15,9 @@ from app.db.base import DEFAULT_WORKSPACE
 from app.http import security
 from app.jobs import compute, service
 from app.jobs.kinds import KINDS
-from app.pages import job_forms
-from app.pages import jobs as pages
-from app.pages.job_traces import charts_of, figures_in
+from app.pages.jobs import forms as job_forms
+from app.pages.jobs import page as pages
+from app.pages.jobs.traces import charts_of, figures_in
 from bco_core.policies import POLICIES
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
 

@@ -17,7 +17,7 @@ from test_histories import learned_from, shops
 from app.db.engine import transaction
 from app.db.tables import PrescriptionRow
 from app.http import security
-from app.pages.log_entry import MOST_ROWS, Entry, number_of, outcome_request, place
+from app.pages.log.entry import MOST_ROWS, Entry, number_of, outcome_request, place
 from app.pages.wording import in_a_line, written
 
 

@@ -13,10 +13,10 @@ from journey import Json, answered, counts, create_dataset, create_job, create_p
 from starlette.testclient import TestClient
 
 from app.http import security
-from app.pages.kinds import KINDS
-from app.pages.notation import model_of
-from app.pages.problem_forms import as_number, line_of, of_spec, parsed
-from app.pages.specified import facts_of, tables_of
+from app.pages.problems.forms import as_number, line_of, of_spec, parsed
+from app.pages.problems.kinds import KINDS
+from app.pages.problems.notation import model_of
+from app.pages.problems.specified import facts_of, tables_of
 from app.problems.schemas import ProblemSpec
 from bco_core.problems.registry import PROBLEMS
 

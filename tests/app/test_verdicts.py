@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.pages import posterior_charts, verdicts
-from app.pages.figures import Estimate, estimate, numbers, value
+from app.pages.posteriors import charts as posterior_charts
+from app.pages.posteriors import verdicts as verdicts
+from app.pages.posteriors.figures import Estimate, estimate, numbers, value
 from app.pages.render import number
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
 from playwright.sync_api import Page, expect
 
 from app.demo import bakery_rows, example_problem
-from app.pages.kinds import KINDS
+from app.pages.problems.kinds import KINDS
 
 LONG = 240_000
 # Slow machines are no failures.

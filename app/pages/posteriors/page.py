@@ -9,10 +9,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.pages import forms, posterior_charts, posterior_learning, posterior_since, posterior_time, verdicts
+from app.pages import forms
 from app.pages.asking import Api, Call, Refused
-from app.pages.figures import estimate, part, value
-from app.pages.posterior_origin import origin, revision_of
+from app.pages.posteriors import charts as posterior_charts
+from app.pages.posteriors import learning as posterior_learning
+from app.pages.posteriors import since as posterior_since
+from app.pages.posteriors import time as posterior_time
+from app.pages.posteriors import verdicts as verdicts
+from app.pages.posteriors.figures import estimate, part, value
+from app.pages.posteriors.origin import origin, revision_of
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)

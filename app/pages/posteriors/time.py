@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.pages.charts import Chart, Number, Series
-from app.pages.figures import MARGIN, Estimate, Json, estimate, finite, lines, part, value
+from app.pages.posteriors.figures import MARGIN, Estimate, Json, estimate, finite, lines, part, value
 from app.pages.render import number
 from bco_core.errors import InvalidInput
 from bco_core.features.calendar import Clock

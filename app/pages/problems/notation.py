@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from app.pages.formulas import (
+from app.pages.problems.formulas import (
     SENSES,
     Rule,
     bounds,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.pages.charts import Chart, Mark, Series
-from app.pages.decide_entries import MOST_HANDLES, Entry, Rule, entries_of, shown
+from app.pages.decide.entries import MOST_HANDLES, Entry, Rule, entries_of, shown
 from app.pages.render import number
 
 # Up to so many outcomes each have a chart; more have a line in a table.

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.datastructures import FormData
 
 from app.pages import forms
-from app.pages.problem_forms import as_number, parsed
+from app.pages.problems.forms import as_number, parsed
 
 # Choices with their words, the default first.
 METHODS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.pages.asking import sentence
 from app.pages.charts import Chart, Mark, Series
-from app.pages.figures import Json, lines, numbers, part, value
+from app.pages.posteriors.figures import Json, lines, numbers, part, value
 from app.pages.render import number, percent
 
 _HEIGHT = 200

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.pages.decide_fields import Field, Given, number_of
+from app.pages.decide.fields import Field, Given, number_of
 from bco_core.policies import POLICIES
 
 # The worst one in twenty cases is what risk aversion looks at.

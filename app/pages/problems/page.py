@@ -12,11 +12,11 @@ from starlette.datastructures import FormData, UploadFile
 from app.http.security import Reader
 from app.pages import forms
 from app.pages.asking import Api, Call, Refused
-from app.pages.kinds import KINDS, written
-from app.pages.notation import Model, model_of
-from app.pages.problem_forms import Filled, filled, mistakes, of_spec, parsed
+from app.pages.problems.forms import Filled, filled, mistakes, of_spec, parsed
+from app.pages.problems.kinds import KINDS, written
+from app.pages.problems.notation import Model, model_of
+from app.pages.problems.specified import facts_of, tables_of
 from app.pages.render import render, see_other
-from app.pages.specified import facts_of, tables_of
 
 router = APIRouter(include_in_schema=False)
 

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages.asking import Api, Refused
-from app.pages.decide_answer import money_of
-from app.pages.decide_parts import part
-from app.pages.decide_what_if import asked_again
+from app.pages.decide.answer import money_of
+from app.pages.decide.parts import part
+from app.pages.decide.what_if import asked_again
 from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)

@@ -8,12 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.pages import forms, job_forms
+from app.pages import forms
 from app.pages.asking import Api, Call, Refused
-from app.pages.job_forms import PLACES, Asked
-from app.pages.job_traces import charts_of, figures_in
-from app.pages.kinds import written
-from app.pages.problems import caller_may
+from app.pages.jobs import forms as job_forms
+from app.pages.jobs.forms import PLACES, Asked
+from app.pages.jobs.traces import charts_of, figures_in
+from app.pages.problems.kinds import written
+from app.pages.problems.page import caller_may
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)

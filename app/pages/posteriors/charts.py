@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from app.pages.charts import Chart, Interval, Intervals, Mark, Series
-from app.pages.figures import MARGIN, Estimate, Json, estimate, finite, lines, numbers, part, value
-from app.pages.posterior_time import Plateaus
+from app.pages.posteriors.figures import MARGIN, Estimate, Json, estimate, finite, lines, numbers, part, value
+from app.pages.posteriors.time import Plateaus
 from app.pages.render import number, percent
 
 _SIDE = 200

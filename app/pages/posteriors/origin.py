@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from app.pages.figures import part, value
-from app.pages.posterior_charts import kind_words
-from app.pages.posterior_time import clock_of, periods
+from app.pages.posteriors.charts import kind_words
+from app.pages.posteriors.figures import part, value
+from app.pages.posteriors.time import clock_of, periods
 from app.pages.render import number, percent
 
 _FAMILIES = {

@@ -9,9 +9,11 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.pages import dataset_new, dataset_shown, forms
+from app.pages import forms
 from app.pages.asking import Api, Call, Refused
-from app.pages.dataset_new import went_to
+from app.pages.datasets import new as dataset_new
+from app.pages.datasets import shown as dataset_shown
+from app.pages.datasets.new import went_to
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from app.http.security import Reader
 from app.pages import forms
 from app.pages.asking import Api, Refused, sentence
-from app.pages.log_entry import OUTCOME, REALLY_DONE, Entry, outcome_request, place
+from app.pages.log.entry import OUTCOME, REALLY_DONE, Entry, outcome_request, place
 from app.pages.render import render, see_other
 from app.pages.wording import in_a_line, written
 

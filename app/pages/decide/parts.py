@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from app.pages.decide_asked import Asked
+from app.pages.decide.asked import Asked
 from app.pages.readable import FRAGMENT
 from app.pages.render import render
 

@@ -1,0 +1,1 @@
+"""Backtests: asked for, followed, and what they found."""

@@ -1,0 +1,1 @@
+"""Histories: uploaded with a preview, shown with what looks odd."""

@@ -1,0 +1,1 @@
+"""What was prescribed, and what came of it."""

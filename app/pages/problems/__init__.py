@@ -1,0 +1,1 @@
+"""What is decided and what it costs: forms, notation, a check as one types."""
