@@ -23,6 +23,8 @@ from app.http.security import Caller
 
 # Addresses of ours; ids and names that are no such thing are not there, and must not become another address.
 _ADDRESS = re.compile(r"(/(?!\.{1,2}(/|$))[0-9A-Za-z._~%:@+-]+)+")
+# Texts that curl takes as they are; it reads others as files, types or quotes.
+_PLAIN = re.compile(r"\w[\w .,:/-]*")
 # An API that has more to say to a person than this needs a download.
 _SECONDS = 120.0
 
@@ -76,7 +78,8 @@ class Call:
         if self.body is not None:
             words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(_short(self.body))]
         words += [f"-F {shlex.quote(f'{name}=@{_quoted(file)}')}" for name, file in self.files.items()]
-        words += [f"--form-string {shlex.quote(f'{name}={value}')}" for name, value in self.fields.items()]
+        for name, value in self.fields.items():
+            words += ["-F" if _PLAIN.fullmatch(value) else "--form-string", shlex.quote(f"{name}={value}")]
         return " ".join(words)
 
     def python(self, base: str, with_key: bool) -> str:
@@ -98,6 +101,8 @@ class Call:
 
 def _quoted(file: str) -> str:
     """A file's name as curl reads it, whatever signs are in it."""
+    if _PLAIN.fullmatch(file):
+        return file
     escaped = file.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -301,7 +301,7 @@ def test_the_call_follows_what_is_chosen(client: TestClient) -> None:
     form = {"csrf": token(client), "columns": '["a, b", "sold"]', "use.0": "context", "use.1": "outcome"}
     form |= {"filename": "own.csv", "name": "own", "lead": "1", "missing": "drop", "unseen": "reject", "sheet": ""}
     answer = html.unescape(sent(client, "/datasets/new/call", form, **PART).text)
-    assert "-F file=@own.csv -F name=own -F outcomes=sold -F 'contexts=\"a, b\"' -F missing=drop" in answer
+    assert "-F file=@own.csv -F name=own -F outcomes=sold --form-string 'contexts=\"a, b\"' -F missing=drop" in answer
     broken = {"csrf": form["csrf"], "columns": '{"a": 1}'}
     assert sent(client, "/datasets/new/call", broken, **PART).status_code == 200
 
