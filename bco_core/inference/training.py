@@ -103,10 +103,10 @@ def train(
     options: TrainingOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
-    watch: Callable[[Epoch], Mapping[str, float | None]] = lambda epoch: {},
+    watch: Callable[[Epoch], Mapping[str, float | None] | None] = lambda epoch: None,
     together: int = 1,
 ) -> Trained:
-    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch and says its figures.
+    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch and may say its figures.
 
     Members that stand ``together``, so many in a row, are a group, which leaves the batch once all of them have stopped
     improving. What a member keeps depends on its own held-out cost alone, not on how long its group stays.
@@ -142,7 +142,7 @@ def train(
             if not groups.all():
                 going = groups.repeat_interleave(together)
                 state, active = state.keep(going), active[going]
-        figures = watch(Epoch(epoch, met, cost, current))
+        figures = watch(Epoch(epoch, met, cost, current)) or {}
         words = f"epoch {epoch}, {len(active)} of {members} members learning"
         progress(epoch / options.epochs, Message(words, figures))
         if not len(active):

@@ -54,7 +54,7 @@ def _no_settings_from_outside() -> None:
             del os.environ[name]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
