@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 TestClient.__init__ = partialmethod(TestClient.__init__, base_url="http://localhost")  # type: ignore[method-assign]
 
 # What tests share are modules beside them.
-sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core", "contract")]
+sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core", "contract", "browser")]
 
 
 @pytest.fixture(scope="session")

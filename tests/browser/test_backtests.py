@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
 from playwright.sync_api import Page, expect
+from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 QUICK: dict[str, Any] = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 5}}
 

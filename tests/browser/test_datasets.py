@@ -8,8 +8,8 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
-from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
 from playwright.sync_api import BrowserContext, Page, expect
+from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 
 def shops(days: int = 120, first: date = date(2024, 1, 1)) -> str:

@@ -9,9 +9,9 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
-from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
 from patience import wait_until
 from playwright.sync_api import BrowserContext, Page, expect
+from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 from app.demo import bakery_rows, example_problem
 

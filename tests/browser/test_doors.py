@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from conftest import Service, Watch, axe, fits
 from playwright.sync_api import BrowserContext, Page, expect
+from screens import Service, Watch, axe, fits
 
 
 @pytest.fixture(scope="module")

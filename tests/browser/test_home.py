@@ -6,8 +6,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import DESK, PHONE, TABLET, Service, Watch, axe, fits, shoot
 from playwright.sync_api import BrowserContext, Page, expect
+from screens import DESK, PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 
 @pytest.fixture

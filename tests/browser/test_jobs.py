@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import PHONE, TABLET, Service, Watch, axe, fits, shoot
 from playwright.sync_api import Page, expect
+from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 from app.demo import bakery_rows, example_problem
 from app.pages.problems.kinds import KINDS

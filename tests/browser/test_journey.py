@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import PHONE, Service, Watch, axe, fits, shoot
 from playwright.sync_api import BrowserContext, Page, expect
+from screens import PHONE, Service, Watch, axe, fits, shoot
 
 LONG = 240_000
 

@@ -1,0 +1,89 @@
+"""What tests of pages look with: a running service, a watch over the browser, and what a page must keep."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+from processes import Part
+
+SHOTS = Path(os.environ.get("BCO_SCREENSHOTS", "var/screenshots"))
+# Sizes that pages are looked at in.
+DESK, TABLET, PHONE = {"width": 1280, "height": 900}, {"width": 768, "height": 1024}, {"width": 390, "height": 844}
+
+
+@dataclass
+class Service:
+    """A running ``bco serve`` with one worker, on an SQLite file of its own."""
+
+    url: str
+    folder: Path
+    environment: dict[str, str]
+    http: httpx.Client
+
+    def bco(self, *arguments: str) -> str:
+        """What a command of the operator says."""
+        part = Part(self.folder, f"command{len(list(self.folder.glob('command*')))}", *arguments, **self.environment)
+        assert part.done() == 0, part.messages()
+        return part.messages()
+
+    def key(self, *scopes: str, workspace: str = "default") -> str:
+        said = self.bco("keys", "create", "a test", "--workspace", workspace, "--scopes", ",".join(scopes))
+        return next(word for word in said.split() if word.startswith("bco_"))
+
+
+@dataclass
+class Watch:
+    """What went wrong in the pages of one test. ``expected`` are words of messages that the test provokes."""
+
+    hosts: set[str]
+    wrong: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+
+    def over(self, page: Page) -> None:
+        page.on("console", lambda one: self._note(one.type == "error", f"console: {one.text} ({page.url})"))
+        page.on("pageerror", lambda error: self._note(True, f"script: {error}"))
+        page.on("request", lambda request: self._note(not self._is_ours(request.url), f"outside: {request.url}"))
+
+    def _is_ours(self, address: str) -> bool:
+        parts = urlsplit(address)
+        return parts.scheme in ("data", "blob", "about") or parts.netloc in self.hosts
+
+    def _note(self, is_wrong: bool, text: str) -> None:
+        if is_wrong:
+            self.wrong.append(text)
+
+    def check(self) -> None:
+        left = [text for text in self.wrong if not any(word in text for word in self.expected)]
+        assert left == [], "\n".join(left)
+
+
+def axe(page: Page) -> None:
+    """Fail on anything that keeps keyboards, screen readers or weak eyes out."""
+    found = Axe().run(page)
+    told = [
+        f"{one['id']}: {one['help']} ({'; '.join(node['html'][:160] for node in one['nodes'][:3])})"
+        for one in found.response["violations"]
+    ]
+    assert told == [], "\n".join([page.url, *told])
+
+
+def fits(page: Page) -> None:
+    """The page does not scroll sideways."""
+    wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room, f"{page.url} is {wide} px wide in {room} px"
+
+
+def shoot(page: Page, name: str) -> None:
+    """Keep a picture of the whole page, light and dark."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(150)
+        page.screenshot(path=SHOTS / f"{name}-{scheme}.png", full_page=True)
+    page.emulate_media(color_scheme="light")
