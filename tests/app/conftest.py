@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from in_process import read_settings, service_on
+from in_process import DATABASES, read_settings, service_on
 from starlette.testclient import TestClient
 
 from app.db.migrate import migrate
 from app.main import create_app
 from app.settings import get_settings
-
-DATABASES = ("sqlite", "postgresql")
 
 MakeDatabase = Callable[[str], str]
 

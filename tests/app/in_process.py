@@ -11,6 +11,8 @@ from app.db.engine import get_engine
 from app.jobs.queue import client as job_client
 from app.settings import Settings, get_settings
 
+DATABASES = ("sqlite", "postgresql")
+
 
 def read_settings() -> None:
     """Read the settings again. A thread that began to read them before may be late to say what they were."""

@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 import sqlalchemy as sa
-from conftest import DATABASES
 from fleet import Fleet
-from in_process import service_on
+from in_process import DATABASES, service_on
 from patience import wait_until, within
 from processes import ROOT, finished, is_computing, prepare, read, submit
 from starlette.testclient import TestClient

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from conftest import DATABASES
-from in_process import service_on
+from in_process import DATABASES, service_on
 from journey import answered, create_job
 from patience import wait_until
 from processes import Part
