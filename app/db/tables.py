@@ -164,8 +164,7 @@ class JobLogRow(Base):
 
 
 class JobPartRow(Base):
-    """A part of a job that any worker may compute: what to do, who has taken it, how much is done, the result, and the
-    figures that were met last."""
+    """A part of a job that any worker may compute: what to do, who has it, how far it is, what it met, the result."""
 
     __tablename__ = "job_parts"
 

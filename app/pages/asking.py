@@ -25,7 +25,7 @@ from app.http.security import Caller
 _ADDRESS = re.compile(r"(/(?!\.{1,2}(/|$))[0-9A-Za-z._~%:@+-]+)+")
 # Texts that curl takes as they are; it reads others as files, types or quotes.
 _PLAIN = re.compile(r"\w[\w .,:/-]*")
-# An API that has more to say to a person than this needs a download.
+# Longer than any call that a page makes; the API has limits of its own.
 _SECONDS = 120.0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Number = float | None
-Style = Literal["line", "points", "bars", "steps", "edge", "band"]
+Style = Literal["line", "points", "bars", "steps", "band"]
 
 
 @dataclass(frozen=True)
@@ -139,22 +139,3 @@ class Intervals:
         """Where a value stands, from 0 to 100."""
         low, high = self.span
         return round(100 * (value - low) / (high - low), 2)
-
-    @property
-    def ticks(self) -> list[float]:
-        return round_steps(*self.span, 5)
-
-
-def round_steps(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between two, about so many."""
-    width = (high - low) / about
-    if not width > 0:
-        return [low]
-    power = 10.0 ** _floor_log10(width)
-    step = next((m * power for m in (1, 2, 2.5, 5, 10) if m * power >= width), 10 * power)
-    first = -(-low // step)
-    return [round((first + k) * step, 12) for k in range(int((high - first * step) // step) + 1)]
-
-
-def _floor_log10(value: float) -> int:
-    return int(f"{value:e}".partition("e")[2])

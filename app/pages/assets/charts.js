@@ -105,7 +105,7 @@
     [60, "{HH}:{mm}", "\n{D} {MMM} {YYYY}", null, "\n{D} {MMM}", null, null, null, 1],
   ];
 
-  function options(plot, data, rows) {
+  function options(plot, data) {
     const series = [{}], bands = [];
     for (const one of data.series) {
       const line = colour(one.colour);
