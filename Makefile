@@ -33,7 +33,7 @@ torture: .venv/ready  ## the long tests: minutes of load, fuzzing and dying proc
 	$(BIN)/pytest -m torture
 
 mutants: .venv/ready  ## break the numerics in small ways, one at a time, and see that a test notices each
-	$(BIN)/python tests/mutants/run.py
+	$(BIN)/python -m tests.mutants.run
 
 lint: .venv/ready  ## format, lint and type checks
 	$(BIN)/ruff format --check .

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partialmethod
-from pathlib import Path
 from uuid import uuid4
 
 import psutil
@@ -22,9 +21,6 @@ with warnings.catch_warnings():
 
 # Without a key, only this machine may call, by its own name.
 TestClient.__init__ = partialmethod(TestClient.__init__, base_url="http://localhost")  # type: ignore[method-assign]
-
-# What tests share are modules beside them.
-sys.path[:0] = [str(Path(__file__).parent / part) for part in ("app", "core", "contract", "browser")]
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +63,11 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
         return server.set(database=name).render_as_string(hide_password=False)
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_from_outside() -> None:
+    """Settings of the shell that runs the tests must not change their results."""
+    for name in list(os.environ):
+        if name.startswith("BCO_") and name != "BCO_SCREENSHOTS":
+            del os.environ[name]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from in_process import DATABASES, read_settings, service_on
 from starlette.testclient import TestClient
 
 from app.db.migrate import migrate
 from app.main import create_app
 from app.settings import get_settings
+from tests.support.in_process import DATABASES, read_settings, service_on
 
 MakeDatabase = Callable[[str], str]
 
@@ -50,11 +49,3 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_settings_from_outside() -> None:
-    """What the shell that runs the tests has set must not change what they see."""
-    for name in list(os.environ):
-        if name.startswith("BCO_"):
-            del os.environ[name]

@@ -13,21 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from in_process import service_on
-from journey import (
-    CONTEXTS,
-    QUICK,
-    ROWS,
-    Json,
-    answered,
-    create_dataset,
-    create_job,
-    create_problem,
-    learned,
-    prescribe,
-)
-from patience import wait_until
-from processes import finished, is_ready
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
@@ -40,6 +25,21 @@ from app.problems import check
 from app.problems import service as problems
 from app.settings import Settings
 from bco_core.status import CUTS, HIGHS
+from tests.support.in_process import service_on
+from tests.support.journey import (
+    CONTEXTS,
+    QUICK,
+    ROWS,
+    Json,
+    answered,
+    create_dataset,
+    create_job,
+    create_problem,
+    learned,
+    prescribe,
+)
+from tests.support.patience import wait_until
+from tests.support.processes import finished, is_ready
 
 KEY = "bco_01M7HHJHXCKX15YKTS59YF7F5C_hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU"
 

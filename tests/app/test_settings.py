@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from in_process import forget_caches
 from typer.testing import CliRunner
 
 from app.commands import cli
 from app.settings import Settings, get_settings
+from tests.support.in_process import forget_caches
 
 FIELDS = Settings.model_fields
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from patience import wait_until
 
 from app import tracing
 from app.commands.serve import free_port
+from tests.support.patience import wait_until
 
 
 class Collector(ThreadingHTTPServer):

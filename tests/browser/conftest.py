@@ -19,12 +19,11 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
-    from processes import Part, is_ready
-
-from patience import wait_until
-from screens import DESK, Service, Watch
+    from tests.support.processes import Part, is_ready
 
 from app.commands.serve import free_port
+from tests.browser.screens import DESK, Service, Watch
+from tests.support.patience import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Nothing of the browser's own leaves this machine either.
@@ -37,13 +36,6 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_settings_from_outside() -> None:
-    for name in list(os.environ):
-        if name.startswith("BCO_") and name != "BCO_SCREENSHOTS":
-            del os.environ[name]
 
 
 @pytest.fixture(scope="module")

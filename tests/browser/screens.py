@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
-from processes import Part
+
+from tests.support.processes import Part
 
 SHOTS = Path(os.environ.get("BCO_SCREENSHOTS", "var/screenshots"))
 # Sizes that pages are looked at in.

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+
+from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 QUICK: dict[str, Any] = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 5}}
 

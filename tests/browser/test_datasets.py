@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+
+from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 
 def shops(days: int = 120, first: date = date(2024, 1, 1)) -> str:

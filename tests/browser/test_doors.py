@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from screens import Service, Watch, axe, fits
+
+from tests.browser.screens import Service, Watch, axe, fits
 
 
 @pytest.fixture(scope="module")

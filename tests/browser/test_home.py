@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from screens import DESK, PHONE, TABLET, Service, Watch, axe, fits, shoot
+
+from tests.browser.screens import DESK, PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import Page, expect
-from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 from app.demo import bakery_rows, example_problem
 from app.pages.problems.kinds import KINDS
+from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 LONG = 240_000
 # Slow machines are no failures.

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from screens import PHONE, Service, Watch, axe, fits, shoot
+
+from tests.browser.screens import PHONE, Service, Watch, axe, fits, shoot
 
 LONG = 240_000
 

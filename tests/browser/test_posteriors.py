@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from patience import wait_until
 from playwright.sync_api import BrowserContext, Page, expect
-from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+
+from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
+from tests.support.patience import wait_until
 
 QUICK = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "members": 5, "epochs": 5}}
 CHAINS = {"predictor": {"kind": "linear"}, "posterior": {"method": "mh", "chains": 2, "steps": 200, "burn_in": 80}}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contract_tables import PROBLEM_ROWS as ROWS_OF_KINDS
-from contract_tables import history_of, seeded
 
 from bco_core.data import Standardizer
 from bco_core.distributions import equal_mixture
@@ -18,6 +16,8 @@ from bco_core.predictors.linear import Linear
 from bco_core.prescribe import Prescribed, PrescribeOptions, decides_alone, prescribe
 from bco_core.problems.base import Risk
 from bco_core.problems.registry import build_problem
+from tests.contract.contract_tables import PROBLEM_ROWS as ROWS_OF_KINDS
+from tests.contract.contract_tables import history_of, seeded
 
 CONTEXTS = 9
 PROBLEM_ROWS = {f"{kind}-{place}": row for kind, rows in ROWS_OF_KINDS.items() for place, row in enumerate(rows)}

@@ -18,8 +18,6 @@ import pytest
 from httpx import Response
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from in_process import service_on
-from journey import CONTEXTS, OUTCOMES, ROWS, Json, counts, create_dataset, create_problem, learned
 from starlette.testclient import TestClient
 
 from app.datasets.service import read_table
@@ -28,6 +26,8 @@ from app.db.migrate import migrate
 from app.demo import as_csv, bakery_rows, example_problem
 from app.main import create_app
 from app.settings import get_settings
+from tests.support.in_process import service_on
+from tests.support.journey import CONTEXTS, OUTCOMES, ROWS, Json, counts, create_dataset, create_problem, learned
 
 REFUSALS = (400, 404, 409, 413, 422)
 # The same few every time in the short run, other ones for minutes in the long one.

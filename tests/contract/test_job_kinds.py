@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from in_process import service_on
-from journey import QUICK, Json, answered, counts, create_dataset, create_problem, learned, prepare_fund
 from starlette.testclient import TestClient
 
 from app.backtests.schemas import Ours
@@ -22,6 +20,8 @@ from app.jobs.kinds import prescribe as batches
 from app.jobs.kinds.base import JobKind, Part
 from app.main import create_app
 from app.settings import get_settings
+from tests.support.in_process import service_on
+from tests.support.journey import QUICK, Json, answered, counts, create_dataset, create_problem, learned, prepare_fund
 
 CHAINS: Json = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 30, "particles": 20, "inverse_temperature": 100}
 

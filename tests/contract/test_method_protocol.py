@@ -9,13 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract_tables import (
-    METHOD_ROWS,
-    PROBLEM_ROWS,
-    MethodRow,
-    history_of,
-    seeded,
-)
 
 from app.posteriors.options import METHODS as API_METHODS
 from bco_core.data import Arrays, Sample
@@ -25,6 +18,13 @@ from bco_core.inference.options import OPTIONS, LearningOptions, make_options
 from bco_core.posterior import Posterior, digest
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
+from tests.contract.contract_tables import (
+    METHOD_ROWS,
+    PROBLEM_ROWS,
+    MethodRow,
+    history_of,
+    seeded,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

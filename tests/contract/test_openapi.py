@@ -15,9 +15,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from in_process import service_on
-from journey import learned
-from patience import wait_until
 from starlette.testclient import TestClient
 
 from app.commands.serve import free_port
@@ -25,6 +22,9 @@ from app.db.migrate import migrate
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import get_settings
+from tests.support.in_process import service_on
+from tests.support.journey import learned
+from tests.support.patience import wait_until
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 # The document cannot say everything that makes a request sensible (columns that exist, bounds in order), so a request

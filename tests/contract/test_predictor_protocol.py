@@ -8,15 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from contract_tables import (
-    DISTRIBUTION_ROWS,
-    FAMILY_ROWS,
-    FEATURE_ROWS,
-    PREDICTOR_ROWS,
-    PROBLEM_ROWS,
-    learned,
-    seeded,
-)
 from torch import Tensor
 
 from app.posteriors.options import METHODS as API_METHODS
@@ -31,6 +22,15 @@ from bco_core.posterior import Posterior, digest
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.registry import PREDICTORS, build_predictor, predictor_from_arrays, predictor_to_arrays
 from bco_core.problems.registry import build_problem
+from tests.contract.contract_tables import (
+    DISTRIBUTION_ROWS,
+    FAMILY_ROWS,
+    FEATURE_ROWS,
+    PREDICTOR_ROWS,
+    PROBLEM_ROWS,
+    learned,
+    seeded,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learned, seeded
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import PROBLEMS, build_problem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.scenarios import Scenarios, expected_cost
+from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learned, seeded
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
-from pages import ROOT
 from typer.main import get_command
 
 from app.commands import cli
 from app.main import create_app
 from app.settings import Settings
+from tests.docs.pages import ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 # What the pages use of it, and whether names of services follow.

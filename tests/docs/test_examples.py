@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import check, commands
-from pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
 from pydantic import TypeAdapter
 
 from app.commands.serve import LocalService
@@ -26,6 +24,8 @@ from app.posteriors.history import Features
 from app.posteriors.options import PosteriorSpec, PredictorSpec
 from app.prescriptions.schemas import RiskMeasure
 from app.problems.schemas import NewProblem
+from tests.docs.commands import check, commands
+from tests.docs.pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
 
 MODELS: dict[str, TypeAdapter[Any]] = {
     "ImportDescription": TypeAdapter(ImportDescription),

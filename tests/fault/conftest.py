@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -11,15 +10,7 @@ import pytest
 with warnings.catch_warnings():
     # Starlette asks for httpx2, its own fork; the client works as well with the httpx we have.
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient`")
-    from fleet import Fleet, Postgres, new_fleets, new_postgres
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_settings_from_outside() -> None:
-    """What the shell that runs the tests has set must not change what they see."""
-    for name in list(os.environ):
-        if name.startswith("BCO_"):
-            del os.environ[name]
+    from tests.support.fleet import Fleet, Postgres, new_fleets, new_postgres
 
 
 @pytest.fixture(scope="module")

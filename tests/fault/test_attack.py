@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from patience import crowding
 
 from app.commands.experiments import find_benchmarks
+from tests.support.patience import crowding
 
 
 @pytest.mark.torture

@@ -25,10 +25,20 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from fleet import Fleet, Postgres
-from journey import Json, answered, prepare_fund
-from patience import crowding, wait_until, within
-from processes import (
+from starlette.routing import Route
+from typer.main import get_command
+
+from app.commands import cli
+from app.commands.serve import DRAIN_SECONDS
+from app.db.engine import create_engine
+from app.demo import MORNINGS, as_csv, bakery_rows
+from app.main import create_app
+from app.settings import Settings
+from bco_core.inference.vi.plan import SHARED_ROWS
+from tests.support.fleet import Fleet, Postgres
+from tests.support.journey import Json, answered, prepare_fund
+from tests.support.patience import crowding, wait_until, within
+from tests.support.processes import (
     alive,
     descendants,
     finished,
@@ -40,16 +50,6 @@ from processes import (
     read,
     submit,
 )
-from starlette.routing import Route
-from typer.main import get_command
-
-from app.commands import cli
-from app.commands.serve import DRAIN_SECONDS
-from app.db.engine import create_engine
-from app.demo import MORNINGS, as_csv, bakery_rows
-from app.main import create_app
-from app.settings import Settings
-from bco_core.inference.vi.plan import SHARED_ROWS
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: Json = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from in_process import service_on
-from journey import Json, create_dataset, create_job, create_problem, learned, storing_for
 from starlette.testclient import TestClient
 
 from app.db.base import DEFAULT_WORKSPACE
@@ -27,6 +25,8 @@ from app.main import create_app
 from app.posteriors import service as posteriors
 from app.settings import get_settings
 from bco_core.posterior import Posterior
+from tests.support.in_process import service_on
+from tests.support.journey import Json, create_dataset, create_job, create_problem, learned, storing_for
 
 
 class World:

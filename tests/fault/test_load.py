@@ -17,12 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
-from journey import CONTEXTS, OUTCOMES, QUICK, Json, pages
-from patience import wait_until
-from processes import finished
 
 from app.commands.serve import LocalService
 from app.demo import as_csv, bakery_rows, example_problem
+from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, Json, pages
+from tests.support.patience import wait_until
+from tests.support.processes import finished
 
 CLIENTS = 100
 UNFINISHED = ("queued", "running")

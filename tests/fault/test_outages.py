@@ -11,8 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from in_process import service_on
-from journey import Json, answered, counts, create_dataset, create_job, create_problem, learn
 from starlette.testclient import TestClient
 
 from app.db import outage
@@ -21,6 +19,8 @@ from app.db.migrate import migrate
 from app.jobs import compute, service
 from app.main import create_app
 from app.settings import get_settings
+from tests.support.in_process import service_on
+from tests.support.journey import Json, answered, counts, create_dataset, create_job, create_problem, learn
 
 # the API in this process, on SQLite
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 import httpx
 import pyarrow.parquet as pq
 import pytest
-from fleet import Fleet, Postgres, new_fleets, new_postgres
-from journey import Json, answered
-from patience import crowding, wait_until
-from processes import finished, in_database, is_ready, prepare, read, submit
 
 from app.demo import MORNINGS, as_csv, bakery_rows
+from tests.support.fleet import Fleet, Postgres, new_fleets, new_postgres
+from tests.support.journey import Json, answered
+from tests.support.patience import crowding, wait_until
+from tests.support.processes import finished, in_database, is_ready, prepare, read, submit
 
 pytestmark = pytest.mark.torture
 

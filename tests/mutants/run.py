@@ -1,7 +1,7 @@
 """Tests that bite: apply each mutant of the table to a copy of the tree and see whether its tests fail.
 
-    python tests/mutants/run.py                 all of them, as ``make mutants`` does
-    python tests/mutants/run.py mh/ "class prior"   those whose file or description holds one of these words
+    python -m tests.mutants.run                 all of them, as ``make mutants`` does
+    python -m tests.mutants.run mh/ "class prior"   those whose file or description holds one of these words
 
 The tests must pass on the tree as it is, and every mutant's text must stand in its file exactly once. Survivors, and
 mutants whose tests did not run, are printed last; with any of them the exit code is 1.
@@ -24,7 +24,8 @@ from queue import SimpleQueue
 
 import numba
 import pytest
-from table import MUTANTS, Mutant
+
+from tests.mutants.table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("app", "bco_core", "tests", "migrations", "benchmarks", "docs")

@@ -29,23 +29,23 @@ def group(file: str, tests: str, *mutants: tuple[str, str, str]) -> list[Mutant]
 MUTANTS = [
     *group(
         "bco_core/backtest/splits.py",
-        "tests/core/test_backtest.py",
+        "tests/bco_core/backtest/test_backtest.py",
         ("lead of a rolling origin", "timeline.periods <= begin - timeline.lead", "timeline.periods < begin"),
     ),
     *group(
         "bco_core/backtest/paired.py",
-        "tests/core/test_backtest.py",
+        "tests/bco_core/backtest/test_backtest.py",
         ("two-way clustering", "found[0][0] + found[1][0] - _variance", "found[0][0] - _variance"),
         ("length of blocks", "max(lead, season, math.ceil(math.sqrt(span)))", "1"),
     ),
     *group(
         "bco_core/backtest/judge.py",
-        "tests/core/test_backtest.py",
+        "tests/bco_core/backtest/test_backtest.py",
         ("regret against foresight", "cost[rows] - foreseen(problem, happened)", "cost[rows]"),
     ),
     *group(
         "app/backtests/origins.py",
-        "tests/app/test_backtests.py: test_no_change_of_later_rows_changes_an_earlier_decision",
+        "tests/app/backtests/test_backtests.py: test_no_change_of_later_rows_changes_an_earlier_decision",
         (
             "categories and medians of the past",
             "columns=known_columns(dataset.columns, past)",
@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/pac_bayes.py",
-        "tests/core/test_pac_bayes.py",
+        "tests/bco_core/test_pac_bayes.py",
         ("union bound over λ, lemma", "math.log(len(LEMMA_GRID) / failure)", "math.log(1 / failure)"),
         ("union bound over λ, Bernstein", "math.log(len(grid) / failure)", "math.log(1 / failure)"),
         ("Maurer's 2√n", "math.log(2 * math.sqrt(rows) / failure)", "math.log(1 / failure)"),
@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/certificates.py",
-        "tests/core/test_certificates.py",
+        "tests/bco_core/test_certificates.py",
         ("η split between the bounds", "* failure / len(BOUNDS)", "* failure"),
         ("η split between averages", 'shares["draws"] / (2 * len(used))', 'shares["draws"]'),
         ("class prior", " + math.log(part.weight * len(classes))", ""),
@@ -92,49 +92,49 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/vi/plan.py",
-        "tests/core/test_certificates.py",
+        "tests/bco_core/test_certificates.py",
         ("prior scaled with all rows", "return self.sample.rows(self.scaling)", "return self.sample"),
         ("rows to scale with are judged", "return shuffled[:few], shuffled[few:]", "return shuffled[:few], shuffled"),
     ),
     *group(
         "bco_core/problems/newsvendor/problem.py",
-        "tests/core/test_certificates.py",
+        "tests/bco_core/test_certificates.py",
         ("largest cost of what is left over", "torch.maximum(short, left).sum()", "short.sum()"),
         ("largest cost of what is short", "torch.maximum(short, left).sum()", "left.sum()"),
     ),
     *group(
         "bco_core/problems/newsvendor/price.py",
-        "tests/core/test_newsvendor_rows.py",
+        "tests/bco_core/problems/test_newsvendor_rows.py",
         ("the far side of the jump", "return under.orders + share[:, None]", "return over.orders + share[:, None]"),
         ("one pack too many", "(row.limit - under.use) / row.pack", "(row.limit - under.use) / row.pack + 1"),
         ("a limit in parts of packs", "+ 1e-9).floor() * row.pack)", ") * row.pack)"),
     ),
     *group(
         "bco_core/problems/newsvendor/atoms.py",
-        "tests/core/test_newsvendor_rows.py",
+        "tests/bco_core/problems/test_newsvendor_rows.py",
         ("the worse neighbour", "torch.where(rise < 0, up, down)", "torch.where(rise < 0, down, up)"),
     ),
     *group(
         "bco_core/problems/newsvendor/program.py",
-        "tests/core/test_newsvendor_rows.py",
+        "tests/bco_core/problems/test_newsvendor_rows.py",
         ("CVaR without its tail", "weights / (1 - risk.cvar_level)", "weights"),
         ("all that is short allowed", "np.array([instance.short - before])", "np.array([instance.short])"),
     ),
     *group(
         "bco_core/solvers/basis_pool.py",
-        "tests/core/test_basis_pool.py: test_a_basis_whose_inverse_has_lost_its_accuracy_gives_no_wrong_answer",
+        "tests/bco_core/solvers/test_basis_pool.py: test_a_basis_with_an_inaccurate_inverse_gives_no_wrong_answer",
         ("certificate of bases that were not moved", "if moved or not (bases.certified[at] and ", "if moved and ("),
     ),
     *group(
         "bco_core/solvers/cuts.py",
-        "tests/core/test_cuts.py: test_risk_weights_are_probabilities_that_give_the_sorted_tail "
+        "tests/bco_core/solvers/test_cuts.py: test_risk_weights_are_probabilities_that_give_the_sorted_tail "
         "test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated",
         ("gap a hundred times as wide", "GAP = 1e-7", "GAP = 1e-5"),
         ("tail of CVaR", "taken = min(weights[k], left)", "taken = weights[k]"),
     ),
     *group(
         "bco_core/inference/mh/diagnostics.py",
-        "tests/core/inference/test_mh.py: test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
+        "tests/bco_core/inference/test_mh.py: test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
         "test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse "
         "test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing",
         ("worst R-hat", "np.max(worst)", "np.min(worst)"),
@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/mh/metropolis.py",
-        "tests/core/inference/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
+        "tests/bco_core/inference/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
         "test_every_state_keeps_the_feasibility_asked_for test_a_gaussian_target_has_its_known_moments",
         ("variance recursion, decay", "variance.mul_(1 - rate).addcmul_(", "variance.addcmul_("),
         ("variance recursion, weight", "addcmul_(away, away, value=rate)", "addcmul_(away, away, value=rate**2)"),
@@ -162,21 +162,21 @@ MUTANTS = [
     ),
     *group(
         "bco_core/select.py",
-        "tests/core/test_select.py",
+        "tests/bco_core/test_select.py",
         ("a gain that is not clear", "if gain.mean < -errors * gain.standard_error", "if gain.mean < 0"),
         ("the smallest clear gain", "chosen = min(clear, ", "chosen = max(clear, "),
         ("the dearest share", ".mean(dim=1).argmin()", ".mean(dim=1).argmax()"),
     ),
     *group(
         "bco_core/regression.py",
-        "tests/core/inference/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
+        "tests/bco_core/inference/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
         ("ridge leverage", " / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]", ""),
         ("leverage of the intercept", "(u**2).T + 1 / count", "(u**2).T"),
         ("penalty of the first outcome for all", "error.argmin(dim=0)", "error[:, :1].argmin(dim=0)"),
     ),
     *group(
         "bco_core/predictive.py",
-        "tests/core/test_predictive.py",
+        "tests/bco_core/test_predictive.py",
         ("scenario offset", "return here + residuals", "return there + residuals"),
         ("shrinking of residuals", "residuals = carrier.shrink * (outcomes - there)", "residuals = outcomes - there"),
         ("middle of the strata", "torch.float64) + 0.5) / count", "torch.float64)) / count"),
@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/calibration.py",
-        "tests/core/test_calibration.py",
+        "tests/bco_core/test_calibration.py",
         ("spread in CRPS", "(2 * before + share - 1)", "(before + share - 1)"),
         ("half of the energy score", "near - 0.5 * between", "near - between"),
         ("ties in PIT", "torch.where(width > 0, spread.clamp(0, 1), ", "torch.where(width > 2, spread.clamp(0, 1), "),
@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/training.py",
-        "tests/core/inference/test_training.py",
+        "tests/bco_core/inference/test_training.py",
         ("own patience", " & (epoch - best_epoch[active] <= options.patience)", ""),
         ("halving", "(len(order) + 1) // 2", "len(order)"),
         ("the first stays", "kept[0] |= keep_first", "kept[0] |= False"),
@@ -203,44 +203,44 @@ MUTANTS = [
     ),
     *group(
         "bco_core/timeline.py",
-        "tests/core/test_timeline.py tests/core/test_boosted.py",
+        "tests/bco_core/test_timeline.py tests/bco_core/features/test_boosted.py",
         ("known a lead before", "timeline.periods[rows].min() - timeline.lead", "timeline.periods[rows].min() - 1"),
         ("a gap behind a block", "timeline.periods >= last + timeline.lead", "timeline.periods > last"),
         ("a period is cut", "timeline.periods, right=True)", "timeline.periods)"),
     ),
     *group(
         "bco_core/features/boosting.py",
-        "tests/core/test_boosted.py",
+        "tests/bco_core/features/test_boosted.py",
         ("its own fold", "(self._folds != part).nonzero()", "(self._folds >= 0).nonzero()"),
         ("its own block", "known_before(timeline, self._folds == part)", "(self._folds <= part)"),
         ("units of the level", "label = outcome if unit is None else outcome / unit", "label = outcome"),
     ),
     *group(
         "bco_core/features/trees.py",
-        "tests/core/test_boosted.py: test_trees_as_arrays_predict_what_their_library_does",
+        "tests/bco_core/features/test_boosted.py: test_trees_as_arrays_predict_what_their_library_does",
         ("at most the threshold", "<= threshold[node]", "< threshold[node] - 1"),
         ("rounds that are left out", "min(end, start + most)", "end"),
     ),
     *group(
         "bco_core/inference/vi/mixture.py",
-        "tests/core/test_boosted.py: test_a_mixture_inside_a_larger_predictor_predicts_the_same",
+        "tests/bco_core/features/test_boosted.py: test_a_mixture_inside_a_larger_predictor_predicts_the_same",
         ("the base taken away", "slopes[:, column, outcome] -= units[outcome]", "pass"),
     ),
     *group(
         "bco_core/inference/forward.py",
-        "tests/core/inference/test_forward.py",
+        "tests/bco_core/inference/test_forward.py",
         ("the season is known", "begin = -(-timeline.lead // timeline.season)", "begin = 1"),
         ("the past alone", "known_before(timeline, block == number).nonzero()", "(block >= 0).nonzero()"),
     ),
     *group(
         "bco_core/inference/update.py",
-        "tests/core/inference/test_update.py",
+        "tests/bco_core/inference/test_update.py",
         ("compared on rows it learned", "torch.cat([old, known]), options", "torch.cat([old, new]), options"),
         ("the old prior", "centre = old.loc if options.as_prior", "centre = 0 * old.loc if options.as_prior"),
     ),
     *group(
         "bco_core/inference/held_out.py",
-        "tests/core/inference/test_diagnostics.py: "
+        "tests/bco_core/inference/test_diagnostics.py: "
         "test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound "
         "test_the_order_of_rows_is_seen_from_all_of_them",
         ("beyond the upper bound", "(outcomes < bounds[0]) | (outcomes > bounds[1])", "outcomes < bounds[0]"),
@@ -248,7 +248,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/vi/variational.py",
-        "tests/core/inference/test_stopping.py",
+        "tests/bco_core/inference/test_stopping.py",
         (
             "stopped by its own rows",
             "counts = (~held_out[:, validation]).double()",
@@ -257,7 +257,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/vi/conclude.py",
-        "tests/core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
+        "tests/bco_core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
         ("history from mode", "learned.seen.at(rows).scenarios.mean()", "learned.seen.at(rows).scenarios.mode"),
     ),
 ]

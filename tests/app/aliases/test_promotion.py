@@ -1,0 +1,145 @@
+"""A job moves an alias to what it has learned, if that has earned it."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.aliases.promotion import LEAST_ROWS, Comparison, Promotion, consider
+from app.db.engine import transaction
+from app.db.tables import JobRow, PosteriorRow
+from app.jobs import service as jobs
+from app.jobs.kinds import learn as kind
+from app.posteriors import service as posteriors
+from bco_core.evaluation import Estimate
+from tests.support.journey import Json, answered, create_job, create_problem, learn, learned, storing_for
+
+
+@pytest.fixture(scope="module")
+def incumbent(client: TestClient) -> Json:
+    return learned(client, seed=1)
+
+
+@pytest.fixture(scope="module")
+def challenger(client: TestClient, incumbent: Json) -> Json:
+    return learned(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=2)
+
+
+def named(client: TestClient, alias: str) -> str:
+    found: str = answered(client.get(f"/v1/aliases/{alias}"))["posterior_id"]
+    return found
+
+
+def log_of(client: TestClient, job: Json) -> list[str]:
+    return [line["text"] for line in answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]]
+
+
+def considered(
+    client: TestClient, alias: str, challenger: Json, comparison: Comparison | None, when: str = "if_not_worse"
+) -> tuple[bool, str]:
+    promotion = Promotion.model_validate({"alias": alias, "when": when})
+    with transaction() as session:
+        row = session.get_one(PosteriorRow, challenger["id"])
+        return consider(session, "default", promotion, row, comparison, challenger["job_id"])
+
+
+def of(incumbent: Json, mean: float, rows: int = 50) -> Comparison:
+    return Comparison(incumbent["id"], rows, Estimate(mean, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("when", "mean", "rows", "moves"),
+    [
+        ("if_not_worse", -1.0, 50, True),
+        ("if_not_worse", 0.0, 50, True),
+        ("if_not_worse", 0.1, 50, False),
+        ("if_not_worse", -9.0, LEAST_ROWS - 1, False),
+        ("if_not_worse", float("nan"), 50, False),
+        ("always", 5.0, 50, True),
+        ("never", -5.0, 50, False),
+    ],
+)
+def test_the_alias_moves_only_to_a_posterior_that_earned_it(
+    client: TestClient, incumbent: Json, challenger: Json, when: str, mean: float, rows: int, moves: bool
+) -> None:
+    answered(client.put("/v1/aliases/earned", json={"posterior_id": incumbent["id"]}))
+    moved, sentence = considered(client, "earned", challenger, of(incumbent, mean, rows), when)
+    assert moved is moves
+    assert named(client, "earned") == (challenger if moves else incumbent)["id"]
+    assert (challenger["id"] if moves else f"{incumbent['id']} still") in sentence
+    if moves:
+        move = answered(client.get("/v1/aliases/earned/moves"))["items"][0]
+        assert (move["reason"], move["by"]) == (sentence, challenger["job_id"])
+
+
+def test_a_comparison_with_another_than_it_names_now_does_not_count(
+    client: TestClient, incumbent: Json, challenger: Json
+) -> None:
+    """Somebody moved the alias while the job was learning."""
+    other = learned(client, problem_id=incumbent["problem_id"], dataset_id=incumbent["dataset_id"], seed=3)
+    answered(client.put("/v1/aliases/moved-meanwhile", json={"posterior_id": other["id"]}))
+    moved, sentence = considered(client, "moved-meanwhile", challenger, of(incumbent, -1.0))
+    assert (moved, "were not compared" in sentence) == (False, True)
+
+
+def test_posteriors_of_different_problems_are_not_compared(client: TestClient, incumbent: Json) -> None:
+    foreign = learned(client, problem_id=create_problem(client)["id"], dataset_id=incumbent["dataset_id"])
+    answered(client.put("/v1/aliases/foreign", json={"posterior_id": incumbent["id"]}))
+    moved, sentence = considered(client, "foreign", foreign, of(incumbent, -1.0))
+    assert (moved, "different problems" in sentence) == (False, True)
+
+
+def test_jobs_make_keep_and_move_an_alias_and_say_so(client: TestClient, incumbent: Json) -> None:
+    ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
+    promote = {"alias": "nightly", "when": "if_not_worse"}
+    first = learn(client, create_job(client, **ids, promote=promote)["id"])
+    assert (first["state"], first["spec"]["promote"]) == ("succeeded", promote)
+    assert named(client, "nightly") == first["posterior_id"]
+    assert "there was no such alias" in log_of(client, first)[-1]
+    second = learn(client, create_job(client, **ids, promote=promote, seed=5)["id"])
+    assert named(client, "nightly") == first["posterior_id"]
+    assert f"names {first['posterior_id']} still" in log_of(client, second)[-1]
+    third = learn(client, create_job(client, **ids, promote=promote | {"when": "always"}, seed=6)["id"])
+    assert named(client, "nightly") == third["posterior_id"]
+
+
+def test_the_comparison_that_a_job_hands_over_decides(client: TestClient, incumbent: Json) -> None:
+    ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
+    answered(client.put("/v1/aliases/handed", json={"posterior_id": incumbent["id"]}))
+    for mean, moves in ((0.2, False), (-0.2, True)):
+        job = create_job(client, **ids, promote={"alias": "handed"})
+        attempt = jobs.start(job["id"])
+        with transaction() as session:
+            row = session.get_one(PosteriorRow, incumbent["id"])
+            result = posteriors.load(session, row), row.diagnostics
+            stored = session.get_one(JobRow, job["id"])
+            given = kind.read(stored)
+        assert attempt is not None
+        store = kind.storing(given.job, given.problem, given.dataset, *result, comparison=of(incumbent, mean))
+        jobs.succeed(job["id"], attempt, store)
+        assert named(client, "handed") == (job["posterior_id"] if moves else incumbent["id"])
+        assert "on the newest 50 rows" in log_of(client, job)[-1]
+
+
+def test_a_job_that_is_no_longer_wanted_moves_nothing(client: TestClient, incumbent: Json) -> None:
+    ids = {name: incumbent[name] for name in ("problem_id", "dataset_id")}
+    job = create_job(client, **ids, promote={"alias": "cancelled", "when": "always"})
+    attempt = jobs.start(job["id"])
+    assert attempt is not None
+    with transaction() as session:
+        row = session.get_one(PosteriorRow, incumbent["id"])
+        result = posteriors.load(session, row), row.diagnostics
+    store = storing_for(job["id"], result)
+    answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
+    jobs.succeed(job["id"], attempt, store)
+    assert client.get("/v1/aliases/cancelled").status_code == 404
+
+
+@pytest.mark.parametrize("promote", [{"alias": "post_x"}, {"alias": "a b"}, {"alias": "a", "when": "later"}, {}, "a"])
+def test_a_promotion_that_cannot_be_is_refused_when_the_job_is_made(
+    client: TestClient, incumbent: Json, promote: object
+) -> None:
+    body = {"problem_id": incumbent["problem_id"], "dataset_id": incumbent["dataset_id"], "promote": promote}
+    refused = client.post("/v1/jobs", json=body)
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"].startswith("#/promote")

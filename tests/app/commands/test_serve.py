@@ -1,0 +1,109 @@
+"""``bco serve``: what it starts runs no code of the working directory, survives each other and ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from app.commands import children
+from app.commands.children import Kept
+from app.commands.serve import free_port
+from tests.support.patience import wait_until, within
+from tests.support.processes import ROOT, alive, descendants, is_ready, kill, worker_processes
+
+
+class Serving:
+    """``bco serve`` in a folder where somebody has left modules with the names of packages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.marks = folder / "marks"
+        for name in ("orjson", "rich", "uvicorn", "numpy", "torch"):
+            source = f"open({str(self.marks)!r}, 'a').write('{name} ')\nraise ImportError('not the real one')\n"
+            (folder / f"{name}.py").write_text(source)
+        self.port = free_port()
+        settings = {"BCO_DATABASE_URL": f"sqlite:///{folder / 'bco.db'}", "BCO_PORT": str(self.port)}
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "app.commands.cli", "serve"],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": ROOT} | settings,
+                stdout=log,
+                stderr=log,
+            )
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.messages = lambda: (folder / "log").read_text()
+
+    def apis(self) -> list[psutil.Process]:
+        return [
+            process
+            for process in alive(set(psutil.Process(self.process.pid).children()))
+            if "app.commands.cli" in process.cmdline()
+        ]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    running = Serving(tmp_path_factory.mktemp("serving"))
+    try:
+        wait_until("it is ready", lambda: is_ready(running.http) or running.process.poll() is not None)
+        wait_until("its worker is", lambda: "worker is ready" in running.messages())
+        yield running
+    finally:
+        kill(descendants(running.process.pid))
+        running.process.kill()
+        running.process.wait()
+        running.http.close()
+
+
+def test_what_lies_in_the_working_directory_is_not_run(serving: Serving) -> None:
+    assert is_ready(serving.http), serving.messages()
+    assert not serving.marks.exists(), serving.marks.read_text()
+
+
+def test_an_api_that_dies_twice_is_started_again_and_the_workers_stay(serving: Serving) -> None:
+    workers = worker_processes(descendants(serving.process.pid))
+    assert len(workers) == 1
+    for _ in range(2):
+        wait_until("there is an API", serving.apis)
+        (api,) = serving.apis()
+        api.send_signal(signal.SIGKILL)
+        within("it is gone", lambda api=api: api not in serving.apis(), 5)
+    wait_until("another API is ready", lambda: is_ready(serving.http) or serving.process.poll() is not None)
+    assert serving.process.poll() is None
+    assert worker_processes(descendants(serving.process.pid)) == workers
+
+
+def test_nothing_outlives_a_serve_that_is_killed(serving: Serving) -> None:
+    """Comes last: the shared service is gone afterwards."""
+    wait_until("it is ready", lambda: is_ready(serving.http))
+    everyone = descendants(serving.process.pid)
+    assert len(everyone) >= 3
+    serving.process.kill()
+    serving.process.wait()
+    try:
+        within("every process is gone", lambda: not alive(everyone), 20)
+    finally:
+        kill(everyone)
+
+
+def test_a_process_that_keeps_ending_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "FIRST_WAIT", 0.1)
+    monkeypatch.setattr(children, "LONGEST_WAIT", 1.0)
+    kept, codes = Kept("API", (sys.executable, "-c", "raise SystemExit(3)"), os.environ), []
+    end = time.monotonic() + 60
+    while len(codes) < 4 and time.monotonic() < end:
+        code = kept.look()
+        if code is not None:
+            codes.append((code, kept._wait))
+        time.sleep(0.01)
+    assert codes == [(3, 0.2), (3, 0.4), (3, 0.8), (3, 1.0)]
+    assert not kept.has_run

@@ -1,0 +1,291 @@
+"""What there is to draw of a data set: histograms, categories, outcomes over time with gaps and changes of level."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import random
+import time
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+from app.datasets.distribution import histogram
+from tests.support.journey import OUTCOMES, ROWS, Json, answered, create_dataset
+
+FIRST = date(2023, 1, 2)
+
+
+def distribution(client: TestClient, dataset: Json, **query: str) -> Json:
+    return answered(client.get(f"/v1/datasets/{dataset['id']}/distribution", params=query))
+
+
+def made(client: TestClient, rows: list[Json], **changes: Any) -> Json:
+    return create_dataset(client, **{"name": "history", "rows": rows, "outcomes": ["sold"], "time": "day"} | changes)
+
+
+def days(count: int, level: float = 50.0, **more: Any) -> list[Json]:
+    drawn = random.Random(1)
+    return [{"day": str(FIRST + timedelta(n)), "sold": level + drawn.gauss(0, 4)} | more for n in range(count)]
+
+
+# columns
+
+
+def test_every_column_has_its_counts(client: TestClient) -> None:
+    dataset = create_dataset(client)
+    found = distribution(client, dataset)
+    assert (found["id"], found["rows"], found["revision"]) == (dataset["id"], len(ROWS), 1)
+    assert [one["name"] for one in found["columns"]] == [one["name"] for one in dataset["columns"]]
+    assert found["over_time"] is None
+    assert (found["series_count"], found["series"]) == (1, [])
+    by_name = {one["name"]: one for one in found["columns"]}
+    for column in found["columns"]:
+        assert sum(column["counts"]) + column["others"] + column["missing"] == len(ROWS)
+    weekdays = dict(zip(by_name["weekday"]["categories"], by_name["weekday"]["counts"], strict=True))
+    assert weekdays == {day: sum(row["weekday"] == day for row in ROWS) for day in weekdays}
+    croissants = by_name["croissants"]
+    values = [row["croissants"] for row in ROWS]
+    assert croissants["edges"][0] < min(values) <= max(values) < croissants["edges"][-1]
+    expected = np.histogram(values, croissants["edges"])[0].tolist()
+    assert croissants["counts"] == expected
+    assert len(croissants["counts"]) <= 30
+
+
+@pytest.mark.parametrize(
+    ("values", "bins"),
+    [
+        ([0, 1, 1, 0, 1], [2, 3]),
+        ([3, 3, 3], [3]),
+        ([0.1, 0.1], [2]),
+        ([1.0, 1.0 + 2e-16], [2]),
+        ([-2, 1], [1, 1]),
+        ([0, 1, 4, 5], [1, 1, 0, 0, 1, 1]),
+        ([5e-324, 1e-323], [2]),
+        ([], [0]),
+    ],
+)
+def test_few_values_have_a_bin_each(values: list[float], bins: list[int]) -> None:
+    edges, counts = histogram(np.array(values, dtype=np.float64))
+    assert counts == bins
+    assert len(edges) == len(counts) + 1
+
+
+def test_few_values_stand_in_the_middle_of_bins() -> None:
+    edges, counts = histogram(np.array([4.5, 4.51, 4.51, 4.53]))
+    assert counts == [1, 2, 0, 1]
+    assert edges == pytest.approx([4.495, 4.505, 4.515, 4.525, 4.535])
+    assert histogram(np.array([30.0, 48.0, 72.0, 72.0]))[1] == [1, 1, 2]
+    assert histogram(np.array([0.0, 1.0, 3.5, 3.5]))[1] == [1, 1, 0, 0, 2]
+    assert sum(histogram(np.array([0.0, 1e-9, 1.0]))[1]) == 3
+
+
+def test_whole_numbers_are_shared_out_equally() -> None:
+    edges, counts = histogram(np.arange(100.0))
+    assert counts == [4] * 25
+    assert (edges[0], edges[1], edges[-1]) == (-0.5, 3.5, 99.5)
+
+
+@pytest.mark.parametrize("high", [1e100, 1e9 + 0.1, 30.5, 29.5, 1e-290])
+def test_all_values_are_counted_however_far_they_lie(high: float) -> None:
+    values = np.append(np.linspace(-high, high, 97), [0.0, high / 3])
+    edges, counts = histogram(values)
+    assert (len(counts), sum(counts)) == (30, 99)
+    assert all(one < other for one, other in itertools.pairwise(edges))
+
+
+def test_only_the_most_frequent_categories_are_named(client: TestClient) -> None:
+    rows = [row | {"where": f"place {n % 30 if n % 2 else 0}"} for n, row in enumerate(ROWS)]
+    found = distribution(client, create_dataset(client, rows=rows))
+    column = next(one for one in found["columns"] if one["name"] == "where")
+    assert len(column["categories"]) <= 20
+    assert column["categories"][0] == "place 0"
+    assert sum(column["counts"]) + column["others"] == len(ROWS)
+
+
+def test_gaps_of_decisions_are_counted(client: TestClient) -> None:
+    rows = [row | {"baked": None if n < 7 else 90} for n, row in enumerate(ROWS)]
+    found = distribution(client, create_dataset(client, rows=rows, decisions=["baked"]))
+    column = next(one for one in found["columns"] if one["name"] == "baked")
+    assert (column["missing"], sum(column["counts"])) == (7, len(ROWS) - 7)
+
+
+# over time
+
+
+def test_each_day_is_a_bucket_of_its_own_in_a_short_history(client: TestClient) -> None:
+    rows = days(100)
+    found = distribution(client, made(client, rows))["over_time"]
+    assert (found["series"], found["periods"], found["gaps"]) == (None, 1, [])
+    assert found["times"] == [row["day"] for row in rows]
+    (outcome,) = found["outcomes"]
+    for values in (outcome["mean"], outcome["minimum"], outcome["maximum"]):
+        assert values == pytest.approx([row["sold"] for row in rows])
+    assert outcome["shifts"] == []
+
+
+def test_a_long_history_is_cut_into_few_buckets(client: TestClient) -> None:
+    begin = datetime(2024, 1, 1)
+    rows = [{"day": (begin + timedelta(hours=n)).isoformat(), "sold": float(n)} for n in range(3_000)]
+    random.Random(4).shuffle(rows)
+    found = distribution(client, made(client, rows))["over_time"]
+    assert (found["periods"], len(found["times"])) == (8, 375)
+    assert found["times"][:2] == ["2024-01-01T00:00", "2024-01-01T08:00"]
+    (outcome,) = found["outcomes"]
+    assert (outcome["mean"][0], outcome["minimum"][0], outcome["maximum"][0]) == (3.5, 0.0, 7.0)
+    assert sum(found["rows"]) == 3_000
+
+
+def test_months_and_periods_are_written_as_they_are(client: TestClient) -> None:
+    months = [{"day": f"{2000 + n // 12}-{n % 12 + 1:02d}-15", "sold": n} for n in range(60)]
+    found = distribution(client, made(client, months))["over_time"]
+    assert found["times"][:2] == ["2000-01-01", "2000-02-01"]
+    periods = [{"day": 5 + 3 * n, "sold": n} for n in range(60)]
+    found = distribution(client, made(client, periods))["over_time"]
+    assert found["times"][:3] == ["5", "8", "11"]
+
+
+def test_periods_far_apart_take_no_more_buckets(client: TestClient) -> None:
+    rows = [{"day": number, "sold": 1.0 + number % 5} for number in (0, 1, 2, 10**15)]
+    found = distribution(client, made(client, rows))["over_time"]
+    assert len(found["times"]) == 2
+    assert found["gaps"] == [{"after": "2", "before": str(10**15), "periods": 10**15 - 3, "series": 1}]
+
+
+def test_a_gap_is_told_by_the_days_around_it_and_closed_days_are_none(client: TestClient) -> None:
+    open_days = [row for row in days(200) if date.fromisoformat(row["day"]).weekday() != 6]
+    rows = [row for row in open_days if not "2023-03-06" <= row["day"] <= "2023-03-14"]
+    (gap,) = distribution(client, made(client, rows))["over_time"]["gaps"]
+    assert gap == {"after": "2023-03-04", "before": "2023-03-15", "periods": 8, "series": 1}
+
+
+def series_rows() -> list[Json]:
+    """Three shops: all lack two days in March, west alone four days in May, and east begins late."""
+    rows = []
+    for shop, level in (("north", 40), ("south", 60), ("west", 25), ("east", 30)):
+        for row in days(200, level, shop=shop, item="bread, white"):
+            day = row["day"]
+            late = shop == "east" and day < "2023-06-01"
+            lacks = day in ("2023-03-08", "2023-03-09") or (shop == "west" and "2023-05-02" <= day <= "2023-05-05")
+            if not late and not lacks:
+                rows.append(row)
+    return rows
+
+
+def test_gaps_of_all_series_together_and_of_one(client: TestClient) -> None:
+    dataset = made(client, series_rows(), series=["shop", "item"])
+    found = distribution(client, dataset)
+    assert found["series_count"] == 4
+    assert found["series"][0] == {"series": "north, bread, white", "rows": 198}
+    march = {"after": "2023-03-07", "before": "2023-03-10", "periods": 2, "series": 3}
+    assert found["over_time"]["gaps"] == [march]
+    (outcome,) = found["over_time"]["outcomes"]
+    assert outcome["minimum"][0] < outcome["mean"][0] < outcome["maximum"][0]
+    west = distribution(client, dataset, series="west, bread, white")
+    assert west["over_time"]["series"] == "west, bread, white"
+    assert west["over_time"]["gaps"] == [
+        march | {"series": 1},
+        {"after": "2023-05-01", "before": "2023-05-06", "periods": 4, "series": 1},
+    ]
+    assert west["columns"] == found["columns"]
+    assert sum(west["over_time"]["rows"]) == 194
+
+
+def test_there_are_at_most_fifty_gaps_the_longest_ones(client: TestClient) -> None:
+    rows = [row for n, row in enumerate(days(700)) if n % 9 and not 300 < n < 320]
+    gaps = distribution(client, made(client, rows))["over_time"]["gaps"]
+    assert len(gaps) == 50
+    assert [gap["after"] for gap in gaps] == sorted(gap["after"] for gap in gaps)
+    assert max(gap["periods"] for gap in gaps) > 15
+
+
+# changes of level
+
+
+@pytest.mark.parametrize("at", [60, 150, 240])
+def test_a_level_that_changes_is_marked_about_where_it_does(client: TestClient, at: int) -> None:
+    rows = [row | {"sold": row["sold"] + (15 if n >= at else 0)} for n, row in enumerate(days(300))]
+    (outcome,) = distribution(client, made(client, rows))["over_time"]["outcomes"]
+    (shift,) = outcome["shifts"]
+    assert abs((date.fromisoformat(shift["since"]) - FIRST).days - at) <= 15
+    assert shift["after"] - shift["before"] == pytest.approx(15, abs=3)
+    assert shift["before"] == pytest.approx(50, abs=2)
+
+
+def test_a_season_that_returns_is_no_change_and_neither_is_noise(client: TestClient) -> None:
+    noisy = [row | {"sold": row["sold"] + 20 * math.sin(n / 30 * 2 * math.pi)} for n, row in enumerate(days(600))]
+    (outcome,) = distribution(client, made(client, noisy))["over_time"]["outcomes"]
+    assert outcome["shifts"] == []
+
+
+def test_what_is_warned_of_is_marked_too(client: TestClient) -> None:
+    rows = [row | {"sold": row["sold"] + (12 if n >= 260 else 0)} for n, row in enumerate(days(320))]
+    dataset = made(client, rows)
+    assert any("higher since about" in warning for warning in dataset["warnings"])
+    (outcome,) = distribution(client, dataset)["over_time"]["outcomes"]
+    assert outcome["shifts"]
+
+
+# what is asked for
+
+
+def test_one_part_and_one_outcome_can_be_asked_for(client: TestClient) -> None:
+    rows = [row | {"other": 1.0 + n % 7} for n, row in enumerate(days(80))]
+    dataset = made(client, rows, outcomes=["sold", "other"])
+    assert len(distribution(client, dataset)["over_time"]["outcomes"]) == 2
+    alone = distribution(client, dataset, outcome="other", only="over_time")
+    assert [one["name"] for one in alone["over_time"]["outcomes"]] == ["other"]
+    assert alone["columns"] == []
+    assert distribution(client, dataset, only="columns")["over_time"] is None
+
+
+def test_wrong_questions_are_refused(client: TestClient) -> None:
+    plain = create_dataset(client)
+    dated = made(client, series_rows(), series=["shop", "item"])
+    for dataset, query, says in (
+        (plain, {"series": "north"}, "no key columns"),
+        (plain, {"outcome": "weekday"}, f"it has {', '.join(OUTCOMES)}"),
+        (dated, {"series": "north"}, "write shop, item with commas between, such as"),
+        (dated, {"only": "rows"}, "columns"),
+        (dated, {"serie": "north"}, "series, outcome, only"),
+    ):
+        refused = client.get(f"/v1/datasets/{dataset['id']}/distribution", params=query)
+        assert refused.status_code == 422, refused.text
+        assert says in refused.json()["detail"]
+        assert refused.json()["errors"][0]["pointer"].startswith("#/query/")
+    assert client.get("/v1/datasets/data_nothing/distribution").status_code == 404
+
+
+def test_appended_rows_are_in_it(client: TestClient) -> None:
+    dataset = made(client, days(60))
+    more = {"rows": [{"day": str(FIRST + timedelta(60)), "sold": 999.0}]}
+    answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json=more), 201)
+    found = distribution(client, dataset)
+    assert (found["rows"], found["revision"]) == (61, 2)
+    assert found["over_time"]["outcomes"][0]["maximum"][-1] == 999.0
+
+
+def test_a_large_data_set_is_told_of_in_seconds(client: TestClient) -> None:
+    rows, series = 400_000, 500
+    numbers = np.arange(rows)
+    columns = {
+        "day": pa.array((numbers // series + 19_000).astype(np.int32), pa.int32()).cast(pa.date32()),
+        "shop": pa.array([f"shop {n}" for n in range(series)]).take(pa.array(numbers % series)),
+        "price": pa.array(np.sin(numbers)),
+        "sold": pa.array(numbers * 7 % 101),
+    }
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    form = {"name": "large", "outcomes": "sold", "time": "day", "series": "shop"}
+    file = {"file": ("large.parquet", buffer.getvalue())}
+    dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
+    began = time.monotonic()
+    found = distribution(client, dataset)
+    assert time.monotonic() - began < 10
+    assert (found["series_count"], len(found["series"]), len(found["over_time"]["times"])) == (500, 500, 400)

@@ -1,0 +1,156 @@
+"""Uploaded files are read by another process, within memory and time, and odd ones are refused with a sentence."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from httpx import Response
+from starlette.testclient import TestClient
+
+from app.datasets import reader
+from tests.support.journey import answered, learned, upload
+
+
+def parquet(columns: dict[str, object], **options: object) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer, **options)
+    return buffer.getvalue()
+
+
+def refused(response: Response, status: int, says: str) -> None:
+    body = response.json()
+    assert response.status_code == status, body
+    assert says in body["detail"]
+    assert [error["pointer"] for error in body["errors"]] == ["#/file"]
+
+
+def peak_mb(act: Callable[[], None]) -> float:
+    """How far this process's memory rises while something is done."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = psutil.Process().memory_info().rss
+    act()
+    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(peak.split()[1]) / 1e3 - before / 1e6
+
+
+LONG_TEXTS = {"text": ["x" * 90_000_000] * 4, "demand": [1.0, 2.0, 3.0, 4.0]}
+
+
+@pytest.fixture(scope="module")
+def bomb() -> bytes:
+    """Four texts of 90 MB in some ten kB."""
+    content = parquet(LONG_TEXTS, compression="zstd", use_dictionary=False, write_statistics=False)
+    assert len(content) < 100_000
+    return content
+
+
+def test_a_small_file_of_huge_texts_is_refused_by_the_sizes_it_declares(client: TestClient, bomb: bytes) -> None:
+    assert peak_mb(lambda: refused(upload(client, bomb), 422, "BCO_MAX_CELLS")) < 50
+
+
+def test_a_file_that_lies_about_its_sizes_takes_no_more_memory_than_allowed(
+    client: TestClient, bomb: bytes, settings: Callable[..., None]
+) -> None:
+    # With so many cells allowed, only the memory of the reading process bounds the file.
+    settings(max_cells=10**9, upload_mb=200)
+    assert peak_mb(lambda: refused(upload(client, bomb), 413, "BCO_UPLOAD_MB")) < 50
+    assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
+
+
+def test_reading_ends_after_its_time(client: TestClient, settings: Callable[..., None]) -> None:
+    rows = b"x,demand\n" + b"a,1\n" * 14_000_000
+    settings(upload_seconds=0.05, max_rows=10**9, max_cells=10**9)
+    began = time.monotonic()
+    refused(upload(client, rows), 413, "BCO_UPLOAD_SECONDS")
+    assert time.monotonic() - began < 20
+    settings(upload_seconds=60)
+    assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
+
+
+def test_of_many_bad_lines_only_the_first_is_kept(client: TestClient) -> None:
+    content = b"x,demand\n1,1\n" + b"1\n" * 3_000_000
+    took = time.monotonic()
+    assert peak_mb(lambda: refused(upload(client, content), 422, "line 3 has 1 values")) < 100
+    assert time.monotonic() - took < 5
+
+
+def test_a_reading_process_that_dies_is_replaced(client: TestClient) -> None:
+    assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
+    for process in reader.readers.idle:
+        process.kill()
+        process.wait()
+    assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
+
+
+def test_the_reading_process_imports_no_numerics_and_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("json", "pyarrow"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
+    say = "import app.datasets.unpack, sys; print({'torch', 'fastapi', 'sqlalchemy'} & sys.modules.keys())"
+    environment = os.environ | reader.readers.environment
+    done = subprocess.run(
+        [sys.executable, *reader.readers.command[1:-2], "-c", say], cwd=tmp_path, env=environment, capture_output=True
+    )
+    assert (done.stdout, done.returncode) == (b"set()\n", 0), done.stderr
+
+
+# text
+
+NOT_UTF8 = b"caf\xe9"
+
+
+def test_values_of_parquet_that_are_not_utf8_are_refused(client: TestClient) -> None:
+    text = pa.StringArray.from_buffers(2, pa.py_buffer(b"\0\0\0\0\4\0\0\0\5\0\0\0"), pa.py_buffer(NOT_UTF8 + b"x"))
+    refused(upload(client, parquet({"text": text, "demand": [1.0, 2.0]})), 422, "not UTF-8")
+    plain = parquet({"text": text, "demand": [1.0, 2.0]}, use_dictionary=False)
+    refused(upload(client, plain), 422, "not UTF-8")
+
+
+def test_names_of_parquet_that_are_not_utf8_are_refused(client: TestClient) -> None:
+    content = parquet({"cafe": ["a", "b"], "demand": [1.0, 2.0]}, store_schema=False)
+    assert upload(client, content).status_code == 201
+    refused(upload(client, content.replace(b"cafe", NOT_UTF8)), 422, "UTF-8")
+
+
+@pytest.mark.parametrize("content", [b"x,demand,y\r1,2,3\r4,5,6\n", b"x,demand,\r\n", b'x,"demand\n"\n1,2\n3,4\n'])
+def test_a_csv_header_that_ends_in_another_way_is_read_or_refused(client: TestClient, content: bytes) -> None:
+    assert upload(client, content).status_code in (201, 422)
+
+
+UNPLAIN = ["\x07", "\x1b[31m", "\x7f", "\x85", "\u202e", "\u2066", "\u200f", "\u2028"]
+
+
+@pytest.mark.parametrize("mark", UNPLAIN)
+def test_names_and_categories_are_shown_as_they_are_written(client: TestClient, mark: str) -> None:
+    odd = f"a{mark}b"
+    for content in (f'"{odd}",demand\n1,1\n2,2\n', f'shop,demand\n"{odd}",1\nx,2\n'):
+        refused(upload(client, content.encode()), 422, "control or bidirectional")
+    refused(upload(client, parquet({"shop": [odd, "x"], "demand": [1.0, 2.0]})), 422, "control or bidirectional")
+    for body in (
+        {"name": odd, "outcomes": ["demand"], "rows": [{"x": 1, "demand": 1}, {"x": 2, "demand": 2}]},
+        {"name": "n", "outcomes": ["demand"], "rows": [{odd: 1, "demand": 1}, {odd: 2, "demand": 2}]},
+        {"name": "n", "outcomes": ["demand"], "rows": [{"x": odd, "demand": 1}, {"x": "b", "demand": 2}]},
+    ):
+        answer = answered(client.post("/v1/datasets", json=body), 422)
+        assert "control or bidirectional" in answer["detail"]
+
+
+def test_joined_emoji_and_other_scripts_are_fine(client: TestClient) -> None:
+    content = "shop,demand\n👩\u200d🍳,1\nמאפייה,2\nخبز,3\n"
+    categories = answered(upload(client, content.encode()), 201)["columns"][0]["categories"]
+    assert categories == sorted(["👩\u200d🍳", "מאפייה", "خبز"])
+
+
+def test_a_batch_file_is_read_in_the_same_way(client: TestClient, bomb: bytes) -> None:
+    path = f"/v1/posteriors/{learned(client)['id']}/batch-prescriptions/upload"
+    refused(client.post(path, files={"file": ("contexts", bomb)}), 422, "BCO_MAX_CELLS")
+    refused(client.post(path, files={"file": ("contexts", b"a,b\n1,2\n1\n")}), 422, "line 3 has 1 values")

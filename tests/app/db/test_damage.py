@@ -1,0 +1,109 @@
+"""Damaged data is called so, and a file that cannot be sent to its end does not look complete."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import sqlalchemy as sa
+import uvicorn
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.tables import DatasetChunkRow, JobPartRow, PosteriorBlockRow
+from app.jobs import compute, parts, service
+from app.jobs.kinds import prescribe as batches
+from app.main import create_app
+from tests.support.journey import CONTEXTS, Json, answered, create_dataset, learn, learned
+from tests.support.patience import wait_until
+
+
+@pytest.fixture(scope="module")
+def posterior(client: TestClient) -> Json:
+    return learned(client)
+
+
+@pytest.fixture
+def batch(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A batch of several parts that has succeeded."""
+    monkeypatch.setattr(batches, "_MOST_ROWS_AT_ONCE", 20)
+    body = {"dataset_id": create_dataset(client)["id"]}
+    job_id: str = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)["id"]
+    with transaction() as session:
+        seqs = session.scalars(sa.select(JobPartRow.seq).where(JobPartRow.job_id == job_id)).all()
+    assert len(seqs) == 3
+    for seq in seqs:
+        assert parts.start(job_id, seq)
+        compute.run_part(job_id, seq)
+    assert learn(client, job_id)["state"] == "succeeded"
+    return job_id
+
+
+def is_called_damaged(response: httpx.Response) -> None:
+    assert response.status_code == 500
+    body = response.json()
+    assert body["type"] == "urn:bco:error:damaged-data"
+    assert "checksum" in body["detail"]
+    assert "trying again" not in response.text
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_result_with_a_damaged_part_is_refused_before_it_begins(client: TestClient, batch: str, format: str) -> None:
+    with transaction() as session:
+        session.get_one(JobPartRow, (batch, 2)).result = b"something else"
+    is_called_damaged(client.get(f"/v1/jobs/{batch}/result", params={"format": format}))
+
+
+def test_a_damaged_posterior_or_data_set_is_called_damaged(client: TestClient) -> None:
+    posterior = learned(client)
+    with transaction() as session:
+        session.execute(
+            sa.update(PosteriorBlockRow).where(PosteriorBlockRow.posterior_id == posterior["id"]).values(data=b"x")
+        )
+    is_called_damaged(client.get(f"/v1/posteriors/{posterior['id']}/particles"))
+    is_called_damaged(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json={"contexts": CONTEXTS[:1]}))
+    dataset, whole = create_dataset(client), learned(client)
+    with transaction() as session:
+        session.execute(sa.update(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset["id"]).values(data=b"x"))
+    body = {"dataset_id": dataset["id"]}
+    is_called_damaged(client.post(f"/v1/posteriors/{whole['id']}/batch-prescriptions", json=body))
+
+
+@pytest.fixture
+def address(client: TestClient) -> Iterator[str]:
+    """The application behind a real server, whose connections can be cut."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(), log_level="critical"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        wait_until("the server has started", lambda: server.started)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_a_file_that_fails_in_the_middle_is_cut_and_does_not_look_complete(
+    client: TestClient, address: str, batch: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+
+    def fails_late(results: parts.Results, seq: int) -> bytes:
+        reads.append(seq)
+        # Once to look for damage and once more for the columns; the last reading fails half way.
+        if len(reads) > 6 + 1:
+            raise sa.exc.OperationalError("SELECT", {}, Exception("disk I/O error"))
+        return read(results, seq)
+
+    read = parts.Results._read
+    monkeypatch.setattr(parts.Results, "_read", fails_late)
+    url = f"{address}/v1/jobs/{batch}/result"
+    with httpx.stream("GET", url, params={"format": format}) as response:
+        assert response.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            response.read()
+    assert service.get("default", batch).state == "succeeded"

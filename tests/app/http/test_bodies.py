@@ -1,0 +1,238 @@
+"""Bodies: nobody's is read before it is known that they may send it, and nobody's keeps others waiting."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import pytest
+import sqlalchemy as sa
+from httpx import Response
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.tables import KeyRow
+from app.demo import example_problem
+from app.http import routes, security
+from app.http.errors import ApiError
+from app.http.middleware import SMALL_BODY, BodyLimit
+from app.http.schemas import MOST_MISTAKES
+from app.keys import service as keys
+from app.main import create_app
+from tests.support.journey import OUTCOMES, ROWS, answered
+
+ROUTES = [
+    ("/v1/jobs", "read"),
+    ("/v1/problems", "read"),
+    ("/v1/datasets", "read"),
+    ("/v1/datasets/upload", "read"),
+    ("/v1/datasets/data_x/rows", "read"),
+    ("/v1/datasets/data_x/rows/upload", "read"),
+    ("/v1/posteriors/post_x/prescribe", "train"),
+    ("/v1/posteriors/post_x/batch-prescriptions", "read"),
+    ("/v1/posteriors/post_x/batch-prescriptions/upload", "read"),
+    ("/v1/jobs/job_x/cancel", "read"),
+]
+
+
+@pytest.fixture
+def with_scope(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, str]]]:
+    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    yield lambda scope: {"Authorization": f"Bearer {keys.create('test', 'default', [scope], None)[1]}"}
+    with transaction() as session:
+        session.execute(sa.delete(KeyRow))
+
+
+async def ask(path: str, headers: dict[str, str], content_type: str, read: list[int]) -> int:
+    """The status of a POST to the application, whose body is counted as it is read."""
+    sent: list[Any] = []
+    raw = {"host": "localhost", "content-type": content_type, **{n.lower(): v for n, v in headers.items()}}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "http_version": "1.1",
+        "headers": [(name.encode(), value.encode()) for name, value in raw.items()],
+        "server": ("localhost", 80),
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> dict[str, Any]:
+        read.append(1)
+        return {"type": "http.request", "body": b"[1," * 1000, "more_body": len(read) < 50}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await create_app()(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize(("path", "scope"), ROUTES)
+@pytest.mark.parametrize("repeated", [False, True], ids=["once", "repeatable"])
+def test_a_caller_without_the_scope_is_refused_before_anything_of_the_body_is_read(
+    with_scope: Callable[[str], dict[str, str]], path: str, scope: str, repeated: bool
+) -> None:
+    headers = with_scope(scope) | ({"Idempotency-Key": "mine"} if repeated else {})
+    read: list[int] = []
+    kind = "multipart/form-data; boundary=x" if path.endswith("upload") else "application/json"
+    assert anyio.run(ask, path, headers, kind, read) == 403
+    assert read == []
+
+
+def test_an_answer_is_not_repeated_to_a_caller_without_the_scope(
+    client: TestClient, with_scope: Callable[[str], dict[str, str]]
+) -> None:
+    once, body = {"Idempotency-Key": uuid4().hex}, example_problem()
+    first = answered(client.post("/v1/problems", json=body, headers=with_scope("train") | once), 201)
+    assert client.post("/v1/problems", json=body, headers=with_scope("read") | once).status_code == 403
+    again = answered(client.post("/v1/problems", json=body, headers=with_scope("train") | once), 201)
+    assert again == first
+
+
+def post(client: TestClient, path: str, content: bytes) -> Response:
+    return client.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+def refused(response: Response, status: int, words: str) -> None:
+    assert response.status_code == status, response.text
+    assert words in response.json()["detail"]
+
+
+@pytest.mark.parametrize(("path", "most"), routes.SMALL_BODIES.items())
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "in chunks"])
+def test_addresses_that_need_little_take_little(client: TestClient, path: str, most: int, declared: bool) -> None:
+    content = b" " * (most + 1)
+    body: Any = content if declared else iter([content[: most // 2], content[most // 2 :]])
+    method = "PUT" if path == "/v1/aliases/{name}" else "POST"
+    response = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    if path == "/v1/problems/import" and not declared:
+        # Of what is no form nothing is read.
+        refused(response, 422, "required")
+    else:
+        refused(response, 413, "at most")
+
+
+def test_a_body_where_none_is_read_is_bounded_as_well(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "some"}
+    response = client.post("/v1/jobs/job_x/cancel", content=b"x" * (routes.NO_BODY + 1), headers=headers)
+    refused(response, 413, "at most 64 kB")
+
+
+class Crowd:
+    """Requests to an application that holds 1 MB of bodies at most, and answers each when it is let go."""
+
+    def __init__(self) -> None:
+        self.limit = BodyLimit(self._serve, 2_000_000, 1_000_000)
+        self.go = anyio.Event()
+        self.answers: list[tuple[int, dict[bytes, bytes]]] = []
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            while (await receive())["more_body"]:
+                pass
+            await self.go.wait()
+            await JSONResponse({})(scope, receive, send)
+        except ApiError as error:
+            await error.answer()(scope, receive, send)
+
+    async def ask(self, size: int, declared: bool) -> None:
+        left = size
+        headers = [(b"content-length", b"%d" % size)] if declared else []
+
+        async def receive() -> Any:
+            nonlocal left
+            part = min(left, 100_000)
+            left -= part
+            return {"type": "http.request", "body": bytes(part), "more_body": left > 0}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.answers.append((message["status"], dict(message["headers"])))
+
+        await self.limit({"type": "http", "headers": headers}, receive, send)
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "in chunks"])
+def test_bodies_have_a_limit_together_and_small_ones_always_pass(declared: bool) -> None:
+    async def run() -> None:
+        crowd = Crowd()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(crowd.ask, 400_000, declared)
+            await anyio.wait_all_tasks_blocked()
+            assert (crowd.limit.together, crowd.answers) == (800_000, [])
+            await crowd.ask(300_000, declared)
+            ((status, headers),) = crowd.answers
+            assert status == 503
+            assert int(headers[b"retry-after"]) >= 1
+            assert crowd.limit.together == 800_000
+            for _ in range(10):
+                tasks.start_soon(crowd.ask, SMALL_BODY, declared)
+            await anyio.wait_all_tasks_blocked()
+            crowd.go.set()
+        assert [status for status, _ in crowd.answers] == [503] + [200] * 12
+        assert crowd.limit.together == 0
+        # There is room again, also for one that is larger than all may be together.
+        await crowd.ask(1_100_000, declared)
+        assert crowd.answers[-1][0] == 200
+
+    anyio.run(run)
+
+
+def test_the_limit_of_all_bodies_is_a_setting(settings: Callable[..., None]) -> None:
+    settings(max_bodies_mb=3)
+    limits = [one.kwargs["max_together"] for one in create_app().user_middleware if one.cls is BodyLimit]
+    assert limits == [3_000_000]
+
+
+def test_json_has_a_limit_of_its_own(client: TestClient, settings: Callable[..., None]) -> None:
+    settings(max_json_mb=1)
+    refused(post(client, "/v1/datasets", b" " * 1_000_001), 413, "at most 1 MB")
+    form = {"name": "days", "outcomes": ",".join(OUTCOMES)}
+    table = "\n".join([",".join(ROWS[0]), *(",".join(map(str, row.values())) for row in ROWS)]) + "\n" * 1_000_001
+    answered(client.post("/v1/datasets/upload", data=form, files={"file": ("days.csv", table.encode())}), 201)
+
+
+def test_json_has_so_many_values(client: TestClient, settings: Callable[..., None]) -> None:
+    settings(max_json_values=1000)
+    for content in (b"[1," * 600, b'{"a":' * 1001, b"1," * 1001):
+        refused(post(client, "/v1/datasets", content), 413, "BCO_MAX_JSON_VALUES")
+    answered(client.post("/v1/problems", json=example_problem()), 201)
+
+
+def test_json_has_so_many_levels(client: TestClient) -> None:
+    deep = b'{"name": ' + b"[" * 300 + b"]" * 300 + b"}"
+    refused(post(client, "/v1/problems", deep), 422, "200 levels")
+
+
+def test_a_request_of_nothing_but_mistakes_is_refused_without_listing_them(client: TestClient) -> None:
+    content = b"{" + b",".join(b'"k%d":1' % number for number in range(5000)) + b"}"
+    for path in ("/v1/jobs", "/v1/problems", "/v1/datasets", "/v1/posteriors/post_x/prescribe"):
+        answer = post(client, path, content)
+        refused(answer, 422, "mistakes")
+        assert len(answer.json()["errors"]) == 1
+    nested = b'{"name": "x", "spec": {"kind": "newsvendor", "items": [%s]}}' % content
+    answer = post(client, "/v1/problems", nested)
+    refused(answer, 422, "mistakes")
+    assert answer.json()["errors"][0]["pointer"] == "#/spec/items/0"
+    few = b"{" + b",".join(b'"k%d":1' % number for number in range(20)) + b"}"
+    assert 20 <= len(post(client, "/v1/problems", few).json()["errors"]) <= MOST_MISTAKES
+
+
+def test_parsing_json_is_not_held_up_by_the_collector() -> None:
+    """A parser holds the interpreter, and with it every request: the collector must not make that ten times longer."""
+    body = b"[" + b",".join(b'{"k%d":[]}' % number for number in range(100_000)) + b"]"
+    before = [generation["collections"] for generation in gc.get_stats()]
+    assert len(routes.parsed(body)) == 100_000
+    after = [generation["collections"] for generation in gc.get_stats()]
+    assert sum(after) - sum(before) < 10
+    assert gc.isenabled()

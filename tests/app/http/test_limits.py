@@ -1,0 +1,236 @@
+"""What is too much is refused before it costs anything, with the name of the limit."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from httpx import Response
+from starlette.testclient import TestClient
+
+from app.datasets import bounds, unpack
+from app.http.errors import TooMany, Unavailable
+from app.main import create_app
+from app.prescriptions import admission, service
+from app.prescriptions.admission import Places
+from app.problems import service as problems
+from tests.support.journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
+
+
+@pytest.fixture(scope="module")
+def posterior(client: TestClient) -> Json:
+    return learned(client)
+
+
+def refused(response: Response, status: int, words: str, pointer: str | None = None) -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert words in response.json()["detail"]
+    if pointer is not None:
+        assert response.json()["errors"][0]["pointer"] == pointer
+
+
+def send_rows(client: TestClient, rows: list[Json]) -> Response:
+    return client.post("/v1/datasets", json={"name": "days", "outcomes": ["demand"], "rows": rows})
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, **options)
+    return buffer.getvalue()
+
+
+# data sets
+
+TABLE = pa.table({"x": [1.0, 2.0, 3.0], "demand": [1.0, 2.0, 3.0]})
+
+
+def test_a_data_set_has_at_most_so_many_cells(client: TestClient, settings: Callable[..., None]) -> None:
+    settings(max_cells=5)
+    before = counts()
+    refused(send_rows(client, [{"x": i, "demand": i} for i in range(3)]), 422, "BCO_MAX_CELLS", "#/rows")
+    refused(upload(client, b"x,demand\n1,1\n2,2\n3,3\n"), 422, "BCO_MAX_CELLS", "#/file")
+    refused(upload(client, parquet(TABLE)), 422, "BCO_MAX_CELLS", "#/file")
+    assert counts() == before
+    settings(max_cells=6)
+    assert send_rows(client, [{"x": i, "demand": i} for i in range(3)]).status_code == 201
+    assert upload(client, b"x,demand\n1,1\n2,2\n3,3\n").status_code == 201
+
+
+def test_rows_that_share_no_column_do_not_unfold_to_a_square(client: TestClient) -> None:
+    """Six thousand rows with a column each would be 36 million cells."""
+    rows = [{f"x{index}": 1, "demand": 1} for index in range(6000)]
+    refused(send_rows(client, rows), 422, "BCO_MAX_CELLS", "#/rows")
+
+
+def test_more_columns_than_can_ever_be_used_are_refused_at_once(client: TestClient) -> None:
+    names = [f"x{index}" for index in range(bounds.MOST_COLUMNS + 1)]
+    refused(send_rows(client, [dict.fromkeys(names, 1)]), 422, "columns", "#/rows")
+    refused(upload(client, ",".join(names).encode() + b"\n"), 422, "columns", "#/file")
+
+
+LONG = "x" * 200_000
+SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array([LONG]))
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "string", "large_string"])
+def test_a_small_parquet_file_that_unfolds_to_gigabytes_is_refused(client: TestClient, kind: str) -> None:
+    """A text of 200 kB that a hundred thousand rows share: 20 GB in a file of a few kB."""
+    table = pa.table({"text": SHARED, "demand": [1.0] * 100_000})
+    buffer = io.BytesIO()
+    with pq.ParquetWriter(buffer, table.schema, store_schema=kind == "dictionary") as writer:
+        if kind == "large_string":
+            # The schema that Arrow leaves in a file decides what its text is read as.
+            large = pa.schema([("text", pa.large_string()), ("demand", pa.float64())])
+            metadata = pq.ParquetFile(io.BytesIO(parquet(large.empty_table()))).metadata.metadata
+            writer.add_key_value_metadata({"ARROW:schema": metadata[b"ARROW:schema"]})
+        writer.write_table(table)
+    content = buffer.getvalue()
+    assert kind in str(pq.read_schema(io.BytesIO(content)).field("text").type)
+    assert len(content) < 100_000
+    refused(upload(client, content), 422, "BCO_MAX_CELLS", "#/file")
+
+
+def test_columns_that_cannot_be_used_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(unpack, "_read_within", never)
+    for values in (pa.array([b"x", b"y"]), pa.array([[1], [2]]), pa.array([{"a": 1}, {"a": 2}])):
+        content = parquet(pa.table({"x": values, "demand": [1.0, 2.0]}))
+        with pytest.raises(bounds.Refused, match="only numbers, booleans, text"):
+            unpack.unpack(content, bounds.Limits(max_rows=10, max_cells=1000))
+
+
+def test_text_is_read_from_parquet_as_before(client: TestClient) -> None:
+    for values in (
+        pa.array(["SAT", "SUN", "SAT", None]),
+        pa.array(["SAT", "SUN", "SAT", None], pa.large_string()),
+        pa.array(["SAT", "SUN", "SAT", None]).dictionary_encode(),
+    ):
+        content = parquet(pa.table({"day": values, "demand": [1, 2, 3, 4]}))
+        made = answered(upload(client, content, missing="drop"), 201)
+        assert made["rows"] == 3
+        assert made["columns"][0]["categories"] == ["SAT", "SUN"]
+
+
+# prescriptions
+
+
+def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
+    posterior: Json, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(max_prescriptions=2)
+    with TestClient(create_app(), raise_server_exceptions=False) as client:
+        two_at_a_time(client, posterior, monkeypatch)
+
+
+def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
+    places = Places(3, 2)
+    with ExitStack() as taken:
+        for workspace in ("greedy", "greedy"):
+            taken.enter_context(places.of(workspace))
+        with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
+            pass
+        taken.enter_context(places.of("modest"))
+        with pytest.raises(Unavailable, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):
+            pass
+    assert places.taken == 0
+    with places.of("greedy"), places.of("greedy"):
+        assert places.taken == 2
+
+
+def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    answer = service.prescribe
+
+    def slowly(*arguments: Any) -> Json:
+        begun.release()
+        assert go_on.wait(60)
+        return answer(*arguments)
+
+    path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
+    monkeypatch.setattr(service, "prescribe", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        served = [pool.submit(client.post, path, json=body) for _ in range(2)]
+        for _ in served:
+            assert begun.acquire(timeout=60)
+        turned_away = client.post(path, json=body)
+        refused(turned_away, 503, "BCO_MAX_PRESCRIPTIONS")
+        assert turned_away.headers["retry-after"] == "1"
+        assert client.get(f"/v1/posteriors/{posterior['id']}").status_code == 200
+        go_on.set()
+        assert [one.result(60).status_code for one in served] == [200, 200]
+    assert client.app.state.places.taken == 0
+    assert prescribe(client, posterior["id"])["prescriptions"]
+
+
+def test_short_prescriptions_are_made_one_after_the_other(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "TURN_SECONDS", 30.0)
+    path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
+    answer, busy, most = service.prescribe, 0, 0
+
+    def watched(*arguments: Any) -> Json:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        time.sleep(0.02)
+        busy -= 1
+        return answer(*arguments)
+
+    monkeypatch.setattr(service, "prescribe", watched)
+    with ThreadPoolExecutor(6) as pool:
+        served = [pool.submit(client.post, path, json=body) for _ in range(6)]
+        assert [one.result(60).status_code for one in served] == [200] * 6
+    assert most == 1
+
+
+def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClient, posterior: Json) -> None:
+    path = f"/v1/posteriors/{posterior['id']}/prescribe"
+    for body in ({"contexts": [{}]}, {"contexts": CONTEXTS[:1], "scenarios": 10**6}, {"contexts": 3}):
+        assert client.post(path, json=body).status_code == 422
+    assert client.app.state.places.taken == 0
+
+
+def test_a_prescription_is_cut_off_when_its_time_is_up(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 25))
+    front_door = import_module("bco_core.prescribe")
+    monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
+    monkeypatch.setattr(service, "prescribe_until", lambda *_: 0.0)
+    body = {"contexts": CONTEXTS[:10]}
+    response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
+    refused(response, 503, "BCO_PRESCRIBE_SECONDS")
+
+
+# the database
+
+
+@pytest.mark.parametrize(
+    "error", [sa.exc.OperationalError("SELECT secret", {}, Exception("locked")), sa.exc.TimeoutError()]
+)
+def test_a_database_that_does_not_answer_is_a_reason_to_come_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(problems, "read", fails)
+    response = client.get("/v1/problems/prob_x")
+    refused(response, 503, "try again")
+    assert int(response.headers["retry-after"]) >= 1
+    assert "secret" not in response.text

@@ -1,0 +1,282 @@
+"""Workers are shared by workspaces, however much one of them asks for; parts are bounded and go with their job."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from app.db.base import DEFAULT_WORKSPACE, now
+from app.db.engine import transaction
+from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
+from app.demo import as_csv
+from app.http.errors import TooMany
+from app.jobs import making, parts, queue, service
+from app.jobs.kinds import KINDS
+from app.jobs.kinds import prescribe as batches
+from app.jobs.kinds.base import Draft, Part
+from tests.support.journey import (
+    CONTEXTS,
+    QUICK,
+    Json,
+    answered,
+    counts,
+    create_dataset,
+    create_job,
+    create_problem,
+    learned,
+)
+
+OTHER = "other"
+
+
+@pytest.fixture(scope="module")
+def ids(client: TestClient) -> Json:
+    return {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
+
+
+@pytest.fixture(scope="module")
+def posterior(client: TestClient) -> Json:
+    return learned(client)
+
+
+@pytest.fixture(autouse=True)
+def _empty_queue(client: TestClient) -> Iterator[None]:
+    yield
+    with transaction() as session:
+        for job_id in session.scalars(sa.select(JobRow.id).where(JobRow.state.in_(("queued", "running")))).all():
+            service.finish(session, job_id, "cancelled")
+
+
+def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, parts: int = 0) -> JobRow:
+    """A job of a workspace that takes so long; none of these is ever computed."""
+    made = [Part(1, b"part")] * parts
+    kind = KINDS["prescribe" if parts else "learn"]
+    spec = {"seed": 1}
+    draft = Draft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
+    return making.create(workspace, kind, draft)
+
+
+def served(*jobs: JobRow) -> list[str]:
+    """The workspaces of queued jobs in the order in which workers take them."""
+    queued = {w.workflow_id: w for w in queue.client().list_queued_workflows(queue_name=queue.COMPUTING)}
+    order = sorted(jobs, key=lambda job: (queued[job.run_id].priority, queued[job.run_id].created_at))
+    return [job.workspace for job in order]
+
+
+# turns
+
+
+def test_workspaces_take_turns_however_many_jobs_one_has_queued(client: TestClient, ids: Json) -> None:
+    many = [ask(ids) for _ in range(6)]
+    late = [ask(ids, OTHER) for _ in range(2)]
+    assert OTHER in served(*many, *late)[:2]
+    assert served(*many, *late)[:4].count(OTHER) == 2
+
+
+def test_turns_are_shared_by_seconds_and_by_weights(
+    client: TestClient, ids: Json, settings: Callable[..., None]
+) -> None:
+    settings(workspace_weights="other=3")
+    jobs = [ask(ids) for _ in range(8)] + [ask(ids, OTHER) for _ in range(8)]
+    assert served(*jobs)[:8].count(OTHER) == 6
+    long, short = [ask(ids, "long", 100) for _ in range(3)], [ask(ids, "short", 25) for _ in range(12)]
+    assert served(*long, *short)[:10].count("short") == 8
+
+
+def test_who_was_served_before_has_no_advantage_over_who_comes_new(client: TestClient, ids: Json) -> None:
+    for _ in range(3):
+        job = ask(ids)
+        attempt = service.start(job.id)
+        assert attempt is not None
+        service.succeed(job.id, attempt)
+    waiting = [ask(ids) for _ in range(3)]
+    assert served(*waiting, ask(ids, OTHER))[0] == OTHER
+
+
+def test_parts_of_two_workspaces_alternate(client: TestClient, ids: Json) -> None:
+    jobs = [ask(ids, workspace, parts=40) for workspace in (DEFAULT_WORKSPACE, OTHER)]
+    for job in jobs:
+        attempt = service.start(job.id)
+        assert attempt is not None
+        assert parts.offer(job.id, attempt)
+    queued = queue.client().list_queued_workflows(queue_name=queue.PARTS)
+    first = sorted(queued, key=lambda workflow: (workflow.priority, workflow.created_at))[:20]
+    assert sum(workflow.workflow_id.startswith(jobs[1].id) for workflow in first) in (9, 10)
+
+
+# limits
+
+
+def test_a_workspace_has_its_own_share_of_the_queue(
+    client: TestClient, ids: Json, settings: Callable[..., None]
+) -> None:
+    settings(max_workspace_queued_jobs=2)
+    ask(ids), ask(ids)
+    response = client.post("/v1/jobs", json=ids)
+    assert response.status_code == 429
+    assert "BCO_MAX_WORKSPACE_QUEUED_JOBS" in response.json()["detail"]
+    assert int(response.headers["Retry-After"]) > 0
+    assert ask(ids, OTHER).state == "queued"
+
+
+def test_jobs_beyond_those_that_may_run_wait_until_one_has_ended(
+    client: TestClient, ids: Json, settings: Callable[..., None]
+) -> None:
+    settings(max_workspace_running_jobs=1)
+    first, second, other = ask(ids), ask(ids), ask(ids, OTHER)
+
+    def queued() -> set[str]:
+        return {workflow.workflow_id for workflow in queue.client().list_queued_workflows(queue_name=queue.COMPUTING)}
+
+    assert {first.id, other.id} <= queued()
+    assert second.id not in queued()
+    service.requeue_lost()
+    assert second.id not in queued()
+    answered(client.post(f"/v1/jobs/{first.id}/cancel"), 202)
+    assert second.id in queued()
+
+
+def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, settings: Callable[..., None]) -> None:
+    job = ask(ids, "busy")
+    attempt = service.start(job.id)
+    assert attempt is not None
+    with transaction() as session:
+        session.get_one(JobRow, job.id).started_at = now() - timedelta(hours=2)
+    settings(max_workspace_seconds_a_day=7000)
+    with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
+        ask(ids, "busy")
+    assert ask(ids, OTHER).state == "queued"
+
+
+# how long a job takes
+
+
+def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None:
+    chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
+    long = create_job(client, **ids, posterior=chains)
+    short = create_job(client, **ids)
+    assert long["estimate_seconds"] > 3600 > 60 > short["estimate_seconds"] > 0
+    assert answered(client.get(f"/v1/jobs/{long['id']}"))["estimate_seconds"] == long["estimate_seconds"]
+
+
+def test_a_long_job_of_few_rows_waits_for_short_ones_also_when_it_is_run_again(client: TestClient, ids: Json) -> None:
+    chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
+    long = service.get(DEFAULT_WORKSPACE, create_job(client, **ids, posterior=chains)["id"])
+    short = service.get(DEFAULT_WORKSPACE, create_job(client, **ids)["id"])
+    assert short.turn < long.turn
+    service.cancel(DEFAULT_WORKSPACE, long.id)
+    again = service.retry(DEFAULT_WORKSPACE, long.id)
+    assert (again.estimate_seconds, short.turn < again.turn) == (long.estimate_seconds, True)
+
+
+# parts
+
+
+def send(client: TestClient, posterior: Json, contexts: list[Json], **form: str) -> Json:
+    path = f"/v1/posteriors/{posterior['id']}/batch-prescriptions/upload"
+    return answered(client.post(path, data=form, files={"file": ("contexts", as_csv(contexts).encode())}), 202)
+
+
+def test_a_batch_has_a_bounded_number_of_parts(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(batches, "MOST_PARTS", 7)
+    job = send(client, posterior, CONTEXTS)
+    with transaction() as session:
+        rows = session.scalars(sa.select(JobPartRow.work).where(JobPartRow.job_id == job["id"])).all()
+    assert sum(rows) == len(CONTEXTS)
+    assert len(rows) <= 7
+
+
+def test_a_part_of_many_contexts_decides_as_each_alone_would(
+    client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS["prescribe"]
+    job = service.get(DEFAULT_WORKSPACE, send(client, posterior, CONTEXTS)["id"])
+    given, data = kind.read(job), parts.read(job.id, 0)
+    assert data is not None
+    seen: list[float] = []
+
+    def decisions() -> list[float]:
+        seen.clear()
+        result = kind.work(given, data, lambda share, _: seen.append(share), lambda _: None)
+        loaves: list[float] = pq.read_table(io.BytesIO(result)).column("decision.loaves").to_pylist()
+        return loaves
+
+    at_once = decisions()
+    assert len(seen) == 1
+    monkeypatch.setattr(batches, "_NUMBERS_AT_ONCE", 1)
+    assert decisions() == pytest.approx(at_once)
+    assert len(seen) == len(CONTEXTS)
+
+
+def test_parts_are_stored_and_queued_a_few_at_a_time(
+    client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    add = making.add_parts
+    monkeypatch.setattr(
+        making, "add_parts", lambda session, job, made, first: (sizes.append(len(made)), add(session, job, made, first))
+    )
+    job = ask(ids, parts=20)
+    assert sizes == [8, 8, 4]
+    with transaction() as session:
+        found = session.scalars(sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id).order_by(JobPartRow.seq))
+        assert list(found) == list(range(20))
+
+
+def test_a_job_whose_parts_cannot_be_stored_leaves_nothing(client: TestClient, ids: Json) -> None:
+    def broken() -> Iterator[Part]:
+        for _ in range(20):
+            yield Part(1, b"part")
+        raise OSError("no room")
+
+    before = counts()
+    draft = Draft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
+    with pytest.raises(OSError, match="no room"):
+        making.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
+    assert counts() == before
+
+
+def test_parts_of_a_cancelled_job_leave_the_queue_at_once(client: TestClient, ids: Json) -> None:
+    job, other = ask(ids, parts=20), ask(ids, OTHER, parts=2)
+    for each in (job, other):
+        attempt = service.start(each.id)
+        assert attempt is not None
+        assert parts.offer(each.id, attempt)
+    answered(client.post(f"/v1/jobs/{job.id}/cancel"), 202)
+    left = [workflow.workflow_id for workflow in queue.client().list_queued_workflows(queue_name=queue.PARTS)]
+    assert sorted(left) == [f"{other.id}.part0", f"{other.id}.part1"]
+
+
+# lists
+
+
+@pytest.mark.parametrize("path", ["jobs", "problems", "posteriors", "datasets"])
+def test_lists_are_short_however_large_their_objects(client: TestClient, ids: Json, posterior: Json, path: str) -> None:
+    create_job(client, **ids, posterior=QUICK)
+    large = ["x" * 1_000_000]
+    row, column = {
+        "jobs": (JobRow, "spec"),
+        "problems": (ProblemRow, "spec"),
+        "posteriors": (PosteriorRow, "description"),
+        "datasets": (DatasetRow, "columns"),
+    }[path]
+    with transaction() as session:
+        newest = session.scalars(sa.select(row).order_by(row.id.desc()).limit(1)).one()
+        value = getattr(newest, column)
+        setattr(newest, column, value | {"large": large} if isinstance(value, dict) else value + large)
+    try:
+        response = client.get(f"/v1/{path}")
+        assert answered(response)["items"][0]["id"] == newest.id
+        assert len(response.content) < 100_000
+    finally:
+        with transaction() as session:
+            setattr(session.get_one(row, newest.id), column, value)

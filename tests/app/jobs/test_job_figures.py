@@ -1,0 +1,91 @@
+"""What learning meets is told as it comes: beside the lines of a job's log, and by its events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.jobs import compute, events, parts, service
+from bco_core.progress import Message
+from tests.support.journey import Json, answered, create_job, learn, prepare_fund
+
+CHAINS: Json = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40}
+
+
+@pytest.fixture(autouse=True)
+def _tell_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
+    monkeypatch.setattr(compute, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(compute, "LOG_LINES", 10**9)
+    monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(events, "LOOK_SECONDS", 0.01)
+
+
+def figures_in_log(client: TestClient, job_id: str) -> list[Json]:
+    lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
+    return [figures for line in lines for figures in line["figures"] or []]
+
+
+def test_epochs_tell_cost_and_divergence(client: TestClient) -> None:
+    job = learn(client, create_job(client, posterior={"method": "vi", "members": 2, "epochs": 4})["id"])
+    told = figures_in_log(client, job["id"])
+    assert [one["epoch"] for one in told] == [1, 2, 3, 4]
+    assert all({"risk", "kl", "validation_cost"} < set(one) for one in told)
+    trace = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["trace"]
+    assert [one["kl"] for one in told] == pytest.approx([point["kl"] for point in trace], rel=1e-5)
+
+
+def test_chains_tell_their_loss_by_part_from_whatever_process(client: TestClient) -> None:
+    job_id = create_job(client, **prepare_fund(client), posterior=CHAINS)["id"]
+    job = learn(client, job_id)
+    assert job["state"] == "succeeded"
+    told = figures_in_log(client, job_id)
+    assert {one["part"] for one in told} == {1, 2}
+    assert all(set(one) == {"part", "step", "loss"} for one in told)
+    assert {one["step"] for one in told} <= {50, 100, 120}
+
+
+def test_events_carry_the_figures_of_their_line(client: TestClient) -> None:
+    job_id = create_job(client)["id"]
+    learn(client, job_id)
+    text = client.get(f"/v1/jobs/{job_id}/events").text
+    told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    lines = answered(client.get(f"/v1/jobs/{job_id}/log"))["lines"]
+    assert [(one["text"], one.get("figures")) for one in told if "text" in one] == [
+        (line["text"], line["figures"]) for line in lines
+    ]
+    assert any("figures" in one for one in told)
+    # What has none says nothing of them.
+    assert "figures" not in told[0]
+
+
+def test_lines_have_few_figures_however_much_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "LOG_SECONDS", 10.0)
+    clock = [0.0]
+    monkeypatch.setattr(compute.time, "monotonic", lambda: clock[0])
+    reports: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(service, "report", lambda *arguments: reports.append(arguments) or True)
+    progress = compute._reporter("job_1", 1)
+    for step in range(1, 1001):
+        clock[0] = step / 50
+        progress(step / 1000, Message(f"step {step}", {"part": step % 2, "step": step}))
+    lines = [(line, figures) for *_, line, figures in reports if line is not None]
+    assert len(lines) == 2
+    figures = lines[1][1]
+    assert 10 < len(figures) <= compute.LINE_FIGURES
+    for part in (0, 1):
+        steps = [one["step"] for one in figures if one["part"] == part]
+        assert steps == sorted(steps)
+        assert steps[0] < 100
+        assert steps[-1] > 480
+    assert all(figures == [] for *_, line, figures in reports if line is None)
+    assert all(type(message) is str for _, _, _, message, *_ in reports)
+
+
+def test_a_part_that_is_done_or_gone_tells_nothing(client: TestClient) -> None:
+    job_id = create_job(client)["id"]
+    parts.report(job_id, 0, 0.5, {"step": 1.0})
+    assert parts.figures(job_id) == []

@@ -1,0 +1,63 @@
+"""How the service stands, for who reads: its version, its workers, and what waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.tables import JobRow, WorkerRow
+from app.jobs import presence
+from app.keys import service as keys
+from tests.support.journey import answered, create_job, learn
+
+
+def test_it_tells_the_version_and_whether_the_log_is_on(client: TestClient, settings: Callable[..., None]) -> None:
+    status = answered(client.get("/v1/status"))
+    assert status["version"] == version("bco-service")
+    assert status["log_prescriptions"] is True
+    settings(log_prescriptions=False)
+    assert answered(client.get("/v1/status"))["log_prescriptions"] is False
+
+
+def test_jobs_are_counted_in_the_workspace_and_the_queue_over_all(client: TestClient) -> None:
+    before = answered(client.get("/v1/status"))
+    waiting, running, elsewhere = (create_job(client)["id"] for _ in range(3))
+    with transaction() as session:
+        session.execute(sa.update(JobRow).where(JobRow.id == running).values(state="running"))
+        session.execute(sa.update(JobRow).where(JobRow.id == elsewhere).values(workspace="other"))
+    status = answered(client.get("/v1/status"))
+    assert status["jobs_queued"] == before["jobs_queued"] + 1
+    assert status["jobs_running"] == before["jobs_running"] + 1
+    assert status["queue_depth"] == before["queue_depth"] + 2
+    with transaction() as session:
+        session.execute(sa.update(JobRow).where(JobRow.id.in_([running, elsewhere])).values(state="cancelled"))
+    assert learn(client, waiting)["state"] == "succeeded"
+    after = answered(client.get("/v1/status"))
+    assert (after["jobs_queued"], after["jobs_running"]) == (before["jobs_queued"], before["jobs_running"])
+
+
+def test_only_workers_that_live_are_counted_and_the_others_are_left_to_workers(client: TestClient) -> None:
+    before = answered(client.get("/v1/status"))["workers"]
+    born = presence._born(os.getpid())
+    with transaction() as session:
+        presence.beat(session, "alive")
+        gone = {"machine": presence.machine(), "pid": os.getpid(), "born": f"{born}0", "beat_at": 0}
+        session.execute(sa.insert(WorkerRow).values(id="gone", **gone))
+    assert answered(client.get("/v1/status"))["workers"] == before + 1
+    with transaction() as session:
+        assert set(session.scalars(sa.select(WorkerRow.id))) >= {"alive", "gone"}
+        session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(["alive", "gone"])))
+
+
+@pytest.mark.parametrize("scope", ["read", "train"])
+def test_it_needs_the_scope_read(client: TestClient, scope: str) -> None:
+    _, key = keys.create("a reader", "default", [scope], None)
+    client.app.state.remembered._kept.clear()  # type: ignore[attr-defined]
+    answer = client.get("/v1/status", headers={"Authorization": f"Bearer {key}"})
+    assert answer.status_code == (200 if scope == "read" else 403)

@@ -1,0 +1,124 @@
+"""The log of API processes that are several, stopped, killed, or without their database for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from app.commands.serve import free_port
+from app.db.engine import create_engine
+from app.db.migrate import migrate
+from app.db.tables import PrescriptionRow
+from app.main import create_app
+from app.settings import Settings, get_settings
+from tests.support.fleet import new_postgres
+from tests.support.in_process import service_on
+from tests.support.journey import CONTEXTS, learned
+from tests.support.patience import wait_until
+from tests.support.processes import Part, is_ready
+
+BODY = {"contexts": CONTEXTS[:1], "scenarios": 40}
+
+
+class Api:
+    """``bco api`` on a database, and a posterior that it prescribes from."""
+
+    def __init__(self, folder: Path, url: str, posterior_id: str, **environment: str) -> None:
+        port = free_port()
+        self.database, self.url = url, f"http://127.0.0.1:{port}"
+        self.path = f"/v1/posteriors/{posterior_id}/prescribe"
+        settings = {"BCO_DATABASE_URL": url, "BCO_PORT": str(port), "BCO_LOG_RATE": "100000"}
+        self.part = Part(folder, "api", "api", **settings | environment)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        wait_until("the API is ready", lambda: is_ready(self.http))
+
+    def ask(self, client: httpx.Client | None = None) -> str | None:
+        response = (client or self.http).post(self.path, json=BODY)
+        assert response.status_code == 200, response.text
+        identifier: str | None = response.json()["id"]
+        return identifier
+
+    def kept(self) -> set[str]:
+        """What the database has."""
+        engine = create_engine(Settings(database_url=self.database).sqlalchemy_url)
+        with engine.connect() as connection:
+            found = set(connection.scalars(sa.select(PrescriptionRow.id)))
+        engine.dispose()
+        return found
+
+
+@contextmanager
+def api_on(url: str, folder: Path, **environment: str) -> Iterator[Api]:
+    with service_on(url):
+        migrate(get_settings().sqlalchemy_url)
+        with TestClient(create_app()) as client:
+            posterior = learned(client)
+    made = Api(folder, url, posterior["id"], **environment)
+    with made.part, closing(made.http):
+        yield made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'bco.db'}"
+    made: str = request.getfixturevalue("empty_database")("postgresql")
+    return made
+
+
+def test_several_processes_keep_one_log_and_what_each_answers_all_find_at_once(url: str, tmp_path: Path) -> None:
+    with api_on(url, tmp_path, BCO_PROCESSES="2") as api:
+        ids = []
+        for _ in range(30):
+            # Every connection may lead to the other process.
+            with httpx.Client(base_url=api.url, timeout=60) as one, httpx.Client(base_url=api.url, timeout=60) as other:
+                ids.append(api.ask(one))
+                assert other.get(f"/v1/prescriptions/{ids[-1]}").status_code == 200
+        assert len(set(ids)) == 30
+        assert set(ids) <= api.kept()
+        text = api.http.get("/metrics").text
+        assert 'bco_logged_prescriptions_total{result="kept"} 30.0' in text
+        # Stopped in order, they write down what waits.
+        last = [api.ask() for _ in range(20)]
+        api.part.stop(60)
+        assert set(last) <= api.kept()
+
+
+def test_a_killed_process_loses_no_more_than_its_last_second(url: str, tmp_path: Path) -> None:
+    with api_on(url, tmp_path) as api:
+        api.ask()
+        ids, end = [], time.monotonic() + 3
+        while time.monotonic() < end:
+            ids.append((time.monotonic(), api.ask()))
+        killed = time.monotonic()
+        api.part.__exit__()
+        kept = api.kept()
+        settled = [identifier for at, identifier in ids if at < killed - 1]
+        assert len(settled) > 10
+        assert set(settled) <= kept
+
+
+def test_what_was_answered_while_the_database_was_out_is_in_the_log_afterwards(tmp_path: Path) -> None:
+    with new_postgres() as server, api_on(server.url, tmp_path) as api:
+        before = [api.ask() for _ in range(5)]
+        server.kill()
+        statuses, during = set(), []
+        for _ in range(25):
+            response = api.http.post(api.path, json=BODY)
+            statuses.add(response.status_code)
+            if response.status_code == 200:
+                during.append(response.json()["id"])
+        # An outage is said to the caller where the answer needs the database, never because of the log.
+        assert statuses <= {200, 503}
+        server.start()
+        wait_until("the API is ready again", lambda: is_ready(api.http))
+        wait_until("what waited is written", lambda: {*before, *during} <= api.kept())
+        assert api.ask() is not None
+        assert 'bco_logged_prescriptions_total{result="lost"} 0.0' in api.http.get("/metrics").text

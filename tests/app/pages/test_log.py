@@ -1,0 +1,286 @@
+"""Pages about the log: found by filters, opened, recorded, reproduced and decided again."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.tables import PrescriptionRow
+from app.http import security
+from app.pages.log.entry import MOST_ROWS, Entry, number_of, outcome_request, place
+from app.pages.wording import in_a_line, written
+from tests.app.datasets.test_histories import context as shop_context
+from tests.app.datasets.test_histories import learned_from, shops
+from tests.support.journey import CONTEXTS, Json, answered, learned
+from tests.support.looking import another_browser, look, people, send, words
+
+
+@pytest.fixture(autouse=True)
+def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+
+
+@pytest.fixture
+def browser(client: TestClient) -> TestClient:
+    return another_browser(client)
+
+
+@pytest.fixture(scope="module")
+def posterior(client: TestClient) -> Json:
+    return learned(client, name="bakery")
+
+
+def asked(client: TestClient, posterior: Json, **changes: Any) -> Json:
+    """A kept prescription for two contexts."""
+    kind = "evaluate" if "alternatives" in changes else "prescribe"
+    body = {"contexts": CONTEXTS[:2]} | changes
+    answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/{kind}", json=body))
+    assert client.app.state.log.flush(10)  # type: ignore[attr-defined]
+    return answer
+
+
+def wrong(page: Any) -> list[str]:
+    return [html.unescape(text) for text in re.findall(r'<p class="wrong" id="[^"]*">(.*?)</p>', page.text)]
+
+
+# the list
+
+
+def test_who_has_prescribed_nothing_is_led_to_deciding(
+    browser: TestClient, client: TestClient, posterior: Json
+) -> None:
+    assert "Nothing was prescribed yet" in words(look(browser, "/log"))
+    assert f'href="/posteriors/{posterior["id"]}/decide"' in look(browser, "/log").text
+
+
+def test_the_list_shows_decisions_newest_first_and_in_pages(
+    browser: TestClient, client: TestClient, posterior: Json, settings: Callable[..., None]
+) -> None:
+    settings(log_rate=10_000)
+    answers = [asked(client, posterior) for _ in range(27)]
+    page = look(browser, "/log")
+    listed = re.findall(r'href="/log/(pres_\w+)"', page.text)
+    assert listed == [answer["id"] for answer in answers[:1:-1]]
+    said = words(page)
+    assert in_a_line(answers[-1]["prescriptions"][0]["decision"]) in said
+    assert in_a_line(CONTEXTS[0]) in said
+    older = re.search(r'<p class="pager"><a href="([^"]*)"', page.text)
+    assert older is not None
+    rest = look(browser, html.unescape(older[1]))
+    assert re.findall(r'href="/log/(pres_\w+)"', rest.text) == [answer["id"] for answer in answers[1::-1]]
+    for format in ("csv", "parquet"):
+        assert f"/v1/prescriptions/export?format={format}" in page.text
+
+
+def test_filters_narrow_the_list_and_the_export(browser: TestClient, client: TestClient, posterior: Json) -> None:
+    other = learned(client, name="another")
+    what_if = asked(client, other, alternatives=[{"name": "as always", "decision": {"croissants": 60, "loaves": 60}}])
+    found = {
+        f"posterior={other['id']}": True,
+        "kind=evaluate": True,
+        "kind=prescribe": False,
+        "outcome=yes": False,
+        "outcome=no": True,
+        "since=2020-01-01&until=2020-01-02": False,
+        "since=2020-01-01&until=2190-01-01": True,
+    }
+    for query, there in found.items():
+        page = look(browser, f"/log?{query}")
+        assert (what_if["id"] in page.text) is there, query
+        assert ("Nothing was prescribed that fits" in words(page)) is ("2020-01-02" in query or query == "outcome=yes")
+    page = look(browser, f"/log?posterior={other['id']}&outcome=no")
+    assert f"posterior_id={other['id']}&has_outcome=false&format=csv" in html.unescape(page.text)
+    # the last day counts to its end
+    day = answered(client.get(f"/v1/prescriptions/{what_if['id']}"))["created_at"][:10]
+    assert what_if["id"] in look(browser, f"/log?since={day}&until={day}").text
+
+
+@pytest.mark.parametrize("query", ["since=yesterday", "until=2024-99-01", "kind=guess", "outcome=perhaps"])
+def test_a_wrong_filter_is_told_beside_it(browser: TestClient, query: str) -> None:
+    assert wrong(look(browser, f"/log?{query}", 422)) != []
+
+
+# one call
+
+
+def test_a_call_is_told_in_words_and_can_be_decided_again(
+    browser: TestClient, client: TestClient, posterior: Json
+) -> None:
+    answer = asked(client, posterior, policy="bcp", risk={"cvar_weight": 0.5, "cvar_level": 0.9})
+    page = look(browser, f"/log/{answer['id']}?context=1")
+    said = words(page)
+    decision = answer["prescriptions"][1]["decision"]
+    for name, value in decision.items():
+        assert f"{name} {written(round(value, 2))[:4]}" in said
+    assert "2 contexts" in said
+    assert "the worst 10% of cases count 50%" in said
+    again = re.search(rf'href="(/posteriors/{posterior["id"]}/decide\?[^"]*)"', page.text)
+    assert again is not None
+    second = CONTEXTS[1]
+    for part in (f"c.weekday={second['weekday']}", f"c.promotion={int(second['promotion'])}", "policy=bcp", "risk=0.5"):
+        assert part in html.unescape(again[1])
+    for address in (f"/v1/prescriptions/{answer['id']}/outcome", f"/v1/prescriptions/{answer['id']}/reproduce"):
+        assert address in page.text
+
+
+def test_what_if_shows_the_alternatives(browser: TestClient, client: TestClient, posterior: Json) -> None:
+    alternatives = [{"name": "as always", "decision": {"croissants": 60, "loaves": 60}}]
+    answer = asked(client, posterior, contexts=CONTEXTS[:1], alternatives=alternatives)
+    said = words(look(browser, f"/log/{answer['id']}"))
+    assert "What if" in said
+    assert "as always croissants 60, loaves 60" in said
+
+
+def test_numbers_that_were_changed_are_named(browser: TestClient, client: TestClient, posterior: Json) -> None:
+    answer = asked(client, posterior, problem={"items": {"croissants": {"underage_cost": 9}}})
+    assert "items/croissants/underage_cost" in words(look(browser, f"/log/{answer['id']}"))
+
+
+def test_a_call_with_many_contexts_shows_the_first_and_leads_to_all(
+    browser: TestClient, client: TestClient, posterior: Json
+) -> None:
+    answer = asked(client, posterior, contexts=CONTEXTS + CONTEXTS[:4], scenarios=20)
+    page = look(browser, f"/log/{answer['id']}?context=63")
+    assert f"The first {MOST_ROWS} are shown" in words(page)
+    assert f"?context={MOST_ROWS - 1}" in page.text
+    assert f"?context={MOST_ROWS}" not in page.text
+    assert "context 64" in words(page)
+    assert "context 64" in words(look(browser, f"/log/{answer['id']}?context=999"))
+    assert "context 1" in words(look(browser, f"/log/{answer['id']}?context=x"))
+
+
+def test_a_context_that_looks_back_says_on_what(browser: TestClient, client: TestClient) -> None:
+    posterior = learned_from(client, shops(client))
+    answer = asked(client, posterior, contexts=[shop_context(60)])
+    assert "Looked back on rows up to" in words(look(browser, f"/log/{answer['id']}"))
+
+
+# what came of it
+
+
+def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client: TestClient, posterior: Json) -> None:
+    answer = asked(client, posterior)
+    path = f"/log/{answer['id']}"
+    fields: Json = {"context": "1", "outcome.croissants": "70", "outcome.loaves": "80"}
+    assert send(browser, f"{path}/outcome", **fields).headers["location"] == f"{path}?context=1#later"
+    record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
+    assert (record["index"], record["outcomes"]) == (1, {"croissants": 70, "loaves": 80})
+    said = words(look(browser, f"{path}?context=1"))
+    assert "With what happened, the prescribed decision costs" in said
+    assert "Nothing is recorded yet" in words(look(browser, path))
+    done: Json = {"context": "1", "done.croissants": "60", "done.loaves": "60"}
+    send(browser, f"{path}/outcome", **done)
+    record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
+    said = words(look(browser, f"{path}?context=1"))
+    assert ("would have saved" in said) is (record["saved"] > 0)
+    other = fields | {"outcome.croissants": "75"}
+    refused = send(browser, f"{path}/outcome", 409, **other)
+    assert "Another value is recorded already" in " ".join(wrong(refused))
+    assert 'name="replace"' in refused.text
+    assert 'value="75"' in refused.text
+    send(browser, f"{path}/outcome", replace="yes", **other)
+    record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
+    assert record["outcomes"]["croissants"] == 75
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"outcome.croissants": "seventy"}, "valid number"),
+        ({"outcome.croissants": "1,200"}, "valid number"),
+        ({"done.loaves": "nan"}, "valid number"),
+        ({}, "nothing to record"),
+        ({"outcome.bagels": "3"}, "outcomes are croissants, loaves"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_and_what_was_typed_stays(
+    browser: TestClient, client: TestClient, posterior: Json, fields: Json, sentence: str
+) -> None:
+    answer = asked(client, posterior)
+    page = send(browser, f"/log/{answer['id']}/outcome", 422, context="0", **fields)
+    assert sentence in words(page)
+    if "nothing" not in sentence and "bagels" not in str(fields):
+        assert any(sentence in one for one in wrong(page))
+        assert next(iter(fields.values())) in page.text
+    assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
+
+
+def test_the_same_again_is_identical_and_a_deleted_posterior_says_so(browser: TestClient, client: TestClient) -> None:
+    posterior = learned(client, name="short-lived")
+    answer = asked(client, posterior)
+    page = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
+    assert "Identical" in words(page)
+    client.delete(f"/v1/posteriors/{posterior['id']}")
+    page = look(browser, f"/log/{answer['id']}")
+    assert "was deleted" in words(page)
+    assert "Decide again" not in words(page)
+    assert 'name="outcome.' not in page.text
+    gone = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
+    assert "cannot be decided again" in words(gone)
+    assert send(browser, f"/log/{answer['id']}/outcome", 409, **{"outcome.loaves": "3"})
+
+
+def test_what_differs_is_listed(browser: TestClient, client: TestClient, posterior: Json) -> None:
+    from app.db.blobs import checksum
+    from app.log.writer import packed, unpacked
+
+    answer = asked(client, posterior)
+    with transaction() as session:
+        row = session.get_one(PrescriptionRow, answer["id"])
+        kept = unpacked(row.answer, row.answer_sha256).replace(b'"quality":"', b'"quality":"not ', 1)
+        row.answer, row.answer_sha256 = packed(kept), checksum(kept)
+    page = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
+    assert "It differs in 1 place" in words(page)
+    assert "#/quality" in words(page)
+
+
+def test_forms_of_others_and_keys_that_may_not_train_are_refused(client: TestClient, posterior: Json) -> None:
+    answer = asked(client, posterior)
+    path, stranger = f"/log/{answer['id']}", another_browser(client)
+    for action in ("outcome", "reproduce"):
+        assert stranger.post(f"{path}/{action}", data={"csrf": "guessed"}).status_code == 403
+    with people(client) as log_in:
+        reader = log_in("read")
+        page = look(reader, path)
+        assert "Record it" not in words(page)
+        assert "A key with the scope train can record it" in words(page)
+        assert "scope 'train'" in words(send(reader, f"{path}/outcome", 403, **{"outcome.loaves": "3"}))
+        # reproducing changes nothing
+        assert "Identical" in words(send(reader, f"{path}/reproduce", 200))
+        look(log_in(workspace="other"), path, 404)
+
+
+# pieces
+
+
+def test_requests_have_what_was_typed() -> None:
+    values = {"outcome.a": "3", "outcome.b": "", "done.a/b": " 4.5 ", "other": "x"}
+    assert outcome_request(2, values, True) == {
+        "rows": [{"index": 2, "outcomes": {"a": 3.0}, "done": {"a/b": 4.5}}],
+        "replace": True,
+    }
+    assert outcome_request(0, {}, False) == {"rows": [{"index": 0}]}
+    assert number_of(" about 3 ") == "about 3"
+    assert place("done.", "a/b~c") == "#/rows/0/done/a~1b~0c"
+
+
+def test_contexts_may_have_come_without_names() -> None:
+    columns = [{"name": "weekday", "role": "context"}, {"name": "sold", "role": "outcome"}]
+    record = {"kind": "prescribe", "request": {"contexts": [["SAT"], 3]}, "outcomes": []}
+    entry = Entry(record, {"columns": columns}, 0)
+    assert entry.context(0) == {"weekday": "SAT"}
+    assert entry.context(1) == {}
+
+
+def test_long_lines_are_cut_short() -> None:
+    assert in_a_line({"a": True, "b": 1.23456, "c": None, "d": "x", "e": 5, "f": 6, "g": 7}) == (
+        "a yes, b 1.235, c –, d x, e 5 and 2 more"
+    )
+    assert in_a_line(["SAT", 21.5]) == "SAT, 21.5"
+    assert in_a_line("odd") == "odd"

@@ -1,0 +1,277 @@
+"""The door of the pages: sessions in place of keys, forms that only we can have given out, readable errors."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from app.db.base import now
+from app.db.engine import transaction
+from app.db.tables import KeyRow, SessionRow
+from app.http import security
+from app.keys import service as keys
+from app.main import create_app
+from app.pages.asking import Call
+from tests.support.journey import answered, create_problem
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+
+@pytest.fixture(autouse=True)
+def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+
+
+@pytest.fixture
+def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
+    def make(workspace: str = "default", scopes: str = "read,train,admin") -> str:
+        return keys.create("test", workspace, scopes.split(","), None)[1]
+
+    yield make
+    with transaction() as session:
+        session.execute(sa.delete(SessionRow))
+        session.execute(sa.delete(KeyRow))
+
+
+@pytest.fixture
+def browser(client: TestClient) -> Iterator[TestClient]:
+    """Another browser than the other tests': cookies of its own."""
+    with TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML) as browser:
+        yield browser
+
+
+def token(browser: TestClient, path: str = "/login") -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
+    assert found is not None
+    return found[1]
+
+
+def log_in(browser: TestClient, key: str, **more: str) -> str:
+    answer = browser.post("/login", data={"csrf": token(browser), "key": key, **more})
+    assert answer.status_code == 303, answer.text
+    return answer.headers["location"]
+
+
+def test_a_page_leads_to_the_form_for_a_key_and_back(browser: TestClient, make_key: Callable[..., str]) -> None:
+    key = make_key()
+    asked = browser.get("/datasets?limit=2")
+    assert (asked.status_code, asked.headers["location"]) == (303, "/login?next=%2Fdatasets%3Flimit%3D2")
+    assert log_in(browser, key, next="/datasets?limit=2") == "/datasets?limit=2"
+    assert browser.get("/").status_code == 200
+    assert browser.get("/v1/problems").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example", "x"]
+)
+def test_the_form_leads_to_pages_of_ours_alone(
+    browser: TestClient, make_key: Callable[..., str], elsewhere: str
+) -> None:
+    assert log_in(browser, make_key(), next=elsewhere) == "/"
+
+
+@pytest.mark.parametrize("wrong", ["", "nonsense", "bco_01JCXV7Q0GZ3M5W8K2T4N6P9RS_guess", "bco_ü", "x" * 5000])
+def test_a_wrong_key_opens_nothing(browser: TestClient, make_key: Callable[..., str], wrong: str) -> None:
+    make_key()
+    answer = browser.post("/login", data={"csrf": token(browser), "key": wrong})
+    assert answer.status_code == 401
+    assert "This key does not work" in answer.text
+    assert browser.get("/v1/problems").status_code == 401
+
+
+def test_a_key_that_may_not_read_is_told_so(browser: TestClient, make_key: Callable[..., str]) -> None:
+    answer = browser.post("/login", data={"csrf": token(browser), "key": make_key(scopes="train")})
+    assert answer.status_code == 401
+    assert "scope read" in answer.text
+
+
+@pytest.mark.parametrize("odd", ["%3F", "%3Flimit=1", "%23", "%2e", "%2e%2e", "%00", "%0a", "a%2fb", "%ff", "x" * 300])
+@pytest.mark.parametrize("under", ["/datasets/", "/problems/", "/jobs/", "/posteriors/", "/backtests/", "/log/"])
+def test_an_id_that_is_none_is_not_there(browser: TestClient, under: str, odd: str) -> None:
+    answer = browser.get(under + odd)
+    assert answer.status_code in (200, 303, 404), answer.text
+    if "decide" not in answer.text:
+        assert browser.get(f"{under}{odd}/decide").status_code == 404
+    for query in ("problem", "dataset", "posterior", "like"):
+        for form in ("/jobs/new", "/backtests/new", "/problems/new", "/datasets/new"):
+            assert browser.get(f"{form}?{query}={odd}").status_code < 500
+
+
+@pytest.mark.parametrize("spec", ['{"a": 99999999999999999999999999}', '{"a": "\\ud800"}', "[" * 900, "{", "9" * 5000])
+def test_what_cannot_be_sent_to_the_api_is_said_not_suffered(browser: TestClient, spec: str) -> None:
+    form = {"csrf": token(browser), "kind": "linear", "name": "x", "spec": spec}
+    for address in ("/problems/check", "/problems/new"):
+        assert browser.post(address, data=form).status_code < 500
+    whole = {"csrf": form["csrf"], "sent": "yes", "seed": "9" * 30, "splits": "9" * 30}
+    assert browser.post("/backtests", data=whole).status_code < 500
+
+
+def test_commands_to_paste_hold_names_of_every_kind() -> None:
+    call = Call("POST", "/v1/datasets/upload", file="it's; a,\"b.csv", fields={"name": "@home", "outcomes": "a;type=b"})
+    words = shlex.split(call.curl("http://localhost", False))
+    assert words[words.index("-F") + 1] == 'file=@"it\'s; a,\\"b.csv"'
+    given = [words[at + 1] for at, word in enumerate(words) if word == "--form-string"]
+    assert given == ["name=@home", "outcomes=a;type=b"]
+
+
+def test_who_tries_many_keys_waits(
+    browser: TestClient, make_key: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_key()
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    form = token(browser)
+    for number in range(30):
+        browser.post("/login", data={"csrf": form, "key": f"bco_guess{number}"})
+    assert max(waits) == security.WRONG_KEY_WAIT_SECONDS
+
+
+def test_the_browser_keeps_a_token_and_never_the_key(browser: TestClient, make_key: Callable[..., str]) -> None:
+    key = make_key()
+    before = token(browser)
+    answer = browser.post("/login", data={"csrf": before, "key": key})
+    cookie = answer.headers["set-cookie"]
+    assert key not in cookie
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    # Whoever had the token before has no session by it.
+    assert token(browser, "/nothing") != before
+    with transaction() as session:
+        kept = session.scalars(sa.select(SessionRow.sha256)).all()
+    assert browser.cookies["bco_session"] not in kept
+
+
+def test_a_session_changes_nothing_through_the_api(browser: TestClient, make_key: Callable[..., str]) -> None:
+    log_in(browser, make_key())
+    spec = {"kind": "newsvendor", "items": [{"name": "a", "underage_cost": 1, "overage_cost": 1}]}
+    refused = browser.post("/v1/problems", json={"name": "mine", "spec": spec})
+    assert refused.status_code == 401
+    assert browser.delete("/v1/problems/prob_01JCXV7Q0GZ3M5W8K2T4N6P9RS").status_code == 401
+
+
+@pytest.mark.parametrize("given", [{}, {"csrf": "guessed"}, {"csrf": "0" * 64}])
+def test_a_form_without_its_token_is_refused(
+    browser: TestClient, make_key: Callable[..., str], given: dict[str, str]
+) -> None:
+    log_in(browser, make_key())
+    assert browser.post("/logout", data=given).status_code == 403
+    assert browser.get("/v1/problems").status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://elsewhere.example", "null", "http://localhost:1"])
+def test_a_form_from_elsewhere_is_refused(browser: TestClient, make_key: Callable[..., str], origin: str) -> None:
+    log_in(browser, make_key())
+    mine = token(browser, "/nothing")
+    assert browser.post("/logout", data={"csrf": mine}, headers={"Origin": origin}).status_code == 403
+    here = browser.post("/logout", data={"csrf": mine}, headers={"Origin": "http://localhost"})
+    assert (here.status_code, here.headers["location"]) == (303, "/login")
+
+
+def test_a_session_ends_when_its_owner_leaves(browser: TestClient, make_key: Callable[..., str]) -> None:
+    log_in(browser, make_key())
+    kept = browser.cookies["bco_session"]
+    assert browser.post("/logout", data={"csrf": token(browser, "/nothing")}).status_code == 303
+    browser.cookies.set("bco_session", kept)
+    assert browser.get("/v1/problems").status_code == 401
+
+
+def test_a_session_ends_with_its_key(browser: TestClient, make_key: Callable[..., str]) -> None:
+    log_in(browser, make_key())
+    keys.revoke(keys.listing()[-1].id)
+    assert browser.get("/v1/problems").status_code == 401
+    assert browser.get("/").status_code == 303
+
+
+def test_a_session_ends_in_time_and_is_swept_away(browser: TestClient, make_key: Callable[..., str]) -> None:
+    key = make_key()
+    log_in(browser, key)
+    with transaction() as session:
+        session.execute(sa.update(SessionRow).values(expires_at=now() - timedelta(seconds=1)))
+    assert browser.get("/v1/problems").status_code == 401
+    log_in(browser, key)
+    with transaction() as session:
+        assert session.scalar(sa.select(sa.func.count()).select_from(SessionRow)) == 1
+
+
+def test_a_session_sees_the_workspace_of_its_key_alone(client: TestClient, make_key: Callable[..., str]) -> None:
+    problem = create_problem(client)
+    mine, theirs = make_key(), make_key("others", "read")
+    for key, status in ((mine, 200), (theirs, 404)):
+        with TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML) as browser:
+            log_in(browser, key)
+            assert browser.get(f"/v1/problems/{problem['id']}").status_code == status
+            assert browser.get(f"/problems/{problem['id']}").status_code == status
+
+
+def test_without_keys_only_this_machine_sees_pages(client: TestClient) -> None:
+    with TestClient(client.app, base_url="http://elsewhere.example", headers=HTML, follow_redirects=False) as browser:
+        refused = browser.get("/")
+        assert refused.status_code == 403
+        assert "only this machine may call" in refused.text
+
+
+# errors that people can read
+
+
+def test_a_browser_is_told_of_errors_by_a_page(browser: TestClient) -> None:
+    for path, status in (("/nothing", 404), ("/v1/problems/prob_nothing", 404), ("/v1/jobs?limit=0", 422)):
+        answer = browser.get(path)
+        assert answer.status_code == status
+        assert answer.headers["content-type"].startswith("text/html")
+        assert f"Status {status}" in answer.text
+        assert "x-request-id" in answer.headers
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        plain = browser.get(path, headers={"Accept": "application/json"})
+        assert plain.headers["content-type"] == "application/problem+json"
+
+
+def test_an_unforeseen_error_is_a_page_too_and_tells_nothing(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app()
+
+    @app.get("/broken")
+    def broken() -> None:
+        raise RuntimeError("a secret of ours")
+
+    with TestClient(app, raise_server_exceptions=False, headers=HTML) as browser:
+        answer = browser.get("/broken")
+    assert answer.status_code == 500
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "secret" not in answer.text
+
+
+def test_a_part_of_a_page_gets_a_sentence(browser: TestClient) -> None:
+    answer = browser.get("/v1/jobs?limit=0", headers={"HX-Request": "true", "Accept": "*/*"})
+    assert answer.status_code == 422
+    assert answer.text.startswith('<div class="notice bad" role="alert">')
+
+
+def test_what_is_asked_for_is_never_written_into_a_page_as_it_is(browser: TestClient) -> None:
+    for path in ("/<script>alert(1)</script>", "/login?next=/%22%3E%3Cscript%3Ealert(1)%3C/script%3E"):
+        assert "<script>alert" not in browser.get(path).text
+
+
+def test_pages_load_and_run_nothing_but_our_own_files(browser: TestClient) -> None:
+    policy = browser.get("/login").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "script-src 'self'" in policy
+
+
+def test_the_reference_is_there_and_names_no_other_host(browser: TestClient) -> None:
+    assert "redoc" in browser.get("/redoc").text
+    script = browser.get("/docs/redoc.js")
+    assert script.status_code == 200
+    assert "cdn.redoc.ly" not in script.text
+    answered(browser.get("/openapi.json"))

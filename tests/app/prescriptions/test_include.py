@@ -1,0 +1,284 @@
+"""Answers that are opened: what they tell is what other calls, other files and other solvers say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import cvxpy
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.tables import JobPartRow, PosteriorRow
+from app.demo import example_problem
+from app.jobs import compute, parts, service
+from app.prescriptions.schemas import PrescribeAnswer
+from tests.support.journey import (
+    CONTEXTS,
+    OUTCOMES,
+    ROWS,
+    Json,
+    answered,
+    await_solvers,
+    create_dataset,
+    learned,
+    prescribe,
+)
+from tests.support.opened import ALL, DAYS, STORES, atoms, made, opened
+
+PARQUET = "application/vnd.apache.parquet"
+
+
+@pytest.fixture(scope="module")
+def bakery(client: TestClient) -> Json:
+    return learned(client)
+
+
+def test_sensitivity_is_what_other_calls_answer(client: TestClient, bakery: Json) -> None:
+    context = CONTEXTS[0]
+    found = opened(client, bakery, context, policy="averaged")
+    told = found["sensitivity"]
+
+    def change(**other: Any) -> dict[str, float]:
+        there = prescribe(client, bakery["id"], contexts=[context | other], scenarios=20, policy="averaged")
+        answer = there["prescriptions"][0]
+        moved = {name: answer["decision"][name] - found["decision"][name] for name in OUTCOMES}
+        return moved | {"cost": answer["expected_cost"] - found["expected_cost"]}
+
+    for name in ("temperature", "rain"):
+        slope, step = told["derivatives"][name], 1e-4
+        up, down = change(**{name: context[name] + step}), change(**{name: context[name] - step})
+        if slope["method"] == "exact":
+            for item in OUTCOMES:
+                assert slope["decision"][item] == pytest.approx(
+                    (up[item] - down[item]) / (2 * step), rel=1e-2, abs=0.01
+                )
+            moved = (up["cost"] - down["cost"]) / (2 * step)
+            assert slope["expected_cost"] == pytest.approx(moved, rel=1e-2, abs=0.05)
+        else:
+            step = slope["step"]
+            up, down = change(**{name: context[name] + step}), change(**{name: context[name] - step})
+            for item in OUTCOMES:
+                assert slope["decision"][item] == pytest.approx((up[item] - down[item]) / (2 * step))
+    assert set(told["derivatives"]) == {"temperature", "rain"}
+    assert context["weekday"] not in told["switches"]["weekday"]
+    for name in ("weekday", "promotion"):
+        for value, effect in told["switches"][name].items():
+            moved_by = change(**{name: {"true": True, "false": False}.get(value, value)})
+            assert effect["decision"] == pytest.approx({item: moved_by[item] for item in OUTCOMES}, abs=1e-6)
+            assert effect["expected_cost"] == pytest.approx(moved_by["cost"], abs=1e-6)
+    for shares in told["attribution"]["outcomes"].values():
+        total = shares["base"] + sum(shares["contributions"].values()) + shares["residual"]
+        assert total == pytest.approx(shares["prediction"], rel=1e-12)
+        assert abs(shares["residual"]) < 1e-6 * abs(shares["prediction"])
+        assert set(shares["contributions"]) == set(context)
+    assert told["attribution"]["method"] == "linear"
+
+
+def test_the_price_of_a_rule_goes_by_its_name(client: TestClient) -> None:
+    tight = STORES | {"decision_rows": [STORES["decision_rows"][0] | {"limit": 15}]}
+    found = opened(
+        client, made(client, tight, ["port", "mill"], DAYS), {"rain": 2.0}, include=["sensitivity", "scenarios"]
+    )
+    prices = {one["rule"]: one["price"] for one in found["sensitivity"]["prices"]}
+    assert {"decision_rows/budget", "rows/serve port", "rows/row 2"} <= set(prices)
+    outcomes = np.array([list(outcomes.values()) for _, outcomes, _ in atoms(found)])
+
+    def least(limit: float) -> float:
+        near, far = cvxpy.Variable(nonneg=True), cvxpy.Variable(nonneg=True)
+        later = 9 * cvxpy.sum(cvxpy.pos(outcomes[:, 0] - near)) + 7 * cvxpy.sum(cvxpy.pos(outcomes[:, 1] - far))
+        program = cvxpy.Minimize(2 * near + far + later / len(outcomes))
+        return float(cvxpy.Problem(program, [near <= 12, 2 * near + far <= limit]).solve(solver=cvxpy.HIGHS))
+
+    assert prices["decision_rows/budget"] == pytest.approx((least(15) - least(15.001)) / 0.001, rel=1e-3)
+
+
+def test_neighbours_are_the_most_similar_rows_and_what_the_decision_would_have_cost(
+    client: TestClient, bakery: Json
+) -> None:
+    found = opened(client, bakery, CONTEXTS[7], include=["neighbours"], neighbours=3)
+    assert set(found) & set(ALL) == {"neighbours"}
+    told = found["neighbours"]
+    assert told["of_rows"] == len(ROWS)
+    assert [len(told["rows"]), told["rows"][0]["distance"]] == [3, pytest.approx(0, abs=1e-6)]
+    nearest = told["rows"][0]
+    assert nearest["outcomes"] == {name: ROWS[7][name] for name in OUTCOMES}
+    assert nearest["context"] == CONTEXTS[7]
+    cost = 0.0
+    for item in example_problem()["spec"]["items"]:
+        short = ROWS[7][item["name"]] - found["decision"][item["name"]]
+        cost += max(item["underage_cost"] * short, -item["overage_cost"] * short)
+    assert nearest["cost"] == pytest.approx(cost)
+
+
+def test_neighbours_of_rows_that_are_gone_are_refused(client: TestClient) -> None:
+    posterior = learned(client)
+    with transaction() as session:
+        session.get_one(PosteriorRow, posterior["id"]).dataset_id = None
+    body = {"contexts": CONTEXTS[:1], "include": ["neighbours"]}
+    problem = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), 409)
+    assert "rows of the history" in problem["detail"]
+
+
+def test_scenarios_are_served_as_one_long_table(client: TestClient, bakery: Json) -> None:
+    body = {"contexts": CONTEXTS[:2], "scenarios": 15, "include": ["scenarios"]}
+    address = f"/v1/posteriors/{bakery['id']}/prescribe"
+    plain = answered(client.post(address, json=body))["prescriptions"]
+    response = client.post(address, json=body, headers={"accept": PARQUET})
+    assert (response.status_code, response.headers["content-type"]) == (200, PARQUET)
+    table = pq.read_table(io.BytesIO(response.content))
+    assert table.column_names == ["context", "scenario", "weight", *(f"outcome.{name}" for name in OUTCOMES), "cost"]
+    assert table.num_rows == 30
+    assert table["context"].to_pylist() == [0] * 15 + [1] * 15
+    assert table["cost"].to_pylist() == [cost for one in plain for cost in one["scenarios"]["costs"]]
+    refused = client.post(address, json=body | {"include": ["outcomes"]}, headers={"accept": PARQUET})
+    assert "scenarios alone" in answered(refused, 422)["detail"]
+
+
+def test_what_is_not_asked_for_is_absent_and_changes_nothing(client: TestClient, bakery: Json) -> None:
+    plain = prescribe(client, bakery["id"], contexts=CONTEXTS[:2], scenarios=20)
+    assert not set(plain["prescriptions"][0]) & set(ALL)
+    body = prescribe(client, bakery["id"], contexts=CONTEXTS[:2], scenarios=20, include=["outcomes"])
+    for opened_one, one in zip(body["prescriptions"], plain["prescriptions"], strict=True):
+        assert {name: value for name, value in opened_one.items() if name != "outcomes"} == one
+
+
+def test_the_opened_answer_is_exactly_what_the_docs_promise(client: TestClient, bakery: Json) -> None:
+    await_solvers(client)
+    answer = {"id": None} | prescribe(client, bakery["id"], contexts=CONTEXTS[:2], include=ALL)
+    assert PrescribeAnswer.model_validate(answer, strict=False).model_dump() == answer
+
+
+def test_a_context_that_is_refused_has_nothing_to_tell(client: TestClient, bakery: Json) -> None:
+    contexts = [CONTEXTS[0] | {"weekday": "NEVER"}, CONTEXTS[1]]
+    await_solvers(client)
+    refused, other = prescribe(client, bakery["id"], contexts=contexts, include=ALL)["prescriptions"]
+    assert [refused[name] for name in ALL] == [None] * 5
+    assert other["outcomes"] is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"include": ["weather"]}, "Input should be"),
+        ({"include": ["outcomes"], "scenarios": 2000, "contexts": CONTEXTS * 5}, "fewer contexts or scenarios"),
+        ({"include": ["sensitivity"], "policy": "thompson"}, "at random"),
+        ({"include": ["neighbours"], "neighbours": 101}, "less than or equal to 100"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused(client: TestClient, bakery: Json, changes: Json, words: str) -> None:
+    body = {"contexts": CONTEXTS[:1]} | changes
+    problem = answered(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 422)
+    assert words in json.dumps(problem)
+
+
+def run_batch(client: TestClient, job_id: str) -> None:
+    """What workers do with a batch, here."""
+    attempt = service.start(job_id)
+    assert attempt is not None
+    assert parts.offer(job_id, attempt)
+    with transaction() as session:
+        left = list(session.scalars(sa.select(JobPartRow.seq).where(JobPartRow.job_id == job_id)))
+
+    def next_part() -> None:
+        seq = left.pop()
+        assert parts.start(job_id, seq)
+        compute.run_part(job_id, seq)
+
+    compute.run(job_id, attempt, next_part)
+    assert answered(client.get(f"/v1/jobs/{job_id}"))["state"] == "succeeded"
+
+
+def batch(client: TestClient, posterior: Json, contexts: list[Json], **options: Any) -> list[Json]:
+    """The lines of a batch's CSV file."""
+    dataset = create_dataset(
+        client, outcomes=["none"], rows=[one | {"none": index} for index, one in enumerate(contexts)]
+    )
+    body = {"dataset_id": dataset["id"], "scenarios": 20, "neighbours": 2} | options
+    job = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
+    run_batch(client, job["id"])
+    return list(csv.DictReader(client.get(f"/v1/jobs/{job['id']}/result").text.splitlines()))
+
+
+def test_a_batch_has_the_parts_of_an_opened_answer_as_columns(client: TestClient, bakery: Json) -> None:
+    rows = [CONTEXTS[0], CONTEXTS[1] | {"weekday": "NEVER"}, CONTEXTS[2]]
+    text = "\n".join(
+        [
+            ",".join(rows[0]),
+            *(
+                ",".join(str(float(value) if isinstance(value, bool) else value) for value in row.values())
+                for row in rows
+            ),
+        ]
+    )
+    form = {"include": "outcomes, sensitivity,scenarios,neighbours", "scenarios": "20", "neighbours": "2"}
+    address = f"/v1/posteriors/{bakery['id']}/batch-prescriptions/upload"
+    job = answered(client.post(address, data=form, files={"file": ("days.csv", text.encode())}), 202)
+    run_batch(client, job["id"])
+    response = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "parquet"})
+    table = pq.read_table(io.BytesIO(response.content)).to_pylist()
+    await_solvers(client)
+    told = prescribe(client, bakery["id"], contexts=[rows[0], rows[2]], include=ALL, scenarios=20, neighbours=2)
+    for line, one in zip((table[0], table[2]), told["prescriptions"], strict=True):
+        for name, outcome in one["outcomes"].items():
+            assert line[f"outcomes.{name}.mean"] == pytest.approx(outcome["mean"])
+            assert line[f"outcomes.{name}.quantiles.0.95"] == pytest.approx(outcome["quantiles"]["0.95"])
+            assert line[f"outcomes.{name}.service_level"] == pytest.approx(outcome["service_level"])
+        slope = one["sensitivity"]["derivatives"]["temperature"]
+        assert line["sensitivity.derivatives.temperature.method"] == slope["method"]
+        assert line["sensitivity.derivatives.temperature.decision.loaves"] == pytest.approx(slope["decision"]["loaves"])
+        assert json.loads(line["scenarios"])["costs"] == pytest.approx(one["scenarios"]["costs"])
+        assert json.loads(line["neighbours"])["rows"][0]["outcomes"] == one["neighbours"]["rows"][0]["outcomes"]
+        assert set(json.loads(line["sensitivity.switches"])["weekday"]) == set(
+            one["sensitivity"]["switches"]["weekday"]
+        )
+    assert table[1]["status"] == "refused"
+    assert table[1]["outcomes.loaves.mean"] is None
+    wrong = client.post(address, data=form | {"include": "weather"}, files={"file": ("days.csv", text.encode())})
+    assert "separated by commas" in answered(wrong, 422)["detail"]
+
+
+def test_parts_of_a_batch_have_the_same_columns_if_all_their_rows_are_refused(
+    client: TestClient, bakery: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.jobs.kinds.prescribe._MOST_ROWS_AT_ONCE", 2)
+    lines = batch(
+        client, bakery, [*CONTEXTS[:2], *(one | {"weekday": "NEVER"} for one in CONTEXTS[:2])], include=ALL[1:]
+    )
+    assert [line["status"] for line in lines[2:]] == ["refused"] * 2
+    assert all(None not in line for line in lines)
+    assert lines[0]["sensitivity.derivatives.rain.decision.loaves"] != ""
+    assert lines[2]["sensitivity.derivatives.rain.decision.loaves"] == ""
+
+
+def test_a_posterior_that_looks_back_is_opened_too(client: TestClient) -> None:
+    rows = [
+        {"day": f"2024-{1 + n // 28:02}-{1 + n % 28:02}", "rain": float(n % 5), "sold": 20.0 + n % 7 + n % 5}
+        for n in range(84)
+    ]
+    spec = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 2, "overage_cost": 1}]}
+    problem = answered(client.post("/v1/problems", json={"name": "shop", "spec": spec}), 201)
+    dataset = create_dataset(client, outcomes=["sold"], time="day", rows=rows)
+    shop = learned(client, problem_id=problem["id"], dataset_id=dataset["id"])
+    context = {"day": "2024-03-28", "rain": 3.0}
+    found = opened(client, shop, context)
+    told = found["sensitivity"]
+    (other,) = told["switches"]["day"]
+    assert other in ("2024-03-29", "2024-03-27")
+    there = prescribe(client, shop["id"], contexts=[context | {"day": other}], scenarios=20)["prescriptions"][0]
+    moved = there["decision"]["sold"] - found["decision"]["sold"]
+    assert told["switches"]["day"][other]["decision"]["sold"] == pytest.approx(moved, abs=1e-6)
+    assert set(told["attribution"]["outcomes"]["sold"]["contributions"]) == {"day", "rain"}
+    assert found["neighbours"]["rows"][0]["context"] == context
+
+
+def test_an_answer_that_cannot_be_opened_in_time_says_so(client: TestClient, bakery: Json) -> None:
+    body = {"contexts": CONTEXTS[:1], "include": ["sensitivity"], "time_limit_seconds": 1e-4}
+    problem = answered(client.post(f"/v1/posteriors/{bakery['id']}/prescribe", json=body), 503)
+    assert "include less" in problem["detail"]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.commands import api
+from app.settings import Settings
+
+SCRIPT = """
+from app.prescriptions.warm import warm_up
+from bco_core import rows
+from bco_core.predictors import kernel
+from bco_core.prescribe import PrescribeOptions, prescribe
+from tests.bco_core.test_rows import contexts_of, newsvendor, posterior_of
+
+def compiled():
+    return [len(one.signatures) for one in (kernel.outputs, rows._mean, rows._sum, rows._exp_affine, rows._sample_near)]
+
+assert compiled() == [0] * 5
+warm_up()
+before = compiled()
+for way in (("scaled", None), ("stretch", 0.2)):
+    prescribe(posterior_of("skip_mlp", *way), newsvendor(), contexts_of(), PrescribeOptions("averaged"))
+assert compiled() == before, (before, compiled())
+"""
+
+
+def test_the_first_prescription_finds_everything_compiled(repository: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    subprocess.run((sys.executable, "-c", SCRIPT), cwd=repository, env=environment, check=True)
+
+
+def test_a_server_does_not_pause_to_look_through_what_it_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def run(self: Any, sockets: Any = None) -> None:
+        seen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(api.Server, "run", run)
+    monkeypatch.setattr("app.prescriptions.memory.give_back_early", lambda: None)
+    try:
+        api.run(Settings())
+    finally:
+        gc.unfreeze()
+    assert seen[0] > 100_000

@@ -1,0 +1,228 @@
+"""Ready-made problems by HTTP: made, compiled, learned for, decided and patched by the names that planners gave."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.problems.ready import ReadyMade
+from app.problems.schemas import NewProblem
+from bco_core.problems.ready.kinds import READY, compiled
+from tests.support.journey import QUICK, Json, answered, await_solvers, create_dataset, learned
+from tests.support.ready_made import SPECS, history
+
+
+def create(client: TestClient, spec: Json, status: int = 201) -> Json:
+    return answered(client.post("/v1/problems", json={"name": "ready", "spec": spec}), status)
+
+
+class Made(dict[str, Json]):
+    """Problems by kind, each made when it is first asked for."""
+
+    def __init__(self, client: TestClient) -> None:
+        self.client = client
+
+    def __missing__(self, kind: str) -> Json:
+        self[kind] = create(self.client, SPECS[kind])
+        return self[kind]
+
+
+@pytest.fixture(scope="module")
+def made(client: TestClient) -> Made:
+    # A check that searches for whole numbers takes place there.
+    await_solvers(client)
+    return Made(client)
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert set(SPECS) == set(READY)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_a_problem_is_compiled_to_is_a_linear_problem_of_the_same_names(
+    client: TestClient, made: Made, kind: str
+) -> None:
+    problem = made[kind]
+    answer = answered(client.get(f"/v1/problems/{problem['id']}/compiled"))
+    assert (answer["id"], answer["kind"], answer["spec"]["kind"]) == (problem["id"], kind, "linear")
+    again = create(client, answer["spec"])
+    assert (again["decisions"], again["outcomes"]) == (problem["decisions"], problem["outcomes"])
+    other = answered(client.get(f"/v1/problems/{again['id']}/compiled"))
+    assert answer["spec"].items() <= compiled_again(other["spec"], answer["spec"]).items()
+
+
+def compiled_again(spec: Json, like: Json) -> Json:
+    """A linear specification without the fields that only reading it has filled in."""
+    parts = ("decisions", "recourse", "outcomes", "rows")
+    cut = {
+        part: [
+            {name: value for name, value in entry.items() if name in first}
+            for entry, first in zip(spec[part], like[part], strict=True)
+        ]
+        for part in parts
+    }
+    return spec | cut
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_what_the_service_stores_compiles_as_what_was_sent(made: Made, kind: str) -> None:
+    assert compiled(made[kind]["spec"]) == compiled(SPECS[kind])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "newsvendor", "items": [{"name": "rolls", "underage_cost": 3, "overage_cost": 1}]},
+        {"kind": "mean_variance_portfolio", "assets": [{"name": "gold"}], "covariance": [[0.1]]},
+    ],
+)
+def test_a_problem_that_is_no_linear_model_by_names_has_none(client: TestClient, spec: Json) -> None:
+    problem = create(client, spec)
+    refused = answered(client.get(f"/v1/problems/{problem['id']}/compiled"), 409)
+    assert f"problems of kind {spec['kind']} are not linear models" in refused["detail"]
+
+
+def test_two_stage_problems_are_shown_as_linear_ones(client: TestClient) -> None:
+    spec = {
+        "kind": "shipment",
+        "sources": [{"name": "north", "order_cost": 5, "emergency_cost": 40}],
+        "destinations": ["city"],
+        "transport_costs": [[1]],
+    }
+    problem = create(client, spec)
+    answer = answered(client.get(f"/v1/problems/{problem['id']}/compiled"))
+    assert answer["spec"]["kind"] == "linear"
+    assert create(client, answer["spec"])["decisions"] == ["north"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "pointer", "words"),
+    [
+        ("shortest_path", {"target": "moon"}, "#/spec/target", "there are home"),
+        ("shortest_path", {"edges": [{"start": "home", "end": "office", "cost": [1]}]}, "#/spec/edges/0/cost", ""),
+        ("assignment", {"forbidden": [["ann", "roof"], ["bob", "roof"]]}, "#/spec/forbidden", "1 of 2 tasks"),
+        ("knapsack", {"capacities": {"kg": -1}}, "#/spec/capacities/kg", "greater than or equal to 0"),
+        ("knapsack", {"capacities": {"kg": 5}}, "#/spec/items/0/weights/litres", "there are kg"),
+        ("facility_location", {"transport_costs": [[1, 2]]}, "#/spec/transport_costs", "each of the 2 facilities"),
+        ("production", {"resources": []}, "#/spec/products/0/uses/hours", "no resource"),
+        ("unit_commitment", {"demand": [4.0]}, "#/spec/demand", "each of the 2 hours"),
+        ("unit_commitment", {"demand": [4.0, 5.0]}, "#/spec", "nothing here is uncertain"),
+    ],
+)
+def test_mistakes_are_refused_at_the_planners_own_places(
+    client: TestClient, kind: str, changes: Json, pointer: str, words: str
+) -> None:
+    refused = create(client, SPECS[kind] | changes, 422)
+    assert [error["pointer"] for error in refused["errors"]] == [pointer]
+    assert words in refused["errors"][0]["detail"]
+
+
+def test_what_cannot_be_kept_is_refused_at_the_planners_own_places(client: TestClient) -> None:
+    greedy = SPECS["production"]["products"][0] | {"minimum": 100}
+    refused = create(client, SPECS["production"] | {"products": [greedy, SPECS["production"]["products"][1]]}, 422)
+    (error,) = refused["errors"]
+    assert error["pointer"].startswith(("#/spec/resources/0", "#/spec/products/0")) or error["pointer"] == "#/spec"
+
+
+def test_names_that_are_put_together_are_names_too() -> None:
+    long = "n" * 80
+    spec = {"kind": "assignment", "agents": [long], "tasks": [long]}
+    read = NewProblem.model_validate({"name": "long", "spec": spec}).spec
+    assert isinstance(read, ReadyMade)
+    NewProblem.model_validate(json.loads(json.dumps({"name": "long", "spec": compiled(read.model_dump())})))
+
+
+def posterior_for(client: TestClient, problem: Json) -> Json:
+    dataset = create_dataset(client, outcomes=problem["outcomes"], rows=history(problem["outcomes"]))
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+
+
+class Posteriors(Made):
+    """The same with what was learned for them."""
+
+    def __missing__(self, kind: str) -> Json:
+        self[kind] = posterior_for(self.client, create(self.client, SPECS[kind]))
+        return self[kind]
+
+
+@pytest.fixture(scope="module")
+def posteriors(client: TestClient) -> Posteriors:
+    await_solvers(client)
+    return Posteriors(client)
+
+
+def prescribe(client: TestClient, posterior: Json, **changes: Any) -> Json:
+    body = {"contexts": [{"rain": 1.0}, {"rain": 4.0}], "scenarios": 20} | changes
+    return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
+
+
+@pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive"])
+@pytest.mark.parametrize("kind", SPECS)
+def test_every_kind_is_learned_and_decided(
+    client: TestClient, posteriors: Made, made: Made, kind: str, policy: str
+) -> None:
+    for found in prescribe(client, posteriors[kind], policy=policy)["prescriptions"]:
+        assert found["status"] == "optimal", found["reason"]
+        decision = found["decision"]
+        assert list(decision) == made[kind]["decisions"]
+        if kind != "production":
+            assert all(value == pytest.approx(round(value), abs=1e-6) for value in decision.values())
+        rules = compiled(made[kind]["spec"])["rows"]
+        for row in (row for row in rules if not row["recourse"]):
+            value = sum(factor * decision[name] for name, factor in row["decisions"].items())
+            assert row["sense"] != "<=" or value <= row["limit"] + 1e-6
+            assert row["sense"] != ">=" or value >= row["limit"] - 1e-6
+            assert row["sense"] != "=" or value == pytest.approx(row["limit"], abs=1e-6)
+
+
+def test_a_maximised_problem_says_what_it_is_worth(client: TestClient, posteriors: Made) -> None:
+    for kind in ("knapsack", "production"):
+        for found in prescribe(client, posteriors[kind], policy="bcp", costs_over="posterior")["prescriptions"]:
+            assert found["facts"]["expected_value"] == pytest.approx(-found["expected_cost"])
+            assert found["facts"]["expected_value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "patch", "where", "shut"),
+    [
+        ("facility_location", {"facilities": {"north": {"capacity": 0}}}, "facilities/north/capacity", "open north"),
+        ("knapsack", {"capacities": {"litres": 1}}, "capacities/litres", "lamps"),
+        (
+            "shortest_path",
+            {"edges": {"tunnel to office": {"cost": 1000}}},
+            "edges/tunnel to office/cost",
+            "tunnel to office",
+        ),
+        ("assignment", {"costs": {"bob": {"wall": 1000}}}, "costs/bob/wall", "bob to wall"),
+        ("production", {"resources": {"hours": {"available": 0}}}, "resources/hours/available", "make bread"),
+        ("unit_commitment", {"units": {"coal": {"fixed_cost": 1e6}}}, "units/coal/fixed_cost", "coal on in hour 1"),
+    ],
+)
+def test_numbers_are_patched_by_the_planners_own_names(
+    client: TestClient, posteriors: Made, kind: str, patch: Json, where: str, shut: str
+) -> None:
+    answer = prescribe(client, posteriors[kind], policy="bcp", problem=patch)
+    assert [one["where"] for one in answer["problem_differs"]] == [where]
+    assert all(found["decision"][shut] == pytest.approx(0.0, abs=1e-6) for found in answer["prescriptions"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "patch", "pointer", "words"),
+    [
+        ("facility_location", {"facilities": {"east": {"capacity": 1}}}, "#/problem/facilities/east", "north, south"),
+        ("facility_location", {"customers": {"city": {"demand": 5}}}, "#/problem", "names and how many there are stay"),
+        ("shortest_path", {"target": "moon"}, "#/problem/target", "there are home"),
+        ("assignment", {"capacities": {"ann": 0, "bob": 0}}, "#/problem/capacities", "no agent can do a task"),
+        ("knapsack", {"items": {"rugs": {"weights": {"kg": -1}}}}, "#/problem/items/rugs/weights/kg", "greater than"),
+    ],
+)
+def test_a_patch_that_leaves_no_problem_is_refused_at_its_place(
+    client: TestClient, posteriors: Made, kind: str, patch: Json, pointer: str, words: str
+) -> None:
+    body = {"contexts": [{"rain": 1.0}], "problem": patch}
+    refused = answered(client.post(f"/v1/posteriors/{posteriors[kind]['id']}/prescribe", json=body), 422)
+    assert [error["pointer"] for error in refused["errors"]] == [pointer]
+    assert words in refused["errors"][0]["detail"]

@@ -1,0 +1,223 @@
+"""Solver processes in the application: same answers, bounded memory, and replaced when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from app.prescriptions import slow
+from app.problems import check
+from app.solving.pool import Answer, Solvers, _Call
+from app.solving.processes import Template
+from bco_core.policies import POLICIES
+from tests.support.hard_searches import market_split
+from tests.support.journey import (
+    ASSETS,
+    CONTEXTS,
+    FUND,
+    QUICK,
+    Json,
+    answered,
+    create_dataset,
+    learned,
+    months,
+    without_id,
+)
+from tests.support.patience import wait_until
+from tests.support.processes import is_alive
+
+
+@pytest.fixture(scope="module")
+def bakery(client: TestClient) -> Json:
+    return learned(client)
+
+
+@pytest.fixture(scope="module")
+def fund(client: TestClient) -> Json:
+    spec = {"kind": "mean_variance_portfolio", "assets": FUND["assets"], "covariance": FUND["covariance"]}
+    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
+    dataset = create_dataset(client, outcomes=ASSETS, rows=months())
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+
+
+@pytest.fixture(scope="module")
+def split(client: TestClient) -> Json:
+    """A small market split, which is solved at once."""
+    spec = market_split(rows=2, columns=8)
+    problem = answered(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
+    rows = [{"hour": float(hour), "shift": float(hour % 5)} for hour in range(40)]
+    dataset = create_dataset(client, outcomes=["shift"], rows=rows)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+
+
+@pytest.fixture
+def elsewhere(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Solvers:
+    """Every call goes to a solver process."""
+    monkeypatch.setattr(slow, "LARGE", 0)
+    solvers: Solvers = client.app.state.solvers
+    wait_until("the template is ready", lambda: solvers.start().ready)
+    return solvers
+
+
+def ask(client: TestClient, posterior: Json, contexts: list[Any], **changes: Any) -> Any:
+    body = {"contexts": contexts, "scenarios": 30} | changes
+    return client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["bakery", "fund", "split"])
+def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
+    client: TestClient, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, policy: str
+) -> None:
+    posterior = request.getfixturevalue(kind)
+    moods = [{"mood": row["mood"], "rates": row["rates"]} for row in months(3)]
+    contexts = {"bakery": CONTEXTS[:7], "fund": moods, "split": [{"hour": 3.0}]}[kind]
+    here = ask(client, posterior, contexts, policy=policy)
+    request.getfixturevalue("elsewhere")
+    there = ask(client, posterior, contexts, policy=policy)
+    assert client.app.state.solvers.pids()
+    assert (here.status_code, there.status_code) == (200, 200), there.text
+    assert without_id(here.content) == without_id(there.content)
+
+
+def test_one_of_several_apis_alone_counts_what_its_solver_processes_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    template = Template(100)
+    try:
+        wait_until("the template is ready", lambda: template.ready)
+        assert "PROMETHEUS_MULTIPROC_DIR" not in psutil.Process(template._process.pid).environ()
+    finally:
+        template.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusals_are_the_same_too(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
+    for contexts, where in (([{}], "#/contexts/0"), ([CONTEXTS[0] | {"weekday": "never"}], "#/contexts/0/weekday")):
+        response = ask(client, bakery, contexts)
+        assert response.status_code == 422
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["errors"][0]["pointer"].startswith(where)
+    assert ask(client, {"id": "post_NONE"}, CONTEXTS[:1]).status_code == 404
+
+
+def test_decisions_of_solver_processes_are_counted(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
+    def counted() -> float:
+        lines = client.get("/metrics").text.splitlines()
+        name = 'bco_prescriptions_total{solver="formula",status="optimal"} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = counted()
+    answered(ask(client, bakery, CONTEXTS[:5]))
+    assert counted() == before + 5
+
+
+def test_a_solver_process_that_dies_is_replaced(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
+    answered(ask(client, bakery, CONTEXTS[:1]))
+    before = elsewhere.pids()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until("they are dead", lambda: not any(is_alive(psutil.Process(pid)) for pid in before))
+    answered(ask(client, bakery, CONTEXTS[:1]))
+    assert elsewhere.pids()
+    assert not set(before) & set(elsewhere.pids())
+
+
+def test_a_template_that_dies_is_replaced(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
+    answered(ask(client, bakery, CONTEXTS[:1]))
+    template = elsewhere.start()
+    template._process.kill()
+    wait_until("it is gone", lambda: not template.alive)
+    wait_until("another is ready", lambda: elsewhere.start().ready)
+    answered(ask(client, bakery, CONTEXTS[:1]))
+
+
+def test_the_process_that_knows_a_problem_is_asked_again(client: TestClient, bakery: Json, elsewhere: Solvers) -> None:
+    answered(ask(client, bakery, CONTEXTS[:1]))
+    before = sorted(elsewhere.pids())
+    for _ in range(3):
+        answered(ask(client, bakery, CONTEXTS[:1]))
+    assert sorted(elsewhere.pids()) == before
+
+
+def test_what_needs_too_much_memory_is_refused_in_a_sentence(
+    database_url: str, bakery: Json, settings: Callable[..., None]
+) -> None:
+    settings(solver_memory_mb=64)
+    with TestClient(create_app(), raise_server_exceptions=False) as small:
+        solvers: Solvers = small.app.state.solvers
+        wait_until("the template is ready", lambda: solvers.start().ready)
+        response = ask(small, bakery, CONTEXTS[:1] * 20_000, scenarios=2_000)
+        assert response.status_code == 503
+        assert response.json()["detail"] == (
+            "this takes more memory than a solver process may have: 64 MB (BCO_SOLVER_MEMORY_MB); "
+            "ask for fewer contexts or scenarios"
+        )
+        assert solvers.pids() == []
+        solvers.close()
+
+
+def test_large_problems_are_checked_elsewhere_and_refused_at_their_place(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, elsewhere: Solvers
+) -> None:
+    monkeypatch.setattr(check, "LARGE", 0)
+    spec = market_split(rows=2, columns=8)
+    answered(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
+    spec["recourse"] = spec["recourse"][:2]
+    for row in spec["rows"]:
+        row["recourse"] = {name: value for name, value in row["recourse"].items() if name.startswith("missing")}
+    response = client.post("/v1/problems", json={"name": "split", "spec": spec})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"].startswith("#/spec/rows/")
+    assert "there is not always a recourse" in response.json()["detail"]
+
+
+def test_no_module_of_the_working_directory_runs_in_a_solver_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "orjson.py").write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    template = Template(256)
+    try:
+        wait_until("the template is ready or gone", lambda: template.ready or not template.alive)
+        assert template.ready
+        process = template.fork()
+        process.close()
+    finally:
+        template.close()
+
+
+def test_no_workspace_has_all_processes_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three calls of one workspace and then one of another, while nothing ends: the other one's is begun."""
+    solvers, begun, go_on = Solvers(2, 512), [], threading.Event()
+
+    def solve(call: object, task: str, key: str, body: bytes, until: float) -> Answer:
+        begun.append(key)
+        assert go_on.wait(60)
+        return {}, b""
+
+    async def ask_all() -> None:
+        calls = [asyncio.create_task(solvers._work(_Call(), key, "", key, b"", 0.0)) for key in ("a", "a", "a", "b")]
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert sorted(begun) == ["a", "b"]
+        go_on.set()
+        await asyncio.gather(*calls)
+
+    monkeypatch.setattr(solvers, "start", lambda: SimpleNamespace(ready=True))
+    monkeypatch.setattr(solvers, "_solve", solve)
+    asyncio.run(ask_all())
+    assert sorted(begun) == ["a", "a", "a", "b"]

@@ -1,0 +1,230 @@
+"""What is told of a mixture: held-out costs, the constant decision beside them, and a verdict in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bco_core.data import Sample, make_folds
+from bco_core.distributions import Mixture
+from bco_core.evaluation import Estimate
+from bco_core.inference.diagnostics import FEW_ROWS, judge_held_out, promise_warning
+from bco_core.inference.held_out import autocorrelation, beyond_bounds
+from bco_core.inference.options import LearningOptions
+from bco_core.policies import POLICIES
+from bco_core.problems.newsvendor import Newsvendor
+from bco_core.problems.registry import build_problem
+from tests.support.held_out_facts import HELD_OUT, PROMISE
+from tests.support.plain_demand import AUTO, LINEAR, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
+
+BRIEF = replace(OPTIONS, epochs=3, members=2)
+
+
+def numbers_in(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for part in value.values() for number in numbers_in(part)]
+    if isinstance(value, list):
+        return [number for part in value for number in numbers_in(part)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.mark.parametrize(
+    ("rows", "gain", "verdict", "reason"),
+    [
+        (FEW_ROWS, Estimate(-2.6, 1.0), None, ""),
+        (FEW_ROWS - 1, Estimate(-2.6, 1.0), "warn", f"only {FEW_ROWS - 1} rows of history"),
+        (1000, Estimate(-2.4, 1.0), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-0.5, 1.0), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(0.5, 1.0), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(-3.0, math.inf), "warn", "no clear gain over one constant decision"),
+        (1000, Estimate(1.5, 1.0), "bad", "cost more than one constant decision"),
+        (FEW_ROWS - 1, Estimate(1.5, 1.0), "bad", "cost more than one constant decision"),
+    ],
+)
+def test_the_verdict_names_the_first_thing_a_planner_should_know(
+    rows: int, gain: Estimate, verdict: str | None, reason: str
+) -> None:
+    quality = judge_held_out(rows, replace(HELD_OUT, over_constant=gain))
+    assert (quality.verdict if quality else None) == verdict
+    assert reason in (quality.reason if quality else "")
+
+
+def test_an_exact_tie_with_the_constant_decision_is_not_called_a_gain() -> None:
+    quality = judge_held_out(1000, replace(HELD_OUT, over_constant=Estimate(0.0, 0.0)))
+    assert quality is not None
+    assert quality.verdict == "warn"
+
+
+@pytest.mark.parametrize(("gain", "warned"), [(Estimate(2.6, 1.0), True), (Estimate(2.4, 1.0), False), (None, False)])
+def test_decisions_that_plain_regression_clearly_betters_are_warned_of(gain: Estimate | None, warned: bool) -> None:
+    quality = judge_held_out(1000, replace(HELD_OUT, over_regression=gain))
+    assert (quality is not None) == warned
+    if quality is not None:
+        assert (quality.verdict, "plain regression" in quality.reason) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("order", "rows", "warned"),
+    [(0.26, 1000, True), (0.24, 1000, False), (-0.9, 1000, False), (0.34, 100, False), (0.36, 100, True)],
+)
+def test_rows_whose_errors_go_together_by_more_than_chance_look_ordered_in_time(
+    order: float, rows: int, warned: bool
+) -> None:
+    quality = judge_held_out(rows, replace(HELD_OUT, order=order))
+    assert (quality is not None) == warned
+    if quality is not None:
+        assert (quality.verdict, "judge forward" in quality.reason) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("covered", "rows", "ratio", "error", "words"),
+    [
+        (0.90, 300, 1.0, 0.05, ""),
+        # Four hundredths are left, and two standard errors of a share of 0.9: 0.035 for 300 rows.
+        (0.83, 300, 1.0, 0.05, ""),
+        (0.82, 300, 1.0, 0.05, "the 90 % range of an outcome held 82% of the held-out ones"),
+        (0.98, 300, 1.0, 0.05, "the 90 % range of an outcome held 98% of the held-out ones"),
+        (0.82, 100, 1.0, 0.05, ""),
+        (0.90, 300, 1.24, 0.05, ""),
+        (0.90, 300, 1.26, 0.05, "1.26 times what decisions cost"),
+        (0.90, 300, 0.74, 0.05, "0.74 times what decisions cost"),
+        (0.90, 300, 0.74, 0.06, ""),
+        (0.90, 300, math.inf, 0.0, "inf times what decisions cost"),
+    ],
+)
+def test_promises_that_are_off_by_more_than_chance_are_said_to_be_off(
+    covered: float, rows: int, ratio: float, error: float, words: str
+) -> None:
+    coverage = HELD_OUT.calibration.coverage | {"0.9": covered}
+    calibration = replace(HELD_OUT.calibration, rows=rows, coverage=coverage)
+    promise = replace(PROMISE, ratio=ratio, standard_error=error)
+    said = promise_warning(calibration, promise)
+    assert words in said
+    assert bool(said) == bool(words)
+    quality = judge_held_out(1000, replace(HELD_OUT, calibration=calibration, promise=promise))
+    assert (quality.reason if quality else "") == said
+
+
+def test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound() -> None:
+    problem = build_problem(
+        {
+            "kind": "two_stage_linear",
+            "decisions": [{"name": "order", "cost": 1, "maximum": 400}],
+            "outcomes": [{"name": "demand", "minimum": 0, "maximum": 250}],
+            "recourse": [{"name": "express", "cost": 4}],
+            "rows": [{"recourse": {"express": 1}, "decisions": {"order": 1}, "sense": ">=", "outcomes": {"demand": 1}}],
+        }
+    )
+    outcomes = torch.tensor([[250.0], [251.0], [-1.0], [100.0]], dtype=torch.float64)
+    assert beyond_bounds(problem, outcomes) == 2
+    assert beyond_bounds(PROBLEM, outcomes) == 0
+    quality = judge_held_out(1000, replace(HELD_OUT, beyond=2))
+    assert quality is not None
+    assert "2 of 1000 rows have an outcome beyond the bounds" in quality.reason
+
+
+def test_the_order_of_rows_is_seen_from_all_of_them() -> None:
+    walk = torch.randn(4000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    walk[:, 1] = torch.cat([walk[:1, 1], 0.6 * walk[:-1, 1] + 0.8 * walk[1:, 1]])
+    shuffled = torch.randperm(4000, generator=torch.Generator().manual_seed(4))
+    true = np.corrcoef(walk[1:, 1], walk[:-1, 1])[0, 1]
+    assert autocorrelation(walk[shuffled], shuffled) == pytest.approx(true, abs=0.01)
+    assert autocorrelation(walk[::2], torch.arange(4000)[::2]) == 0.0
+
+
+def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant() -> None:
+    fixed = Newsvendor.from_spec(
+        {"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 210, "maximum_order": 210}]}
+    )
+    diagnostics = told(make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2), fixed)
+    assert diagnostics.gain_over_constant.mean == pytest.approx(0, abs=1e-9)
+    assert diagnostics.quality == "warn"
+
+
+def test_a_good_fit_on_plenty_of_rows_is_called_ok_and_noise_is_not() -> None:
+    options = replace(OPTIONS, predictor=LINEAR, epochs=300, patience=8)
+    assert told(make_sample(), options).quality == "ok"
+    sample = make_sample()
+    shuffled = torch.randperm(len(sample), generator=torch.Generator().manual_seed(4))
+    unrelated = Sample(sample.contexts, sample.outcomes[shuffled])
+    assert told(unrelated, options).quality != "ok"
+
+
+def test_a_network_that_stops_short_of_plain_regression_is_warned_of() -> None:
+    diagnostics = told(make_sample(), replace(OPTIONS, epochs=300, patience=5))
+    assert diagnostics.gain_over_regression is not None
+    assert diagnostics.gain_over_regression.mean > 2.5 * diagnostics.gain_over_regression.standard_error
+    assert diagnostics.gain_over_constant.mean < -10
+    assert diagnostics.quality == "warn"
+    assert "plain regression" in diagnostics.reason
+
+
+def test_stopping_at_the_epoch_limit_is_reported() -> None:
+    diagnostics = told(make_sample(), replace(OPTIONS, epochs=12, patience=12))
+    assert diagnostics.stopped_early is False
+    assert diagnostics.quality == "warn"
+
+
+@pytest.mark.parametrize("options", [BRIEF, replace(AUTO, epochs=3)], ids=["vi", "auto"])
+def test_diagnostics_are_finite_plain_json(options: LearningOptions) -> None:
+    diagnostics = told(make_sample(), options)
+    plain = diagnostics.to_json()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    numbers = numbers_in(plain)
+    assert len(numbers) > 20
+    assert all(math.isfinite(number) for number in numbers)
+    assert set(diagnostics.held_out_cost) == set(POLICIES)
+    assert plain["held_out_cost"]["map"]["mean"] == diagnostics.held_out_cost["map"].mean
+    assert [point["epoch"] for point in plain["trace"]] == [1, 2, 3]
+    assert plain["certificate"] == diagnostics.certificate.to_json()
+
+
+@pytest.mark.parametrize(("members", "rows"), [(1, 10), (2, 20), (5, 50), (7, 50)])
+def test_a_row_is_judged_if_every_full_partition_holds_it_out(members: int, rows: int) -> None:
+    diagnostics = told(make_sample(rows=53), replace(BRIEF, epochs=1, members=members))
+    assert diagnostics.held_out_rows == rows
+
+
+def test_auto_recommends_a_policy_from_its_table_and_a_choice_of_policy_is_obeyed() -> None:
+    diagnostics = told(make_sample(), replace(AUTO, epochs=3))
+    chosen = [row["policy"] for row in diagnostics.policies if row["chosen"]]
+    assert chosen == [diagnostics.policy]
+    assert diagnostics.policies[0]["policy"] == "averaged"
+    cost = diagnostics.held_out_cost[diagnostics.policy].mean
+    gain = cost - diagnostics.constant_decision_cost.mean
+    assert diagnostics.gain_over_constant.mean == pytest.approx(gain)
+    obedient = told(make_sample(), replace(AUTO, epochs=3, policy="thompson"))
+    assert obedient.policy == "thompson"
+
+
+def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_from_it() -> None:
+    sample, options = make_sample(), replace(BRIEF, members=5)
+    posterior, diagnostics = learned(sample, options)
+    folds = make_folds(len(sample), 5, torch.Generator().manual_seed(options.seed))
+    costs: dict[int, float] = {}
+    assert isinstance(posterior.distribution, Mixture)
+    for loc, rows in zip(posterior.distribution.loc, folds.validation.tolist(), strict=True):
+        held_out = sample.rows(torch.tensor(rows))
+        decisions = posterior.predictor.predict(loc[None], held_out.contexts)[0]
+        for row, cost in zip(rows, PROBLEM.cost(decisions, held_out.outcomes).tolist(), strict=True):
+            costs[row] = cost
+    by_row = torch.tensor([costs[row] for row in sorted(costs)], dtype=torch.float64)
+    reported = diagnostics.held_out_cost["map"]
+    assert reported.mean == pytest.approx(by_row.mean().item(), rel=1e-5)
+    assert reported.standard_error == pytest.approx(by_row.std().item() / math.sqrt(len(by_row)), rel=1e-4)
+
+
+def test_the_constant_decision_it_is_compared_with_has_not_seen_the_rows_it_is_judged_on() -> None:
+    sample = make_sample()
+    diagnostics = told(sample, replace(BRIEF, members=5))
+    in_sample = constant_cost(sample, sample)
+    assert in_sample < diagnostics.constant_decision_cost.mean < 1.1 * in_sample
+    assert diagnostics.cost_scale == pytest.approx(constant_cost(sample, sample))
+    gain = diagnostics.held_out_cost["bcp"].mean - diagnostics.constant_decision_cost.mean
+    assert diagnostics.gain_over_constant.mean == pytest.approx(gain)

@@ -1,0 +1,356 @@
+"""Learning by chains: starts that keep constraints, temperatures, diagnostics in words, resuming, thinning."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm, rankdata
+
+from bco_core.data import Arrays, Sample
+from bco_core.distributions import ChainDraws
+from bco_core.evaluation import Estimate
+from bco_core.families import FAMILIES
+from bco_core.gibbs import make_target
+from bco_core.inference.learn import Learning, learn
+from bco_core.inference.mh.diagnostics import ChainDiagnostics, ChainReport, Convergence, convergence, judge_chains
+from bco_core.inference.mh.metropolis import MetropolisOptions
+from bco_core.inference.mh.starts import choose_predictor, find_starts
+from bco_core.inference.mh.temperature import LADDER
+from bco_core.inference.mh.thinning import thin
+from bco_core.inference.options import LearningOptions, make_options
+from bco_core.policies import decide
+from bco_core.posterior import Posterior, digest
+from bco_core.predictors.registry import AUTO, PredictorOptions, build_predictor
+from bco_core.problems.newsvendor import Newsvendor
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
+from tests.support.held_out_facts import HELD_OUT
+
+NEWSVENDOR = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
+ASSETS = 6
+PROBLEM = ReturnConstrainedPortfolio.from_spec(
+    {
+        "assets": [{"name": f"a{j}"} for j in range(ASSETS)],
+        "factors": {"loadings": [[0.005]] * ASSETS, "residual_variances": [4e-4] * ASSETS},
+        "target_return": 0.08,
+    }
+)
+
+
+def make_sample(rows: int = 80, seed: int = 0) -> Sample:
+    generator = torch.Generator().manual_seed(seed)
+    contexts = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+    slopes = 0.02 * torch.randn(2, ASSETS, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    noise = 0.02 * torch.randn(rows, ASSETS, generator=generator, dtype=torch.float64)
+    return Sample(contexts, 0.1 + contexts @ slopes + noise)
+
+
+QUICK = make_options(
+    method="mh", predictor="linear", chains=3, steps=120, burn_in=60, particles=30, inverse_temperature=200.0
+)
+
+
+def learned(options: LearningOptions, sample: Sample | None = None) -> tuple[Posterior, ChainDiagnostics]:
+    found = learn(PROBLEM, sample or make_sample(), options)
+    assert isinstance(found.diagnostics, ChainDiagnostics)
+    return found.posterior, found.diagnostics
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_starts_keep_the_constraints_and_a_smaller_shift_would_not(kind: str) -> None:
+    sample = make_sample()
+    predictor = build_predictor(kind, sample, (8,) if kind == "mlp" else ())
+    target = make_target(PROBLEM, predictor, sample, FAMILIES["gaussian"])
+    starts = find_starts(target, 3, 0.9, torch.Generator().manual_seed(1))
+    assert starts.feasibility.min() >= 0.9
+    assert (starts.shift < 0).all()
+    assert not torch.equal(starts.theta[0], starts.theta[1])
+    unshifted = starts.theta.clone()
+    unshifted[:, -ASSETS:] -= starts.shift[:, None].float() - 0.0
+    decisions = PROBLEM.decide(predictor.predict(unshifted, sample.contexts))
+    assert (PROBLEM.slack(decisions, sample.outcomes) >= 0).double().mean(dim=1).max() < 0.9
+
+
+@pytest.mark.parametrize(("bent", "kind"), [(False, "linear"), (True, "skip_mlp")])
+def test_auto_takes_a_linear_model_unless_a_network_predicts_clearly_better(bent: bool, kind: str) -> None:
+    sample = make_sample(200)
+    if bent:
+        sample = Sample(sample.contexts, 0.1 + 0.03 * sample.contexts.prod(dim=1, keepdim=True) + 0 * sample.outcomes)
+    options = replace(QUICK, predictor=PredictorOptions("auto", (16,)))
+    chosen, errors = choose_predictor(PROBLEM, sample, options)
+    assert chosen == kind
+    linear, network = (error.mean for error in errors)
+    assert (network < 0.9 * linear) == bent
+    posterior, told = learned(options, sample)
+    assert posterior.predictor.kind == kind
+    assert [(row["predictor"], row["chosen"]) for row in told.candidates] == [(one, one == kind) for one in AUTO]
+    assert [row["squared_error"]["mean"] for row in told.candidates] == [linear, network]
+
+
+def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
+    first, diagnostics = learned(QUICK)
+    again, _ = learned(QUICK)
+    assert digest(*first.to_arrays()) == digest(*again.to_arrays())
+    restored = Posterior.from_arrays(*first.to_arrays())
+    assert digest(*restored.to_arrays()) == digest(*first.to_arrays())
+    assert torch.equal(restored.draws(50, seed=3), first.draws(50, seed=3))
+    other, _ = learned(replace(QUICK, seed=1))
+    assert digest(*other.to_arrays()) != digest(*first.to_arrays())
+    assert first.particles.shape == (30, first.predictor.dim)
+    assert diagnostics.inference == "mh"
+    assert (diagnostics.prior.family, diagnostics.prior.scale) == ("laplace", 1.0)
+
+
+def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(QUICK, inverse_temperature=None)
+    whole, diagnostics = learned(options)
+    monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
+
+    learning = Learning.of(PROBLEM, make_sample(), options)
+    parts = learning.split()
+    assert [part.work for part in parts] == [120] * 3
+    done: dict[int, Arrays] = {}
+    for seq in reversed(range(len(parts))):
+        # Every chain is interrupted, the last ones come first, and each goes on from what it had left behind.
+        left: list[Arrays] = []
+        learning.work(parts[seq].data, checkpoint=left.append)
+        done[seq] = learning.work(left[seq % 2])
+    found = learning.join([done[seq] for seq in range(len(parts))])
+    assert digest(*found.posterior.to_arrays()) == digest(*whole.to_arrays())
+    assert found.diagnostics == diagnostics
+
+
+def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
+    posterior, diagnostics = learned(QUICK)
+    draws = posterior.distribution
+    assert isinstance(draws, ChainDraws)
+    target = make_target(PROBLEM, posterior.predictor, make_sample(), FAMILIES["laplace"])
+    density = target.log_density(draws.loc, diagnostics.inverse_temperature)
+    assert density.argmax() == draws.best
+
+
+def test_decisions_from_chains_keep_the_return_as_often_as_asked_and_point_predictions_do_not() -> None:
+    sample, fresh = make_sample(200), make_sample(600, seed=5)
+    posterior, _ = learned(replace(QUICK, particles=100), sample)
+    scenarios = posterior.scenarios(fresh.contexts, posterior.particles)
+    ours = PROBLEM.feasible(decide(PROBLEM, scenarios, "bcp").decisions, fresh.outcomes).double().mean()
+    inputs = np.c_[sample.contexts.numpy(), np.ones(200)]
+    slopes = np.linalg.lstsq(inputs, sample.outcomes.numpy(), rcond=None)[0]
+    point = torch.from_numpy(np.c_[fresh.contexts.numpy(), np.ones(600)] @ slopes)
+    theirs = PROBLEM.feasible(PROBLEM.decide(point), fresh.outcomes).double().mean()
+    assert ours >= 0.95
+    assert theirs < 0.7
+
+
+@pytest.mark.parametrize("rows", [320, 640])
+def test_chains_ask_two_standard_errors_more_of_the_history_than_the_problem_of_the_future(rows: int) -> None:
+    _, told = learned(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
+    assert min(told.start.feasibility) >= min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / rows)) - 1e-12
+    assert told.history.required_feasibility == pytest.approx(0.95 + 2 * math.sqrt(0.95 * 0.05 / rows))
+
+
+@pytest.mark.parametrize("temperature", ["settle", "validation"])
+def test_a_temperature_that_is_not_given_is_found_and_shown(temperature: str) -> None:
+    options = replace(QUICK, inverse_temperature=None, temperature=temperature)
+    _, diagnostics = learned(options)
+    chosen = [row for row in diagnostics.temperatures if row["chosen"]]
+    assert len(chosen) == 1
+    assert diagnostics.inverse_temperature == chosen[0]["inverse_temperature"]
+    assert diagnostics.inverse_temperature in LADDER
+    names = {"settle": {"loss_before", "loss_after"}, "validation": {"cost", "feasibility"}}[temperature]
+    assert set(chosen[0]) == names | {"inverse_temperature", "chosen"}
+    if temperature == "settle":
+        assert chosen[0]["loss_after"] == pytest.approx(chosen[0]["loss_before"], rel=0.05)
+
+
+def test_raw_costs_may_be_asked_for() -> None:
+    _, scaled = learned(QUICK)
+    _, raw = learned(replace(QUICK, scale_costs=False))
+    assert raw.cost_scale == 1.0
+    assert scaled.cost_scale < 0.01
+
+
+PLAN = MetropolisOptions(100.0, minimum_feasibility=0.98)
+MIXED = Convergence(r_hat=1.0, ess_bulk=1000.0, ess_tail=1000.0)
+REPORT = ChainReport(
+    count=2,
+    steps=100,
+    burn_in=50,
+    draws=100,
+    acceptance=[0.2, 0.25],
+    loss=MIXED,
+    predictions=MIXED,
+    between_over_within=2.0,
+    mean_loss=[1.0, 1.0],
+    trace=[],
+    rejected_unseen=[0.0, 0.0],
+    rejected_early=[0.0, 0.0],
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({}, "ok", "the chains agree"),
+        ({"predictions": replace(MIXED, r_hat=1.8)}, "warn", "chains disagree: R-hat is 1.80"),
+        ({"predictions": replace(MIXED, r_hat=1.8)}, "warn", "predictions differ 2.0 times as much between chains"),
+        ({"predictions": replace(MIXED, r_hat=1.05)}, "warn", "chains nearly agree: R-hat is 1.050 (1.01 is advised)"),
+        ({"loss": replace(MIXED, r_hat=1.009, ess_bulk=401)}, "ok", "the chains agree"),
+        ({"loss": replace(MIXED, ess_bulk=399)}, "warn", "worth 399 independent ones (400 are advised)"),
+        ({"loss": replace(MIXED, ess_bulk=20)}, "warn", "worth 20 independent ones"),
+        ({"acceptance": [0.2, 0.0]}, "bad", "did not move"),
+        ({"loss": Convergence(None, None, None)}, "warn", "chains disagree"),
+    ],
+)
+def test_the_verdict_on_chains_is_in_words(changes: dict[str, Any], verdict: str, words: str) -> None:
+    quality = judge_chains(100, replace(REPORT, **changes), PLAN, PROBLEM, HELD_OUT, 0.95)
+    assert quality.verdict == verdict
+    assert words in quality.reason
+
+
+def test_chains_of_few_rows_are_warned_of_however_well_they_mix() -> None:
+    quality = judge_chains(20, REPORT, PLAN, PROBLEM, HELD_OUT, 0.95)
+    assert quality.verdict == "warn"
+    assert "only 20 rows" in quality.reason
+
+
+def test_chains_that_had_to_ask_for_less_feasibility_than_the_problem_are_bad() -> None:
+    quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=0.5), PROBLEM, HELD_OUT, 0.95)
+    assert quality.verdict == "bad"
+    assert "in 95% of the history" in quality.reason
+
+
+def test_chains_whose_decisions_break_constraints_on_held_out_rows_are_warned_of() -> None:
+    # 95 % are asked of 400 rows: two and a half standard errors are 2.7 %, and a hundredth is left besides.
+    far, near = (judge_chains(400, REPORT, PLAN, PROBLEM, HELD_OUT, share) for share in (0.905, 0.92))
+    assert (far.verdict, near.verdict) == ("warn", "ok")
+    assert far.reason == "on held-out rows decisions keep their constraints in 90.5%, and 95% is asked"
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict", "words"),
+    [
+        (Estimate(-10.0, 1.0), "ok", "held-out rows bear them out"),
+        (Estimate(-1.0, 1.0), "warn", "no clear gain over one constant decision"),
+        (Estimate(2.0, 1.0), "bad", "cost more than one constant decision"),
+    ],
+)
+def test_chains_of_certain_constraints_are_judged_by_held_out_costs(gain: Estimate, verdict: str, words: str) -> None:
+    held_out = replace(HELD_OUT, over_constant=gain)
+    quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=None), NEWSVENDOR, held_out, 1.0)
+    assert quality.verdict == verdict
+    assert words in quality.reason
+
+
+def test_separate_chains_have_an_r_hat_far_from_one_and_mixed_ones_do_not() -> None:
+    noise = np.random.default_rng(0).normal(size=(4, 200, 3))
+    mixed, apart = convergence(noise), convergence(noise + 5 * np.arange(4)[:, None, None])
+    assert mixed.r_hat is not None
+    assert apart.r_hat is not None
+    assert mixed.r_hat < 1.05
+    assert apart.r_hat > 2
+    assert mixed.ess_bulk is not None
+    assert 400 < mixed.ess_bulk < 1600
+    assert convergence(np.zeros((4, 200, 1))) == Convergence(None, None, None)
+
+
+def split_r_hat(values: np.ndarray[Any, Any]) -> float:
+    """√(((N − 1)/N · W + B/N) / W) of the halves of chains (chains, draws), by the textbook."""
+    half = values.shape[1] // 2
+    halves = np.concatenate([values[:, :half], values[:, -half:]])
+    within, between = halves.var(axis=1, ddof=1).mean(), half * halves.mean(axis=1).var(ddof=1)
+    return float(np.sqrt(((half - 1) / half * within + between / half) / within))
+
+
+def rank_normalized(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Normal scores of the ranks over all chains (Vehtari et al., 2021, equation 14)."""
+    ranks = rankdata(values).reshape(values.shape)
+    return np.asarray(norm.ppf((ranks - 3 / 8) / (values.size + 1 / 4)))
+
+
+@pytest.mark.parametrize("kind", ["mixed", "heavy tails", "one chain is wider", "one chain is apart"])
+def test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.standard_cauchy((4, 200)) if kind == "heavy tails" else rng.normal(size=(4, 200))
+    if kind == "one chain is wider":
+        values[0] *= 10
+    if kind == "one chain is apart":
+        values[0] += 1
+    folded = np.abs(values - np.median(values))
+    expected = max(split_r_hat(rank_normalized(values)), split_r_hat(rank_normalized(folded)))
+    assert convergence(values[:, :, None]).r_hat == pytest.approx(expected, rel=1e-6)
+    assert (expected > 1.1) == kind.startswith("one chain")
+
+
+def test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did() -> None:
+    noise = np.random.default_rng(0).normal(size=(4, 200, 3))
+    stuck = noise.copy()
+    stuck[:, :, 1] += 5 * np.arange(4)[:, None]
+    found, alone = convergence(stuck), convergence(stuck[:, :, 1:2])
+    assert found == alone
+    assert alone.r_hat is not None
+    assert alone.r_hat > 2
+    slow = noise.copy()
+    slow[:, :, 2] = slow[:, :, 2].cumsum(axis=1)
+    found, alone = convergence(slow), convergence(slow[:, :, 2:])
+    assert (found.ess_bulk, found.ess_tail) == (alone.ess_bulk, alone.ess_tail)
+    assert alone.ess_bulk is not None
+    assert alone.ess_bulk < 50
+
+
+def test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing() -> None:
+    _, told = learned(QUICK)
+    losses = np.array([point["loss"] for point in told.chains.trace])
+    assert told.chains.loss.r_hat == pytest.approx(convergence(losses[60:].T[:, :, None]).r_hat, rel=1e-6)
+    assert told.chains.loss.r_hat != pytest.approx(convergence(losses.T[:, :, None]).r_hat, rel=1e-6)
+
+
+def test_the_report_counts_steps_draws_and_acceptance_of_the_sampled_steps() -> None:
+    posterior, told = learned(QUICK)
+    chains = told.chains
+    assert (chains.count, chains.steps, chains.burn_in, chains.draws) == (3, 120, 60, 180)
+    assert isinstance(posterior.distribution, ChainDraws)
+    assert len(posterior.distribution.loc) == chains.draws
+    assert all(0 < share < 1 for share in chains.acceptance)
+    assert [point["step"] for point in chains.trace] == list(range(1, 121))
+    late = [[point["loss"][chain] for point in chains.trace[60:]] for chain in range(3)]
+    assert chains.mean_loss == pytest.approx([sum(losses) / 60 for losses in late])
+
+
+def test_diagnostics_of_chains_are_plain_json() -> None:
+    _, told = learned(QUICK)
+    plain = told.to_json()
+    assert plain["temperatures"] == [
+        {"inverse_temperature": 200.0, "loss_before": None, "loss_after": None, "chosen": 1.0}
+    ]
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["chains"]["loss"]["r_hat"] == told.chains.loss.r_hat
+    assert plain["certificate"] == {"bound": None, "reason": "a certificate needs variational inference"}
+
+
+def test_what_is_told_of_the_learned_rows_is_what_bcp_decides_for_them() -> None:
+    sample = make_sample()
+    posterior, told = learned(QUICK, sample)
+    predictions = posterior.predictor.predict(posterior.particles, sample.contexts).transpose(0, 1)
+    decisions = PROBLEM.prescribe(predictions, torch.full((30,), 1 / 30, dtype=torch.float64)).decisions
+    kept = PROBLEM.feasible(decisions, sample.outcomes).double().mean().item()
+    assert told.history.rows == 80
+    assert told.history.cost.mean == pytest.approx(PROBLEM.cost(decisions, sample.outcomes).mean().item())
+    assert told.history.feasibility == pytest.approx(kept)
+    assert min(told.history.chain_feasibility) >= (told.history.required_feasibility or 0) > 0
+
+
+def test_regular_thinning_takes_the_same_share_of_every_chain_at_even_intervals() -> None:
+    sample = make_sample()
+    predictor = build_predictor("linear", sample)
+    kept = torch.zeros(100, 4, predictor.dim)
+    chosen = thin(predictor, kept, sample.contexts, 20, "regular")
+    steps, chains = chosen // 4, chosen % 4
+    assert chains.bincount().tolist() == [5, 5, 5, 5]
+    assert sorted(steps[chains == 2].tolist()) == [10, 30, 50, 70, 90]
+    assert math.isclose(len(thin(predictor, kept, sample.contexts, 1000, "regular")), 400)

@@ -1,0 +1,188 @@
+"""Stopping, selecting and judging use different rows: what a row says of a decision has not helped to make it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bco_core.data import Folds, Sample
+from bco_core.gibbs import GibbsTarget
+from bco_core.inference.held_out import Kept
+from bco_core.inference.vi.judgement import Views, blocks_of, judge
+from bco_core.inference.vi.members import _stopped_inside
+from bco_core.inference.vi.out_of_fold import OutOfFold
+from bco_core.inference.vi.variational import VariationalFit, VariationalOptions, fit_variational
+from bco_core.policies import RECOMMENDABLE
+from bco_core.predictive import Carrier, History
+from bco_core.scenarios import Scenarios
+from tests.support.wavy_demand import PROBLEM, generator, target_of
+
+MEMBERS, TAUGHT, FOLD = 4, 40, 12
+# Everybody learns from the first rows; each holds out rows of its own that teach nobody, so that an outcome there is
+# noticed by stopping alone.
+APART = Folds(torch.arange(TAUGHT).repeat(MEMBERS, 1), TAUGHT + torch.arange(MEMBERS * FOLD).view(MEMBERS, FOLD))
+# Nobody leaves the batch early: when most peers have stopped says a little of everybody's rows.
+OPTIONS = VariationalOptions(
+    kl_weight=1e-4,
+    policy="averaged",
+    epochs=25,
+    patience=25,
+    batch_size=16,
+    learning_rate=0.05,
+    initial_scale=0.05,
+    peers=MEMBERS,
+)
+
+
+def make_target(changed: int | None = None, seed: int = 0) -> GibbsTarget:
+    """A linear target of noisy rows, the outcomes that one member holds out moved far down."""
+    draw = generator(seed)
+    contexts = torch.randn(TAUGHT + MEMBERS * FOLD, 6, generator=draw, dtype=torch.float64)
+    outcomes = 100 + 10 * contexts[:, :1] + 20 * torch.randn(len(contexts), 1, generator=draw, dtype=torch.float64)
+    target = target_of("linear", Sample(contexts, outcomes))
+    if changed is not None:
+        outcomes = outcomes.clone()
+        outcomes[APART.validation[changed]] = 60 - 30 * contexts[APART.validation[changed], :1]
+        target = replace(target, sample=Sample(contexts, outcomes))
+    return target
+
+
+def fitted(target: GibbsTarget, options: VariationalOptions, folds: Folds = APART) -> VariationalFit:
+    return fit_variational(target, folds, options, generator(3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("member", range(MEMBERS))
+def test_what_a_member_keeps_does_not_depend_on_the_outcomes_it_holds_out(member: int, seed: int) -> None:
+    plain, changed = (fitted(make_target(one, seed), OPTIONS) for one in (None, member))
+    assert changed.best_epochs[member] == plain.best_epochs[member]
+    assert torch.equal(changed.mixture.loc[member], plain.mixture.loc[member])
+    assert torch.equal(changed.mixture.scale[member], plain.mixture.scale[member])
+
+
+def test_the_rows_that_a_member_holds_out_stop_the_others() -> None:
+    plain, changed = (fitted(make_target(one), OPTIONS) for one in (None, 1))
+    assert changed.best_epochs != plain.best_epochs
+
+
+def test_a_member_that_stops_itself_does_depend_on_them() -> None:
+    alone = replace(OPTIONS, peers=1)
+    plain, changed = (fitted(make_target(one), alone) for one in (None, 1))
+    assert changed.best_epochs[1] != plain.best_epochs[1]
+    others = [0, 2, 3]
+    assert [changed.best_epochs[other] for other in others] == [plain.best_epochs[other] for other in others]
+
+
+def test_rows_that_two_members_hold_out_stop_neither() -> None:
+    shared = Folds(APART.train[:3], APART.validation[torch.tensor([0, 1, 0])])
+    options, moved = replace(OPTIONS, peers=3), []
+    for seed in range(3):
+        plain, changed = (fitted(make_target(one, seed), options, shared) for one in (None, 0))
+        for member in (0, 2):
+            assert torch.equal(changed.mixture.loc[member], plain.mixture.loc[member])
+        moved.append(changed.best_epochs[1] != plain.best_epochs[1])
+    assert any(moved), "the one that does not hold them out is stopped by them"
+
+
+def test_configurations_that_learn_as_one_batch_are_stopped_apart() -> None:
+    twice = Folds(APART.train.repeat(2, 1), APART.validation.repeat(2, 1))
+    endless = replace(OPTIONS, patience=1000, epochs=20)
+    rates = torch.tensor([0.05] * MEMBERS + [0.001] * MEMBERS)
+    both = fit_variational(make_target(), twice, replace(endless, learning_rate=rates), generator(3))
+    slow, quick = both.best_epochs[MEMBERS:], both.best_epochs[:MEMBERS]
+    assert min(slow) > max(quick)
+
+
+def test_a_member_that_learns_alone_is_stopped_by_rows_it_does_not_learn_from_and_is_not_judged_on() -> None:
+    inside = _stopped_inside(APART[1:2])
+    taught, stopping, judged = (
+        set(rows[0].tolist()) for rows in (inside.train, inside.validation, APART.validation[1:2])
+    )
+    assert len(stopping) == TAUGHT // 10
+    assert taught | stopping == set(range(TAUGHT))
+    assert taught & stopping == set()
+    assert (taught | stopping) & judged == set()
+
+
+# judgement
+
+
+ROWS = 200
+
+
+def views(costs_of: Tensor, levels: tuple[float, ...], outcomes: Tensor) -> Views:
+    """Configurations whose decisions are off by so much, on every row alike, with the costs (m,) told of each."""
+    seen = [
+        OutOfFold(torch.arange(ROWS), Scenarios.equal((outcomes + level)[:, None].expand(-1, 4, -1), outcomes + level))
+        for level in levels
+    ]
+    return Views(seen, list(costs_of), 0, seen[0])
+
+
+def judged_costs(outcomes: Tensor, costs_of: Tensor, levels: tuple[float, ...]) -> Tensor:
+    """What decisions of the rows' blocks are said to cost, row by row."""
+    target = target_of("linear", Sample(torch.zeros(ROWS, 1, dtype=torch.float64), outcomes))
+    unit = torch.ones(1, dtype=torch.float64)
+    history = History(outcomes, outcomes, unit, Carrier("shift", None, unit))
+    kept = Kept(history, torch.arange(ROWS), [], 0.0)
+    folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
+    return judge(target, [views(costs_of, levels, outcomes)], kept, folds, generator()).policy_costs
+
+
+def test_a_block_is_judged_under_the_configuration_that_the_other_blocks_choose() -> None:
+    outcomes = 100 + torch.randn(ROWS, 1, generator=generator(1), dtype=torch.float64)
+    noise = 0.1 * torch.randn(2, ROWS, generator=generator(2), dtype=torch.float64)
+    costs = 10 + noise
+    first = torch.arange(ROWS) < ROWS // 5
+    # The second configuration is far better in the first block alone, and a little worse in all others.
+    costs[1, first] -= 9
+    costs[1, ~first] += 1
+    found = judged_costs(outcomes, costs, (0.0, 5.0))
+    over = PROBLEM.cost(outcomes + 5.0, outcomes)
+    # All other blocks see the first one's gain and take the second configuration; the first does not.
+    assert costs[1].mean() < costs[0].mean()
+    torch.testing.assert_close(found[first], torch.zeros(int(first.sum())).double(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found[~first], over[~first])
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_what_is_chosen_for_a_block_does_not_depend_on_its_rows(block: int) -> None:
+    outcomes = 100 + torch.randn(ROWS, 1, generator=generator(1), dtype=torch.float64)
+    costs = 10 + torch.randn(3, ROWS, generator=generator(3), dtype=torch.float64)
+    inside = torch.arange(ROWS) // (ROWS // 5) == block
+    levels = (0.0, 3.0, 7.0)
+    plain = judged_costs(outcomes, costs, levels)
+    for favourite in range(3):
+        flattered = costs.clone()
+        flattered[favourite, inside] -= 100
+        assert torch.equal(judged_costs(outcomes, flattered, levels)[inside], plain[inside])
+
+
+def test_blocks_are_the_folds_of_the_first_partition_and_rows_in_none_have_one_of_their_own() -> None:
+    folds = Folds(torch.empty(7, 0, dtype=torch.long), torch.tensor([[r, r + 5] for r in range(5)] + [[0, 1], [2, 3]]))
+    assert blocks_of(folds, 12).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 5]
+
+
+def test_the_policy_of_a_block_is_the_one_that_other_blocks_recommend() -> None:
+    """Draws that are off in the first block only: there hedging over what may happen would be far better."""
+    outcomes = 100 + 10 * torch.randn(ROWS, 1, generator=generator(4), dtype=torch.float64)
+    target = target_of("linear", Sample(torch.zeros(ROWS, 1, dtype=torch.float64), outcomes))
+    unit = torch.ones(1, dtype=torch.float64)
+    middle = torch.full_like(outcomes, 100.0)
+    history = History(middle, outcomes, unit, Carrier("shift", None, unit))
+    kept = Kept(history, torch.arange(ROWS), [], 0.0)
+    folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
+    first = (torch.arange(ROWS) < ROWS // 5)[:, None]
+    # Predictions know the outcome everywhere but in the first block.
+    draws = torch.where(first, middle, outcomes)[:, None].expand(-1, 4, -1)
+    seen = OutOfFold(torch.arange(ROWS), Scenarios.equal(draws, draws[:, 0]))
+    costs = torch.ones(ROWS, dtype=torch.float64)
+    found = judge(target, [Views([seen], [costs], 0, seen)], kept, folds, generator())
+    inside = first.flatten()
+    predictive, averaged = found.costs["predictive"], found.costs["averaged"]
+    assert predictive[inside].mean() < 0.9 * averaged[inside].mean()
+    assert found.policy in RECOMMENDABLE
+    torch.testing.assert_close(found.policy_costs[inside], averaged[inside])

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bco_core.errors import InvalidInput
+from bco_core.problems.base import Status
+from bco_core.problems.linear.check import _serves_everything, check_recourse
+from bco_core.problems.linear.description import Description, describe
+from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.solvers import highs
+from tests.support.programs import random_program, random_two_stage
+
+SEEDS = st.integers(0, 10**9)
+
+
+def capped(**outcome: Any) -> dict[str, Any]:
+    """Order at most ten, mend at most two: demand above twelve is beyond help."""
+    return {
+        "decisions": [{"name": "order", "cost": 1, "maximum": 10}],
+        "outcomes": [{"name": "demand", "minimum": 0} | outcome],
+        "recourse": [{"name": "rush", "cost": 5, "maximum": 2}, {"name": "waste", "cost": 1}],
+        "rows": [
+            {
+                "name": "balance",
+                "recourse": {"rush": 1, "waste": -1},
+                "decisions": {"order": 1},
+                "sense": "=",
+                "outcomes": {"demand": 1},
+            }
+        ],
+    }
+
+
+def recourse_exists(data: Description, decision: np.ndarray, outcome: np.ndarray) -> bool:
+    limits = data.constant + data.by_outcome @ outcome - data.by_decision @ decision
+    return highs.solve_program(data.recourse, limits).status is Status.OPTIMAL
+
+
+def witness_of(error: InvalidInput) -> tuple[np.ndarray, np.ndarray]:
+    """The decision and the outcome that the message names."""
+    found = re.search(r"with decision (.*) and outcome (.*) no recourse", str(error))
+    assert found
+    numbers = [[float(part.split(" = ")[1]) for part in side.split(", ")] for side in found.groups()]
+    return np.array(numbers[0]), np.array(numbers[1])
+
+
+def test_a_missing_recourse_is_refused_with_a_witness_that_highs_confirms() -> None:
+    with pytest.raises(InvalidInput, match="'balance' among") as refused:
+        TwoStageLinear.from_spec(capped())
+    assert refused.value.where == ("rows", 0)
+    data = describe(capped())
+    decision, outcome = witness_of(refused.value)
+    assert 0 <= decision[0] <= 10
+    assert outcome[0] >= 0
+    assert not recourse_exists(data, decision, outcome)
+
+
+def test_bounds_on_outcomes_or_decisions_that_rule_the_trouble_out_are_accepted() -> None:
+    check_recourse(describe(capped(maximum=2)))
+    # With demand up to twelve, an order of nothing is still beyond help; with an order of ten at least it is not.
+    with pytest.raises(InvalidInput):
+        check_recourse(describe(capped(maximum=12)))
+    spec = capped(maximum=12)
+    spec["decisions"][0]["minimum"] = 10
+    check_recourse(describe(spec))
+    spec = capped(maximum=12)
+    spec["decision_rows"] = [{"coefficients": {"order": 1}, "sense": ">=", "limit": 10}]
+    check_recourse(describe(spec))
+
+
+@settings(max_examples=20)
+@given(SEEDS, st.integers(1, 5), st.booleans())
+def test_complete_recourse_is_accepted(seed: int, rows: int, plain: bool) -> None:
+    check_recourse(describe(random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain)))
+
+
+@settings(max_examples=20)
+@given(SEEDS, st.integers(1, 4), st.booleans())
+def test_a_refusal_is_always_right(seed: int, rows: int, plain: bool) -> None:
+    spec = random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain, mended=False)
+    data = describe(spec)
+    try:
+        check_recourse(data)
+    except InvalidInput as error:
+        decision, outcome = witness_of(error)
+        assert not recourse_exists(data, decision, outcome)
+
+
+@given(SEEDS, st.integers(1, 4), st.integers(1, 6), st.booleans())
+def test_a_recourse_that_serves_everything_serves_anything(seed: int, rows: int, columns: int, plain: bool) -> None:
+    rng = np.random.default_rng(seed)
+    recourse = replace(random_program(rng, rows, columns, plain), cost=np.zeros(columns))
+    limits = rng.normal(size=(6, rows)) * 100
+    limits = np.concatenate([limits, -limits])
+    served = [highs.solve_program(recourse, one).status is Status.OPTIMAL for one in limits]
+    if _serves_everything(recourse):
+        assert all(served)
+
+
+@pytest.mark.parametrize(
+    ("sense", "entries", "serves"),
+    [(">=", [1, -1], True), ("<=", [1, 1], False), ("<=", [1, -1], True), ("=", [1, 1], False), ("=", [1, -1], True)],
+)
+def test_one_row_is_served_if_some_variable_pushes_each_way_it_needs(
+    sense: str, entries: list[float], serves: bool
+) -> None:
+    spec = capped()
+    spec["recourse"] = [{"name": "rush", "cost": 5}, {"name": "waste", "cost": 1}]
+    spec["rows"][0] |= {"sense": sense, "recourse": dict(zip(("rush", "waste"), entries, strict=True))}
+    assert _serves_everything(describe(spec).recourse) == serves

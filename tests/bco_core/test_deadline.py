@@ -1,0 +1,149 @@
+"""One deadline goes through every solve, in this very process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bco_core import deadline
+from bco_core.data import Sample
+from bco_core.distributions import Mixture
+from bco_core.errors import OutOfTime
+from bco_core.families import FAMILIES
+from bco_core.policies import POLICIES
+from bco_core.posterior import Posterior
+from bco_core.predictors.registry import build_predictor
+from bco_core.prescribe import PrescribeOptions, prescribe
+from bco_core.problems.base import Status
+from bco_core.problems.linear import problem as linear
+from bco_core.problems.registry import build_problem
+from tests.support.hard_searches import market_split
+
+HARD = build_problem(market_split())
+# What a piece of work between two looks at the clock may take; without a limit these searches take minutes.
+PATIENCE = 2.0
+
+
+def posterior(outcomes: int) -> Posterior:
+    contexts = torch.linspace(0, 1, 40, dtype=torch.float64)[:, None]
+    predictor = build_predictor("linear", Sample(contexts, contexts.expand(-1, outcomes).contiguous()))
+    loc = 0.3 * torch.randn(2, predictor.dim, generator=torch.Generator().manual_seed(1))
+    mixture = Mixture(FAMILIES["laplace"], torch.tensor([0.5, 0.5]), loc, torch.full_like(loc, 0.2))
+    return Posterior(predictor, mixture, mixture.sample(40, torch.Generator().manual_seed(2)), 2)
+
+
+def seconds_of(act: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gives and the processor time that it took: other processes of a crowded machine do not count."""
+    began = time.process_time()
+    found = act()
+    return found, time.process_time() - began
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_hard_search_ends_at_its_time_limit_with_the_best_decision_so_far(policy: str) -> None:
+    options = PrescribeOptions(policy, scenarios=5)
+    contexts = torch.tensor([[0.2], [0.7]], dtype=torch.float64)
+    found, seconds = seconds_of(lambda: prescribe(posterior(1), HARD, contexts, options, solver_seconds=1.0))
+    assert seconds < 1.5 + PATIENCE
+    assert found.status == [Status.TIME_LIMIT] * 2
+    assert (found.gaps > 1e-3).all()
+    for decisions in (found.decisions, found.map_decisions):
+        assert torch.equal(decisions, decisions.round())
+        assert ((decisions >= 0) & (decisions <= 1)).all()
+    assert found.costs.mean.isfinite().all()
+
+
+def test_contexts_share_the_time_so_that_each_has_a_decision() -> None:
+    contexts = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
+    options = PrescribeOptions("map", scenarios=3)
+    found = prescribe(posterior(1), HARD, contexts, options, solver_seconds=5.0)
+    assert found.decisions.isfinite().all()
+
+
+def test_the_deadline_in_force_ends_a_search_without_a_limit_of_its_own() -> None:
+    outcomes = torch.zeros(1, 1, 1, dtype=torch.float64)
+
+    def search() -> None:
+        with deadline.until(time.monotonic() + 0.3), pytest.raises(OutOfTime):
+            HARD.prescribe(outcomes, torch.ones(1, dtype=torch.float64))
+
+    assert seconds_of(search)[1] < 0.3 + PATIENCE
+
+
+def test_a_quick_deadline_lets_no_search_for_whole_numbers_begin() -> None:
+    problem = build_problem(market_split(rows=2, columns=4))
+    outcomes, weights = torch.zeros(1, 2, 1, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    problem.prescribe(outcomes, weights)
+    with deadline.until(time.monotonic() + 600, quick=True):
+        problem.relaxation.prescribe(outcomes, weights)
+        with pytest.raises(OutOfTime, match="quick"):
+            problem.prescribe(outcomes, weights)
+
+
+PORTFOLIO = {
+    "assets": [{"name": f"asset {number}"} for number in range(30)],
+    "factors": {"loadings": [[0.01 * (number % 7)] for number in range(30)], "residual_variances": [1e-4] * 30},
+}
+SHIPMENT = {
+    "kind": "shipment",
+    "sources": [{"name": f"s{i}", "order_cost": 5 + i, "emergency_cost": 90 + i} for i in range(6)],
+    "destinations": [f"d{i}" for i in range(8)],
+    "transport_costs": [[1 + (i * j) % 5 for j in range(8)] for i in range(6)],
+}
+
+
+@pytest.mark.parametrize("policy", ["averaged", "bcp"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SHIPMENT,
+        PORTFOLIO | {"kind": "mean_variance_portfolio"},
+        PORTFOLIO | {"kind": "return_constrained_portfolio", "target_return": 0.01},
+    ],
+    ids=lambda spec: str(spec["kind"]),
+)
+def test_large_calls_end_at_their_deadline(spec: dict[str, Any], policy: str) -> None:
+    problem = build_problem(spec)
+    known = posterior(problem.outcome_dim)
+    contexts = torch.rand(20_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    options = PrescribeOptions(policy, scenarios=500, seed=1)
+    prescribe(known, problem, contexts[:2], options)
+
+    def give_up() -> None:
+        with pytest.raises(OutOfTime):
+            prescribe(known, problem, contexts, options, seconds=0.7)
+
+    assert seconds_of(give_up)[1] < 0.7 + PATIENCE
+
+
+def test_the_search_for_a_case_without_recourse_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = market_split(rows=20, columns=60)
+    for row in spec["rows"]:
+        row["sense"] = ">="
+    # Not every right-hand side is served, so worst cases are looked for, each by a search over whole numbers.
+    spec["recourse"] = [one | {"maximum": 1e6} for one in spec["recourse"]]
+    spec["decision_rows"] = [
+        {"coefficients": row["decisions"], "sense": "<=", "limit": row["constant"]} for row in spec["rows"]
+    ]
+    monkeypatch.setattr(linear, "CHECK_SECONDS", 0.5)
+    built, seconds = seconds_of(lambda: build_problem(spec))
+    assert built.decision_dim == 60
+    assert seconds < 0.5 + PATIENCE
+    with deadline.until(time.monotonic() + 0.2), pytest.raises(OutOfTime):
+        build_problem(spec)
+
+
+def test_deadlines_nest_and_the_sooner_one_holds() -> None:
+    assert deadline.left() == math.inf
+    with deadline.until(time.monotonic() + 100):
+        with deadline.until(time.monotonic() + 1000):
+            assert 0 < deadline.left() <= 100
+        with deadline.until(time.monotonic() - 1), pytest.raises(OutOfTime):
+            deadline.check()
+        deadline.check()
+    assert deadline.left() == math.inf

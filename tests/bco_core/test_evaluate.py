@@ -1,0 +1,435 @@
+"""Decisions of the caller's own: priced over our scenarios and against ours, completed where entries are left to us."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from importlib import import_module
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bco_core import deadline
+from bco_core.data import Sample
+from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.evaluate import GIVEN, OURS, Evaluated, evaluate
+from bco_core.inference.learn import learn
+from bco_core.inference.options import make_options
+from bco_core.posterior import Posterior
+from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, what_may_happen
+from bco_core.problems.base import DecisionProblem, Risk
+from bco_core.problems.registry import PROBLEMS, build_problem, fixed
+from bco_core.scenarios import Scenarios
+from tests.bco_core.test_prescribe import CONTEXTS, OVER, POSTERIOR, UNDER, make_posterior
+from tests.support.programs import random_two_stage
+
+judging = import_module("bco_core.evaluate")
+Spec = dict[str, Any]
+NAN = math.nan
+ITEMS: Spec = {
+    "kind": "newsvendor",
+    "items": [
+        {"underage_cost": 3, "overage_cost": 1, "minimum_order": 95, "maximum_order": 104},
+        {"underage_cost": 0.5, "overage_cost": 2},
+    ],
+}
+TRUCKS: Spec = {
+    "kind": "two_stage_linear",
+    "decisions": [
+        {"name": "small", "cost": 4, "maximum": 6, "integer": True},
+        {"name": "large", "cost": 9, "maximum": 4, "integer": True},
+    ],
+    "decision_rows": [
+        {"name": "drivers", "coefficients": {"small": 1, "large": 1}, "sense": "<=", "limit": 7},
+        {"coefficients": {"small": 1, "large": 2}, "sense": ">=", "limit": 1},
+    ],
+    "outcomes": [{"name": "load", "minimum": 0}, {"name": "other"}],
+    "recourse": [{"name": "courier", "cost": 3}],
+    "rows": [
+        {
+            "recourse": {"courier": 1},
+            "decisions": {"small": 2, "large": 5},
+            "sense": ">=",
+            "outcomes": {"load": 1, "other": 0.001},
+        }
+    ],
+}
+ASSETS: Spec = {
+    "kind": "mean_variance_portfolio",
+    "assets": [{"name": "a"}, {"name": "b", "maximum": 0.5}, {"name": "c", "minimum": -0.2}],
+    "covariance": [[0.04, 0.01, 0.0], [0.01, 0.09, 0.02], [0.0, 0.02, 0.03]],
+    "risk_aversion": 5.0,
+}
+
+
+def tensor(*rows: Any) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def judged(
+    spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
+) -> tuple[Tensor, Evaluated]:
+    """Ours for all contexts, and what is found of the given decisions."""
+    problem, asked = build_problem(spec), PrescribeOptions(**options)
+    ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
+    found = evaluate(
+        posterior,
+        problem,
+        CONTEXTS,
+        ours,
+        decisions,
+        torch.tensor(owners),
+        lambda decision: fixed(problem, spec, decision),
+        asked,
+    )
+    return ours, found
+
+
+def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenarios, Scenarios]:
+    """What decisions hedge over and what costs are over."""
+    asked = PrescribeOptions(**options)
+    encoded = posterior.encode(CONTEXTS)
+    draws = posterior.scenarios(CONTEXTS, posterior.draws(asked.scenarios, asked.seed), encoded)
+    return draws, what_may_happen(posterior, CONTEXTS, encoded, draws, asked)[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
+def test_costs_and_regrets_are_what_numpy_says_of_the_same_scenarios(options: dict[str, Any]) -> None:
+    given_ = tensor([100.0, 90.0], [97.0, 110.0], [110.0, 80.0])
+    owners = [2, 2, 6]
+    ours, found = judged(ITEMS, given_, owners, **options)
+    atoms = happening(**options)[1]
+    weights = atoms.weights.numpy()
+    for row, owner in enumerate(owners):
+        outcomes = atoms.outcomes[owner].numpy()
+
+        def costs(decision: Tensor, outcomes: Any = outcomes) -> Any:
+            short = outcomes - decision.numpy()
+            return np.where(short > 0, UNDER * short, -OVER * short).sum(1)
+
+        theirs, more = costs(given_[row]), costs(given_[row]) - costs(ours[owner])
+        order = np.argsort(theirs)
+        share = weights[order].cumsum()
+        by_quantile = [theirs[order][np.searchsorted(share, level * (1 - 1e-9))] for level in QUANTILES]
+        np.testing.assert_allclose(found.costs.mean[row], weights @ theirs, rtol=1e-12)
+        np.testing.assert_allclose(found.costs.quantiles[row], by_quantile, rtol=1e-12)
+        np.testing.assert_allclose(found.regret[row], weights @ more, rtol=1e-9)
+        np.testing.assert_allclose(found.worse_in[row], weights @ (more > 0), rtol=1e-12)
+        np.testing.assert_allclose(found.regret_error[row], more.std(ddof=1) / math.sqrt(len(more)), rtol=1e-9)
+        middle = np.sort(more)[math.ceil(len(more) / 2 - 1e-9) - 1]
+        np.testing.assert_allclose(found.regret_quantiles[row, 2], middle, rtol=1e-9)
+    assert found.status == [GIVEN] * 3
+
+
+def test_pairs_know_a_small_change_far_better_than_two_samples_would() -> None:
+    ours = prescribe(POSTERIOR, build_problem(ITEMS), CONTEXTS).decisions
+    _, found = judged(ITEMS, ours + 0.5, list(range(7)))
+    costs = build_problem(ITEMS).cost(ours[:, None], happening()[1].outcomes)
+    assert (found.regret_error < 0.2 * costs.std(1) / math.sqrt(200)).all()
+
+
+@pytest.mark.parametrize("spec", [ITEMS, TRUCKS, ASSETS], ids=lambda spec: str(spec["kind"]))
+@pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive", "map", "thompson"])
+def test_our_own_decision_has_no_regret_and_all_that_is_left_to_us_is_ours(spec: Spec, policy: str) -> None:
+    level = (0.05, 0.02) if spec is ASSETS else (20.0, 5.0)
+    posterior = make_posterior(*level, outcome_dim=3 if spec is ASSETS else 2)
+    problem = build_problem(spec)
+    ours = prescribe(posterior, problem, CONTEXTS, PrescribeOptions(policy=policy)).decisions
+    both = torch.cat([ours, torch.full_like(ours, NAN)])
+    _, found = judged(spec, both, [*range(7), *range(7)], posterior, policy=policy)
+    assert found.status == [GIVEN] * 7 + [OURS] * 7
+    assert torch.equal(found.decisions, torch.cat([ours, ours]))
+    for zero in (found.regret, found.regret_error, found.worse_in, found.regret_quantiles):
+        assert not zero.any(), policy
+
+
+def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> None:
+    for policy in ("averaged", "bcp", "predictive", "map"):
+        ours, found = judged(ITEMS, tensor([120.0, NAN], [NAN, 50.0], [90.0, NAN]), [0, 1, 3], policy=policy)
+        assert found.decisions.tolist() == [[120.0, ours[0, 1]], [ours[1, 0], 50.0], [90.0, ours[3, 1]]]
+        # A bound that what is given breaks has no say in it.
+        assert all(status == "optimal" for status in found.status)
+
+
+def test_what_is_left_of_two_stage_problems_is_the_best_that_cvxpy_finds_with_the_rest_fixed() -> None:
+    @settings(max_examples=25)
+    @given(st.integers(0, 10**9))
+    def check(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        spec = random_two_stage(rng)
+        problem: Any = build_problem(spec)
+        data, decided = problem.data, rng.integers(0, 2, 3).astype(bool)
+        if decided.all() or not decided.any():
+            return
+        outcomes = torch.from_numpy(rng.normal(size=(12, 2)))
+        base = problem.decide(outcomes[:1])[0].numpy()
+        pins = np.where(decided, base + rng.normal(size=3) * rng.integers(0, 2), NAN)
+        z = cp.Variable(3)
+        x = cp.Variable((12, len(data.recourse.cost)))
+        kept = _kept(z, data.first, data.limits, ~decided) + [z[j] == pins[j] for j in np.flatnonzero(decided)]
+        for k in range(12):
+            limits = data.constant + data.by_outcome @ outcomes[k].numpy() - data.by_decision @ z
+            kept += _kept(x[k], data.recourse, limits, np.ones(len(data.recourse.cost), dtype=bool))
+        best = cp.Problem(cp.Minimize(data.first.cost @ z + cp.sum(x @ data.recourse.cost) / 12), kept)
+        best.solve(solver=cp.CLARABEL)
+        weights = torch.full((12,), 1 / 12, dtype=torch.float64)
+        if best.status == "infeasible":
+            with pytest.raises(InvalidInput, match="decision rows"):
+                fixed(problem, spec, torch.from_numpy(pins))
+            return
+        found = fixed(problem, spec, torch.from_numpy(pins)).prescribe(outcomes[None], weights)
+        assert found.status == ["optimal"]
+        np.testing.assert_allclose(found.decisions[0].numpy()[decided], pins[decided], rtol=0, atol=1e-9)
+        # The original problem prices it so too.
+        own = (problem.cost(found.decisions[:, None], outcomes[None]) * weights).sum()
+        np.testing.assert_allclose([found.objective.item(), own], best.value, rtol=1e-6, atol=1e-6)
+        checked.append(seed)
+
+    checked: list[int] = []
+    check()
+    assert len(checked) >= 8
+
+
+def _kept(v: Any, program: Any, limits: Any, bounded: Any) -> list[Any]:
+    rows = program.matrix @ v
+    kept = [
+        rows[i] >= limits[i] if sense > 0 else rows[i] <= limits[i] if sense < 0 else rows[i] == limits[i]
+        for i, sense in enumerate(program.senses)
+    ]
+    kept += [v[j] >= low for j, low in enumerate(program.lower) if np.isfinite(low) and bounded[j]]
+    return kept + [v[j] <= high for j, high in enumerate(program.upper) if np.isfinite(high) and bounded[j]]
+
+
+def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
+    posterior = make_posterior(20.0, 5.0)
+    half = tensor([2.5, NAN], [NAN, 1.0])
+    _, found = judged(TRUCKS, half, [0, 4], posterior, policy="predictive")
+    atoms = happening(posterior, policy="predictive")[1]
+    problem = build_problem(TRUCKS)
+    for row, owner, options in ((0, 0, [[2.5, n] for n in range(5)]), (1, 4, [[n, 1.0] for n in range(7)])):
+        costs = {
+            tuple(z): float((problem.cost(tensor(z), atoms.outcomes[owner]) * atoms.weights).sum()) for z in options
+        }
+        best = min((z for z in costs if sum(z) <= 7), key=lambda z: costs[z])
+        assert tuple(found.decisions[row].tolist()) == best
+        np.testing.assert_allclose(found.costs.mean[row], costs[best], rtol=1e-9)
+    assert [breach.sentence for breach in found.breaches[0]] == ["small is 2.5 and only whole numbers will do"]
+
+
+@pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
+def test_what_is_left_of_portfolios_is_the_best_that_cvxpy_finds_with_the_rest_fixed(kind: str) -> None:
+    spec = ASSETS | {"kind": kind} | ({"target_return": 0.02, "confidence": 0.5} if kind[0] == "r" else {})
+    spec = {name: value for name, value in spec.items() if kind[0] == "m" or name != "risk_aversion"}
+    posterior = make_posterior(0.05, 0.02, 3)
+    for pins in ([0.3, NAN, NAN], [NAN, 0.7, -0.1], [NAN, NAN, 0.2]):
+        _, found = judged(spec, tensor(pins), [1], posterior, policy="predictive")
+        atoms = happening(posterior, policy="predictive")[1].outcomes[1].numpy()
+        z, sigma = cp.Variable(3), np.array(spec["covariance"])
+        kept = [cp.sum(z) <= 1]
+        for j, (asset, pin) in enumerate(zip(spec["assets"], pins, strict=True)):
+            kept += [z[j] == pin] if not math.isnan(pin) else [z[j] >= asset.get("minimum", 0.0)]
+            if math.isnan(pin) and "maximum" in asset:
+                kept.append(z[j] <= asset["maximum"])
+        risk = cp.quad_form(z, sigma)
+        if kind[0] == "m":
+            best = cp.Problem(cp.Minimize(2.5 * risk - atoms.mean(0) @ z), kept)
+        else:
+            over = cp.Variable()
+            tail = over + cp.sum(cp.pos(0.02 - atoms @ z - over)) / (0.5 * len(atoms))
+            best = cp.Problem(cp.Minimize(risk), [*kept, tail <= 0])
+        best.solve(solver=cp.CLARABEL)
+        assert best.status == "optimal"
+        # A position above its bound keeps the constraints in no scenario.
+        assert found.status == ["best_effort" if kind[0] == "r" and pins[1] == 0.7 else "optimal"]
+        np.testing.assert_allclose(found.decisions[0], z.value, atol=2e-5)
+        np.testing.assert_allclose(found.costs.mean[0], best.value, rtol=1e-6)
+
+
+def test_nothing_is_called_optimal_that_keeps_its_constraints_too_seldom() -> None:
+    """Draws hardly differ, so the rest keeps the target by a hair in them, and by chance in what may happen."""
+    spec = {name: value for name, value in ASSETS.items() if name != "risk_aversion"}
+    spec |= {"kind": "return_constrained_portfolio", "target_return": 0.03, "confidence": 0.9}
+    posterior = make_posterior(0.05, 0.02, 3)
+    given_ = tensor([0.3, NAN, NAN], [0.1, 0.1, 0.1])
+    _, found = judged(spec, given_, [1, 1], posterior, policy="map")
+    assert found.status == ["best_effort", GIVEN]
+    for reason, share in zip(found.reasons, found.feasibility.tolist(), strict=True):
+        assert share < 0.8
+        assert f"it keeps its constraints in {share:.1%} of what may happen, and 90% is asked" in reason
+
+
+def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_why() -> None:
+    posterior = make_posterior(20.0, 5.0)
+    given_ = tensor([9.0, -1.0], [6.0, 4.0], [0.2, 0.1], [8.0, NAN], [3.0, 2.0])
+    _, found = judged(TRUCKS, given_, [0] * 5, posterior)
+    assert [[(breach.where, breach.by) for breach in one] for one in found.breaches[:3]] == [
+        [
+            (("decisions", 0, "maximum"), 3.0),
+            (("decisions", 1, "minimum"), 1.0),
+            (("decision_rows", 0), 1.0),
+        ],
+        [(("decision_rows", 0), 3.0)],
+        [
+            (("decisions", 0, "integer"), 0.2),
+            (("decisions", 1, "integer"), 0.1),
+            (("decision_rows", 1), pytest.approx(0.6)),
+        ],
+    ]
+    assert found.breaches[0][0].sentence == "small is 9, 3 above its most, 6"
+    assert found.breaches[1][0].sentence == "'drivers' comes to 10, 3 above its limit, 7"
+    assert found.breaches[2][2].sentence == "'row 2' comes to 0.4, 0.6 below its limit, 1"
+    assert found.breaches[3] == found.breaches[4] == []
+    assert found.costs.mean[:3].isfinite().all()
+    assert found.regret[:3].isfinite().all()
+    assert found.status == [GIVEN, GIVEN, GIVEN, "infeasible", GIVEN]
+    assert "beside what is given" in found.reasons[3]
+    assert "decision rows" in found.reasons[3]
+    assert found.decisions[3].isnan().all()
+    assert found.costs.mean[3].isnan()
+
+
+def test_a_shipment_says_breaches_at_its_own_words() -> None:
+    spec = {
+        "sources": [{"name": "north", "order_cost": 5.0, "emergency_cost": 100.0, "maximum_order": 25.0}],
+        "destinations": ["a", "b"],
+        "transport_costs": [[1.0, 4.0]],
+    }
+    problem: Any = build_problem(spec | {"kind": "shipment"})
+    (over,) = problem.breaches(tensor(30.0))
+    assert (over.where, over.by) == (("sources", 0, "maximum_order"), 5.0)
+
+
+def test_shares_of_scenarios_are_at_most_one_and_served_outcomes_are_counted() -> None:
+    class Serving(type(build_problem(ITEMS))):  # type: ignore[misc]
+        """A newsvendor that says which demand its orders meet."""
+
+        def covered(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+            return decisions >= outcomes
+
+    plain: Any = build_problem(ITEMS)
+    problem = Serving(*(getattr(plain, name) for name in plain.__dataclass_fields__))
+    ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
+    given_ = tensor([1e4, 97.0], [-1e4, -1e4])
+    found = evaluate(
+        POSTERIOR, problem, CONTEXTS, ours, given_, torch.tensor([1, 2]), lambda z: fixed(problem, ITEMS, z)
+    )
+    atoms = happening()[1].outcomes
+    assert found.worse_in.tolist() == [1.0, 1.0]
+    assert found.service is not None
+    assert found.our_service is not None
+    np.testing.assert_allclose(found.service[0], [1.0, (atoms[1, :, 1] <= 97.0).double().mean()])
+    assert found.service[0, 0] == 1.0
+    assert found.service[1].tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(found.our_service, (atoms <= ours[:, None]).double().mean(1))
+
+
+def test_every_kind_of_problem_lets_decisions_be_fixed() -> None:
+    for name, kind in PROBLEMS.items():
+        # Linear models fix decisions by themselves.
+        assert kind.bounds is not None or kind.compiled is not None, name
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_ = tensor([100.0, 90.0], [NAN, 90.0], [NAN, NAN], [96.0, 80.0], [NAN, 90.0])
+    _, whole = judged(ITEMS, given_, [5, 0, 2, 2, 6])
+    monkeypatch.setattr(judging, "_CHUNK_NUMBERS", 1)
+    _, pieces = judged(ITEMS, given_, [5, 0, 2, 2, 6])
+    assert torch.equal(whole.decisions, pieces.decisions)
+    assert torch.equal(whole.regret, pieces.regret)
+    assert whole.status == pieces.status
+
+
+def test_a_risk_is_what_the_rest_minimises() -> None:
+    posterior = make_posterior(20.0, 5.0)
+    _, found = judged(TRUCKS, tensor([NAN, 1.0]), [3], posterior, risk=Risk(1.0, 0.8))
+    atoms = happening(posterior, risk=Risk(1.0, 0.8))[1]
+    problem = build_problem(TRUCKS)
+
+    def cvar(z: list[float]) -> float:
+        worst = problem.cost(tensor(z), atoms.outcomes[3]).sort().values[-round(0.2 * 200) :]
+        return float(worst.mean())
+
+    best = min(([float(n), 1.0] for n in range(7)), key=cvar)
+    assert found.decisions[0].tolist() == best
+
+
+def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
+    problem = build_problem(ITEMS)
+    ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
+
+    def found(given_: Tensor, seconds: float) -> Evaluated:
+        return evaluate(
+            POSTERIOR,
+            problem,
+            CONTEXTS,
+            ours,
+            given_,
+            torch.zeros(len(given_), dtype=torch.int64),
+            lambda decision: fixed(problem, ITEMS, decision),
+            seconds=seconds,
+        )
+
+    # What is given is judged still, in the room that there is for what solvers have stopped with.
+    assert found(tensor([NAN, 90.0], [100.0, 90.0]), 0.0).status == ["time_limit", GIVEN]
+    late = found(tensor([100.0, 90.0], [NAN, 90.0]), -1.0)
+    assert late.status == ["time_limit"] * 2
+    assert all("time limit" in reason for reason in late.reasons)
+    assert late.costs.mean.isnan().all()
+    assert late.decisions[0].tolist() == [100.0, 90.0]
+    with deadline.until(0.0), pytest.raises(OutOfTime):
+        found(tensor([100.0, 90.0]), 10.0)
+
+
+def test_decisions_of_a_wrong_shape_are_refused() -> None:
+    for given_, owners in ((tensor([1.0]), [0]), (tensor([1.0, 2.0]), [7]), (tensor([1.0, math.inf]), [0])):
+        with pytest.raises(InvalidInput):
+            judged(ITEMS, given_, owners)
+
+
+def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
+    """Over many contexts, regrets average to the differences that come true, within what chance explains."""
+    spec: Spec = {"kind": "newsvendor", "items": [{"underage_cost": 3, "overage_cost": 1}]}
+    problem: DecisionProblem = build_problem(spec)
+
+    def world(rows: int, seed: int) -> Sample:
+        generator = torch.Generator().manual_seed(seed)
+        contexts = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+        noise = torch.randn(rows, generator=generator, dtype=torch.float64)
+        return Sample(contexts, (100 + 10 * contexts[:, 0] + (8 + 3 * contexts[:, 1].clamp(-2, 2)) * noise)[:, None])
+
+    learned = learn(problem, world(600, 0), make_options(predictor="linear", members=4, epochs=60, seed=1))
+    fresh = world(2000, 1)
+    ours = prescribe(learned.posterior, problem, fresh.contexts, PrescribeOptions(policy="predictive")).decisions
+    rows = torch.arange(2000)
+    for factor in (0.9, 1.1):
+        found = evaluate(
+            learned.posterior,
+            problem,
+            fresh.contexts,
+            ours,
+            factor * ours,
+            rows,
+            lambda decision: fixed(problem, spec, decision),
+            PrescribeOptions(policy="predictive"),
+        )
+        true = problem.cost(factor * ours, fresh.outcomes) - problem.cost(ours, fresh.outcomes)
+        error = float(true.std() / math.sqrt(len(true)))
+        # The history's 600 rows err too, about as the square root of 2,000 to 600.
+        assert abs(float(found.regret.mean() - true.mean())) < 3 * error * math.sqrt(1 + 2000 / 600)
+        assert found.regret.mean() > 3 * error
+        assert abs(float(found.worse_in.mean() - (true > 0).double().mean())) < 0.08
+
+
+def test_alternatives_of_many_contexts_are_judged_each_in_its_own() -> None:
+    pairs = list(itertools.product(range(7), ([100.0, 90.0], [98.0, NAN])))
+    _, found = judged(ITEMS, tensor(*[z for _, z in pairs]), [owner for owner, _ in pairs])
+    for number, (owner, z) in enumerate(pairs):
+        _, alone = judged(ITEMS, tensor(z), [owner])
+        assert torch.equal(alone.regret[0], found.regret[number])
+        assert torch.equal(alone.decisions[0], found.decisions[number])

@@ -1,0 +1,154 @@
+"""The steps of the journey, small enough to be taken in every test."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from httpx import Client, Response
+from starlette.testclient import TestClient
+
+from app.db.engine import transaction
+from app.db.tables import Base, DatasetRow, JobRow, ProblemRow
+from app.demo import bakery_rows, example_problem
+from app.jobs import compute, service
+from app.jobs.kinds.base import Store
+from app.jobs.kinds.learn import storing
+from bco_core.posterior import Posterior
+from tests.support.patience import wait_until
+
+Json = dict[str, Any]
+
+ROWS = bakery_rows(60)
+OUTCOMES = ["croissants", "loaves"]
+CONTEXTS = [{name: value for name, value in row.items() if name not in OUTCOMES} for row in ROWS]
+QUICK: Json = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
+ASSETS = ["shares", "bonds", "gold"]
+FUND: Json = {
+    "kind": "return_constrained_portfolio",
+    "assets": [{"name": name} for name in ASSETS],
+    "covariance": [[0.0004, 0.0001, 0.0], [0.0001, 0.0003, 0.0], [0.0, 0.0, 0.0005]],
+    "target_return": 0.05,
+}
+
+
+def answered(response: Response, status: int = 200) -> Json:
+    assert response.status_code == status, response.text
+    answer: Json = response.json()
+    return answer
+
+
+def create_problem(client: TestClient, **changes: Any) -> Json:
+    return answered(client.post("/v1/problems", json=example_problem() | changes), 201)
+
+
+def create_dataset(client: TestClient, **changes: Any) -> Json:
+    body = {"name": "days", "outcomes": OUTCOMES, "rows": ROWS} | changes
+    return answered(client.post("/v1/datasets", json=body), 201)
+
+
+def upload(client: TestClient, content: bytes, **form: str) -> Response:
+    fields = {"name": "uploaded", "outcomes": "demand"} | form
+    return client.post("/v1/datasets/upload", data=fields, files={"file": ("history", content)})
+
+
+def create_job(client: TestClient, **changes: Any) -> Json:
+    """A queued job that takes a fraction of a second once it runs."""
+    body = {"predictor": {"kind": "linear"}, "posterior": QUICK} | changes
+    if "problem_id" not in body:
+        body["problem_id"] = create_problem(client)["id"]
+    if "dataset_id" not in body:
+        body["dataset_id"] = create_dataset(client)["id"]
+    return answered(client.post("/v1/jobs", json=body), 202)
+
+
+def learn(client: TestClient, job_id: str) -> Json:
+    """Run a queued job in this process, as a worker's child would, and read how it ended."""
+    attempt = service.start(job_id)
+    assert attempt is not None
+    compute.run(job_id, attempt)
+    return answered(client.get(f"/v1/jobs/{job_id}"))
+
+
+def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
+    """What writes a posterior and its diagnostics as if this job had made them."""
+    with transaction() as session:
+        job = session.get_one(JobRow, job_id)
+        problem = session.get_one(ProblemRow, job.problem_id)
+        dataset = session.get_one(DatasetRow, job.dataset_id)
+    return storing(job, problem, dataset, *result)
+
+
+def learned(client: TestClient, **changes: Any) -> Json:
+    """The posterior of a job made from beginning to end."""
+    job = learn(client, create_job(client, **changes)["id"])
+    assert job["state"] == "succeeded", job["error"]
+    return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
+
+
+def prescribe(client: TestClient, posterior_id: str, **changes: Any) -> Json:
+    """What is answered, without the id that each call has of its own."""
+    address, body = f"/v1/posteriors/{posterior_id}/prescribe", {"contexts": CONTEXTS[:1]} | changes
+    response = client.post(address, json=body)
+    if response.status_code == 503 and "solver processes are starting" in response.text:
+        # What is quick on an idle machine goes to solver processes on a crowded one.
+        await_solvers(client)
+        response = client.post(address, json=body)
+    answer = answered(response)
+    del answer["id"]
+    return answer
+
+
+def without_id(content: bytes) -> bytes:
+    """The bytes of an answer that begins with an id, but for that."""
+    return re.sub(rb'^\{"id":("\w+"|null),', b"{", content)
+
+
+def await_solvers(client: TestClient) -> None:
+    """Start the solver processes of an application in this process. The first start of all compiles kernels."""
+    wait_until("the solver processes have started", lambda: client.app.state.solvers.start().ready)  # type: ignore[attr-defined]
+
+
+def pages(client: TestClient, path: str, limit: int) -> list[list[Json]]:
+    """Every page of a list, by following its cursors."""
+    found: list[list[Json]] = []
+    query: Json = {"limit": limit}
+    while True:
+        answer = answered(client.get(path, params=query))
+        found.append(answer["items"])
+        if answer["next_cursor"] is None:
+            return found
+        query["cursor"] = answer["next_cursor"]
+
+
+def counts() -> dict[str, int]:
+    """How many rows each table has, the job queue's among them; not of the log, which is written a little later."""
+    with transaction() as session:
+        schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
+        tables = [*Base.metadata.sorted_tables, sa.table("workflow_status", schema=schema)]
+        count = {table.name: sa.select(sa.func.count()).select_from(table).scalar_subquery() for table in tables}
+        del count["prescriptions"]
+        found = session.execute(sa.select(*(query.label(name) for name, query in count.items()))).one()
+        return dict(found._mapping)
+
+
+def months(count: int = 60) -> list[Json]:
+    """Returns of three assets that depend on the mood."""
+    drawn = random.Random(1)
+    rows = []
+    for _ in range(count):
+        mood = drawn.gauss(0, 1)
+        row: Json = {"mood": mood, "rates": drawn.gauss(0, 1)}
+        for index, name in enumerate(ASSETS):
+            row[name] = 0.1 + 0.02 * mood * (index - 1) + drawn.gauss(0, 0.01)
+        rows.append(row)
+    return rows
+
+
+def prepare_fund(client: Client) -> Json:
+    """A portfolio problem and its history: what a job by Metropolis–Hastings needs."""
+    problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
+    body = {"name": "months", "outcomes": ASSETS, "rows": months()}
+    return {"problem_id": problem["id"], "dataset_id": answered(client.post("/v1/datasets", json=body), 201)["id"]}

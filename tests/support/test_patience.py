@@ -1,0 +1,62 @@
+"""The waiting of tests of processes must itself be trusted: it outlasts slow work and notices a standstill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support import patience
+from tests.support.patience import wait_until, within
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(patience, "crowding", lambda: 1.0)
+
+
+@contextmanager
+def process(code: str) -> Iterator[None]:
+    running = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        running.kill()
+        running.wait()
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+def test_what_takes_longer_than_the_patience_is_waited_for_while_a_process_computes() -> None:
+    with process("while True: pass"):
+        wait_until("it comes", after(4), 1.5)
+
+
+def test_what_does_not_come_while_all_processes_are_idle_is_given_up() -> None:
+    with process("import time; time.sleep(60)"):
+        # Its start is movement.
+        wait_until("it has started", after(1), 10)
+        began = time.monotonic()
+        with pytest.raises(AssertionError, match="nothing has moved for 1 s: it comes"):
+            wait_until("it comes", lambda: False, 1.0)
+        assert time.monotonic() - began < 8
+
+
+def test_work_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "MOST_SECONDS", 2.0)
+    with process("while True: pass"), pytest.raises(AssertionError, match="not within 2 s: it comes"):
+        wait_until("it comes", lambda: False, 1.5)
+
+
+def test_a_promise_with_a_time_is_held_to_it() -> None:
+    within("it comes", after(0.2), 5)
+    with process("while True: pass"), pytest.raises(AssertionError, match=r"not within 0.5 s: it comes"):
+        within("it comes", after(30), 0.5)
