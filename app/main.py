@@ -30,22 +30,22 @@ from app.jobs.router import router as jobs
 from app.jobs.status_router import router as status
 from app.log.router import router as kept_prescriptions
 from app.log.writer import Writer
-from app.pages import asking, docs, home
+from app.pages import api_client, docs, home
 from app.pages.backtests import page as backtest_pages
 from app.pages.datasets import page as dataset_pages
 from app.pages.decide import page as decide_pages
+from app.pages.error_pages import Readable
 from app.pages.jobs import page as job_pages
 from app.pages.log import page as log_pages
 from app.pages.posteriors import page as posterior_pages
 from app.pages.problems import page as problem_pages
-from app.pages.readable import Readable
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
 from app.prescriptions.admission import Places
-from app.prescriptions.road import ShortRoad
+from app.prescriptions.batching import Together
+from app.prescriptions.fast_path import ShortRoad
+from app.prescriptions.offload import slow_calls
 from app.prescriptions.router import router as prescriptions
-from app.prescriptions.slow import slow_calls
-from app.prescriptions.together import Together
 from app.problems.router import router as problems
 from app.settings import get_settings
 from app.solving import pool
@@ -89,7 +89,7 @@ def create_app() -> FastAPI:
     )
     _prepare_state(app)
     errors.install(app)
-    asking.install(app)
+    api_client.install(app)
     # The last one added is the first to see a request.
     app.add_middleware(ShortRoad, of=app)
     app.add_middleware(

@@ -11,7 +11,6 @@ It needs httpx alone. ``AsyncClient`` has the same methods, awaited.
 
 from bco_client.aio import AsyncClient, AsyncLearned
 from bco_client.client import Client, Learned
-from bco_client.endings import JobCancelled, JobEnded, JobFailed, StillRunning
 from bco_client.errors import (
     ApiError,
     BadSignature,
@@ -29,6 +28,7 @@ from bco_client.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
+from bco_client.job_errors import JobCancelled, JobEnded, JobFailed, StillRunning
 from bco_client.records import (
     Alias,
     AliasMove,

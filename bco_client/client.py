@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, 
 
 import httpx
 
-from bco_client.driving import DEFAULT_TIMEOUT, Decider, connection, of_httpx, signed_like
+from bco_client.base_client import DEFAULT_TIMEOUT, Decider, connection, of_httpx, signed_like
 from bco_client.operations import aliases, datasets, jobs, journey, posteriors, prescriptions, problems
 from bco_client.options import PrescribeOptions
 from bco_client.progress import make_bar

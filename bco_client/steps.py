@@ -19,8 +19,8 @@ from urllib.parse import quote
 import httpx
 
 from bco_client.errors import BcoError, UnexpectedAnswer, Unreachable, of_response
-from bco_client.plain import to_json
 from bco_client.records import Job, Record, read
+from bco_client.to_json import to_json
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
-from bco_client.plain import plain, to_json
+from bco_client.to_json import plain, to_json
 
 Kind = Literal["pandas", "polars", "arrow", "rows"]
 Row = Mapping[str, Any]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bco_core import deadline
+from bco_core.batch_kernels import mean_of_atoms
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import Terms, decide_over
 from bco_core.posterior import Posterior
@@ -32,9 +33,8 @@ from bco_core.prescribe import (
 )
 from bco_core.problems.answers import breaches, covered
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Status
-from bco_core.rows import mean_of_atoms
 from bco_core.scenarios import Scenarios
-from bco_core.weighted import sort_atoms, sorted_cvar, sorted_quantile
+from bco_core.weighted_stats import sort_atoms, sorted_cvar, sorted_quantile
 
 # The problem with the entries of a decision (d_z,) fixed that are not NaN.
 Fix = Callable[[Tensor], DecisionProblem]

@@ -22,10 +22,10 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from bco_core.batch_kernels import mean_of_atoms
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status
 from bco_core.problems.surrogate import SQUARED_ERROR, Surrogate
-from bco_core.rows import mean_of_atoms
 from bco_core.scenarios import Scenarios, expected_cost
 
 

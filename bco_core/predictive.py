@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bco_core import deadline
-from bco_core.rows import exp_affine, sample_near
+from bco_core.batch_kernels import exp_affine, sample_near
 from bco_core.scenarios import Scenarios
 
 CARRIES = ("shift", "scaled", "stretch", "keep")

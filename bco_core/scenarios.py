@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bco_core.batch_kernels import mean_of_atoms
 from bco_core.problems.base import DecisionProblem
-from bco_core.rows import mean_of_atoms
-from bco_core.weighted import sort_atoms, sorted_cvar, sorted_quantile
+from bco_core.weighted_stats import sort_atoms, sorted_cvar, sorted_quantile
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core.evaluation import estimate, paired_difference
+from bco_core.estimates import estimate, paired_difference
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
 

@@ -13,7 +13,7 @@ from app.aliases.schemas import AliasName
 from app.aliases.service import locked, move
 from app.db.tables import PosteriorRow
 from app.http.schemas import Request
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 
 LEAST_ROWS = 20
 

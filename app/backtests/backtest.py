@@ -19,7 +19,7 @@ from torch import Tensor
 from app.backtests.existing import Existing
 from app.backtests.origins import origin_of
 from app.backtests.schemas import JUDGED, BacktestOptions
-from app.datasets.cells import Whole
+from app.datasets.encode_values import Whole
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
 from app.posteriors import history

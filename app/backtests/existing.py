@@ -12,7 +12,7 @@ import torch
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.datasets.cells import Whole
+from app.datasets.encode_values import Whole
 from app.datasets.parsing import RawTable
 from app.datasets.service import count_rows, read_table
 from app.db.tables import DatasetRow, PosteriorRow

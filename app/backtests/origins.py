@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from app.datasets.cells import Whole
+from app.datasets.encode_values import Whole
 from app.datasets.times import written
 from app.db.tables import DatasetRow
 from app.posteriors import history

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from app.backtests.backtest import Backtest
 from app.backtests.schemas import CumulatedDifference, OverTimeAnswer, PolicyOverTime
-from app.datasets.cells import Whole
+from app.datasets.encode_values import Whole
 from bco_core.backtest.cumulated import cumulated, stretches
 from bco_core.backtest.paired import Clusters
 

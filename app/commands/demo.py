@@ -17,7 +17,7 @@ from rich.table import Table
 from app.commands.serve import LocalService, free_port, port_is_free
 from app.demo import HELD_OUT, MORNINGS, example_problem, new_dataset, new_job, split_history
 from app.settings import Settings
-from bco_core.evaluation import paired_difference
+from bco_core.estimates import paired_difference
 
 
 class Refused(Exception):

@@ -17,7 +17,8 @@ import torch
 from app import logs, metrics
 from app.log import outcomes
 from app.log.schemas import NewOutcome
-from app.prescriptions import drift, evaluating, service
+from app.prescriptions import context, drift
+from app.prescriptions import evaluate as evaluate_module
 from app.prescriptions.cache import Cache
 from app.prescriptions.evaluate_schemas import EvaluateRequest
 from app.prescriptions.schemas import PrescribeRequest
@@ -42,7 +43,7 @@ def prescribe(body: bytes) -> tuple[Header, bytes]:
     """Answer a prescribe request, in bytes of JSON, and count how its decisions were found."""
     asked = orjson.loads(body)
     request = PrescribeRequest.model_validate(asked["request"])
-    (answer,) = service.prescribe(
+    (answer,) = context.prescribe(
         _posteriors(),
         asked["workspace"],
         asked["posterior_id"],
@@ -60,7 +61,7 @@ def evaluate(body: bytes) -> tuple[Header, bytes]:
     asked = orjson.loads(body)
     request = EvaluateRequest.model_validate(asked["request"])
     whose = asked["workspace"], asked["posterior_id"]
-    answer = evaluating.answer(_posteriors(), *whose, request, asked["began"], revision=asked["revision"])
+    answer = evaluate_module.answer(_posteriors(), *whose, request, asked["began"], revision=asked["revision"])
     return {"found": metrics.counted_prescriptions()}, answer
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.mistakes import Mistakes, shown
 from app.datasets.numbers import NUMBER_LIKE
 from app.datasets.parsing import RawTable, ambiguous_number, as_numbers, as_text, is_temporal
 from app.datasets.times import looks_like_times
+from app.datasets.validation_errors import Mistakes, shown
 from app.db.text import NOT_PLAIN, UNPLAIN, is_storable
 from bco_core.data import LARGEST
 

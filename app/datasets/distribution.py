@@ -24,8 +24,8 @@ from app.datasets.distribution_schemas import (
 )
 from app.datasets.over_time import over_time
 from app.datasets.series import series_codes
+from app.datasets.series_order import Whole, ordered
 from app.datasets.service import MISSING, stored_units
-from app.datasets.timelines import Whole, ordered
 from app.db.blobs import verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow

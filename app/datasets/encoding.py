@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from app.datasets.cells import ContextColumn, Matrix, Refusals, Whole, codes_of, numbers_of
-from app.datasets.moments import periods_of
+from app.datasets.encode_values import ContextColumn, Matrix, Refusals, Whole, codes_of, numbers_of
+from app.datasets.lookback import Looking, Notes, Past
+from app.datasets.parse_time import periods_of
 from app.datasets.parsing import RawTable
-from app.datasets.past import Looking, Notes, Past
 from app.http.errors import InvalidRequest
 from bco_core.features.recipe import Recipe
 

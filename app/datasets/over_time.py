@@ -15,7 +15,7 @@ from app.datasets.distribution_schemas import (
     LevelShift,
     OutcomeOverTime,
 )
-from app.datasets.timelines import BLOCKS, Floats, Timeline, Truths, Whole, has_moved, levels
+from app.datasets.series_order import BLOCKS, Floats, Timeline, Truths, Whole, has_moved, levels
 from app.datasets.times import written
 from bco_core.features.calendar import Clock
 

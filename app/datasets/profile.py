@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from app.datasets import columns
 from app.datasets.categories import OTHER, grouped
-from app.datasets.mistakes import Mistakes
 from app.datasets.parsing import RawTable
 from app.datasets.roles import Chosen, Roles, chosen_columns
 from app.datasets.series import series_codes
 from app.datasets.times import Times, first_duplicate, read_times, spacing, written
+from app.datasets.validation_errors import Mistakes
 from app.datasets.warnings import oddities
 from app.http.errors import InvalidRequest
 from app.settings import Settings

@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from app.datasets.categories import with_other
-from app.datasets.mistakes import Mistakes, shown
 from app.datasets.parsing import RawTable
 from app.datasets.profile import Clean, Profiled, clean, described
 from app.datasets.roles import Chosen, Roles
 from app.datasets.series import series_codes
 from app.datasets.service import MISSING, chunked, digest, read_table
 from app.datasets.times import DATE, DATETIME, GERMAN, Times, first_duplicate, written
+from app.datasets.validation_errors import Mistakes, shown
 from app.db.engine import affected, transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import Conflict, InvalidRequest, NotFound

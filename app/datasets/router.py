@@ -8,7 +8,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form, Query, Response
 
-from app.datasets import distribution, inspecting, revisions, service
+from app.datasets import distribution, revisions, service
+from app.datasets import inspect as inspect_module
 from app.datasets.distribution_schemas import Distribution, Only, OutcomeName, SeriesName
 from app.datasets.inspection_schemas import FileToInspect, Inspection
 from app.datasets.parsing import parse_file, parse_rows
@@ -84,7 +85,7 @@ def inspect_file(
 ) -> Inspection:
     """Look at a file without keeping anything: what its columns hold, what they may be, and what looks odd."""
     raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
-    return inspecting.inspect(raw, _names(upload.outcomes), get_settings())
+    return inspect_module.inspect(raw, _names(upload.outcomes), get_settings())
 
 
 def _names(text: str) -> list[str]:

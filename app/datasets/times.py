@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.mistakes import Mistakes, shown
+from app.datasets.validation_errors import Mistakes, shown
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from app.datasets.timelines import BLOCKS, Floats, Timeline, has_moved, levels, timeline
+from app.datasets.series_order import BLOCKS, Floats, Timeline, has_moved, levels, timeline
 from app.datasets.times import written
 
 # Fewer rows than this look odd in some way by mere chance.

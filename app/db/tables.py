@@ -112,7 +112,7 @@ class JobRow(Owned, Base):
 
     ``posterior_id`` is the posterior that the job uses, not the one it makes. ``estimate_seconds`` is the time that the
     job will take. ``turn_begins``, ``turn`` and ``parts_turn`` say when it is its turn and that of its parts: see
-    :mod:`app.jobs.shares`. ``admission`` is ``making`` while the job's parts are being stored, ``held`` while its
+    :mod:`app.jobs.fair_queue`. ``admission`` is ``making`` while the job's parts are being stored, ``held`` while its
     workspace has as many running as it may, and ``admitted`` once the engine has it. ``summary`` is what a kind of job
     tells of its result in a few numbers.
     """

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Form, Response
 from app.datasets.parsing import parse_file
 from app.http.idempotency import Repeatable
 from app.http.security import Trainer
-from app.jobs import making
+from app.jobs import create as create_module
 from app.jobs.kinds.prescribe import PRESCRIBE, NewPrescribeJob, check, draft
 from app.jobs.router import job_answer
 from app.jobs.schemas import JobAnswer
@@ -25,7 +25,7 @@ def create_batch(posterior_id: str, request: NewBatch, caller: Trainer, response
     """Decide for every row of a data set, as a job that all workers share. Its result is a file."""
     posterior = posteriors.get(caller.workspace, posterior_id)
     asked = NewPrescribeJob(kind="prescribe", posterior_id=posterior.id, **request.model_dump(exclude_unset=True))
-    job = making.create(caller.workspace, PRESCRIBE, check(caller.workspace, asked))
+    job = create_module.create(caller.workspace, PRESCRIBE, check(caller.workspace, asked))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)
 
@@ -40,6 +40,6 @@ def upload_batch(
     """Decide for every row of a file that has the posterior's context columns; other columns are carried along."""
     raw = parse_file(upload.file.file.read(), get_settings())
     posterior = posteriors.get(caller.workspace, posterior_id)
-    job = making.create(caller.workspace, PRESCRIBE, draft(posterior, upload.options(), raw))
+    job = create_module.create(caller.workspace, PRESCRIBE, draft(posterior, upload.options(), raw))
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job_answer(job)

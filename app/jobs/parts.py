@@ -17,9 +17,9 @@ from app.db.blobs import checksum, verified
 from app.db.engine import affected, transaction
 from app.db.outage import insist
 from app.db.tables import UNFINISHED, JobPartRow, JobRow
-from app.jobs import queue, service, shares
+from app.jobs import fair_queue, queue, service
+from app.jobs.create import add_parts, batched
 from app.jobs.kinds.base import Part
-from app.jobs.making import add_parts, batched
 from bco_core.progress import Figures
 
 # Parts that are queued in one transaction.
@@ -41,7 +41,7 @@ def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
         add_parts(session, job_id, made)
         missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
         waiting = list(session.scalars(missing.order_by(JobPartRow.seq)))
-        turns = shares.part_turns(session, job, len(waiting))
+        turns = fair_queue.part_turns(session, job, len(waiting))
     # A few at a time: everybody else who writes waits for the end of each transaction.
     for group in batched(zip(waiting, turns, strict=True), QUEUED_AT_ONCE):
         with transaction() as session:

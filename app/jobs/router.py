@@ -16,7 +16,8 @@ from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
-from app.jobs import events, making, over_time, results, service
+from app.jobs import create as create_module
+from app.jobs import events, over_time, results, service
 from app.jobs.kinds import KINDS
 from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, JobSummary, Kind, LogLine, State
 
@@ -41,7 +42,7 @@ def create_job(asked: Annotated[AnyJob, Body(examples=EXAMPLES)], caller: Traine
     The job is queued; follow it at the address in Location.
     """
     kind = asked.kind
-    row = making.create(caller.workspace, kind, kind.check(caller.workspace, asked.request))
+    row = create_module.create(caller.workspace, kind, kind.check(caller.workspace, asked.request))
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     return job_answer(row)
 

@@ -19,7 +19,7 @@ from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow
 from app.http.errors import Conflict
 from app.http.rows import delete_row, find, page, read
 from app.ids import is_id
-from app.jobs import queue, shares
+from app.jobs import fair_queue, queue
 from app.jobs.kinds import KINDS
 from app.jobs.kinds.base import Store
 from app.jobs.schemas import JobFilter, JobSummary
@@ -93,7 +93,7 @@ def retry(workspace: str, job_id: str) -> JobRow:
         words = "has succeeded; make a new job instead" if row.state == "succeeded" else f"is {row.state} already"
         raise Conflict(f"only a job that has failed or was cancelled can be run again; this one {words}")
     with transaction() as session:
-        shares.check(session, workspace)
+        fair_queue.check(session, workspace)
         # Parts that are kept and done stay done; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
         affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
@@ -133,7 +133,7 @@ def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allow
         if changed:
             row = session.get_one(JobRow, job_id, populate_existing=True)
             if "queued" not in states:
-                shares.give_turn(session, row)
+                fair_queue.give_turn(session, row)
                 session.flush()
             admit(session, job_id, "held")
     return changed
@@ -147,7 +147,7 @@ def admit(session: Session, job_id: str, admission: str) -> bool:
     row = session.get(JobRow, job_id, populate_existing=True)
     if row is None:
         return False
-    following = "held" if shares.is_at_its_limit(session, row.workspace) else "admitted"
+    following = "held" if fair_queue.is_at_its_limit(session, row.workspace) else "admitted"
     here = sa.update(JobRow).where(JobRow.id == job_id, JobRow.state == "queued", JobRow.admission == admission)
     if not affected(session, here.values(admission=following)):
         return False
@@ -161,7 +161,7 @@ def admit_held(session: Session, *conditions: Any) -> None:
     held = sa.select(JobRow.id, JobRow.workspace).where(JobRow.state == "queued", JobRow.admission == "held")
     full: set[str] = set()
     for job_id, workspace in session.execute(held.where(*conditions).order_by(JobRow.turn, JobRow.id)).all():
-        if workspace not in full and shares.is_at_its_limit(session, workspace):
+        if workspace not in full and fair_queue.is_at_its_limit(session, workspace):
             full.add(workspace)
         if workspace not in full:
             admit(session, job_id, "held")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from app.db.engine import transaction
 from app.db.tables import UNFINISHED, JobRow
-from app.jobs import presence
+from app.jobs import heartbeat
 from app.settings import get_settings
 
 
@@ -28,7 +28,7 @@ def status(workspace: str) -> StatusAnswer:
     everywhere = sa.select(JobRow.workspace, state, sa.func.count()).where(state.in_(UNFINISHED))
     with transaction() as session:
         found = session.execute(everywhere.group_by(JobRow.workspace, state)).all()
-        workers = presence.count(session, settings.worker_deadline_seconds)
+        workers = heartbeat.count(session, settings.worker_deadline_seconds)
     own = {how: number for where, how, number in found if where == workspace}
     return StatusAnswer(
         version=version("bco-service"),

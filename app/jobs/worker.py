@@ -179,7 +179,7 @@ def main() -> None:
     """Work until told to stop (SIGTERM or Ctrl-C)."""
     from app import logs
     from app.ids import new_id
-    from app.jobs import presence
+    from app.jobs import heartbeat
     from app.settings import get_settings
 
     settings = get_settings()
@@ -193,7 +193,7 @@ def main() -> None:
         log.info("the worker is ready (%s)", executor_id)
         _watch_over(executor_id, settings.worker_deadline_seconds)
         _hand_back_all()
-        _last_word(partial(presence.retire, executor_id))
+        _last_word(partial(heartbeat.retire, executor_id))
     log.info("stopped")
     logging.shutdown()
     # Threads of the engine still wait for jobs that others will finish.
@@ -204,7 +204,7 @@ def _launch(executor_id: str) -> bool:
     """Join the others as soon as the database can be used; False if the worker is told to stop before."""
     from app.db.engine import transaction
     from app.db.outage import insist, is_outage
-    from app.jobs import presence, queue
+    from app.jobs import heartbeat, queue
     from app.settings import get_settings
     from app.webhooks import delivery
 
@@ -212,7 +212,7 @@ def _launch(executor_id: str) -> bool:
 
     def first_beat() -> None:
         with transaction() as session:
-            presence.beat(session, executor_id)
+            heartbeat.beat(session, executor_id)
 
     try:
         insist(first_beat, _stop)
@@ -222,7 +222,7 @@ def _launch(executor_id: str) -> bool:
         return False
     work: dict[str, Callable[..., str]] = {queue.COMPUTING: run, queue.WAITING: wait, queue.PARTS: part}
     beating = executor_id, settings.worker_deadline_seconds / 4, _stop
-    threading.Thread(target=presence.keep_beating, args=beating, name="heartbeat", daemon=True).start()
+    threading.Thread(target=heartbeat.keep_beating, args=beating, name="heartbeat", daemon=True).start()
     if settings.webhook_hosts:
         threading.Thread(target=delivery.keep_delivering, args=(_stop,), name="webhooks", daemon=True).start()
     queue.launch(executor_id, settings.worker_concurrency, work, _stop)
@@ -232,13 +232,13 @@ def _launch(executor_id: str) -> bool:
 def _watch_over(executor_id: str, deadline: float) -> None:
     """See to it that nobody's jobs are lost."""
     from app.db.outage import in_words, is_outage
-    from app.jobs import presence, queue, retention, service
+    from app.jobs import heartbeat, queue, retention, service
 
     since, dropped, silent = time.monotonic(), set[str](), False
     pruned = time.monotonic()
     while not _stop.wait(deadline / 4):
         try:
-            alive = presence.living(deadline, judge=time.monotonic() - since > deadline)
+            alive = heartbeat.living(deadline, judge=time.monotonic() - since > deadline)
             queue.take_over(queue.running_executors() - alive - {executor_id})
             # What was just taken from the queue is not running yet; what is not running the next time is dropped.
             before, dropped = dropped, queue.dropped(executor_id)

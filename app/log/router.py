@@ -28,9 +28,9 @@ from app.log.schemas import (
 )
 from app.log.service import Filter
 from app.prescriptions.evaluate_schemas import EvaluateRequest
+from app.prescriptions.offload import QUICK_SECONDS, quickly
 from app.prescriptions.router import answer_of, evaluation_of
 from app.prescriptions.schemas import PrescribeRequest
-from app.prescriptions.slow import QUICK_SECONDS, quickly
 from app.settings import get_settings
 from bco_core.errors import OutOfTime
 

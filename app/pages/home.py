@@ -15,9 +15,9 @@ from app.http.security import SESSION_COOKIE, Reader, end_session
 from app.keys import service as keys
 from app.keys import sessions
 from app.pages import forms
-from app.pages.asking import Api, Call
+from app.pages.api_client import Api, Call
+from app.pages.format import in_a_line
 from app.pages.render import ASSETS, render, see_other
-from app.pages.wording import in_a_line
 
 router = APIRouter(include_in_schema=False)
 

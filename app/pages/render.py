@@ -18,8 +18,8 @@ from markupsafe import Markup
 
 from app.http.security import SESSION_COOKIE, Caller
 from app.pages import forms
-from app.pages.asking import Api, Refused, sentence
-from app.pages.words import WORDS
+from app.pages.api_client import Api, Refused, sentence
+from app.pages.glossary import WORDS
 from app.settings import get_settings
 
 ASSETS = Path(__file__).with_name("assets")

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import torch
 from pydantic import ConfigDict, Field
 
-from app.datasets.cells import Matrix, Whole
+from app.datasets.encode_values import Matrix, Whole
 from app.datasets.encoding import ContextEncoding
-from app.datasets.past import Looking, Past
+from app.datasets.lookback import Looking, Past
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
 from app.http.schemas import Request

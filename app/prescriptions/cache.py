@@ -15,7 +15,7 @@ from torch import Tensor
 
 from app import metrics
 from app.datasets.encoding import ContextEncoding
-from app.datasets.past import Past
+from app.datasets.lookback import Past
 from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow

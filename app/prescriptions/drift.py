@@ -17,8 +17,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from torch import Tensor
 
+from app.datasets.lookback import Past
 from app.datasets.parsing import RawTable
-from app.datasets.past import Past
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table, unpacked
 from app.db.engine import transaction

@@ -18,14 +18,15 @@ from app.http.errors import ApiError, InvalidRequest, NotFound, Unavailable
 from app.http.routes import Guarded
 from app.http.security import Reader
 from app.http.tables import PARQUET
-from app.prescriptions import evaluating, service
+from app.prescriptions import context
+from app.prescriptions import evaluate as evaluate_module
+from app.prescriptions.batching import Together
 from app.prescriptions.drift import DriftAnswer, Source
+from app.prescriptions.drift_from_log import judge_log
 from app.prescriptions.evaluate_schemas import EvaluateAnswer, EvaluateRequest
-from app.prescriptions.logged import judge_log
+from app.prescriptions.offload import QUICK_SECONDS, elsewhere, is_slow, quickly
 from app.prescriptions.schemas import PrescribeAnswer, PrescribeRequest
-from app.prescriptions.slow import QUICK_SECONDS, elsewhere, is_slow, quickly
 from app.prescriptions.tables import check_table, scenario_table
-from app.prescriptions.together import Together
 from app.settings import get_settings
 from bco_core.errors import OutOfTime
 
@@ -134,14 +135,14 @@ async def answer_of(
 
     def decide(requests: Sequence[PrescribeRequest]) -> Sequence[bytes | Exception | None]:
         answers = quickly(
-            lambda: service.prescribe(cache, workspace, posterior_id, requests, began, QUICK_SECONDS, revision)
+            lambda: context.prescribe(cache, workspace, posterior_id, requests, began, QUICK_SECONDS, revision)
         )
         return answers or [None] * len(requests)
 
     with state.places.of(workspace):
         body = None
         if not is_slow(state.slow, posterior_id, request):
-            kind = service.kind(cache, workspace, posterior_id, request) if revision is None else None
+            kind = context.kind(cache, workspace, posterior_id, request) if revision is None else None
             together: Together[PrescribeRequest, bytes | None] = state.together
             body = await together.answer(kind, request, len(request.contexts), decide)
         if body is None:
@@ -156,7 +157,7 @@ async def evaluation_of(
     state, began = http.app.state, monotonic()
 
     def judge(requests: Sequence[PrescribeRequest]) -> Sequence[bytes | None]:
-        found = partial(evaluating.answer, state.posteriors, workspace, posterior_id, request, began)
+        found = partial(evaluate_module.answer, state.posteriors, workspace, posterior_id, request, began)
         return [quickly(lambda: found(QUICK_SECONDS, revision))]
 
     with state.places.of(workspace):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, WithJsonSchema, field_v
 
 from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors.schemas import Quality
-from app.prescriptions.opening_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, Opened
+from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, Opened
 from app.problems.patch import Difference, Patch
 from bco_core.problems.base import Status
 

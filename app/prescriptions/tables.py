@@ -12,8 +12,8 @@ from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
 from app.http.tables import to_parquet
 from app.prescriptions.cache import Ready
-from app.prescriptions.moving import entries, numbers
-from app.prescriptions.opening_schemas import AttributionAnswer, DerivativeAnswer, OutcomeAnswer
+from app.prescriptions.include_schemas import AttributionAnswer, DerivativeAnswer, OutcomeAnswer
+from app.prescriptions.perturbations import entries, numbers
 from app.prescriptions.schemas import PrescribeOptions
 from app.problems.schemas import outcome_names
 from bco_core.prescribe import QUANTILES

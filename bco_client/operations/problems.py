@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bco_client import models
-from bco_client.plain import to_json
 from bco_client.records import Problem
 from bco_client.steps import Steps, answer, content, delete, done, get, listed, record, upload
 from bco_client.steps import create as creating
 from bco_client.tables import File
+from bco_client.to_json import to_json
 
 
 def create(spec: Mapping[str, Any], name: str = "", *, idempotency_key: str | None = None) -> Steps[Problem]:

@@ -21,7 +21,7 @@ from bco_core.predictive import History, carried, sampled
 from bco_core.prescribe import POSTERIOR, PrescribeOptions
 from bco_core.problems.base import DecisionProblem, fractiles
 from bco_core.problems.surrogate import Surrogate
-from bco_core.weighted import weighted_quantile
+from bco_core.weighted_stats import weighted_quantile
 
 # How nearly the road must lead to the decision that was given; draws may be stored in float32.
 _SAME = 1e-4

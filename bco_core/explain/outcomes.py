@@ -12,7 +12,7 @@ from bco_core.prescribe import QUANTILES, PrescribeOptions, what_may_happen
 from bco_core.problems.answers import covered
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
-from bco_core.weighted import sort_atoms, sorted_quantile
+from bco_core.weighted_stats import sort_atoms, sorted_quantile
 
 
 def cost_scenarios(posterior: Posterior, contexts: Tensor, options: PrescribeOptions, draws: Tensor) -> Scenarios:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bco_core.batch_kernels import compiled
 from bco_core.data import Arrays, Sample, Standardizer
 from bco_core.features.base import Features
 from bco_core.features.trees import Forest
-from bco_core.rows import compiled
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from bco_core.batch_kernels import compiled
 from bco_core.data import Arrays
-from bco_core.rows import compiled
 
 Array = np.ndarray[Any, Any]
 

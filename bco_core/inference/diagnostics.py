@@ -8,7 +8,7 @@ from typing import Any
 
 from bco_core.calibration import Calibration
 from bco_core.certificates import Certificate
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from bco_core.inference.forward import Forward
 from bco_core.inference.held_out import HeldOut, Promise
 from bco_core.problems.surrogate import COST, SQUARED_ERROR

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bco_core.data import FOLDS, Sample, Standardizer, evenly
-from bco_core.evaluation import Estimate, estimate
+from bco_core.estimates import Estimate, estimate
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.regression import ridge

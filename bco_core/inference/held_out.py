@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bco_core.calibration import Calibration, calibrate
 from bco_core.data import FOLDS, Sample, Standardizer
-from bco_core.evaluation import Estimate, estimate, paired_difference
+from bco_core.estimates import Estimate, estimate, paired_difference
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.forward import Forward, constant_before, look_forward, regression_before, tail_of
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing, decide_over, first_policy

@@ -24,7 +24,7 @@ from bco_core.certificates import Certificate
 from bco_core.data import Sample, evenly, make_folds
 from bco_core.distributions import MatrixGaussian, Mixture
 from bco_core.errors import InvalidInput
-from bco_core.evaluation import Estimate, paired_difference
+from bco_core.estimates import Estimate, paired_difference
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.held_out import HISTORY_ROWS, Kept, autocorrelation, judge_scenarios, summarize
 from bco_core.inference.method import Learned

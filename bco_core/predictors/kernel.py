@@ -16,7 +16,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from bco_core.rows import OPTIONS, compiled
+from bco_core.batch_kernels import OPTIONS, compiled
 
 Array = np.ndarray[Any, Any]
 

@@ -12,9 +12,9 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.linear.as_linear import linear_of_shipment, linear_of_two_stage
 from bco_core.problems.linear.build import build_linear
-from bco_core.problems.linear.examined import has_decision
-from bco_core.problems.linear.objective import UncertainObjective
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.uncertain_cost import UncertainObjective
+from bco_core.problems.linear.validate_general import has_decision
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.reach import check_reach

@@ -20,7 +20,7 @@ from scipy import sparse
 from bco_core.errors import InvalidInput, SolverFailure
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.extensive import Program, program_of
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.solvers import highs
 from benchmarks.bench.exact_simplex import exact_optimum, model_of
 

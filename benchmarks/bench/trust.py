@@ -27,7 +27,7 @@ from rich.progress import track
 from torch import Tensor
 
 from bco_core.data import Sample
-from bco_core.evaluation import estimate
+from bco_core.estimates import estimate
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options

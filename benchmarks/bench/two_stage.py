@@ -23,7 +23,7 @@ from bco_core.inference.options import ViOptions
 from bco_core.predictors.registry import PredictorOptions
 from bco_core.problems.base import EXPECTATION
 from bco_core.problems.linear.extensive import extensive, together
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearProgram
 from benchmarks.bench.clients import load

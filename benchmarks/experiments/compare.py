@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bco_core.evaluation import Estimate, paired_difference
+from bco_core.estimates import Estimate, paired_difference
 
 # What each method reached, by run.
 Values = Mapping[str, Mapping[Any, float]]

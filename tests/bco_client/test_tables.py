@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bco_client import tables
-from bco_client.plain import plain, to_json
+from bco_client.to_json import plain, to_json
 
 ROWS: list[dict[str, Any]] = [
     {"day": date(2024, 1, 1), "shop": "north", "open": True, "sold": 3.5},

@@ -20,7 +20,7 @@ from bco_core.posterior import Posterior
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, prescribe
 from bco_core.problems.base import Status
-from bco_core.problems.linear import problem as linear
+from bco_core.problems.linear import two_stage as linear
 from bco_core.problems.registry import build_problem
 from tests.support.hard_searches import market_split
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bco_core.evaluation import estimate, paired_difference
+from bco_core.estimates import estimate, paired_difference
 
 
 def test_an_estimate_is_the_mean_with_the_sample_standard_error() -> None:

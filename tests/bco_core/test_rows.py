@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bco_core.batch_kernels import exp_affine, mean_of_atoms, product, sample_near, sum_of_rows
 from bco_core.data import Standardizer
 from bco_core.distributions import Mixture
 from bco_core.families import FAMILIES
@@ -21,7 +22,6 @@ from bco_core.predictors.registry import PREDICTORS
 from bco_core.prescribe import Prescribed, PrescribeOptions, decides_alone, prescribe
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
-from bco_core.rows import exp_affine, mean_of_atoms, product, sample_near, sum_of_rows
 
 CONTEXTS = 23
 

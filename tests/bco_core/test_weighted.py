@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bco_core.weighted import sort_atoms, sorted_cvar, weighted_quantile
+from bco_core.weighted_stats import sort_atoms, sorted_cvar, weighted_quantile
 
 
 def conditional_value_at_risk(values: Tensor, weights: Tensor, level: float) -> Tensor:

@@ -16,8 +16,8 @@ from app.problems.schemas import NewProblem, decision_names, outcome_names
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide, decide_over
 from bco_core.prescribe import PrescribeOptions
 from bco_core.problems.base import DecisionProblem, Prescription, Risk, Status, UncertainConstraints
-from bco_core.problems.linear.objective import UncertainObjective
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.uncertain_cost import UncertainObjective
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import PROBLEMS, build_problem
 from bco_core.problems.surrogate import Surrogate

@@ -256,7 +256,7 @@ MUTANTS = [
         ),
     ),
     *group(
-        "bco_core/inference/vi/conclude.py",
+        "bco_core/inference/vi/finalize.py",
         "tests/bco_core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
         ("history from mode", "learned.seen.at(rows).scenarios.mean()", "learned.seen.at(rows).scenarios.mode"),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bco_core.calibration import Calibration
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from bco_core.inference.held_out import HeldOut, Promise
 
 CALIBRATION = Calibration(

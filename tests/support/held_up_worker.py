@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.db.engine import get_engine
-from app.jobs import presence, worker
+from app.jobs import heartbeat, worker
 
 taken: list[sa.Connection] = []
 
@@ -32,5 +32,5 @@ def never(*_: Any, **__: Any) -> set[str]:
 
 
 if __name__ == "__main__":
-    presence.living = never
+    heartbeat.living = never
     worker.main()

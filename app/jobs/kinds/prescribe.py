@@ -17,8 +17,8 @@ import pyarrow as pa
 from pydantic import ConfigDict, Field
 
 from app.datasets.encoding import REFUSED, ContextEncoding, Encoded, Refusal
+from app.datasets.lookback import Past
 from app.datasets.parsing import RawTable
-from app.datasets.past import Past
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
@@ -29,12 +29,13 @@ from app.http.tables import CSV, PARQUET, XLSX, csv_pieces, from_parquet, parque
 from app.jobs import queue
 from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
 from app.posteriors import service as posteriors
-from app.prescriptions import opening, service
+from app.prescriptions import context
+from app.prescriptions import include as include_module
 from app.prescriptions.cache import NO_ROWS, Range, Ready, load_past, load_ready
-from app.prescriptions.deciding import decide_usable
+from app.prescriptions.neighbours import GONE, Similar, load_similar
 from app.prescriptions.patching import build
+from app.prescriptions.prescribe import decide_usable
 from app.prescriptions.schemas import BatchOptions, NewBatch, PrescribeOptions
-from app.prescriptions.similar import GONE, Similar, load_similar
 from app.prescriptions.tables import flattened
 from app.problems import patch as patches
 from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
@@ -102,7 +103,7 @@ def check(workspace: str, request: NewPrescribeJob) -> Draft:
 
 def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset_id: str | None = None) -> Draft:
     """Check the contexts and cut them into parts."""
-    service.check(posterior, options)
+    context.check(posterior, options)
     most = get_settings().max_rows
     if not 0 < raw.rows <= most:
         detail = f"at most {most} rows (BCO_MAX_ROWS)" if raw.rows else "there are no rows; send at least one context"
@@ -110,7 +111,7 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
     said = _check_patch(posterior, options)
     encoding = ContextEncoding.of(posterior.columns, posterior.recipe)
     table, refused = encoding.checked(raw)
-    opening.check(posterior, options, raw.rows, raw.whole, times=_TIMES_INCLUDED)
+    include_module.check(posterior, options, raw.rows, raw.whole, times=_TIMES_INCLUDED)
     if "neighbours" in options.include and posterior.dataset_id is None:
         raise Conflict(GONE)
     if len(refused) == raw.rows:
@@ -234,9 +235,9 @@ def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) 
 def _open_up(given: Given, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
     options, loaded = given.options, given.loaded
     draws = loaded.posterior.draws(options.scenarios, options.seed)
-    opened = opening.Opening(given.posterior, loaded, options, draws, given.past, given.similar)
+    opened = include_module.Opening(given.posterior, loaded, options, draws, given.past, given.similar)
     contexts = [list(row.values()) for row in table.select(loaded.encoding.names).to_pylist()]
-    opening.open_up(opened, contexts, encoded, answers)
+    include_module.open_up(opened, contexts, encoded, answers)
     for answer in answers:
         flattened(answer, given.posterior, loaded)
 

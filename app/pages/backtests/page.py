@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Call, Refused
+from app.pages.api_client import Api, Call, Refused
 from app.pages.backtests.form import BASELINES, Typed, learned_like, proposed, request_of
 from app.pages.backtests.result import Result, asked_again
 from app.pages.render import render, see_other

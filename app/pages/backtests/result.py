@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from app.pages.asking import Call
+from app.pages.api_client import Call
 from app.pages.charts import Chart, Interval, Intervals, Series
 from app.pages.render import signed
 

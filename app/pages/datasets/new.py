@@ -18,7 +18,7 @@ from app.db.text import is_plain
 from app.http.errors import InvalidRequest
 from app.http.security import Reader, Trainer
 from app.pages import forms
-from app.pages.asking import Api, Call, Refused
+from app.pages.api_client import Api, Call, Refused
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)

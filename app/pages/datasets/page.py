@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Call, Refused
+from app.pages.api_client import Api, Call, Refused
 from app.pages.datasets import new as dataset_new
 from app.pages.datasets import shown as dataset_shown
 from app.pages.datasets.new import went_to

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.pages.asking import Api, Refused
+from app.pages.api_client import Api, Refused
 from bco_core.problems.ready.kinds import READY
 
 # Up to so many entries each have a handle; of more there is a table, and a handle for one of them.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from starlette.datastructures import ImmutableMultiDict
 
 from app.http.errors import pointer
-from app.pages.asking import Api, Refused
+from app.pages.api_client import Api, Refused
 from app.pages.render import number
 
 # Fields of a context have the name of their column after this, so that no column is mistaken for anything else.

@@ -14,15 +14,15 @@ from fastapi import APIRouter, Request, Response
 from app.http.security import Reader
 from app.ids import is_id
 from app.pages import forms
-from app.pages.asking import Api, Refused
+from app.pages.api_client import Api, Refused
 from app.pages.decide import table as decide_table
 from app.pages.decide import what_if as decide_what_if
 from app.pages.decide import why as decide_why
 from app.pages.decide.answer import decided, money_of, warnings_of
-from app.pages.decide.asked import COMPARED, POLICY_WORDS, Asked
 from app.pages.decide.entries import MOST_HANDLES, are_tied, rules_of
 from app.pages.decide.fields import Given, form_fields, given_fields, outside
 from app.pages.decide.parts import is_part, part
+from app.pages.decide.query import COMPARED, POLICY_WORDS, Asked
 from app.pages.decide.what_if import asked_again, plain
 from app.pages.render import render, see_other
 from bco_core.policies import POLICIES

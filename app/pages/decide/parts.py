@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from app.pages.decide.asked import Asked
-from app.pages.readable import FRAGMENT
+from app.pages.decide.query import Asked
+from app.pages.error_pages import FRAGMENT
 from app.pages.render import render
 
 

@@ -15,10 +15,10 @@ from app.http.errors import InvalidRequest
 from app.http.security import Reader
 from app.http.tables import CSV, csv_pieces
 from app.pages import forms
-from app.pages.asking import Api, Refused, sentence
+from app.pages.api_client import Api, Refused, sentence
 from app.pages.decide.answer import STATUS_WORDS, Money, money_of
-from app.pages.decide.asked import Asked
 from app.pages.decide.fields import Kind, kinds, value_of
+from app.pages.decide.query import Asked
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request, Response
 from app.http.errors import InvalidRequest
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Refused
+from app.pages.api_client import Api, Refused
 from app.pages.charts import Chart, Mark, Series
 from app.pages.decide.answer import Money, money_of
-from app.pages.decide.asked import Asked
 from app.pages.decide.entries import Entry, entries_of, rules_of
 from app.pages.decide.fields import Given, given_fields, number_of
 from app.pages.decide.parts import part
+from app.pages.decide.query import Asked
 from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.pages.asking import Api, Refused
+from app.pages.api_client import Api, Refused
 from app.pages.decide.answer import money_of
 from app.pages.decide.parts import part
 from app.pages.decide.what_if import asked_again

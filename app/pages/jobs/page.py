@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Call, Refused
+from app.pages.api_client import Api, Call, Refused
 from app.pages.jobs import forms as job_forms
 from app.pages.jobs.forms import PLACES, Asked
 from app.pages.jobs.traces import charts_of, figures_in

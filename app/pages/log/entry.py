@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.pages.asking import Call
-from app.pages.wording import in_a_line, written
+from app.pages.api_client import Call
+from app.pages.format import in_a_line, written
 
 # Contexts and columns that a page shows of a call that has many.
 MOST_ROWS, MOST_COLUMNS = 50, 10

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Refused, sentence
+from app.pages.api_client import Api, Refused, sentence
+from app.pages.format import in_a_line, written
 from app.pages.log.entry import OUTCOME, REALLY_DONE, Entry, outcome_request, place
 from app.pages.render import render, see_other
-from app.pages.wording import in_a_line, written
 
 router = APIRouter(include_in_schema=False)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from app.pages.charts import Chart, Interval, Intervals, Mark, Series
 from app.pages.posteriors.figures import MARGIN, Estimate, Json, estimate, finite, lines, numbers, part, value
-from app.pages.posteriors.time import Plateaus
+from app.pages.posteriors.forward_charts import Plateaus
 from app.pages.render import number, percent
 
 _SIDE = 200

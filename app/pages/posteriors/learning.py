@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.pages.asking import sentence
+from app.pages.api_client import sentence
 from app.pages.charts import Chart, Mark, Series
 from app.pages.posteriors.figures import Json, lines, numbers, part, value
 from app.pages.render import number, percent

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.pages.posteriors.charts import kind_words
 from app.pages.posteriors.figures import part, value
-from app.pages.posteriors.time import clock_of, periods
+from app.pages.posteriors.forward_charts import clock_of, periods
 from app.pages.render import number, percent
 
 _FAMILIES = {

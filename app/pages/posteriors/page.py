@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Call, Refused
+from app.pages.api_client import Api, Call, Refused
 from app.pages.posteriors import charts as posterior_charts
+from app.pages.posteriors import forward_charts as posterior_time
 from app.pages.posteriors import learning as posterior_learning
-from app.pages.posteriors import since as posterior_since
-from app.pages.posteriors import time as posterior_time
+from app.pages.posteriors import monitoring as posterior_since
 from app.pages.posteriors import verdicts as verdicts
 from app.pages.posteriors.figures import estimate, part, value
 from app.pages.posteriors.origin import origin, revision_of

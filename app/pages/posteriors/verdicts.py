@@ -7,7 +7,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from app.pages.asking import sentence
+from app.pages.api_client import sentence
 from app.pages.posteriors.figures import Estimate, Json, estimate, lines, part, value
 from app.pages.render import number, percent, term
 

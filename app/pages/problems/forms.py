@@ -11,7 +11,7 @@ from typing import Any
 from starlette.datastructures import FormData
 
 from app.pages import forms
-from app.pages.asking import Refused, sentence
+from app.pages.api_client import Refused, sentence
 
 # Columns of the table of items: the form's name and the API's.
 COLUMNS = {

@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.asking import Api, Call, Refused
+from app.pages.api_client import Api, Call, Refused
 from app.pages.problems.forms import Filled, filled, mistakes, of_spec, parsed
 from app.pages.problems.kinds import KINDS, written
 from app.pages.problems.notation import Model, model_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bco_core.evaluation import Estimate, estimate
+from bco_core.estimates import Estimate, estimate
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.diagnostics import CLEAR, FEW_ROWS, Diagnostics, Quality, judge_held_out
 from bco_core.inference.held_out import HeldOut

@@ -18,7 +18,7 @@ from bco_core.calibration import choose_history
 from bco_core.certificates import Certificate
 from bco_core.data import Arrays, fold_numbers
 from bco_core.distributions import ChainDraws
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES

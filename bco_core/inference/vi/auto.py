@@ -23,16 +23,16 @@ import torch
 from bco_core.certificates import ModelClass
 from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture
-from bco_core.evaluation import paired_difference
+from bco_core.estimates import paired_difference
 from bco_core.features.boosted import Boosted
 from bco_core.features.boosting import LEAST_ROWS, Boosting
 from bco_core.features.standardized import STANDARDIZED
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
-from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
-from bco_core.inference.vi.judgement import Views, judge, stretches_of
+from bco_core.inference.vi.finalize import Candidate, conclude, keep_history
 from bco_core.inference.vi.mixture import embedded, joined, learn_all
+from bco_core.inference.vi.nested_judging import Views, judge, stretches_of
 from bco_core.inference.vi.out_of_fold import OutOfFold, averaged_costs, out_of_fold, pooled
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
 from bco_core.inference.vi.recipes import (

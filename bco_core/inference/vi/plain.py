@@ -13,9 +13,9 @@ from bco_core.gibbs import resolve_kl_weight
 from bco_core.inference.held_out import judge_scenarios, policy_of_paper
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import ViOptions
-from bco_core.inference.vi import members
-from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
-from bco_core.inference.vi.judgement import blocks_of
+from bco_core.inference.vi import member_parts
+from bco_core.inference.vi.finalize import Candidate, conclude, keep_history
+from bco_core.inference.vi.nested_judging import blocks_of
 from bco_core.inference.vi.out_of_fold import out_of_fold
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
 from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalOptions, fit_variational
@@ -49,19 +49,19 @@ def _plan(task: Task) -> Plan:
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
-    return members.split(_plan(task))
+    return member_parts.split(_plan(task))
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
     plan = _plan(task)
     (kind,) = plan.settings.sweeps
-    return members.work(plan, kind, data, progress)
+    return member_parts.work(plan, kind, data, progress)
 
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
     (kind,) = plan.settings.sweeps
-    target, done = plan.target(kind), members.collected(plan, results)
+    target, done = plan.target(kind), member_parts.collected(plan, results)
     fit = done or fit_variational(target, plan.folds, plan.settings.variational, plan.generator, progress)
     judging = fit
     if plan.forward is not None:

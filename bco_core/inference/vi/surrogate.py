@@ -26,8 +26,8 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
 from bco_core.inference.vi.around_regression import STEPS, bends, fit_around
-from bco_core.inference.vi.conclude import Candidate, conclude, keep_history
-from bco_core.inference.vi.judgement import Views, judge
+from bco_core.inference.vi.finalize import Candidate, conclude, keep_history
+from bco_core.inference.vi.nested_judging import Views, judge
 from bco_core.inference.vi.out_of_fold import OUT_OF_FOLD_DRAWS, OutOfFold
 from bco_core.inference.vi.plan import Plan, Settings, make_plan
 from bco_core.inference.vi.variational import VariationalFit, VariationalOptions

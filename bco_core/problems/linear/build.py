@@ -12,9 +12,9 @@ from bco_core.problems.base import DecisionProblem
 from bco_core.problems.linear.description import Description, Where
 from bco_core.problems.linear.general import GeneralLinear
 from bco_core.problems.linear.model import Model, case_of, read_model
-from bco_core.problems.linear.objective import UncertainObjective
-from bco_core.problems.linear.problem import TwoStageLinear
-from bco_core.problems.linear.settled import settled
+from bco_core.problems.linear.robust_rows import settled
+from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.uncertain_cost import UncertainObjective
 from bco_core.solvers.linear_form import LinearProgram
 
 

@@ -4,9 +4,9 @@
 
 in whole numbers where the model says so. Over scenarios cutting planes decide where they can
 (:mod:`bco_core.problems.linear.fixed_recourse`); else it is one sparse program, which HiGHS solves
-(:mod:`bco_core.problems.linear.scenarios`), and the risk of what it finds is computed anew from recourse
-(:mod:`bco_core.problems.linear.later`). A point decision takes a program of its own, and may jump as predictions move,
-so learning works on the squared error of predictions instead, and decisions are hedged over scenarios.
+(:mod:`bco_core.problems.linear.scenarios`), and its risk is recomputed from recourse costs
+(:mod:`bco_core.problems.linear.recourse`). A point decision is a program of its own and may jump as predictions move,
+so learning works on the squared error of predictions, and decisions are hedged over scenarios.
 
 An outcome is taken to lie within its stated bounds: beyond them it counts as the bound.
 """
@@ -24,13 +24,13 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
-from bco_core.problems.linear import certain
-from bco_core.problems.linear.examined import examine, has_decision
+from bco_core.problems.linear import first_stage
 from bco_core.problems.linear.extensive import NO_TIME, Solution, judged, risk_of, solved
 from bco_core.problems.linear.fixed_recourse import FixedRecourse
-from bco_core.problems.linear.later import Later
 from bco_core.problems.linear.model import Model
+from bco_core.problems.linear.recourse import Later
 from bco_core.problems.linear.scenarios import OneByOne, Stages, program_over, whole_in
+from bco_core.problems.linear.validate_general import examine, has_decision
 from bco_core.problems.second_stage import SecondStagePlan
 from bco_core.problems.surrogate import SQUARED_ERROR, Hindsight
 from bco_core.solvers import highs
@@ -108,16 +108,16 @@ class GeneralLinear(Problem):
 
         They need not keep their own bounds. InvalidInput if no decision that has them keeps the rows.
         """
-        problem = self._of(certain.fixed(self.stages.model, decision.double().numpy()))
+        problem = self._of(first_stage.fixed(self.stages.model, decision.double().numpy()))
         has_decision(problem.model)
         return problem
 
     def breaches(self, decision: Tensor) -> list[Breach]:
-        return certain.broken_rules(self.model, decision.double().numpy())
+        return first_stage.broken_rules(self.model, decision.double().numpy())
 
     def within(self, decisions: Tensor) -> Tensor:
         flat = decisions.double().reshape(-1, self.decision_dim).numpy()
-        return torch.from_numpy(certain.kept(self.model, flat)).view(decisions.shape[:-1])
+        return torch.from_numpy(first_stage.kept(self.model, flat)).view(decisions.shape[:-1])
 
     def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
         return self.within(decisions) & self.cost(decisions, outcomes).isfinite()

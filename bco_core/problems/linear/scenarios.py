@@ -15,7 +15,7 @@ from bco_core.problems.base import Risk
 from bco_core.problems.linear.affine import Matrix, Vector, above, beside, stacked
 from bco_core.problems.linear.extensive import Program
 from bco_core.problems.linear.model import Model
-from bco_core.problems.linear.settled import only_rows
+from bco_core.problems.linear.robust_rows import only_rows
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 

@@ -12,8 +12,8 @@ from scipy import sparse
 
 from bco_core import deadline
 from bco_core.problems.base import Risk, Status
-from bco_core.problems.linear.certain import program_at
 from bco_core.problems.linear.extensive import NO_TIME, Program, Solution, judged, risk_of, solved
+from bco_core.problems.linear.first_stage import program_at
 from bco_core.problems.linear.model import Model
 from bco_core.solvers.linear_form import Array
 from bco_core.status import HIGHS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bco_core.problems.newsvendor.description import ROUNDING
-from bco_core.weighted import sort_atoms
+from bco_core.weighted_stats import sort_atoms
 
 # As in ``sorted_quantile``: what a share misses of a level by rounding alone counts as reached.
 _REACHED = 1 - 1e-12

@@ -3,7 +3,7 @@
 What is wanted is the prediction less the stock, within the order bounds. Where one row forbids that, orders give way in
 the order of what a unit of the row costs them, each as far as its bound. That order does not depend on the prediction,
 so the answer is a formula of sums and clamps. Several rows are a linear program of which only the right-hand side
-changes, and the bases of :class:`~bco_core.problems.linear.problem.TwoStageLinear` decide.
+changes, and the bases of :class:`~bco_core.problems.linear.two_stage.TwoStageLinear` decide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bco_core.problems.linear.description import SENSES
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.newsvendor.description import Rows
 from bco_core.solvers.linear_form import Array
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bco_core.batch_kernels import sum_of_rows
 from bco_core.problems.newsvendor.atoms import ItemCosts, grid_bounds
-from bco_core.rows import sum_of_rows
 
 # Halvings until the two prices are next to each other, however small they are beside the largest.
 _HALVINGS = 160

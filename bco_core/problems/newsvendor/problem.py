@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from bco_core import deadline
+from bco_core.batch_kernels import sum_of_rows
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.newsvendor import description as describe
 from bco_core.problems.newsvendor.atoms import ItemCosts, grid_bounds
 from bco_core.problems.newsvendor.description import ROUNDING, Rows
@@ -35,8 +36,7 @@ from bco_core.problems.newsvendor.price import Row, best_within
 from bco_core.problems.newsvendor.program import Instance
 from bco_core.problems.newsvendor.promise import broken, missed, prices_of
 from bco_core.problems.newsvendor.solutions import demoted, judged, prescription, put, risk_of, solve_all
-from bco_core.rows import sum_of_rows
-from bco_core.weighted import weighted_quantile
+from bco_core.weighted_stats import weighted_quantile
 
 # By how much a service level may be missed, and noise beside it, under scenarios that were not decided over.
 _SERVICE_ROOM = 0.02

@@ -13,7 +13,7 @@ from torch import Tensor
 from bco_core.problems.base import Prescription, Risk, Status
 from bco_core.problems.newsvendor.program import Found, Instance, solve
 from bco_core.status import GAP, HIGHS, ROUNDING
-from bco_core.weighted import sort_atoms, sorted_cvar
+from bco_core.weighted_stats import sort_atoms, sorted_cvar
 
 UNKEPT = "no orders keep the service levels that are asked for; these miss them by as little as can be"
 CUT_OFF = "the time limit came before the best orders were proven; these are the best found, if any"

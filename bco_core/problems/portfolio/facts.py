@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from bco_core.problems.portfolio.positions import Portfolios
-from bco_core.weighted import sort_atoms, sorted_cvar
+from bco_core.weighted_stats import sort_atoms, sorted_cvar
 
 
 def facts_of(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bco_core.batch_kernels import mean_of_atoms
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
 from bco_core.problems.portfolio.facts import facts_of
@@ -19,7 +20,6 @@ from bco_core.problems.portfolio.gradient import pulled_back
 from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.prices import prices_of
 from bco_core.problems.portfolio.reading import number
-from bco_core.rows import mean_of_atoms
 from bco_core.status import GAP
 
 _OPEN = "the solvers could not prove this portfolio best; the gap says how much less another may cost"

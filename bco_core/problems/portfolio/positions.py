@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from bco_core import deadline
+from bco_core.batch_kernels import product
 from bco_core.problems.portfolio.reading import rules_of
 from bco_core.problems.portfolio.risk import risk_of
 from bco_core.problems.portfolio.rules import Rules
-from bco_core.rows import product
 from bco_core.solvers import portfolio_qp
 from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
 from bco_core.solvers.dual_newton import (

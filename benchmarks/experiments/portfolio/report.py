@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bco_core.evaluation import Estimate, estimate, paired_difference
+from bco_core.estimates import Estimate, estimate, paired_difference
 from benchmarks.experiments.portfolio.run import CONTROLLED, Result, Run
 
 TITLES = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 
 SIGNAL_DIM = 3
 WAREHOUSES, LOCATIONS = 4, 12

@@ -32,7 +32,7 @@ from bco_core.posterior import Posterior
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.linear import ReluAffine
 from bco_core.problems.constant import best_constant
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.scenarios import Scenarios
 from bco_core.seeds import entropy
 from benchmarks.experiments.harness import Finding, Key

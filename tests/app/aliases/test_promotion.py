@@ -11,7 +11,7 @@ from app.db.tables import JobRow, PosteriorRow
 from app.jobs import service as jobs
 from app.jobs.kinds import learn as kind
 from app.posteriors import service as posteriors
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from tests.support.journey import Json, answered, create_job, create_problem, learn, learned, storing_for
 
 

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from app.datasets import bounds, unpack
 from app.http.errors import TooMany, Unavailable
 from app.main import create_app
-from app.prescriptions import admission, service
+from app.prescriptions import admission, context
 from app.prescriptions.admission import Places
 from app.problems import service as problems
 from tests.support.journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
@@ -152,7 +152,7 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
 
 def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
-    answer = service.prescribe
+    answer = context.prescribe
 
     def slowly(*arguments: Any) -> Json:
         begun.release()
@@ -160,7 +160,7 @@ def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.Monke
         return answer(*arguments)
 
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
-    monkeypatch.setattr(service, "prescribe", slowly)
+    monkeypatch.setattr(context, "prescribe", slowly)
     with ThreadPoolExecutor(2) as pool:
         served = [pool.submit(client.post, path, json=body) for _ in range(2)]
         for _ in served:
@@ -180,7 +180,7 @@ def test_short_prescriptions_are_made_one_after_the_other(
 ) -> None:
     monkeypatch.setattr(admission, "TURN_SECONDS", 30.0)
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
-    answer, busy, most = service.prescribe, 0, 0
+    answer, busy, most = context.prescribe, 0, 0
 
     def watched(*arguments: Any) -> Json:
         nonlocal busy, most
@@ -190,7 +190,7 @@ def test_short_prescriptions_are_made_one_after_the_other(
         busy -= 1
         return answer(*arguments)
 
-    monkeypatch.setattr(service, "prescribe", watched)
+    monkeypatch.setattr(context, "prescribe", watched)
     with ThreadPoolExecutor(6) as pool:
         served = [pool.submit(client.post, path, json=body) for _ in range(6)]
         assert [one.result(60).status_code for one in served] == [200] * 6
@@ -211,7 +211,7 @@ def test_a_prescription_is_cut_off_when_its_time_is_up(
     front_door = import_module("bco_core.prescribe")
     monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
-    monkeypatch.setattr(service, "prescribe_until", lambda *_: 0.0)
+    monkeypatch.setattr(context, "prescribe_until", lambda *_: 0.0)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     refused(response, 503, "BCO_PRESCRIBE_SECONDS")

@@ -22,7 +22,7 @@ from app.db.tables import JobPartRow, JobRow
 from app.demo import as_csv
 from app.jobs import compute, parts, queue, service
 from app.jobs.kinds import prescribe as batches
-from app.prescriptions import deciding
+from app.prescriptions import prescribe as prescribe_module
 from tests.support.journey import (
     CONTEXTS,
     OUTCOMES,
@@ -310,7 +310,7 @@ def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some answers carry a reason and a number that others lack."""
-    decide = deciding.decide
+    decide = prescribe_module.decide
 
     def with_reasons(*arguments: Any, **options: Any) -> list[Json]:
         answers = decide(*arguments, **options)
@@ -319,7 +319,7 @@ def test_a_column_that_is_empty_in_one_part_and_full_in_another_is_one_column(
 
     first = prescribe(client, posterior["id"], contexts=CONTEXTS[:8:7])["prescriptions"]
     threshold = sum(found["decision"]["loaves"] for found in first) / 2
-    monkeypatch.setattr(deciding, "decide", with_reasons)
+    monkeypatch.setattr(prescribe_module, "decide", with_reasons)
     job = run(client, submitted(client, posterior, CONTEXTS[:14]))
     for kind in ("csv", "parquet"):
         table = downloaded(client, job["id"], kind)

@@ -16,7 +16,8 @@ from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
 from app.demo import as_csv
 from app.http.errors import TooMany
-from app.jobs import making, parts, queue, service
+from app.jobs import create as create_module
+from app.jobs import parts, queue, service
 from app.jobs.kinds import KINDS
 from app.jobs.kinds import prescribe as batches
 from app.jobs.kinds.base import Draft, Part
@@ -59,7 +60,7 @@ def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, pa
     kind = KINDS["prescribe" if parts else "learn"]
     spec = {"seed": 1}
     draft = Draft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
-    return making.create(workspace, kind, draft)
+    return create_module.create(workspace, kind, draft)
 
 
 def served(*jobs: JobRow) -> list[str]:
@@ -221,9 +222,11 @@ def test_parts_are_stored_and_queued_a_few_at_a_time(
     client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    add = making.add_parts
+    add = create_module.add_parts
     monkeypatch.setattr(
-        making, "add_parts", lambda session, job, made, first: (sizes.append(len(made)), add(session, job, made, first))
+        create_module,
+        "add_parts",
+        lambda session, job, made, first: (sizes.append(len(made)), add(session, job, made, first)),
     )
     job = ask(ids, parts=20)
     assert sizes == [8, 8, 4]
@@ -241,7 +244,7 @@ def test_a_job_whose_parts_cannot_be_stored_leaves_nothing(client: TestClient, i
     before = counts()
     draft = Draft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
     with pytest.raises(OSError, match="no room"):
-        making.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
+        create_module.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
     assert counts() == before
 
 

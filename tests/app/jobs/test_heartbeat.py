@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import get_engine, transaction
 from app.db.tables import WorkerRow
-from app.jobs import presence
+from app.jobs import heartbeat
 from tests.support.fleet import Fleet
 from tests.support.in_process import DATABASES, service_on
 from tests.support.patience import wait_until, within
@@ -35,9 +35,9 @@ HELD_UP = Path(ROOT) / "tests/support/held_up_worker.py"
 def known(pid: int, machine: str | None = None, silent: float = 0.0) -> str:
     """A worker that is such a process and has been silent for so long."""
     with transaction() as session:
-        presence.beat(session, "worker_x")
+        heartbeat.beat(session, "worker_x")
         row = session.get_one(WorkerRow, "worker_x", populate_existing=True)
-        row.pid, row.born, row.beat_at = pid, presence._born(pid), row.beat_at - silent
+        row.pid, row.born, row.beat_at = pid, heartbeat._born(pid), row.beat_at - silent
         row.machine = machine or row.machine
     return row.id
 
@@ -47,57 +47,57 @@ def sleeper(client: TestClient) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
-    presence.retire("worker_x")
+    heartbeat.retire("worker_x")
 
 
 def test_a_worker_is_dead_as_soon_as_its_process_is(sleeper: subprocess.Popen[bytes]) -> None:
     worker_id = known(sleeper.pid)
-    assert worker_id in presence.living(8.0)
+    assert worker_id in heartbeat.living(8.0)
     sleeper.kill()
     # Not even buried yet: what is left of a process in the system's table does not live.
-    wait_until("the process is gone", lambda: presence._born(sleeper.pid) == "")
-    assert worker_id not in presence.living(8.0, judge=False)
+    wait_until("the process is gone", lambda: heartbeat._born(sleeper.pid) == "")
+    assert worker_id not in heartbeat.living(8.0, judge=False)
 
 
 def test_a_slow_worker_keeps_its_jobs_while_its_process_lives(sleeper: subprocess.Popen[bytes]) -> None:
-    assert known(sleeper.pid, silent=100.0) in presence.living(8.0)
-    assert known(sleeper.pid, silent=100_000.0) not in presence.living(8.0)
+    assert known(sleeper.pid, silent=100.0) in heartbeat.living(8.0)
+    assert known(sleeper.pid, silent=100_000.0) not in heartbeat.living(8.0)
 
 
 def test_another_process_with_the_same_number_is_another(sleeper: subprocess.Popen[bytes]) -> None:
     worker_id = known(sleeper.pid)
     with transaction() as session:
         session.get_one(WorkerRow, worker_id).born = "1"
-    assert worker_id not in presence.living(8.0)
+    assert worker_id not in heartbeat.living(8.0)
 
 
 def test_of_a_worker_elsewhere_without_a_connection_only_a_long_silence_tells(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
-    assert known(1, "elsewhere", silent=20.0) in presence.living(8.0)
-    assert known(1, "elsewhere", silent=40.0) in presence.living(8.0, judge=False)
-    assert known(1, "elsewhere", silent=40.0) not in presence.living(8.0)
+    assert known(1, "elsewhere", silent=20.0) in heartbeat.living(8.0)
+    assert known(1, "elsewhere", silent=40.0) in heartbeat.living(8.0, judge=False)
+    assert known(1, "elsewhere", silent=40.0) not in heartbeat.living(8.0)
 
 
 def test_a_slow_worker_elsewhere_keeps_its_jobs_while_it_is_connected(sleeper: subprocess.Popen[bytes]) -> None:
     if get_engine().dialect.name == "sqlite":
         pytest.skip("SQLite shows no connections")
-    heart = presence._own_engine("worker_x")
+    heart = heartbeat._own_engine("worker_x")
     with heart.connect() as connection:
         assert connection.scalar(sa.text("SHOW tcp_keepalives_idle")) is not None
-        assert known(1, "elsewhere", silent=100.0) in presence.living(8.0)
-        assert known(1, "elsewhere", silent=100_000.0) not in presence.living(8.0)
+        assert known(1, "elsewhere", silent=100.0) in heartbeat.living(8.0)
+        assert known(1, "elsewhere", silent=100_000.0) not in heartbeat.living(8.0)
     heart.dispose()
-    within("it is gone", lambda: known(1, "elsewhere", silent=100.0) not in presence.living(8.0), 5)
+    within("it is gone", lambda: known(1, "elsewhere", silent=100.0) not in heartbeat.living(8.0), 5)
 
 
 def test_what_a_process_is_called_does_not_matter(tmp_path: Path) -> None:
-    assert int(presence._born(os.getpid())) > 0
+    assert int(heartbeat._born(os.getpid())) > 0
     odd = tmp_path / "a ) Z (b"
     odd.symlink_to(sys.executable)
     with subprocess.Popen([odd, "-c", "import time; time.sleep(60)"]) as process:
         wait_until("it runs under that name", lambda: ")" in psutil.Process(process.pid).name())
-        assert int(presence._born(process.pid)) > 0
+        assert int(heartbeat._born(process.pid)) > 0
         process.kill()
 
 
@@ -138,7 +138,7 @@ def beat_at(url: str, pid: int) -> float:
 
 def silence(url: str, pid: int) -> float:
     with service_on(url), transaction() as session:
-        clock = float(session.scalars(sa.select(presence.database_clock(session))).one())
+        clock = float(session.scalars(sa.select(heartbeat.database_clock(session))).one())
     return clock - beat_at(url, pid)
 
 
@@ -146,8 +146,8 @@ def test_a_worker_that_says_nothing_keeps_its_job_while_its_process_lives(fleet:
     worker = fleet.workers[holder(fleet, job)].process
     worker.send_signal(signal.SIGSTOP)
     try:
-        time.sleep(presence.ELSEWHERE * DEADLINE + 4)
-        assert silence(fleet.url, worker.pid) > presence.ELSEWHERE * DEADLINE
+        time.sleep(heartbeat.ELSEWHERE * DEADLINE + 4)
+        assert silence(fleet.url, worker.pid) > heartbeat.ELSEWHERE * DEADLINE
         assert (read(fleet.http, job)["state"], read(fleet.http, job)["attempts"]) == ("running", 1)
     finally:
         worker.send_signal(signal.SIGCONT)
@@ -188,7 +188,7 @@ def test_the_jobs_of_a_dead_process_are_taken_over_at_once(fleet: Fleet, job: st
     began = time.monotonic()
     wait_until("the other one takes it", lambda: read(fleet.http, job)["attempts"] == 2)
     # It was not the silence that told, however crowded the machine is.
-    assert time.monotonic() - began < 0.75 * presence.STUCK * DEADLINE
+    assert time.monotonic() - began < 0.75 * heartbeat.STUCK * DEADLINE
     fleet.workers[number] = fleet.start("worker")
     fleet.wait_for(fleet.workers[number])
 

@@ -16,7 +16,8 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.http.errors import Conflict, NotFound
 from app.ids import sibling_id
-from app.jobs import compute, making, service
+from app.jobs import compute, service
+from app.jobs import create as create_module
 from app.jobs.kinds.learn import Learning
 from app.posteriors import service as posteriors
 from bco_core.posterior import Posterior
@@ -345,7 +346,7 @@ def test_a_job_whose_data_set_or_problem_vanishes_while_it_is_made_is_refused_an
     """The other's delete comes between the check and the queue; a service that locks may make it wait and refuse it."""
     fresh = create_dataset(client) if vanishing == "dataset_id" else create_problem(client)
     path = f"/v1/{'datasets' if vanishing == 'dataset_id' else 'problems'}/{fresh['id']}"
-    create = making.create
+    create = create_module.create
     before = counts()
     with ThreadPoolExecutor(1) as pool:
         deleting = []
@@ -356,7 +357,7 @@ def test_a_job_whose_data_set_or_problem_vanishes_while_it_is_made_is_refused_an
                 deleting[0].result(timeout=1)
             return create(*arguments)
 
-        monkeypatch.setattr(making, "create", lose_and_create)
+        monkeypatch.setattr(create_module, "create", lose_and_create)
         made = client.post("/v1/jobs", json=ids | {vanishing: fresh["id"]})
         deleted = deleting[0].result()
     assert (deleted.status_code, made.status_code) in {(204, 409), (204, 422), (409, 202)}

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import JobRow, WorkerRow
-from app.jobs import presence
+from app.jobs import heartbeat
 from app.keys import service as keys
 from tests.support.journey import answered, create_job, learn
 
@@ -44,10 +44,10 @@ def test_jobs_are_counted_in_the_workspace_and_the_queue_over_all(client: TestCl
 
 def test_only_workers_that_live_are_counted_and_the_others_are_left_to_workers(client: TestClient) -> None:
     before = answered(client.get("/v1/status"))["workers"]
-    born = presence._born(os.getpid())
+    born = heartbeat._born(os.getpid())
     with transaction() as session:
-        presence.beat(session, "alive")
-        gone = {"machine": presence.machine(), "pid": os.getpid(), "born": f"{born}0", "beat_at": 0}
+        heartbeat.beat(session, "alive")
+        gone = {"machine": heartbeat.machine(), "pid": os.getpid(), "born": f"{born}0", "beat_at": 0}
         session.execute(sa.insert(WorkerRow).values(id="gone", **gone))
     assert answered(client.get("/v1/status"))["workers"] == before + 1
     with transaction() as session:

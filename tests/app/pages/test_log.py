@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import PrescriptionRow
 from app.http import security
+from app.pages.format import in_a_line, written
 from app.pages.log.entry import MOST_ROWS, Entry, number_of, outcome_request, place
-from app.pages.wording import in_a_line, written
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.journey import CONTEXTS, Json, answered, learned

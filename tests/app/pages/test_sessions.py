@@ -17,7 +17,7 @@ from app.db.tables import KeyRow, SessionRow
 from app.http import security
 from app.keys import service as keys
 from app.main import create_app
-from app.pages.asking import Call
+from app.pages.api_client import Call
 from tests.support.journey import answered, create_problem
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

@@ -20,8 +20,8 @@ from app.db.tables import PosteriorRow
 from app.http.errors import NotFound
 from app.http.security import Remembered
 from app.main import create_app
-from app.prescriptions import cache, service
-from app.prescriptions.together import Together
+from app.prescriptions import cache, context
+from app.prescriptions.batching import Together
 from bco_core.policies import POLICIES
 from tests.support.journey import CONTEXTS, QUICK, Json, learned, prescribe, without_id
 
@@ -41,8 +41,8 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.sizes: list[int] = []
-        self._prescribe = service.prescribe
-        monkeypatch.setattr(service, "prescribe", self)
+        self._prescribe = context.prescribe
+        monkeypatch.setattr(context, "prescribe", self)
 
     def __call__(self, *arguments: Any) -> Any:
         self.sizes.append(len(arguments[3]))

@@ -12,11 +12,11 @@ import torch
 from starlette.testclient import TestClient
 
 from app.demo import example_problem
-from app.prescriptions import slow
+from app.prescriptions import offload
 from app.prescriptions.evaluate_schemas import EvaluateAnswer
 from bco_core import deadline
 from bco_core.errors import OutOfTime
-from bco_core.problems.linear import problem as linear
+from bco_core.problems.linear import two_stage as linear
 from bco_core.problems.registry import build_problem
 from tests.app.prescriptions.test_prescriptions import encoded, loaded, what_may_happen
 from tests.app.problems.test_two_stage import SPEC, posterior_for
@@ -255,7 +255,7 @@ def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
     body = {"contexts": contexts, "alternatives": [{"decision": {name: 3}}, {"decision": {}}], "scenarios": 30}
     here = evaluate(client, found["id"], **body)
     await_solvers(client)
-    monkeypatch.setattr(slow, "LARGE", 0)
+    monkeypatch.setattr(offload, "LARGE", 0)
     assert evaluate(client, found["id"], **body) == here
 
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from app.keys import service as keys
 from app.main import create_app
-from app.prescriptions import road
+from app.prescriptions import fast_path
 from tests.support.journey import CONTEXTS, Json, learned, without_id
 
 ONE = CONTEXTS[0]
@@ -70,13 +70,13 @@ def posterior(client: TestClient) -> Json:
 def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each request took the short road."""
     taken: list[bool] = []
-    is_plain = road._is_plain
+    is_plain = fast_path._is_plain
 
     def noted(scope: Any) -> bool:
         taken.append(is_plain(scope))
         return taken[-1]
 
-    monkeypatch.setattr(road, "_is_plain", noted)
+    monkeypatch.setattr(fast_path, "_is_plain", noted)
     return taken
 
 

@@ -16,7 +16,7 @@ from app.db.tables import PosteriorRow
 from app.demo import as_csv, example_problem
 from app.http.errors import InvalidRequest
 from app.posteriors.service import load
-from app.prescriptions import patching, slow
+from app.prescriptions import offload, patching
 from app.problems import patch as patches
 from bco_core.prescribe import PrescribeOptions
 from bco_core.prescribe import prescribe as decide
@@ -245,7 +245,7 @@ def test_what_takes_long_to_build_is_built_elsewhere(
 
     def build(spec: Json) -> Any:
         tried.append(1)
-        raise slow.OutOfTime("this takes longer than a quick call may")
+        raise offload.OutOfTime("this takes longer than a quick call may")
 
     monkeypatch.setattr(patching, "build_problem", build)
     there = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], problem=patch)

@@ -14,7 +14,7 @@ from app.db.tables import PosteriorRow
 from app.demo import example_problem
 from app.posteriors.service import load
 from app.prescriptions import cache
-from app.prescriptions.opening_schemas import Opened
+from app.prescriptions.include_schemas import Opened
 from app.prescriptions.schemas import PrescribeAnswer
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior

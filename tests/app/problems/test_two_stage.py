@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from bco_core import build_problem
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.status import Gap
 from tests.support.journey import QUICK, Json, answered, create_dataset, learned
 

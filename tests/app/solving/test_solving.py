@@ -16,7 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.prescriptions import slow
+from app.prescriptions import offload
 from app.problems import check
 from app.solving.pool import Answer, Solvers, _Call
 from app.solving.processes import Template
@@ -64,7 +64,7 @@ def split(client: TestClient) -> Json:
 @pytest.fixture
 def elsewhere(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Solvers:
     """Every call goes to a solver process."""
-    monkeypatch.setattr(slow, "LARGE", 0)
+    monkeypatch.setattr(offload, "LARGE", 0)
     solvers: Solvers = client.app.state.solvers
     wait_until("the template is ready", lambda: solvers.start().ready)
     return solvers

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.registry import build_problem
 from tests.support.programs import random_two_stage
 

@@ -13,7 +13,7 @@ import torch
 
 from bco_core.data import Sample, make_folds
 from bco_core.distributions import Mixture
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from bco_core.inference.diagnostics import FEW_ROWS, judge_held_out, promise_warning
 from bco_core.inference.held_out import autocorrelation, beyond_bounds
 from bco_core.inference.options import LearningOptions

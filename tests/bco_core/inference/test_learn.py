@@ -12,7 +12,7 @@ from torch import Tensor
 from bco_core.data import Sample, make_folds
 from bco_core.distributions import Mixture
 from bco_core.errors import Cancelled, InvalidInput
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import MINIMUM_ROWS, learn

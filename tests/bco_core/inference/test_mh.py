@@ -14,7 +14,7 @@ from scipy.stats import norm, rankdata
 
 from bco_core.data import Arrays, Sample
 from bco_core.distributions import ChainDraws
-from bco_core.evaluation import Estimate
+from bco_core.estimates import Estimate
 from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import Learning, learn

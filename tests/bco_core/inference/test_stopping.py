@@ -11,8 +11,8 @@ from torch import Tensor
 from bco_core.data import Folds, Sample
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.held_out import Kept
-from bco_core.inference.vi.judgement import Views, blocks_of, judge
-from bco_core.inference.vi.members import _stopped_inside
+from bco_core.inference.vi.member_parts import _stopped_inside
+from bco_core.inference.vi.nested_judging import Views, blocks_of, judge
 from bco_core.inference.vi.out_of_fold import OutOfFold
 from bco_core.inference.vi.variational import VariationalFit, VariationalOptions, fit_variational
 from bco_core.policies import RECOMMENDABLE

@@ -24,7 +24,7 @@ from bco_core.inference.vi.diagnostics import VariationalDiagnostics
 from bco_core.posterior import Posterior, without_particles
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
-from bco_core.problems.linear.objective import UncertainObjective
+from bco_core.problems.linear.uncertain_cost import UncertainObjective
 from bco_core.problems.registry import build_problem
 from bco_core.timeline import Timeline
 from benchmarks.experiments.contextual.data import Instance, knapsack, shortest_path

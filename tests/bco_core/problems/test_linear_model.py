@@ -14,7 +14,7 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import Risk
 from bco_core.problems.linear.as_linear import linear_of_shipment, linear_of_two_stage
 from bco_core.problems.linear.model import case_of, read_model
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.registry import PROBLEMS, build_problem
 from tests.support.programs import random_two_stage
 

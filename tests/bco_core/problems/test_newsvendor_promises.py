@@ -13,7 +13,7 @@ from bco_core import PrescribeOptions, Sample, build_problem, learn, make_option
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Price, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
-from bco_core.weighted import weighted_quantile
+from bco_core.weighted_stats import weighted_quantile
 from tests.support.newsvendor_reference import Spec, random_items, random_scenarios, reference
 
 BAKERY: Spec = {

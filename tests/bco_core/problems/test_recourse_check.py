@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
-from bco_core.problems.linear.check import _serves_everything, check_recourse
 from bco_core.problems.linear.description import Description, describe
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.validate_two_stage import _serves_everything, check_recourse
 from bco_core.solvers import highs
 from tests.support.programs import random_program, random_two_stage
 

@@ -19,7 +19,7 @@ from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.policies import POLICIES, Terms, decide
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.scenarios import Scenarios
 from bco_core.status import HIGHS
 from benchmarks.experiments.shipment.data import draw_contexts, draw_sample, shipment_problem

@@ -14,7 +14,7 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import Risk, Status
-from bco_core.problems.linear.objective import UncertainObjective
+from bco_core.problems.linear.uncertain_cost import UncertainObjective
 from bco_core.problems.registry import build_problem
 from bco_core.problems.surrogate import Surrogate, loss_of
 from bco_core.status import HIGHS, SIMPLEX

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.extensive import extensive
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.solvers import cuts
 from bco_core.status import CUTS, HIGHS
-from bco_core.weighted import sort_atoms, sorted_cvar
+from bco_core.weighted_stats import sort_atoms, sorted_cvar
 from tests.support.programs import entries, random_two_stage, saa_by_cvxpy
 
 SEEDS = st.integers(0, 10**9)
@@ -105,7 +105,7 @@ def capped(most: float | None = None) -> TwoStageLinear:
 
 
 def test_a_point_that_leaves_a_scenario_without_recourse_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bco_core.problems.linear.problem.check_recourse", lambda *_: None)
+    monkeypatch.setattr("bco_core.problems.linear.two_stage.check_recourse", lambda *_: None)
     problem = capped()
     atoms = torch.tensor([[[1.0], [2.0], [9.0]]], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64)
@@ -117,7 +117,7 @@ def test_a_point_that_leaves_a_scenario_without_recourse_is_cut_off(monkeypatch:
 
 
 def test_scenarios_that_no_decision_serves_are_answered_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bco_core.problems.linear.problem.check_recourse", lambda *_: None)
+    monkeypatch.setattr("bco_core.problems.linear.two_stage.check_recourse", lambda *_: None)
     problem = capped(most=5)
     atoms = torch.tensor([[[1.0], [9.0]], [[1.0], [6.0]]], dtype=torch.float64)
     found = problem.prescribe(atoms, torch.full((2,), 0.5, dtype=torch.float64))

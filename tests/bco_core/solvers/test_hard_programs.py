@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Status
 from bco_core.problems.linear.extensive import extensive, program_of
-from bco_core.problems.linear.problem import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.solvers import basis_pool, highs
 from bco_core.solvers.basis_pool import OPTIMAL, BasisPool
 from bco_core.solvers.linear_form import LinearProgram, linear_form

@@ -8,7 +8,6 @@ from time import monotonic, process_time
 import numpy as np
 import pytest
 from scipy import sparse
-from tests.core.test_oracle import by_scipy
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
@@ -17,6 +16,7 @@ from bco_core.solvers.linear_form import Array, LinearProgram
 from bco_core.solvers.polyhedron import certify, polyhedron_of, proves_unbounded
 from bco_core.solvers.primal_simplex import FAILED, OPTIMAL, UNBOUNDED, Oracle, Solved
 from bco_core.solvers.primal_solve import Pool
+from tests.bco_core.solvers.test_primal_simplex import by_scipy
 from tests.support.programs import entries, random_program, reachable_limits
 
 Case = tuple[LinearProgram, Array]

@@ -10,11 +10,11 @@ import numpy as np
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import Status
-from bco_core.problems.linear.certain import program_at
-from bco_core.problems.linear.check import named
-from bco_core.problems.linear.later import Later
+from bco_core.problems.linear.first_stage import program_at
 from bco_core.problems.linear.model import Model
+from bco_core.problems.linear.recourse import Later
 from bco_core.problems.linear.scenarios import OneByOne, Stages
+from bco_core.problems.linear.validate_two_stage import named
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 

@@ -17,8 +17,8 @@ from cachetools import TTLCache
 from fastapi import Request
 
 from app import metrics
+from app.prescriptions.context import prescribe_until, too_long
 from app.prescriptions.schemas import PrescribeRequest
-from app.prescriptions.service import prescribe_until, too_long
 from app.solving.pool import Solvers
 from bco_core import deadline
 from bco_core.errors import OutOfTime

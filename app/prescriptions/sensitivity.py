@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.datasets.past import Past
+from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.prescriptions.cache import Ready
-from app.prescriptions.deciding import listed
-from app.prescriptions.moving import Move, entries, numbers, step_of, steps, switchable, switches
+from app.prescriptions.perturbations import Move, entries, numbers, step_of, steps, switchable, switches
+from app.prescriptions.prescribe import listed
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.errors import InvalidInput

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.pages.asking import sentence
+from app.pages.api_client import sentence
 from app.pages.render import render
 
 _PROBLEM = b"application/problem+json"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from app.pages.asking import Api, Refused
+from app.pages.api_client import Api, Refused
 from app.pages.charts import Chart, Series
 from app.pages.posteriors.figures import Json, lines, part, value
-from app.pages.posteriors.time import Plateaus
+from app.pages.posteriors.forward_charts import Plateaus
 
 # So many of the latest rows are drawn from, and so many drawn: each takes some predictions for every column.
 _LATEST, _DRAWN = 120, 12

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from app.http.errors import InvalidRequest
 from app.prescriptions.cache import Cache
-from app.prescriptions.deciding import core_options, decide_usable, far_from_history, listed
+from app.prescriptions.context import Given, about, all_refused, prepare, summary, time_left, within
 from app.prescriptions.evaluate_schemas import EVALUATED, Alternative, EvaluateRequest
+from app.prescriptions.prescribe import core_options, decide_usable, far_from_history, listed
 from app.prescriptions.schemas import REFUSED
-from app.prescriptions.service import Given, about, all_refused, prepare, summary, time_left, within
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core.evaluate import Evaluated, evaluate

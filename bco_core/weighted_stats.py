@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bco_core.rows import sum_of_rows
+from bco_core.batch_kernels import sum_of_rows
 
 
 def sort_atoms(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from app.datasets.cells import Matrix, Refusals, Whole
-from app.datasets.moments import periods_of
+from app.datasets.encode_values import Matrix, Refusals, Whole
+from app.datasets.parse_time import periods_of
 from app.datasets.parsing import category_text
 from bco_core.features.grid import Grid
 from bco_core.features.recipe import Recipe, levels, make_features

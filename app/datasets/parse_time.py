@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.datasets.cells import Refusals, Whole, by_value
+from app.datasets.encode_values import Refusals, Whole, by_value
 from bco_core.features.calendar import Clock
 
 _DOTTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.datasets.inspection_schemas import InspectedColumn, Inspection, Kind
-from app.datasets.mistakes import shown
 from app.datasets.parsing import RawTable, ambiguous_number, as_numbers, as_text, category_text, is_temporal
 from app.datasets.profile import profile
 from app.datasets.roles import Roles
-from app.datasets.suggesting import Looked, Suggested, suggest
+from app.datasets.suggest_roles import Looked, Suggested, suggest
 from app.datasets.times import looks_like_times
+from app.datasets.validation_errors import shown
 from app.db.text import is_plain
 from app.http.errors import InvalidRequest
 from app.settings import Settings

@@ -21,7 +21,7 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
-from bco_core.problems.linear import certain
+from bco_core.problems.linear import first_stage
 from bco_core.problems.linear.extensive import REASONS, Solution
 from bco_core.problems.linear.model import Model
 from bco_core.problems.linear.search import Known, Search
@@ -50,7 +50,7 @@ class UncertainObjective(Problem):
     def of(model: Model) -> UncertainObjective:
         """InvalidInput if no decision keeps the rows, or no outcome leaves the cost a least value."""
         problem = UncertainObjective(model, _oracle(model))
-        if not certain.is_bounded(model):
+        if not first_stage.is_bounded(model):
             raise InvalidInput(
                 "the cost can fall without limit whatever the outcome: a decision needs a bound or a row",
                 ("decisions",),
@@ -80,15 +80,15 @@ class UncertainObjective(Problem):
 
         They need not keep their own bounds. InvalidInput if no decision that has them keeps the rows.
         """
-        model = certain.fixed(self.model, decision.double().numpy())
+        model = first_stage.fixed(self.model, decision.double().numpy())
         return UncertainObjective(model, _oracle(model))
 
     def breaches(self, decision: Tensor) -> list[Breach]:
-        return certain.broken_rules(self.model, decision.double().numpy())
+        return first_stage.broken_rules(self.model, decision.double().numpy())
 
     def within(self, decisions: Tensor) -> Tensor:
         flat = decisions.double().reshape(-1, self.decision_dim).numpy()
-        return torch.from_numpy(certain.kept(self.model, flat)).view(decisions.shape[:-1])
+        return torch.from_numpy(first_stage.kept(self.model, flat)).view(decisions.shape[:-1])
 
     def decide(self, outcomes: Tensor) -> Tensor:
         """argmin over z of c(ŷ)'z, whole-number decisions relaxed; NaN where ŷ is, or lets the cost fall without limit.
@@ -183,7 +183,7 @@ class UncertainObjective(Problem):
 
     def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
         mean = (weights.double() @ self._clipped(outcomes)).numpy()
-        return certain.prices(self.model, decision.double().numpy(), self.model.cost.at(mean[None])[0])
+        return first_stage.prices(self.model, decision.double().numpy(), self.model.cost.at(mean[None])[0])
 
     def facts(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> dict[str, Any]:
         if not self.model.maximize:

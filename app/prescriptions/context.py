@@ -14,15 +14,15 @@ import orjson
 from torch import Tensor
 
 from app.datasets.encoding import Encoded
-from app.datasets.past import Past
+from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable
-from app.prescriptions import opening
+from app.prescriptions import include as include_module
 from app.prescriptions.cache import Cache, Ready, draws, past, ready
-from app.prescriptions.deciding import core_options, decide_usable, far_from_history
+from app.prescriptions.neighbours import similar
 from app.prescriptions.patching import Asked, asked_for
+from app.prescriptions.prescribe import core_options, decide_usable, far_from_history
 from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
-from app.prescriptions.similar import similar
 from app.problems.patch import digest
 from app.settings import get_settings
 from bco_core import deadline
@@ -109,8 +109,8 @@ def _prescribe(
             # A request that is opened is alone here.
             near = similar(cache, given.row, loaded, given.past) if "neighbours" in request.include else None
             with deadline.until(ends):
-                opened = opening.Opening(given.row, loaded, request, given.theta, given.past, near)
-                opening.open_up(opened, given.contexts, encoded, prescriptions)
+                opened = include_module.Opening(given.row, loaded, request, given.theta, given.past, near)
+                include_module.open_up(opened, given.contexts, encoded, prescriptions)
     answer, warnings = about(given, request)
     far = far_from_history(loaded, encoded)
     answers: list[bytes | Exception] = []
@@ -159,7 +159,7 @@ def prepare(
         )
         raise InvalidRequest.at(("contexts",), detail)
     check(row, request)
-    opening.check(row, request, len(request.contexts), "contexts")
+    include_module.check(row, request, len(request.contexts), "contexts")
     loaded = ready(cache, row)
     with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
         asked = asked_for(cache, row, loaded.problem, request.problem)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.datasets.cells import ContextColumn
+from app.datasets.encode_values import ContextColumn
 from app.datasets.encoding import ContextEncoding
-from app.datasets.moments import periods_of
+from app.datasets.parse_time import periods_of
 from app.datasets.parsing import category_text, is_number
 
 MOST_SWITCHES = 12

@@ -28,7 +28,6 @@ from bco_core import deadline
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
-from bco_core.problems.linear.check import check_recourse
 from bco_core.problems.linear.description import Description, describe, describe_shipment
 from bco_core.problems.linear.extensive import (
     REASONS,
@@ -43,8 +42,9 @@ from bco_core.problems.linear.extensive import (
     risk_of,
     together,
 )
-from bco_core.problems.linear.given import broken_rules, fixed_description
-from bco_core.problems.linear.plan import plan, prices
+from bco_core.problems.linear.fixed_decision import broken_rules, fixed_description
+from bco_core.problems.linear.two_stage_report import plan, prices
+from bco_core.problems.linear.validate_two_stage import check_recourse
 from bco_core.problems.second_stage import SecondStagePlan
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool

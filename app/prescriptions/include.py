@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from app.datasets.encoding import Encoded
-from app.datasets.past import Past
+from app.datasets.lookback import Past
 from app.datasets.service import as_json
 from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
 from app.prescriptions.cache import Ready
-from app.prescriptions.deciding import core_options, listed
-from app.prescriptions.moved import sensitivities
+from app.prescriptions.neighbours import Similar
+from app.prescriptions.prescribe import core_options, listed
 from app.prescriptions.schemas import PrescribeOptions
-from app.prescriptions.similar import Similar
+from app.prescriptions.sensitivity import sensitivities
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core import deadline

@@ -16,7 +16,7 @@ from app.db.tables import JobLogRow, JobPartRow, JobRow
 from app.http.errors import Conflict, InvalidRequest
 from app.http.idempotency import made
 from app.ids import new_id
-from app.jobs import service, shares
+from app.jobs import fair_queue, service
 from app.jobs.kinds.base import Draft, JobKind, Part
 from app.settings import get_settings
 
@@ -35,8 +35,8 @@ def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
     _check_time_limit(draft.spec.get("time_limit_seconds"))
     row = _row(workspace, kind, draft)
     with transaction() as session:
-        shares.check(session, workspace)
-        shares.give_turn(session, row)
+        fair_queue.check(session, workspace)
+        fair_queue.give_turn(session, row)
         session.add(row)
         try:
             session.flush()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from app.datasets.past import Past
+from app.datasets.lookback import Past
 from app.datasets.service import count_rows, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
