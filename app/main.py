@@ -73,7 +73,7 @@ Errors are `application/problem+json` with a JSON pointer to what was wrong and 
 def create_app() -> FastAPI:
     settings = get_settings()
     torch.set_num_threads(settings.threads)
-    problem: dict[str, Any] = {"model": errors.Problem, "content": {"application/problem+json": {}}}
+    problem: dict[str, Any] = {"model": errors.ErrorBody, "content": {"application/problem+json": {}}}
     app = FastAPI(
         title="BCO Service",
         version="1",
@@ -136,7 +136,7 @@ def create_app() -> FastAPI:
     def check_ready() -> str:
         """The database answers, takes what is written and has the tables this version needs."""
         if not is_ready(app.state):
-            raise errors.Unavailable("the database cannot be used; is it running, and has 'bco migrate' been run?")
+            raise errors.UnavailableError("the database cannot be used; is it running, and has 'bco migrate' been run?")
         return "ok"
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)

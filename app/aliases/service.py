@@ -16,7 +16,7 @@ from app.aliases.schemas import AliasTarget, is_name
 from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import AliasMoveRow, AliasRow, PosteriorRow
-from app.http.errors import Conflict, InvalidRequest, NotFound
+from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.rows import find, page
 from app.ids import new_id
 
@@ -53,7 +53,7 @@ def get(workspace: str, name: str) -> sa.Row[Any]:
     with transaction() as session:
         row = session.execute(sa.select(*_COLUMNS).where(*_named(workspace, name), _ITS_POSTERIOR)).one_or_none()
     if row is None:
-        raise NotFound(MISSING)
+        raise NotFoundError(MISSING)
     return row
 
 
@@ -66,7 +66,7 @@ def moves(workspace: str, name: str, limit: int, before: int | None) -> tuple[li
     with transaction() as session:
         rows = list(session.scalars(query.order_by(moved.revision.desc()).limit(limit + 1)))
     if not rows and before is None:
-        raise NotFound(MISSING)
+        raise NotFoundError(MISSING)
     return rows[:limit], rows[limit - 1].revision if len(rows) > limit else None
 
 
@@ -82,14 +82,14 @@ def put(workspace: str, name: str, target: AliasTarget, by: str | None) -> None:
         try:
             move(session, workspace, name, row, posterior.id, by)
         except sa.exc.IntegrityError:
-            raise Conflict(_GONE) from None
+            raise ConflictError(_GONE) from None
 
 
 def _check_expected(row: AliasRow | None, expected: str | None) -> None:
     names = None if row is None else row.posterior_id
     if names != expected:
         now_names = f"it names {names} now" if names else "there is no such alias"
-        raise Conflict(f"the alias does not name what if_posterior_id says: {now_names}; read it and decide again")
+        raise ConflictError(f"the alias does not name what if_posterior_id says: {now_names}; read it and decide again")
 
 
 def locked(session: Session, workspace: str, name: str) -> AliasRow | None:
@@ -119,7 +119,7 @@ def delete(workspace: str, name: str, by: str | None) -> None:
     with transaction() as session:
         row = locked(session, workspace, name)
         if row is None:
-            raise NotFound(MISSING)
+            raise NotFoundError(MISSING)
         _note(session, workspace, name, row.posterior_id, None, by, "")
         session.delete(row)
 

@@ -195,12 +195,12 @@ def _sentences() -> Iterator[None]:
     """What the service would answer with a refusal ends the command with a sentence."""
     from pydantic import ValidationError
 
-    from app.http.errors import ApiError
+    from app.http.errors import HttpError
     from bco_core.errors import BcoError
 
     try:
         yield
-    except ApiError as error:
+    except HttpError as error:
         told = [f"{one.pointer[2:]}: {one.detail}" for one in error.fields[:_MISTAKES]] or [error.detail]
         raise ended("This cannot be used: " + "; ".join(told) + ".", 1) from None
     except ValidationError as error:

@@ -29,7 +29,7 @@ from app.datasets.service import MISSING, stored_units
 from app.db.blobs import verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
-from app.http.errors import InvalidRequest, NotFound
+from app.http.errors import InvalidRequest, NotFoundError
 from app.http.rows import find
 
 # So many values tell whether there are few different ones.
@@ -64,7 +64,7 @@ def read(workspace: str, dataset_id: str, asked: Asked) -> Distribution:
     with transaction() as session:
         row = find(session, DatasetRow, workspace, dataset_id)
         if row is None:
-            raise NotFound(MISSING)
+            raise NotFoundError(MISSING)
         chunk = DatasetChunkRow
         query = sa.select(chunk.data, chunk.sha256).where(chunk.dataset_id == row.id, chunk.revision <= row.revision)
         stored = Stored([verified(data, sha256) for data, sha256 in session.execute(query.order_by(chunk.seq))])

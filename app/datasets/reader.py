@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from app.confined import Busy, Confined
-from app.http.errors import InvalidRequest, TooLarge, Unavailable
+from app.http.errors import InvalidRequest, TooLargeError, UnavailableError
 from app.settings import Settings
 
 # Arrow's own allocators reserve far more addresses than they use, and addresses are what is limited.
@@ -34,7 +34,7 @@ def asked(processes: Confined, question: dict[str, Any], settings: Settings, rem
     try:
         told = processes.ask(question, settings.upload_mb, settings.upload_seconds)
     except Busy:
-        raise Unavailable("other files are still being read; send the file again in a moment") from None
+        raise UnavailableError("other files are still being read; send the file again in a moment") from None
     if "refused" in told:
         raise InvalidRequest.at(told["where"] or ("file",), told["refused"])
     if told.get("ended") == signal.SIGSEGV:
@@ -45,4 +45,4 @@ def asked(processes: Confined, question: dict[str, Any], settings: Settings, rem
         detail = f"reading the file takes more than {settings.upload_mb} MB of memory (BCO_UPLOAD_MB)"
     else:
         return told
-    raise TooLarge(f"{detail}; {remedy}", (("file",), detail))
+    raise TooLargeError(f"{detail}; {remedy}", (("file",), detail))

@@ -19,7 +19,7 @@ from app.datasets.times import DATE, DATETIME, GERMAN, Times, first_duplicate, w
 from app.datasets.validation_errors import Mistakes, shown
 from app.db.engine import affected, transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
-from app.http.errors import Conflict, InvalidRequest, NotFound
+from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.idempotency import made
 from app.http.rows import find
 from app.settings import Settings, get_settings
@@ -36,12 +36,14 @@ def append(workspace: str, dataset_id: str, raw: RawTable) -> DatasetRow:
         with transaction() as session:
             row = find(session, DatasetRow, workspace, dataset_id)
             if row is None:
-                raise NotFound(MISSING)
+                raise NotFoundError(MISSING)
             stored = read_table(session, row.id, row.revision)
         added, profiled = _grown(row, stored, raw, get_settings())
         if _store(row, added, profiled):
             return row
-    raise Conflict("others append to this data set at the same time; send the rows again", headers={"Retry-After": "1"})
+    raise ConflictError(
+        "others append to this data set at the same time; send the rows again", headers={"Retry-After": "1"}
+    )
 
 
 def _store(row: DatasetRow, added: pa.Table, profiled: Profiled) -> bool:

@@ -20,7 +20,7 @@ from app.datasets.times import PERIOD, written
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
-from app.http.errors import InvalidRequest, NotFound
+from app.http.errors import InvalidRequest, NotFoundError
 from app.http.idempotency import made
 from app.http.rows import delete_row, find, matching, page, read
 from app.ids import new_id
@@ -118,7 +118,7 @@ def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revisi
     with transaction() as session:
         row = find(session, DatasetRow, workspace, dataset_id)
         if row is None:
-            raise NotFound(MISSING)
+            raise NotFoundError(MISSING)
         wanted, seq, offset = _position(cursor, revision, row.revision)
         chunk = DatasetChunkRow
         query = sa.select(chunk.seq).where(chunk.dataset_id == row.id, chunk.revision <= wanted, chunk.seq >= seq)
@@ -140,7 +140,7 @@ def last_rows(workspace: str, dataset_id: str, limit: int, revision: int | None)
     with transaction() as session:
         row = find(session, DatasetRow, workspace, dataset_id)
         if row is None:
-            raise NotFound(MISSING)
+            raise NotFoundError(MISSING)
         wanted, _, _ = _position(None, revision, row.revision)
         chunk = DatasetChunkRow
         query = sa.select(chunk.seq).where(chunk.dataset_id == row.id, chunk.revision <= wanted)

@@ -20,7 +20,7 @@ from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.exchange.mps import written
 from app.exchange.schemas import ImportDescription
-from app.http.errors import Conflict, InvalidRequest
+from app.http.errors import ConflictError, InvalidRequest
 from app.http.routes import parsed
 from app.problems import service as problems
 from app.problems.schemas import NewProblem
@@ -108,7 +108,7 @@ def as_mps(row: ProblemRow, at: list[str]) -> tuple[str, dict[str, Any]]:
     """A problem as free MPS with uncertain numbers ``at`` values such as demand=120, and the description of them."""
     compiled = PROBLEMS[row.spec["kind"]].compiled
     if compiled is None:
-        raise Conflict(NOT_LINEAR)
+        raise ConflictError(NOT_LINEAR)
     spec = compiled(row.spec)
     return written(spec, row.name, _values(at, {outcome["name"] for outcome in spec["outcomes"]}))
 

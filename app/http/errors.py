@@ -37,7 +37,7 @@ class FieldProblem(BaseModel):
     detail: str
 
 
-class Problem(BaseModel):
+class ErrorBody(BaseModel):
     """RFC 9457 problem details."""
 
     type: str = Field(examples=["urn:bco:error:invalid-input"])
@@ -47,7 +47,7 @@ class Problem(BaseModel):
     errors: list[FieldProblem] = []
 
 
-class ApiError(HTTPException):
+class HttpError(HTTPException):
     """Base of the errors we answer with; FastAPI passes HTTP exceptions through even from body parsing."""
 
     status = 500
@@ -62,7 +62,7 @@ class ApiError(HTTPException):
         return answer(self.status, self.type, self.title, self.detail, self.fields, dict(self.headers or {}))
 
 
-class InvalidRequest(ApiError):
+class InvalidRequest(HttpError):
     status = 422
     type = "invalid-input"
     title = "The request cannot be used as it is"
@@ -73,7 +73,7 @@ class InvalidRequest(ApiError):
         return cls(detail, (where, detail))
 
 
-class Unauthorized(ApiError):
+class UnauthorizedError(HttpError):
     status = 401
     type = "unauthorized"
     title = "The caller is not known"
@@ -82,37 +82,37 @@ class Unauthorized(ApiError):
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-class Forbidden(ApiError):
+class ForbiddenError(HttpError):
     status = 403
     type = "forbidden"
     title = "The key does not allow this"
 
 
-class NotFound(ApiError):
+class NotFoundError(HttpError):
     status = 404
     type = "not-found"
     title = "There is no such object"
 
 
-class Conflict(ApiError):
+class ConflictError(HttpError):
     status = 409
     type = "conflict"
     title = "The object's state does not allow this"
 
 
-class TooLarge(ApiError):
+class TooLargeError(HttpError):
     status = 413
     type = "too-large"
     title = "The request is too large"
 
 
-class TooMany(ApiError):
+class TooMany(HttpError):
     status = 429
     type = "too-many-requests"
     title = "Too many requests"
 
 
-class Damaged(ApiError):
+class Damaged(HttpError):
     """Stored bytes do not match their checksum: asking again gives the same answer."""
 
     status = 500
@@ -120,7 +120,7 @@ class Damaged(ApiError):
     title = "Stored data is damaged"
 
 
-class Unavailable(ApiError):
+class UnavailableError(HttpError):
     status = 503
     type = "unavailable"
     title = "The service cannot answer right now"
@@ -161,15 +161,15 @@ def answer(
     fields: Sequence[FieldProblem] = (),
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    body = Problem(type=f"urn:bco:error:{type_}", title=title, status=status, detail=detail, errors=list(fields))
+    body = ErrorBody(type=f"urn:bco:error:{type_}", title=title, status=status, detail=detail, errors=list(fields))
     return JSONResponse(body.model_dump(), status, headers, media_type="application/problem+json")
 
 
 def install(app: FastAPI) -> None:
     """Make every error of this application a problem+json answer."""
 
-    @app.exception_handler(ApiError)
-    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+    @app.exception_handler(HttpError)
+    async def on_api_error(request: Request, error: HttpError) -> JSONResponse:
         return error.answer()
 
     @app.exception_handler(HTTPException)
@@ -214,7 +214,7 @@ def install(app: FastAPI) -> None:
         if outage.in_words(error) == outage.NO_ROOM:
             request.app.state.full_at = monotonic()
         log.warning("%s on %s %s", outage.in_words(error), request.method, request.url.path)
-        return Unavailable(f"{outage.in_words(error)}; try again in a moment").answer()
+        return UnavailableError(f"{outage.in_words(error)}; try again in a moment").answer()
 
 
 def _methods_at(app: FastAPI, path: str) -> list[str]:
@@ -226,7 +226,7 @@ def _methods_at(app: FastAPI, path: str) -> list[str]:
 
 def unexpected() -> JSONResponse:
     """The answer to an unforeseen error; the log has the rest."""
-    return answer(500, ApiError.type, ApiError.title, "the error is in the service's log; trying again may help")
+    return answer(500, HttpError.type, HttpError.title, "the error is in the service's log; trying again may help")
 
 
 def _field_problem(entry: dict[str, Any], request: Request, body: Any) -> FieldProblem:

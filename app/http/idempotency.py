@@ -34,7 +34,7 @@ from starlette.requests import ClientDisconnect
 from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import AnswerRow
-from app.http.errors import Conflict, InvalidRequest
+from app.http.errors import ConflictError, InvalidRequest
 from app.http.routes import Guarded, Handler
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def made(session: Session, location: str) -> None:
     if claim is None:
         return
     if not affected(session, sa.update(AnswerRow).where(claim.held()).values(location=location)):
-        raise Conflict("this request took so long that another one with the same Idempotency-Key has been served")
+        raise ConflictError("this request took so long that another one with the same Idempotency-Key has been served")
 
 
 class Repeatable(Guarded):
@@ -137,7 +137,7 @@ async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
         row = await run_in_threadpool(_read, claim)
         if row is not None:
             if row.body_sha256 != claim.body_sha256:
-                raise Conflict("this Idempotency-Key was used with another body; use a new key for a new request")
+                raise ConflictError("this Idempotency-Key was used with another body; use a new key for a new request")
             if row.answer is not None:
                 return row
             if row.claimed_at < now() - STALE and await run_in_threadpool(_take_over, claim, row.claim):
@@ -145,7 +145,7 @@ async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
                 return None if row.location is None else row
         if monotonic() > deadline:
             detail = "a request with this Idempotency-Key is still being served; ask again in a moment"
-            raise Conflict(detail, headers={"Retry-After": "1"})
+            raise ConflictError(detail, headers={"Retry-After": "1"})
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -184,7 +184,7 @@ async def _recovered(request: Request, claim: Claim, row: AnswerRow) -> Response
         found = await client.get(row.location or "", headers=headers)
     if not found.is_success:
         await run_in_threadpool(_change, sa.delete(AnswerRow).where(claim.held()))
-        raise Conflict("an earlier request with this Idempotency-Key made an object that is gone; use a new key")
+        raise ConflictError("an earlier request with this Idempotency-Key made an object that is gone; use a new key")
     status = request.scope["route"].status_code
     await run_in_threadpool(_keep, claim, status, found.content)
     return _replayed(status, found.content, row.location)

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
-from app.http.errors import TooLarge, Unavailable, unexpected
+from app.http.errors import TooLargeError, UnavailableError, unexpected
 from app.logs import request_id
 
 log = logging.getLogger("app.requests")
@@ -106,19 +106,19 @@ class BodyLimit:
         self.max_bytes, self.max_together = max_bytes, max_together
         self.together = 0
 
-    def _error(self, headers: dict[str, str] | None = None) -> TooLarge:
+    def _error(self, headers: dict[str, str] | None = None) -> TooLargeError:
         limit = self.max_bytes // 1_000_000
         detail = f"the body is larger than {limit} MB (BCO_MAX_BODY_MB); send less at once, or send Parquet"
-        return TooLarge(detail, headers=headers)
+        return TooLargeError(detail, headers=headers)
 
     def _is_crowded(self, size: int) -> bool:
         """Whether a body of this size does not fit beside the others; one that is alone does."""
         return self.together > 0 and self.together + size > self.max_together
 
-    def _crowd(self, headers: dict[str, str] | None = None) -> Unavailable:
+    def _crowd(self, headers: dict[str, str] | None = None) -> UnavailableError:
         limit = self.max_together // 1_000_000
         detail = f"requests under way have bodies of {limit} MB in all (BCO_MAX_BODIES_MB); try again in a moment"
-        return Unavailable(detail, headers=headers)
+        return UnavailableError(detail, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

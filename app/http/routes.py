@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive
 
-from app.http.errors import InvalidRequest, TooLarge
+from app.http.errors import InvalidRequest, TooLargeError
 from app.http.security import check_scopes, scopes_of
 from app.settings import get_settings
 
@@ -81,7 +81,7 @@ class _Bounded(Request):
 def _limited(request: Request, most: int) -> Receive:
     """What a request sends, up to so many bytes."""
     size = f"{most // 1_000_000} MB" if most >= 1_000_000 else f"{most // 1_000} kB"
-    error = TooLarge(f"this address takes at most {size}; a table goes to /v1/datasets/upload, as CSV or Parquet")
+    error = TooLargeError(f"this address takes at most {size}; a table goes to /v1/datasets/upload, as CSV or Parquet")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > most:
         raise error
@@ -114,7 +114,7 @@ def parsed(body: bytes) -> Any:
     # Each value but the first stands behind a comma or a bracket; those in texts are counted too.
     if sum(map(body.count, (b",", b"[", b"{"))) > most:
         detail = f"the JSON has more than {most} values (BCO_MAX_JSON_VALUES); send a table as CSV or Parquet"
-        raise TooLarge(detail)
+        raise TooLargeError(detail)
     try:
         with _without_pauses():
             return from_json(body)

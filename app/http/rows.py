@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.db.base import Owned
 from app.db.engine import affected, transaction
-from app.http.errors import Conflict, InvalidRequest, NotFound
+from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.ids import is_id
 
 Row = TypeVar("Row", bound=Owned)
@@ -30,7 +30,7 @@ def read(table: type[Row], workspace: str, identifier: str, missing: str) -> Row
     with transaction() as session:
         row = find(session, table, workspace, identifier)
     if row is None:
-        raise NotFound(missing)
+        raise NotFoundError(missing)
     return row
 
 
@@ -71,11 +71,11 @@ def page(
 def delete_row(session: Session, table: type[Row], workspace: str, identifier: str, missing: str, in_use: str) -> None:
     """Delete one row; foreign keys refuse to delete what is still in use, even if the use begins at the same moment."""
     if not is_id(identifier):
-        raise NotFound(missing)
+        raise NotFoundError(missing)
     try:
         query = sa.delete(table).where(table.id == identifier, table.workspace == workspace)
         deleted = affected(session, query)
     except sa.exc.IntegrityError:
-        raise Conflict(in_use) from None
+        raise ConflictError(in_use) from None
     if not deleted:
-        raise NotFound(missing)
+        raise NotFoundError(missing)

@@ -38,7 +38,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.db import outage
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.tables import KeyRow
-from app.http.errors import ApiError, Forbidden, TooMany, Unauthorized, Unavailable
+from app.http.errors import ForbiddenError, HttpError, TooMany, UnauthorizedError, UnavailableError
 from app.http.streams import until_revoked
 from app.keys import service as keys
 from app.keys import sessions
@@ -163,8 +163,8 @@ class Guard:
                 if caller.key_id is None:
                     _check_local(headers)
                 self._limit(caller)
-            except ApiError as error:
-                if shown is not None and isinstance(error, Unauthorized):
+            except HttpError as error:
+                if shown is not None and isinstance(error, UnauthorizedError):
                     await anyio.sleep(self._wrong.wait((scope.get("client") or ("",))[0]))
                 await error.answer()(scope, receive, send)
                 return
@@ -179,9 +179,9 @@ class Guard:
     async def _still_works(self, shown: _Shown) -> bool:
         try:
             await self._identify(shown)
-        except Unauthorized:
+        except UnauthorizedError:
             return False
-        except Unavailable:
+        except UnavailableError:
             # Nobody knows; the next look will tell.
             return True
         return True
@@ -194,13 +194,13 @@ class Guard:
             if caller is None and (shown is None or shown.recognise is sessions.recognise):
                 # A session that is over is as good as none.
                 if await self._remembered.get("required", key_required):
-                    raise Unauthorized("this service needs an API key; send it as 'Authorization: Bearer <key>'")
+                    raise UnauthorizedError("this service needs an API key; send it as 'Authorization: Bearer <key>'")
                 return LOCAL
         except sa.exc.SQLAlchemyError as error:
             log.warning("keys cannot be looked up: %s", outage.in_words(error))
-            raise Unavailable(f"{outage.in_words(error)}; try again in a moment", retry_after=1) from None
+            raise UnavailableError(f"{outage.in_words(error)}; try again in a moment", retry_after=1) from None
         if caller is None:
-            raise Unauthorized("this API key does not work: it is unknown, revoked or expired")
+            raise UnauthorizedError("this API key does not work: it is unknown, revoked or expired")
         return caller
 
     def _limit(self, caller: Caller) -> None:
@@ -232,7 +232,9 @@ def _check_local(headers: Headers) -> None:
     """
     origin = headers.get("origin")
     if not _is_local(headers.get("host", "localhost")) or not (origin is None or _is_local(origin.partition("//")[2])):
-        raise Forbidden("without a key, only this machine may call, at 127.0.0.1 or localhost; see 'bco keys create'")
+        raise ForbiddenError(
+            "without a key, only this machine may call, at 127.0.0.1 or localhost; see 'bco keys create'"
+        )
 
 
 @lru_cache
@@ -289,7 +291,7 @@ def check_scopes(caller: Caller, needed: Sequence[str]) -> None:
     for scope in needed:
         if scope not in caller.scopes:
             held = ", ".join(sorted(caller.scopes))
-            raise Forbidden(f"this needs a key with the scope '{scope}', and yours has {held}")
+            raise ForbiddenError(f"this needs a key with the scope '{scope}', and yours has {held}")
 
 
 def scopes_of(dependant: Dependant) -> list[str]:

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import xlsxwriter
 
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 
 CSV, PARQUET = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
 XLSX = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
@@ -63,7 +63,7 @@ def xlsx_pieces(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Ite
     """A workbook of one sheet; text stays text, whatever it looks like. What a sheet cannot hold is refused at once."""
     if rows > _SHEET_ROWS or rows * len(schema) > _SHEET_CELLS:
         detail = f"a workbook holds at most {_SHEET_ROWS} rows and {_SHEET_CELLS} values; take csv or parquet"
-        raise Conflict(f"{detail}: these are {rows} rows of {len(schema)} columns")
+        raise ConflictError(f"{detail}: these are {rows} rows of {len(schema)} columns")
     return _sheet(tables, schema)
 
 

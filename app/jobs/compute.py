@@ -24,7 +24,7 @@ from app import logs
 from app.db.blobs import CorruptBlob
 from app.db.outage import insist, unless_outage
 from app.db.tables import JobRow
-from app.http.errors import ApiError
+from app.http.errors import HttpError
 from app.jobs import parts, service
 from app.jobs.kinds import KINDS
 from app.jobs.kinds.base import JobKind, Part
@@ -75,7 +75,7 @@ def run(job_id: str, attempt: int, pause: Callable[[], None] | None = None) -> N
         _drive(job_id, attempt, pause)
     except Cancelled:
         log.info("job %s is no longer wanted", job_id)
-    except (BcoError, ApiError, CorruptBlob) as error:
+    except (BcoError, HttpError, CorruptBlob) as error:
         insist(partial(service.fail, job_id, attempt, _reason(error)))
 
 
@@ -88,12 +88,12 @@ def run_part(job_id: str, seq: int) -> None:
         _compute_part(kind, given, job_id, seq, _now_and_then(partial(_note, job_id, seq)))
     except Cancelled:
         log.info("part %d of %s is no longer wanted", seq, job_id)
-    except (BcoError, ApiError, CorruptBlob) as error:
+    except (BcoError, HttpError, CorruptBlob) as error:
         insist(partial(parts.fail, job_id, f"part {seq}: {_reason(error)}"))
 
 
 def _reason(error: Exception) -> str:
-    return error.detail if isinstance(error, ApiError) else str(error)
+    return error.detail if isinstance(error, HttpError) else str(error)
 
 
 def _unfinished(job_id: str) -> JobRow:

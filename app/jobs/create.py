@@ -13,7 +13,7 @@ from app.db.base import now
 from app.db.blobs import checksum
 from app.db.engine import affected, transaction
 from app.db.tables import JobLogRow, JobPartRow, JobRow
-from app.http.errors import Conflict, InvalidRequest
+from app.http.errors import ConflictError, InvalidRequest
 from app.http.idempotency import made
 from app.ids import new_id
 from app.jobs import fair_queue, service
@@ -41,7 +41,7 @@ def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
         try:
             session.flush()
         except sa.exc.IntegrityError:
-            raise Conflict("what the job needs was deleted while the job was being made") from None
+            raise ConflictError("what the job needs was deleted while the job was being made") from None
         session.add(JobLogRow(job_id=row.id, seq=0, at=now(), text="accepted"))
         if not draft.parts:
             _finish_making(session, row, draft)
@@ -86,7 +86,7 @@ def _finish_making(session: Session, row: JobRow, draft: Draft) -> None:
     for warning in draft.warnings:
         service.note(session, row.id, f"warning: {warning}")
     if not service.admit(session, row.id, "making"):
-        raise Conflict("the job was cancelled while it was being made")
+        raise ConflictError("the job was cancelled while it was being made")
     made(session, f"/v1/jobs/{row.id}")
 
 

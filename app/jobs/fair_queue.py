@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from app.db.base import now
 from app.db.tables import UNFINISHED, JobRow
-from app.http.errors import TooMany, Unavailable
+from app.http.errors import TooMany, UnavailableError
 from app.jobs import queue
 from app.settings import get_settings
 
@@ -66,7 +66,7 @@ def check(session: Session, workspace: str) -> None:
     queued = JobRow.state == "queued"
     if _count(session, queued) >= settings.max_queued_jobs:
         detail = f"{settings.max_queued_jobs} jobs are waiting for a worker already (BCO_MAX_QUEUED_JOBS); try later"
-        raise Unavailable(detail, _RETRY_SECONDS)
+        raise UnavailableError(detail, _RETRY_SECONDS)
     if _count(session, queued, JobRow.workspace == workspace) >= settings.max_workspace_queued_jobs:
         raise _too_many(
             f"{settings.max_workspace_queued_jobs} jobs of this workspace are waiting for a worker already "

@@ -8,14 +8,14 @@ from app.backtests.schemas import BacktestOptions, OverTimeAnswer
 from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, ProblemRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.jobs import results
 
 
 def read(workspace: str, job_id: str, stretches: int) -> OverTimeAnswer:
     job, found = results.kept(workspace, job_id)
     if job.kind != "backtest" or job.summary is None:
-        raise Conflict(f"this is a job of kind {job.kind}; only backtests compare costs over time")
+        raise ConflictError(f"this is a job of kind {job.kind}; only backtests compare costs over time")
     with transaction() as session:
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from app.db.tables import JobRow
-from app.http.errors import Conflict, InvalidRequest
+from app.http.errors import ConflictError, InvalidRequest
 from app.ids import sibling_id
 from app.jobs import parts, service
 from app.jobs.kinds import KINDS
@@ -19,14 +19,14 @@ def kept(workspace: str, job_id: str, format: str | None = None) -> tuple[JobRow
     kind = KINDS[job.kind]
     if not kind.files:
         instead = f"; its result is the posterior {sibling_id(job.id, 'post')}" if kind.makes_posterior else ""
-        raise Conflict(f"this job makes no file{instead}")
+        raise ConflictError(f"this job makes no file{instead}")
     if format is not None and format not in kind.files:
         raise InvalidRequest.at(("query", "format"), f"this job's file is {' or '.join(kind.files)}")
     if job.state != "succeeded":
-        raise Conflict(f"the job is {job.state} ({job.progress:.0%}); the result is there once it has succeeded")
+        raise ConflictError(f"the job is {job.state} ({job.progress:.0%}); the result is there once it has succeeded")
     found = parts.Results(job_id)
     if not found:
-        raise Conflict("the result was kept for BCO_KEEP_PARTS_DAYS and is gone; run the same batch as a new job")
+        raise ConflictError("the result was kept for BCO_KEEP_PARTS_DAYS and is gone; run the same batch as a new job")
     return job, found
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from app.backtests.schemas import OverTimeAnswer, Stretches
 from app.db.tables import JobRow
-from app.http.errors import NotFound
+from app.http.errors import NotFoundError
 from app.http.idempotency import Repeatable
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
@@ -120,7 +120,7 @@ async def follow_job(
     after = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else -1
     first = await anyio.to_thread.run_sync(events.look, caller.workspace, job_id, after)
     if first is None:
-        raise NotFound(service.MISSING)
+        raise NotFoundError(service.MISSING)
     if first.is_last and first.last_id <= after:
         return Response(status_code=204)
     state = request.app.state

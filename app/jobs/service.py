@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from app.db.base import Timestamp, now
 from app.db.engine import affected, transaction
 from app.db.tables import UNFINISHED, JobLogRow, JobPartRow, JobRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.http.rows import delete_row, find, page, read
 from app.ids import is_id
 from app.jobs import fair_queue, queue
@@ -82,7 +82,7 @@ def cancel(workspace: str, job_id: str) -> JobRow:
         finish(session, job_id, "cancelled", message="cancelled")
     row = get(workspace, job_id)
     if row.state != "cancelled":
-        raise Conflict(f"the job has {row.state} already, so there is nothing to cancel")
+        raise ConflictError(f"the job has {row.state} already, so there is nothing to cancel")
     return row
 
 
@@ -91,14 +91,14 @@ def retry(workspace: str, job_id: str) -> JobRow:
     row = get(workspace, job_id)
     if row.state not in ("failed", "cancelled"):
         words = "has succeeded; make a new job instead" if row.state == "succeeded" else f"is {row.state} already"
-        raise Conflict(f"only a job that has failed or was cancelled can be run again; this one {words}")
+        raise ConflictError(f"only a job that has failed or was cancelled can be run again; this one {words}")
     with transaction() as session:
         fair_queue.check(session, workspace)
         # Parts that are kept and done stay done; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
         affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
     if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
-        raise Conflict("someone else has run this job again at the same moment")
+        raise ConflictError("someone else has run this job again at the same moment")
     return get(workspace, job_id)
 
 
@@ -172,7 +172,7 @@ def delete(workspace: str, job_id: str) -> None:
     with transaction() as session:
         row = find(session, JobRow, workspace, job_id)
         if row is not None and row.is_unfinished:
-            raise Conflict(f"the job is {row.state}; cancel it first")
+            raise ConflictError(f"the job is {row.state}; cancel it first")
         delete_row(session, JobRow, workspace, job_id, MISSING, "the job's posterior still exists; delete that first")
     queue.forget(job_id)
 

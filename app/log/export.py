@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from app.datasets.encoding import ContextEncoding
 from app.db.engine import transaction
 from app.db.tables import OutcomeRow, PosteriorRow, PrescriptionRow
-from app.http.errors import NotFound
+from app.http.errors import NotFoundError
 from app.http.rows import find
 from app.http.tables import CSV, PARQUET, csv_pieces, parquet_pieces
 from app.log import service
@@ -61,7 +61,7 @@ def columns(workspace: str, only: Filter) -> Columns:
     with transaction() as session:
         row = session.scalar(newest.order_by(PrescriptionRow.id.desc()).limit(1))
         if row is None:
-            raise NotFound(NOTHING)
+            raise NotFoundError(NOTHING)
         posterior = find(session, PosteriorRow, workspace, row.posterior_id)
         recorded = service.outcomes_of(session, [row.id])
     if posterior is not None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import OutcomeRow, PosteriorRow, PrescriptionRow
-from app.http.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from app.http.errors import ConflictError, InvalidRequest, NotFoundError, UnavailableError
 from app.http.routes import parsed
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
@@ -56,10 +56,12 @@ def record(
     said = _said(asked, found.row.contexts)
     try:
         posterior = cache.row(workspace, found.row.posterior_id)
-    except NotFound:
-        raise Conflict(GONE) from None
+    except NotFoundError:
+        raise ConflictError(GONE) from None
     if posterior.digest != found.row.digest:
-        raise Conflict("the posterior of this prescription was replaced by another, which may cost outcomes otherwise")
+        raise ConflictError(
+            "the posterior of this prescription was replaced by another, which may cost outcomes otherwise"
+        )
     loaded = ready(cache, posterior)
     _check_names(said, outcome_names(posterior.problem), "outcomes")
     _check_names(said, loaded.decisions, "done")
@@ -77,7 +79,7 @@ def record(
         if stored is not None:
             rows_now = [service.recorded(stored[number]) for number in sorted(said)]
             return _answer(found.row, len(stored), rows_now)
-    raise Unavailable("others record outcomes of this prescription at the same moment; try again", retry_after=1)
+    raise UnavailableError("others record outcomes of this prescription at the same moment; try again", retry_after=1)
 
 
 def _answer(row: PrescriptionRow, recorded: int, rows: list[Any]) -> bytes:
@@ -145,7 +147,7 @@ def _merged(old: Values, one: _Said, field: str) -> Values:
     for name, value in new.items():
         if name in old and old[name] != value:
             detail = "another value is recorded already; send replace if that one was wrong"
-            raise Conflict(detail, ((*one.where, field, name), detail))
+            raise ConflictError(detail, ((*one.where, field, name), detail))
     return old | new
 
 
@@ -206,7 +208,7 @@ def _store(
         kept = PrescriptionRow.id == prescription_id
         touched = sa.update(PrescriptionRow).where(kept).values(recorded=PrescriptionRow.recorded)
         if not affected(session, touched):
-            raise NotFound(service.MISSING)
+            raise NotFoundError(service.MISSING)
         if not _same(_recorded(session, prescription_id), before):
             return None
         session.expire_all()

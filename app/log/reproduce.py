@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from app.http.errors import Conflict, NotFound, pointer
+from app.http.errors import ConflictError, NotFoundError, pointer
 from app.log.schemas import Differing
 from app.log.service import Opened
 from app.posteriors import service as posteriors
@@ -22,11 +22,11 @@ def check(found: Opened) -> None:
     row = found.row
     try:
         now = posteriors.get(row.workspace, row.posterior_id)
-    except NotFound:
+    except NotFoundError:
         detail = f"the posterior {row.posterior_id} was deleted, so this cannot be decided again; its answer is kept"
-        raise Conflict(detail) from None
+        raise ConflictError(detail) from None
     if now.digest != row.digest:
-        raise Conflict(f"the posterior {row.posterior_id} has another digest now; the answer that is kept stays")
+        raise ConflictError(f"the posterior {row.posterior_id} has another digest now; the answer that is kept stays")
 
 
 def revision(found: Opened) -> int | None:

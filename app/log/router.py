@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.http.errors import NotFound, Unavailable
+from app.http.errors import NotFoundError, UnavailableError
 from app.http.routes import Guarded, parsed
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Reader, Trainer
@@ -67,7 +67,7 @@ async def _settled(prescription_id: str, look: Callable[[], Value]) -> Value:
     while True:
         try:
             return await anyio.to_thread.run_sync(look)
-        except NotFound:
+        except NotFoundError:
             if not is_id(prescription_id) or abs(time() - made_at(prescription_id)) > SETTLED_SECONDS:
                 raise
         await anyio.sleep(_LOOK_SECONDS)
@@ -141,7 +141,7 @@ async def record_outcome(prescription_id: str, request: NewOutcome, caller: Trai
             _, body = await state.solvers.solve(http, workspace, "outcome", prescription_id, sent, until)
         except OutOfTime:
             limit = f"{get_settings().prescribe_seconds} s (BCO_PRESCRIBE_SECONDS)"
-            raise Unavailable(f"costing what happened takes longer than {limit}; send fewer rows") from None
+            raise UnavailableError(f"costing what happened takes longer than {limit}; send fewer rows") from None
     return Response(body, media_type="application/json")
 
 

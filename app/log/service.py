@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.tables import OutcomeRow, PrescriptionRow
-from app.http.errors import NotFound
+from app.http.errors import NotFoundError
 from app.http.routes import parsed
 from app.http.rows import find, matching, page
 from app.ids import first_id
@@ -113,7 +113,7 @@ def get(workspace: str, prescription_id: str) -> Opened:
     with transaction() as session:
         row = find(session, PrescriptionRow, workspace, prescription_id)
     if row is None:
-        raise NotFound(MISSING)
+        raise NotFoundError(MISSING)
     return opened(row)
 
 

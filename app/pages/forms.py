@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 from starlette.datastructures import FormData, UploadFile
 
-from app.http.errors import Forbidden, InvalidRequest
+from app.http.errors import ForbiddenError, InvalidRequest
 from app.http.security import SESSION_COOKIE
 from app.keys.sessions import new_token
 
@@ -48,7 +48,7 @@ async def submitted(request: Request) -> FormData:
     elsewhere = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
     if elsewhere or not hmac.compare_digest(given.encode(), form_token(request).encode()):
         await form.close()
-        raise Forbidden("this form is not from a page that you have open; reload the page and send it again")
+        raise ForbiddenError("this form is not from a page that you have open; reload the page and send it again")
     return form
 
 

@@ -15,7 +15,7 @@ from app.aliases import service as aliases
 from app.db.blobs import Array, checksum, from_blocks, to_blocks, verified
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorBlockRow, PosteriorRow
-from app.http.errors import Conflict, NotFound
+from app.http.errors import ConflictError, NotFoundError
 from app.http.rows import delete_row, find, matching, page
 from app.ids import sibling_id
 from app.posteriors import shared
@@ -160,12 +160,12 @@ def exists(posterior_id: str) -> bool:
 
 def _absent(job: JobRow | None) -> Exception:
     if job is None or job.state == "succeeded":
-        return NotFound(aliases.NO_POSTERIOR)
+        return NotFoundError(aliases.NO_POSTERIOR)
     if job.is_unfinished:
-        return Conflict(
+        return ConflictError(
             f"job {job.id} is {job.state} ({job.progress:.0%}); the posterior is there once it has succeeded"
         )
-    return Conflict(
+    return ConflictError(
         f"job {job.id} {'was' if job.state == 'cancelled' else 'has'} {job.state}, so there is no posterior"
     )
 
@@ -178,6 +178,8 @@ def delete(workspace: str, named: str) -> str:
         if find(session, PosteriorRow, workspace, posterior_id) is not None:
             names = aliases.naming(session, posterior_id)
             if names:
-                raise Conflict(f"the alias {' and '.join(names)} names this posterior; move or delete the alias first")
+                raise ConflictError(
+                    f"the alias {' and '.join(names)} names this posterior; move or delete the alias first"
+                )
         delete_row(session, PosteriorRow, workspace, posterior_id, aliases.NO_POSTERIOR, in_use)
     return posterior_id

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from app.http.errors import TooMany, Unavailable
+from app.http.errors import TooMany, UnavailableError
 from app.metrics import IN_FLIGHT
 
 TURN_SECONDS = 0.05
@@ -33,7 +33,7 @@ class Places:
         """Take a place for the current request and give it back, or refuse at once if there is none."""
         if self.taken >= self._total:
             detail = f"{self._total} prescriptions are being made already (BCO_MAX_PRESCRIPTIONS); try again shortly"
-            raise Unavailable(detail, headers={"Retry-After": "1"})
+            raise UnavailableError(detail, headers={"Retry-After": "1"})
         if self._by_workspace[workspace] >= self._most:
             much = f"{self._most} prescriptions of this workspace are being made already"
             detail = f"{much} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"

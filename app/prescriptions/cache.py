@@ -19,7 +19,7 @@ from app.datasets.lookback import Past
 from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.posteriors import service as posteriors
 from app.posteriors import shared
 from app.prescriptions.memory import size_of
@@ -198,13 +198,13 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
 def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Past:
     """What a revision of the posterior's data set has to look back on."""
     if encoding.looking is None or row.dataset_id is None:
-        raise Conflict(NO_ROWS)
+        raise ConflictError(NO_ROWS)
     with transaction() as session:
         table = read_table(session, row.dataset_id, revision)
     try:
         return encoding.looking.past(table, revision)
     except InvalidInput as error:
-        raise Conflict(f"the rows of data set {row.dataset_id} cannot be looked back on: {error}") from None
+        raise ConflictError(f"the rows of data set {row.dataset_id} cannot be looked back on: {error}") from None
 
 
 def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) -> Past | None:
@@ -216,7 +216,7 @@ def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) 
     if looking is None:
         return None
     if row.dataset_id is None:
-        raise Conflict(NO_ROWS)
+        raise ConflictError(NO_ROWS)
     if at is not None:
         return load_past(row, loaded.encoding, at)
     revision = cache.revision(row.dataset_id)

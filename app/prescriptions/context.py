@@ -16,7 +16,7 @@ from torch import Tensor
 from app.datasets.encoding import Encoded
 from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
-from app.http.errors import ApiError, Conflict, InvalidRequest, Unavailable
+from app.http.errors import ConflictError, HttpError, InvalidRequest, UnavailableError
 from app.prescriptions import include as include_module
 from app.prescriptions.cache import Cache, Ready, draws, past, ready
 from app.prescriptions.neighbours import similar
@@ -79,7 +79,7 @@ def prescribe(
         return _prescribe(cache, workspace, posterior_id, requests, began, most_seconds, revision)
     except OutOfTime:
         raise
-    except (ApiError, BcoError) as error:
+    except (HttpError, BcoError) as error:
         if len(requests) == 1:
             return [error]
     # Somebody's contexts: each has to hear of its own.
@@ -237,12 +237,12 @@ def prescribe_until(request: PrescribeRequest, began: float) -> float:
     return began + min(request.time_limit_seconds or allowed, allowed)
 
 
-def too_long(request: PrescribeRequest) -> Unavailable:
+def too_long(request: PrescribeRequest) -> UnavailableError:
     allowed = get_settings().prescribe_seconds
     asked = request.time_limit_seconds
     limit = f"{asked:g} s (time_limit_seconds)" if asked and asked < allowed else f"{allowed} s (BCO_PRESCRIBE_SECONDS)"
     less = "; send fewer contexts or scenarios" + (", or include less" if request.include else "")
-    return Unavailable(f"no decision within {limit}: it takes longer{less}")
+    return UnavailableError(f"no decision within {limit}: it takes longer{less}")
 
 
 def check(row: PosteriorRow, request: PrescribeOptions) -> None:
@@ -255,7 +255,7 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
     quality = row.diagnostics["quality"]
     if _RANKS[quality] < _RANKS[request.require_quality]:
         reason = row.diagnostics["reason"]
-        raise Conflict(
+        raise ConflictError(
             f"the posterior's quality is {quality}, below the {request.require_quality} you require: {reason}"
         )
 

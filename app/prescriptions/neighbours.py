@@ -12,7 +12,7 @@ from app.datasets.lookback import Past
 from app.datasets.service import count_rows, read_table
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.posteriors import service as posteriors
 from app.posteriors.history import outcomes_of
 from app.prescriptions.cache import Cache, Ready
@@ -47,12 +47,12 @@ class Similar:
 def load_similar(row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar:
     """The rows of the revision that the posterior was learned from."""
     if row.dataset_id is None:
-        raise Conflict(GONE)
+        raise ConflictError(GONE)
     with transaction() as session:
         revision = posteriors.learned_revision(session, row)
         count = count_rows(session, row.dataset_id, revision)
         if not count:
-            raise Conflict(GONE)
+            raise ConflictError(GONE)
         if count > _MANY_ROWS:
             deadline.before_long_work()
         table = read_table(session, row.dataset_id, revision)
@@ -61,7 +61,7 @@ def load_similar(row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar
     encoded = loaded.encoding.encode_table(table, past, notes=False)
     table = table.take(pa.array(encoded.usable))
     if not table.num_rows:
-        raise Conflict(GONE)
+        raise ConflictError(GONE)
     contexts = torch.from_numpy(encoded.matrix[encoded.usable])
     outcomes = torch.from_numpy(outcomes_of(table, outcome_names(row.problem)))
     return Similar(Neighbourhood.of(contexts), outcomes, table)

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.aliases import service as aliases
 from app.aliases.schemas import is_name
-from app.http.errors import ApiError, InvalidRequest, NotFound, Unavailable
+from app.http.errors import HttpError, InvalidRequest, NotFoundError, UnavailableError
 from app.http.routes import Guarded
 from app.http.security import Reader
 from app.http.tables import PARQUET
@@ -93,7 +93,7 @@ async def read_posterior_drift(
             )
         except OutOfTime:
             limit = f"{get_settings().prescribe_seconds} s (BCO_PRESCRIBE_SECONDS)"
-            raise Unavailable(f"not a single row could be judged within {limit}; try again later") from None
+            raise UnavailableError(f"not a single row could be judged within {limit}; try again later") from None
     return Response(body, media_type="application/json")
 
 
@@ -112,9 +112,9 @@ async def by_name(http: Request, workspace: str, named: str, serve: Callable[[st
     named_lately = await remembered.get(key, lambda: aliases.look_up(workspace, named))
     try:
         return await serve(named_lately)
-    except ApiError as error:
+    except HttpError as error:
         # What it named a moment ago may have been deleted after it moved.
-        if error.status != NotFound.status:
+        if error.status != NotFoundError.status:
             raise
         remembered.forget(key)
         named_now = await remembered.get(key, lambda: aliases.look_up(workspace, named))

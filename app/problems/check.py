@@ -10,7 +10,7 @@ import anyio
 import orjson
 from fastapi import Request
 
-from app.http.errors import Unavailable, of_core
+from app.http.errors import UnavailableError, of_core
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
 from bco_core import deadline
@@ -34,7 +34,7 @@ async def check(http: Request, request: NewProblem) -> None:
         raise of_core(error, "spec") from None
     except OutOfTime:
         detail = f"the problem could not be checked within {seconds} s (BCO_PRESCRIBE_SECONDS); make it smaller"
-        raise Unavailable(detail) from None
+        raise UnavailableError(detail) from None
 
 
 def _tried(request: NewProblem, until: float) -> bytes | None:

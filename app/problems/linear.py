@@ -68,7 +68,7 @@ class LinearRow(Request):
     limit: Value = Field(description=_VALUE)
 
 
-class Linear(Request):
+class LinearSpec(Request):
     """Any linear model, in whole numbers or not, in which some numbers are not known when the decision is made."""
 
     model_config = ConfigDict(

@@ -77,7 +77,7 @@ class NewsvendorItem(Request):
         return self
 
 
-class Newsvendor(Request):
+class NewsvendorSpec(Request):
     """How much to order of each item before its demand is known."""
 
     kind: Literal["newsvendor"]

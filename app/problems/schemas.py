@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from app.http.schemas import Body, Name, Request, Resource
-from app.problems.linear import Linear
+from app.problems.linear import LinearSpec
 from app.problems.newsvendor import (
     AbsoluteGap,
     Bound,
@@ -15,7 +15,7 @@ from app.problems.newsvendor import (
     Coefficients,
     Cost,
     DecisionRow,
-    Newsvendor,
+    NewsvendorSpec,
     RelativeGap,
     Sense,
 )
@@ -70,7 +70,7 @@ class RecourseRow(Request):
     outcomes: Coefficients = Field({})
 
 
-class TwoStageLinear(Request):
+class TwoStageLinearSpec(Request):
     """Decide now, see the outcome, then mend at least cost: any linear program with recourse."""
 
     kind: Literal["two_stage_linear"]
@@ -180,7 +180,7 @@ class _Portfolio(Request):
         return [asset.name for asset in self.assets]
 
 
-class ReturnConstrainedPortfolio(_Portfolio):
+class ReturnConstrainedPortfolioSpec(_Portfolio):
     """The positions of least variance whose return reaches a target, with a stated confidence."""
 
     kind: Literal["return_constrained_portfolio"]
@@ -200,7 +200,7 @@ class ReturnConstrainedPortfolio(_Portfolio):
     )
 
 
-class MeanVariancePortfolio(_Portfolio):
+class MeanVariancePortfolioSpec(_Portfolio):
     """The positions of least ½·risk_aversion·variance − return, after the cost of turnover."""
 
     kind: Literal["mean_variance_portfolio"]
@@ -209,7 +209,13 @@ class MeanVariancePortfolio(_Portfolio):
 
 # A new kind is a model with ``kind``, ``outcome_names`` and ``decision_names``, and its name here.
 ProblemSpec = Annotated[
-    Newsvendor | Linear | TwoStageLinear | Shipment | AnyReadyMade | ReturnConstrainedPortfolio | MeanVariancePortfolio,
+    NewsvendorSpec
+    | LinearSpec
+    | TwoStageLinearSpec
+    | Shipment
+    | AnyReadyMade
+    | ReturnConstrainedPortfolioSpec
+    | MeanVariancePortfolioSpec,
     Field(discriminator="kind"),
 ]
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.http.idempotency import made
 from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
@@ -56,7 +56,7 @@ def compiled(workspace: str, problem_id: str) -> CompiledProblem:
     compile_ = PROBLEMS[kind].compiled
     if compile_ is None:
         linear = ", ".join(name for name, other in PROBLEMS.items() if other.compiled is not None)
-        raise Conflict(f"problems of kind {kind} are not linear models by names; these kinds are: {linear}")
+        raise ConflictError(f"problems of kind {kind} are not linear models by names; these kinds are: {linear}")
     return CompiledProblem(id=row.id, kind=kind, spec=compile_(row.spec))
 
 

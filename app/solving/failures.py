@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from app.http.errors import ApiError, FieldProblem
+from app.http.errors import FieldProblem, HttpError
 from app.solving.wire import Header
 from bco_core import errors as core
 
@@ -21,7 +21,7 @@ class Unforeseen(Exception):
 
 def told(error: Exception) -> Header:
     """An error as the header of an answer."""
-    if isinstance(error, ApiError):
+    if isinstance(error, HttpError):
         fields = [field.model_dump() for field in error.fields]
         facts = {"status": error.status, "type": error.type, "title": error.title, "detail": error.detail}
         return {"api": facts | {"fields": fields, "headers": dict(error.headers or {})}}
@@ -38,7 +38,7 @@ def raise_told(header: Header) -> None:
     """Raise what the other side has told; nothing if it has not told an error."""
     if "api" in header:
         facts = header["api"]
-        error = ApiError(facts["detail"], headers=facts["headers"])
+        error = HttpError(facts["detail"], headers=facts["headers"])
         error.status, error.type, error.title = facts["status"], facts["type"], facts["title"]
         error.fields = [FieldProblem(**field) for field in facts["fields"]]
         raise error

@@ -16,7 +16,7 @@ from time import monotonic
 import anyio
 from fastapi import Request
 
-from app.http.errors import ApiError, Unavailable
+from app.http.errors import HttpError, UnavailableError
 from app.settings import get_settings
 from app.solving import wire
 from app.solving.failures import OutOfMemory, raise_told
@@ -40,7 +40,7 @@ _KEPT = 16
 Answer = tuple[wire.Header, bytes]
 
 
-class ClientLeft(ApiError):
+class ClientLeft(HttpError):
     status = 499
     type = "client-left"
     title = "The client went away"
@@ -130,7 +130,7 @@ class Solvers:
             if alone.done():
                 raise alone.result()
             if not self.start().ready:
-                raise Unavailable("the solver processes are starting; try again in some seconds")
+                raise UnavailableError("the solver processes are starting; try again in some seconds")
             lingers = call.has_begun
             raise OutOfTime("the allowed time passed before there was an answer")
         finally:
@@ -176,7 +176,7 @@ class Solvers:
                 raise OutOfTime("the call was given up") from None
             log.warning("solver process %d ended while it was solving, most likely for want of memory", process.pid)
             detail = f"this takes more memory than a solver process may have: {self._memory_mb} MB"
-            raise Unavailable(f"{detail} (BCO_SOLVER_MEMORY_MB); ask for fewer contexts or scenarios") from None
+            raise UnavailableError(f"{detail} (BCO_SOLVER_MEMORY_MB); ask for fewer contexts or scenarios") from None
         finally:
             call.end()
             self._give_back(process, key, answered and not call.given_up)
@@ -203,7 +203,7 @@ class Solvers:
             with self._lock:
                 self._all.add(process)
             return process
-        raise Unavailable("no solver process could be started; the service's log has more")
+        raise UnavailableError("no solver process could be started; the service's log has more")
 
     def _give_back(self, process: Process, key: str, usable: bool) -> None:
         with self._lock:
@@ -228,7 +228,7 @@ def _close(processes: set[Process], templates: list[Template]) -> None:
     templates.clear()
 
 
-async def _nobody_waits(http: Request) -> ApiError:
+async def _nobody_waits(http: Request) -> HttpError:
     """Return once the client has gone away, or once the service has been stopping for a while."""
     stops_at: float | None = None
     while stops_at is None or monotonic() < stops_at:
@@ -237,7 +237,7 @@ async def _nobody_waits(http: Request) -> ApiError:
                 return ClientLeft("the client went away before there was an answer")
         if stops_at is None and http.app.state.stopping():
             stops_at = monotonic() + STOP_SECONDS
-    return Unavailable("the service is stopping; try again in a moment")
+    return UnavailableError("the service is stopping; try again in a moment")
 
 
 def of_settings() -> Solvers:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import DeliveryRow, JobRow, WebhookRow, WebhookSecretRow
-from app.http.errors import Conflict, NotFound
+from app.http.errors import ConflictError, NotFoundError
 from app.http.idempotency import made
 from app.http.rows import delete_row, find, page
 from app.ids import new_id, sibling_id
@@ -35,9 +35,9 @@ CHANGE_OVER = timedelta(hours=24)
 def create(workspace: str, request: NewWebhook) -> WebhookRow:
     with transaction() as session:
         if session.get(WebhookSecretRow, workspace) is None:
-            raise Conflict(UNSIGNED)
+            raise ConflictError(UNSIGNED)
         if (session.scalar(sa.select(sa.func.count()).where(WebhookRow.workspace == workspace)) or 0) >= MOST:
-            raise Conflict(f"a workspace has at most {MOST} webhooks; delete one first")
+            raise ConflictError(f"a workspace has at most {MOST} webhooks; delete one first")
         events = list(dict.fromkeys(request.events))
         row = WebhookRow(id=new_id("hook"), workspace=workspace, url=request.url, events=events)
         session.add(row)
@@ -59,7 +59,7 @@ def get(workspace: str, webhook_id: str) -> WebhookRow:
 def _found(session: Session, workspace: str, webhook_id: str) -> WebhookRow:
     row = find(session, WebhookRow, workspace, webhook_id)
     if row is None:
-        raise NotFound(MISSING)
+        raise NotFoundError(MISSING)
     return row
 
 

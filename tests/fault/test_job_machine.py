@@ -18,7 +18,7 @@ from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.migrate import migrate
 from app.db.tables import JobLogRow, JobRow, PosteriorRow
-from app.http.errors import Conflict, NotFound
+from app.http.errors import ConflictError, NotFoundError
 from app.ids import sibling_id
 from app.jobs import queue, service
 from app.main import create_app
@@ -135,7 +135,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.state in service.UNFINISHED and not self.deleted)
     @rule()
     def what_is_unfinished_cannot_be_deleted_and_what_is_not_lost_stays_as_it_is(self) -> None:
-        with pytest.raises(Conflict):
+        with pytest.raises(ConflictError):
             service.delete(DEFAULT_WORKSPACE, self.job_id)
         service.requeue_lost()
 
@@ -145,7 +145,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def cancel(self) -> None:
         if self.state in ("succeeded", "failed"):
-            with pytest.raises(Conflict):
+            with pytest.raises(ConflictError):
                 service.cancel(DEFAULT_WORKSPACE, self.job_id)
             return
         self.lines += self.state != "cancelled"
@@ -156,7 +156,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def retry(self) -> None:
         if self.state not in ("failed", "cancelled"):
-            with pytest.raises(Conflict):
+            with pytest.raises(ConflictError):
                 service.retry(DEFAULT_WORKSPACE, self.job_id)
             return
         service.retry(DEFAULT_WORKSPACE, self.job_id)
@@ -167,7 +167,7 @@ class Walk(RuleBasedStateMachine):
     def delete(self, posterior_first: bool) -> None:
         if self.state == "succeeded":
             if not posterior_first:
-                with pytest.raises(Conflict):
+                with pytest.raises(ConflictError):
                     service.delete(DEFAULT_WORKSPACE, self.job_id)
                 return
             posteriors.delete(DEFAULT_WORKSPACE, sibling_id(self.job_id, "post"))
@@ -178,7 +178,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def nobody_finds_what_is_deleted_and_another_job_is_made(self) -> None:
         for act in (service.get, service.cancel, service.retry, service.delete):
-            with pytest.raises(NotFound):
+            with pytest.raises(NotFoundError):
                 act(DEFAULT_WORKSPACE, self.job_id)
         assert service.start(self.job_id) is None
         self.accept()

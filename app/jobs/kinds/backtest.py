@@ -22,7 +22,7 @@ from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
-from app.http.errors import InvalidRequest, NotFound
+from app.http.errors import InvalidRequest, NotFoundError
 from app.http.rows import find
 from app.http.tables import from_parquet, to_parquet
 from app.jobs import queue
@@ -117,7 +117,7 @@ def _comparing(workspace: str, request: NewBacktest, problem: ProblemRow, datase
 def _posterior(workspace: str, named: str, where: tuple[str | int, ...]) -> PosteriorRow:
     try:
         return posteriors.get(workspace, named)
-    except NotFound as error:
+    except NotFoundError as error:
         raise InvalidRequest.at(where, error.detail) from None
 
 

@@ -23,7 +23,7 @@ from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import newest_revision, read_table
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow
-from app.http.errors import Conflict, InvalidRequest, NotFound
+from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.rows import find
 from app.http.tables import CSV, PARQUET, XLSX, csv_pieces, from_parquet, parquet_pieces, to_parquet, xlsx_pieces
 from app.jobs import queue
@@ -89,7 +89,7 @@ def check(workspace: str, request: NewPrescribeJob) -> Draft:
     """Prescribe for every row of a data set."""
     try:
         posterior = posteriors.get(workspace, request.posterior_id)
-    except NotFound as error:
+    except NotFoundError as error:
         raise InvalidRequest.at(("posterior_id",), error.detail) from None
     with transaction() as session:
         dataset = find(session, DatasetRow, workspace, request.dataset_id)
@@ -113,7 +113,7 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
     table, refused = encoding.checked(raw)
     include_module.check(posterior, options, raw.rows, raw.whole, times=_TIMES_INCLUDED)
     if "neighbours" in options.include and posterior.dataset_id is None:
-        raise Conflict(GONE)
+        raise ConflictError(GONE)
     if len(refused) == raw.rows:
         place, words = raw.place(0, refused[0].column)
         raise InvalidRequest.at(place, f"{words}: {refused[0].sentence}; no other row can be decided for either")
@@ -155,7 +155,7 @@ def _looked_back_on(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[
     if encoding.looking is None:
         return {}
     if posterior.dataset_id is None:
-        raise Conflict(NO_ROWS)
+        raise ConflictError(NO_ROWS)
     return {"revision": newest_revision(posterior.dataset_id)}
 
 

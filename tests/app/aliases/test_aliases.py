@@ -14,7 +14,7 @@ from app.aliases import service
 from app.aliases.schemas import AliasTarget
 from app.db.engine import get_engine, transaction
 from app.db.tables import AliasRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.keys import service as keys
 from app.main import create_app
 from app.posteriors import portable
@@ -195,7 +195,7 @@ def test_of_many_guarded_moves_at_once_one_wins(client: TestClient, old: Json, n
         start.wait()
         try:
             service.put("default", "contested", AliasTarget(posterior_id=new["id"], if_posterior_id=old["id"]), None)
-        except Conflict:
+        except ConflictError:
             return
         won.append(number)
 

@@ -17,7 +17,7 @@ from app.db.base import DEFAULT_WORKSPACE
 from app.db.blobs import checksum
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, KeyRow
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.keys import service as keys
 from app.settings import get_settings
 from tests.support.journey import Json, answered, counts, create_dataset, create_job, learned, upload
@@ -301,7 +301,7 @@ def test_an_append_that_others_always_overtake_is_to_be_sent_again(
 ) -> None:
     dataset = made(client)
     monkeypatch.setattr(revisions, "_store", lambda *given: False)
-    with pytest.raises(Conflict, match="send the rows again"):
+    with pytest.raises(ConflictError, match="send the rows again"):
         revisions.append(DEFAULT_WORKSPACE, dataset["id"], parse_rows([NEXT], get_settings()))
 
 

@@ -18,7 +18,7 @@ from app.db.engine import transaction
 from app.db.tables import KeyRow
 from app.demo import example_problem
 from app.http import routes, security
-from app.http.errors import ApiError
+from app.http.errors import HttpError
 from app.http.middleware import SMALL_BODY, BodyLimit
 from app.http.schemas import MOST_MISTAKES
 from app.keys import service as keys
@@ -141,7 +141,7 @@ class Crowd:
                 pass
             await self.go.wait()
             await JSONResponse({})(scope, receive, send)
-        except ApiError as error:
+        except HttpError as error:
             await error.answer()(scope, receive, send)
 
     async def ask(self, size: int, declared: bool) -> None:

@@ -19,7 +19,7 @@ from httpx import Response
 from starlette.testclient import TestClient
 
 from app.datasets import bounds, unpack
-from app.http.errors import TooMany, Unavailable
+from app.http.errors import TooMany, UnavailableError
 from app.main import create_app
 from app.prescriptions import admission, context
 from app.prescriptions.admission import Places
@@ -143,7 +143,7 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
         with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
             pass
         taken.enter_context(places.of("modest"))
-        with pytest.raises(Unavailable, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):
+        with pytest.raises(UnavailableError, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):
             pass
     assert places.taken == 0
     with places.of("greedy"), places.of("greedy"):

@@ -11,7 +11,7 @@ import pyarrow.csv
 import pytest
 from python_calamine import CalamineWorkbook
 
-from app.http.errors import Conflict
+from app.http.errors import ConflictError
 from app.http.tables import csv_pieces, harmless, xlsx_pieces
 
 TEXTS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "plain", "-5", "+1.5e3", "", "a=b", None]
@@ -63,5 +63,5 @@ def test_a_workbook_holds_texts_as_texts_and_numbers_as_numbers() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1_048_576, 1), (500_001, 2)])
 def test_what_a_sheet_cannot_hold_is_refused_before_it_begins(rows: int, columns: int) -> None:
     schema = pa.schema([(str(number), pa.float64()) for number in range(columns)])
-    with pytest.raises(Conflict, match="take csv or parquet"):
+    with pytest.raises(ConflictError, match="take csv or parquet"):
         xlsx_pieces([], schema, rows)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.tables import PosteriorRow
-from app.http.errors import Conflict, NotFound
+from app.http.errors import ConflictError, NotFoundError
 from app.ids import sibling_id
 from app.jobs import compute, service
 from app.jobs import create as create_module
@@ -161,7 +161,7 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
 
 def test_a_finished_job_cannot_be_cancelled(queued: str, result: tuple[Posterior, Json]) -> None:
     store(queued, started(queued), result)
-    with pytest.raises(Conflict, match="succeeded already"):
+    with pytest.raises(ConflictError, match="succeeded already"):
         service.cancel(DEFAULT_WORKSPACE, queued)
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
@@ -220,7 +220,7 @@ def test_a_job_that_is_not_there_changes_nothing(client: TestClient) -> None:
     assert not service.is_wanted("job_nowhere", 1)
     service.fail("job_nowhere", 1, "lost")
     for act in (service.get, service.cancel, service.delete):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             act(DEFAULT_WORKSPACE, "job_nowhere")
     assert counts() == before
 
@@ -237,11 +237,11 @@ def test_only_a_finished_job_without_a_posterior_can_be_deleted(
     service.cancel(DEFAULT_WORKSPACE, cancelled)
     store(succeeded, started(succeeded), result)
     for job_id, words in ((waiting, "queued"), (running, "running"), (succeeded, "posterior")):
-        with pytest.raises(Conflict, match=words):
+        with pytest.raises(ConflictError, match=words):
             service.delete(DEFAULT_WORKSPACE, job_id)
     for job_id in (failed, cancelled):
         service.delete(DEFAULT_WORKSPACE, job_id)
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFoundError):
             service.get(DEFAULT_WORKSPACE, job_id)
     posteriors.delete(DEFAULT_WORKSPACE, sibling_id(succeeded, "post"))
     service.delete(DEFAULT_WORKSPACE, succeeded)
@@ -300,7 +300,7 @@ def test_eight_threads_cancelling_and_finishing_at_once_leave_exactly_one_outcom
         if state == "cancelled":
             assert outcome == "cancelled"
         else:
-            assert isinstance(outcome, Conflict)
+            assert isinstance(outcome, ConflictError)
     assert outcomes[1::2] == [None] * 4
 
 

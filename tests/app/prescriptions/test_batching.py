@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from app.db.engine import get_engine, transaction
 from app.db.tables import PosteriorRow
-from app.http.errors import NotFound
+from app.http.errors import NotFoundError
 from app.http.security import Remembered
 from app.main import create_app
 from app.prescriptions import cache, context
@@ -246,6 +246,6 @@ def test_a_posterior_that_another_process_deletes_is_gone_after_a_second(
 
 def test_a_remembered_posterior_is_not_shown_to_another_workspace(client: TestClient, posterior: Json) -> None:
     prescribe(client, posterior["id"])
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         client.app.state.posteriors.row("elsewhere", posterior["id"])
     prescribe(client, posterior["id"])

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from app.db.tables import PosteriorRow
 from app.demo import bakery_rows
-from app.http.errors import InvalidRequest, NotFound
+from app.http.errors import InvalidRequest, NotFoundError
 from app.prescriptions import drift
 from app.prescriptions.cache import of_settings, ready
 from app.prescriptions.drift import DriftAnswer, judge_rows
@@ -187,7 +187,7 @@ def test_a_data_set_without_a_needed_column_is_refused(client: TestClient, poste
 
 
 def test_what_belongs_to_others_is_not_there(client: TestClient, posterior: Json) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFoundError):
         judge_rows(of_settings(), "elsewhere", posterior["id"], None, monotonic() + 60)
 
 
