@@ -34,7 +34,7 @@ from app.pages import api_client, docs, home
 from app.pages.backtests import page as backtest_pages
 from app.pages.datasets import page as dataset_pages
 from app.pages.decide import page as decide_pages
-from app.pages.error_pages import Readable
+from app.pages.error_pages import ErrorPages
 from app.pages.jobs import page as job_pages
 from app.pages.log import page as log_pages
 from app.pages.posteriors import page as posterior_pages
@@ -97,7 +97,7 @@ def create_app() -> FastAPI:
     )
     app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
-    app.add_middleware(Readable)
+    app.add_middleware(ErrorPages)
     for router in (
         problems,
         exchange,

@@ -29,7 +29,7 @@ _PLAIN = re.compile(r"\w[\w .,:/-]*")
 _SECONDS = 120.0
 
 
-class Refused(Exception):
+class ApiRefusal(Exception):
     """The API has refused a request of a page: its status, and its problem in words and by place."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Call:
             words.append('-H "Authorization: Bearer $BCO_API_KEY"')
         if self.body is not None:
             words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(_short(self.body))]
-        words += [f"-F {shlex.quote(f'{name}=@{_quoted(file)}')}" for name, file in self.files.items()]
+        words += [f"-F {shlex.quote(f'{name}=@{_quote_for_curl(file)}')}" for name, file in self.files.items()]
         for name, value in self.fields.items():
             words += ["-F" if _PLAIN.fullmatch(value) else "--form-string", shlex.quote(f"{name}={value}")]
         return " ".join(words)
@@ -99,7 +99,7 @@ class Call:
         return "\n".join(lines)
 
 
-def _quoted(file: str) -> str:
+def _quote_for_curl(file: str) -> str:
     """A file's name as curl reads it, whatever signs are in it."""
     if _PLAIN.fullmatch(file):
         return file
@@ -115,30 +115,30 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _refused(status: int, kind: str, title: str, detail: str) -> Refused:
+def _refusal(status: int, kind: str, title: str, detail: str) -> ApiRefusal:
     """What the API would say, of something that cannot even be sent to it."""
-    return Refused(status, {"type": f"urn:bco:error:{kind}", "title": title, "status": status, "detail": detail})
+    return ApiRefusal(status, {"type": f"urn:bco:error:{kind}", "title": title, "status": status, "detail": detail})
 
 
-def _unusable(detail: str) -> Refused:
-    return _refused(422, "invalid-input", "The request cannot be used as it is", detail)
+def _invalid_input(detail: str) -> ApiRefusal:
+    return _refusal(422, "invalid-input", "The request cannot be used as it is", detail)
 
 
-def _written(body: Any) -> bytes:
+def _encode_json(body: Any) -> bytes:
     """A body as JSON. Long whole numbers and half characters are left for the API to refuse, at their place."""
     try:
         return json.dumps(body, allow_nan=False).encode()
     except RecursionError:
-        raise _unusable("this has more levels of brackets than anything here needs") from None
+        raise _invalid_input("this has more levels of brackets than anything here needs") from None
     except ValueError:
-        raise _unusable("numbers must be finite") from None
+        raise _invalid_input("numbers must be finite") from None
 
 
-def _sendable(text: str) -> str:
+def _check_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _unusable("this text holds half a character; write it in UTF-8") from None
+        raise _invalid_input("this text holds half a character; write it in UTF-8") from None
     return text
 
 
@@ -195,26 +195,26 @@ class Api:
             await self._app({**scope, "caller": self._caller, "kept": kept}, receive, send)
 
         if not _ADDRESS.fullmatch(call.path.partition("?")[0]):
-            raise _refused(404, "not-found", "There is no such object", "nothing here has such an id or name")
+            raise _refusal(404, "not-found", "There is no such object", "nothing here has such an id or name")
         given: dict[str, Any] = {}
         if call.file is not None:
             sent = {field: (name, content[field]) for field, name in call.files.items()}
-            given = {"files": sent, "data": {name: _sendable(value) for name, value in call.fields.items()}}
+            given = {"files": sent, "data": {name: _check_unicode(value) for name, value in call.fields.items()}}
         elif call.body is not None:
-            given = {"content": _written(call.body), "headers": {"Content-Type": "application/json"}}
+            given = {"content": _encode_json(call.body), "headers": {"Content-Type": "application/json"}}
         transport = httpx.ASGITransport(on_behalf, raise_app_exceptions=False, client=tuple(self._client))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=_SECONDS, trust_env=False
         ) as client:
             answer = await client.request(call.method, call.path, **given)
         if answer.is_error:
-            raise Refused(answer.status_code, answer.json())
+            raise ApiRefusal(answer.status_code, answer.json())
         return answer
 
 
 def install(app: FastAPI) -> None:
     """A refusal that a page does not show by itself is answered as the API answered it."""
 
-    @app.exception_handler(Refused)
-    async def on_refusal(request: Request, refused: Refused) -> JSONResponse:
+    @app.exception_handler(ApiRefusal)
+    async def on_refusal(request: Request, refused: ApiRefusal) -> JSONResponse:
         return JSONResponse(refused.problem, refused.status, media_type="application/problem+json")

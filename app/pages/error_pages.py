@@ -18,7 +18,7 @@ _PROBLEM = b"application/problem+json"
 FRAGMENT = "hx-request"
 
 
-class Readable:
+class ErrorPages:
     """Outermost: turns problems into pages for who asks for HTML. Who is asked for a key is led to the form for it."""
 
     def __init__(self, app: ASGIApp) -> None:

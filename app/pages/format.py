@@ -11,7 +11,7 @@ from app.pages.render import number
 MOST = 5
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of a context or a decision."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -19,16 +19,16 @@ def written(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return number(value) if isinstance(value, float) else written(value)
+    return number(value) if isinstance(value, float) else format_value(value)
 
 
-def in_a_line(values: Any, most: int = MOST) -> str:
+def one_line(values: Any, most: int = MOST) -> str:
     """``weekday SAT, temperature 21.5 and 3 more``; contexts may come as lists, without names."""
     if isinstance(values, Mapping):
         said = [f"{name} {_short(value)}" for name, value in values.items()]
     elif isinstance(values, list):
         said = [_short(value) for value in values]
     else:
-        return written(values)
+        return format_value(values)
     rest = f" and {len(said) - most} more" if len(said) > most else ""
     return ", ".join(said[:most]) + rest

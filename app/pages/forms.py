@@ -40,7 +40,7 @@ def set_token(request: Request, response: Response, token: str) -> None:
     response.set_cookie(SESSION_COOKIE, token, httponly=True, samesite="lax", secure=secure, path="/")
 
 
-async def submitted(request: Request) -> FormData:
+async def read_form(request: Request) -> FormData:
     """The fields of a form that was sent from one of our pages; anything else is refused."""
     origin = request.headers.get("origin")
     form = await request.form(max_part_size=_MOST_TEXT)
@@ -58,7 +58,7 @@ def text(form: FormData, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-async def uploaded(form: FormData, name: str = "file") -> tuple[str, bytes]:
+async def read_upload(form: FormData, name: str = "file") -> tuple[str, bytes]:
     """The name and the content of a file in a form."""
     file = form.get(name)
     content = b""

@@ -16,7 +16,7 @@ from app.keys import service as keys
 from app.keys import sessions
 from app.pages import forms
 from app.pages.api_client import Api, Call
-from app.pages.format import in_a_line
+from app.pages.format import one_line
 from app.pages.render import ASSETS, render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -60,7 +60,7 @@ async def home(request: Request, caller: Reader) -> Response:
         api=api,
         standing=status,
         here=here,
-        prescriptions=[_said(one) for one in kept["items"]],
+        prescriptions=[_row_view(one) for one in kept["items"]],
         unfinished=unfinished,
         jobs=jobs["items"],
         demo_calls=demo_calls(),
@@ -89,12 +89,12 @@ def _ids(jobs: list[dict[str, Any]]) -> str:
     return ",".join(sorted(job["id"] for job in jobs))
 
 
-def _said(one: dict[str, Any]) -> dict[str, Any]:
+def _row_view(one: dict[str, Any]) -> dict[str, Any]:
     """A kept prescription in words."""
     first = one["first"]
     if first is None:
         return one | {"context": "", "decision": ""}
-    return one | {"context": in_a_line(first["context"]), "decision": in_a_line(first["decision"])}
+    return one | {"context": one_line(first["context"]), "decision": one_line(first["decision"])}
 
 
 # the demonstration
@@ -103,7 +103,7 @@ def _said(one: dict[str, Any]) -> dict[str, Any]:
 @router.post("/demo")
 async def load_demo(request: Request, caller: Reader) -> Response:
     """Make the bakery's problem, data set and job, and lead to the job; to the one that is there, if there is one."""
-    await forms.submitted(request)
+    await forms.read_form(request)
     api = Api(request)
     jobs = await api.get("/v1/jobs", kind="learn", limit=200)
     there = [job for job in jobs["items"] if job["name"] == demo.DEMO_NAME and job["state"] in _USABLE]
@@ -136,7 +136,7 @@ def login_page(request: Request, next: str = "/") -> Response:
 
 @router.post("/login")
 async def login(request: Request) -> Response:
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     key, there = forms.text(form, "key").strip(), _local(forms.text(form, "next"))
     if not key.isascii() or not await _works(request, key):
         wrong = "This key does not work: it is unknown, revoked or expired."
@@ -161,7 +161,7 @@ async def _works(request: Request, key: str) -> bool:
 
 @router.post("/logout")
 async def logout(request: Request) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     await run_in_threadpool(end_session, request.app.state.remembered, request.cookies.get(SESSION_COOKIE, ""))
     response = see_other("/login")
     response.delete_cookie(SESSION_COOKIE, path="/")

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from app.http.security import SESSION_COOKIE, Caller
 from app.pages import forms
-from app.pages.api_client import Api, Refused, sentence
+from app.pages.api_client import Api, ApiRefusal, sentence
 from app.pages.glossary import WORDS
 from app.settings import get_settings
 
@@ -139,7 +139,7 @@ def render(
     status: int = 200,
     *,
     api: Api | None = None,
-    refused: Refused | None = None,
+    refused: ApiRefusal | None = None,
     **given: Any,
 ) -> Response:
     """A page. ``api`` has the calls to show beside it, ``refused`` what was wrong with a form."""

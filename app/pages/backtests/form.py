@@ -32,7 +32,7 @@ _DONE = re.compile(r"done\.(.+)")
 
 
 @dataclass
-class Typed:
+class BacktestForm:
     """What stands in the form, as text."""
 
     name: str = ""
@@ -48,10 +48,10 @@ class Typed:
     seed: str = "0"
 
     @staticmethod
-    def of(given: FormData | QueryParams) -> Typed:
+    def of(given: FormData | QueryParams) -> BacktestForm:
         """What was sent. A form that was sent says which boxes are ticked; an address that leads to it does not."""
         plain = {key: value for key, value in given.multi_items() if isinstance(value, str)}
-        typed = Typed()
+        typed = BacktestForm()
         for name in ("name", "dataset", "problem", "posterior", "how", "splits", "judged", "seed"):
             if name in plain:
                 setattr(typed, name, plain[name].strip())
@@ -62,7 +62,7 @@ class Typed:
         return typed
 
 
-def request_of(typed: Typed, has_time: bool, like: Mapping[str, Any] | None) -> dict[str, Any]:
+def request_of(typed: BacktestForm, has_time: bool, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """The job that the form asks for; ``like`` says how a posterior was learned that is to be learned anew."""
     body: dict[str, Any] = {"kind": "backtest", "problem_id": typed.problem, "dataset_id": typed.dataset}
     if typed.name:
@@ -85,7 +85,7 @@ def request_of(typed: Typed, has_time: bool, like: Mapping[str, Any] | None) -> 
     return body | _seed(typed)
 
 
-def _seed(typed: Typed) -> dict[str, Any]:
+def _seed(typed: BacktestForm) -> dict[str, Any]:
     seed = _number(typed.seed)
     return {} if seed in (0, "") else {"seed": seed}
 
@@ -112,7 +112,7 @@ def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"ours": [ours]} | ({} if features == "auto" else {"features": features})
 
 
-def proposed(decisions: list[str], columns: list[str], done: Mapping[str, str]) -> dict[str, str]:
+def propose_columns(decisions: list[str], columns: list[str], done: Mapping[str, str]) -> dict[str, str]:
     """Which column holds what was really decided, for each decision: as typed, by its name, or the only one."""
     only = columns[0] if len(columns) == len(decisions) == 1 else ""
     return {name: done.get(name, name if name in columns else only) for name in decisions}

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, Refused
-from app.pages.backtests.form import BASELINES, Typed, learned_like, proposed, request_of
-from app.pages.backtests.result import Result, asked_again
+from app.pages.api_client import Api, Call, ApiRefusal
+from app.pages.backtests.form import BASELINES, BacktestForm, learned_like, propose_columns, request_of
+from app.pages.backtests.result import BacktestView, repeat_call
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -36,33 +36,33 @@ async def list_backtests(request: Request, caller: Reader, cursor: str | None = 
 @router.get("/backtests/new")
 async def new_backtest(request: Request, caller: Reader) -> Response:
     api = Api(request)
-    return await _form(request, api, Typed.of(request.query_params))
+    return await _render_form(request, api, BacktestForm.of(request.query_params))
 
 
 @router.post("/backtests")
 async def create_backtest(request: Request, caller: Reader) -> Response:
-    form = await forms.submitted(request)
-    api, typed = Api(request), Typed.of(form)
-    there = await _there(api, typed)
+    form = await forms.read_form(request)
+    api, typed = Api(request), BacktestForm.of(form)
+    there = await _get_chosen(api, typed)
     try:
         job = await api.post("/v1/jobs", request_of(typed, there["has_time"], there["like"]))
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status in (401, 403):
             raise
-        return await _form(request, api, typed, refused)
+        return await _render_form(request, api, typed, refused)
     return see_other(f"/backtests/{job['id']}")
 
 
-async def _there(api: Api, typed: Typed) -> dict[str, Any]:
+async def _get_chosen(api: Api, typed: BacktestForm) -> dict[str, Any]:
     """What the form is about: the data set, the problem and the posterior that are chosen, as far as there are any."""
-    posterior = await _maybe(api, "posteriors", typed.posterior)
+    posterior = await _get_or_none(api, "posteriors", typed.posterior)
     if posterior is not None:
         typed.dataset = typed.dataset or posterior["dataset_id"] or ""
         typed.problem = typed.problem or posterior["problem_id"]
     dataset, problem = await asyncio.gather(
-        _maybe(api, "datasets", typed.dataset), _maybe(api, "problems", typed.problem)
+        _get_or_none(api, "datasets", typed.dataset), _get_or_none(api, "problems", typed.problem)
     )
-    job = None if posterior is None else await _maybe(api, "jobs", posterior["job_id"] or "")
+    job = None if posterior is None else await _get_or_none(api, "jobs", posterior["job_id"] or "")
     columns = [] if dataset is None else dataset["columns"]
     return {
         "dataset": dataset,
@@ -74,26 +74,26 @@ async def _there(api: Api, typed: Typed) -> dict[str, Any]:
     }
 
 
-async def _maybe(api: Api, kind: str, identifier: str) -> dict[str, Any] | None:
+async def _get_or_none(api: Api, kind: str, identifier: str) -> dict[str, Any] | None:
     """The object with this id; None if there is none, which the API says when the form is sent."""
     if not identifier:
         return None
     try:
         found: dict[str, Any] = await api.get(f"/v1/{kind}/{identifier}")
-    except Refused:
+    except ApiRefusal:
         return None
     return found
 
 
-async def _form(request: Request, api: Api, typed: Typed, refused: Refused | None = None) -> Response:
+async def _render_form(request: Request, api: Api, typed: BacktestForm, refused: ApiRefusal | None = None) -> Response:
     datasets, problems, posteriors = await asyncio.gather(
         *(api.get(f"/v1/{kind}", limit=OFFERED) for kind in ("datasets", "problems", "posteriors"))
     )
     if refused is None and not typed.posterior:
         await _propose(api, typed, datasets["items"], problems["items"])
-    there = await _there(api, typed)
+    there = await _get_chosen(api, typed)
     decisions = [] if there["problem"] is None else there["problem"]["decisions"]
-    typed.done = proposed(decisions, there["decision_columns"], typed.done)
+    typed.done = propose_columns(decisions, there["decision_columns"], typed.done)
     body = request_of(typed, there["has_time"], there["like"])
     return render(
         request,
@@ -110,7 +110,7 @@ async def _form(request: Request, api: Api, typed: Typed, refused: Refused | Non
     )
 
 
-async def _propose(api: Api, typed: Typed, datasets: list[dict[str, Any]], problems: list[dict[str, Any]]) -> None:
+async def _propose(api: Api, typed: BacktestForm, datasets: list[dict[str, Any]], problems: list[dict[str, Any]]) -> None:
     """Fill in the data set and the problem that were learned from last or, before that, the newest ones."""
     if typed.dataset and typed.problem:
         return
@@ -128,7 +128,7 @@ async def show_backtest(request: Request, caller: Reader, job_id: str) -> Respon
     job = await api.get(f"/v1/jobs/{job_id}")
     if job["kind"] != "backtest":
         return see_other(f"/jobs/{job_id}")
-    asked, ended = asked_again(job), job["state"] == "succeeded"
+    asked, ended = repeat_call(job), job["state"] == "succeeded"
     problem, dataset, named, (over_time, gone) = await asyncio.gather(
         api.get(f"/v1/problems/{job['problem_id']}"),
         api.get(f"/v1/datasets/{job['dataset_id']}"),
@@ -138,7 +138,7 @@ async def show_backtest(request: Request, caller: Reader, job_id: str) -> Respon
     if not ended:
         return render(request, "backtest_running.html", api=api, job=job, problem=problem, dataset=dataset, asked=asked)
     query = request.query_params
-    result = Result(job["summary"], over_time, named, query.get("against"), query.getlist("show"))
+    result = BacktestView(job["summary"], over_time, named, query.get("against"), query.getlist("show"))
     return render(
         request,
         "backtest.html",
@@ -155,7 +155,7 @@ async def show_backtest(request: Request, caller: Reader, job_id: str) -> Respon
 async def _named(api: Api, job: dict[str, Any]) -> dict[str, str]:
     """How posteriors that are compared are called, by their ids."""
     ids = job["spec"]["posteriors"]
-    found = await asyncio.gather(*(_maybe(api, "posteriors", one) for one in ids))
+    found = await asyncio.gather(*(_get_or_none(api, "posteriors", one) for one in ids))
     return {identifier: one["name"] for identifier, one in zip(ids, found, strict=True) if one is not None}
 
 
@@ -165,7 +165,7 @@ async def _over_time(api: Api, job_id: str, ended: bool) -> tuple[dict[str, Any]
         return None, ""
     try:
         return await api.get(f"/v1/jobs/{job_id}/backtest/over-time"), ""
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status != 409:
             raise
         return None, refused.detail
@@ -173,15 +173,15 @@ async def _over_time(api: Api, job_id: str, ended: bool) -> tuple[dict[str, Any]
 
 @router.post("/backtests/{job_id}/cancel")
 async def cancel_backtest(request: Request, caller: Reader, job_id: str) -> Response:
-    return await _told(request, job_id, "cancel")
+    return await _change_state(request, job_id, "cancel")
 
 
 @router.post("/backtests/{job_id}/retry")
 async def retry_backtest(request: Request, caller: Reader, job_id: str) -> Response:
-    return await _told(request, job_id, "retry")
+    return await _change_state(request, job_id, "retry")
 
 
-async def _told(request: Request, job_id: str, what: str) -> Response:
-    await forms.submitted(request)
+async def _change_state(request: Request, job_id: str, what: str) -> Response:
+    await forms.read_form(request)
     await Api(request).post(f"/v1/jobs/{job_id}/{what}")
     return see_other(f"/backtests/{job_id}")

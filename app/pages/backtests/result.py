@@ -22,7 +22,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Result:
+class BacktestView:
     """``summary`` is what the job tells of itself, ``over_time`` its course as long as the rows are kept, and ``named``
     the names of posteriors by id. The reader may choose the policy to sum up against (``wanted``) and those to draw
     (``show``)."""
@@ -171,7 +171,7 @@ class Result:
         lines = self.summary["over_time"]
         if not lines:
             return None
-        x, is_time = moments([line["from"] for line in lines])
+        x, is_time = parse_times([line["from"] for line in lines])
         series = [
             Series(self.label(name), [line["cost"][name] for line in lines], colour=number)
             for number, name in enumerate(self.shown)
@@ -193,7 +193,7 @@ class Result:
         if self.over_time is None or self.reference is None:
             return None
         told = next(one for one in self.over_time["differences"] if one["against"] == self.reference)
-        x, is_time = moments(self.over_time["ends"])
+        x, is_time = parse_times(self.over_time["ends"])
         series = [
             Series("95 % band", told["low"], "band", 0, told["high"]),
             Series("as dear as the other", [0.0] * len(x), colour=None, dashed=True),
@@ -216,7 +216,7 @@ def _line(is_time: bool) -> str:
     return "time" if is_time else "period"
 
 
-def moments(texts: Sequence[str]) -> tuple[list[float], bool]:
+def parse_times(texts: Sequence[str]) -> tuple[list[float], bool]:
     """Times as seconds since 1970, or numbers of periods as they are; and whether they are times."""
     try:
         return [float(text) for text in texts], False
@@ -224,7 +224,7 @@ def moments(texts: Sequence[str]) -> tuple[list[float], bool]:
         return [datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() for text in texts], True
 
 
-def asked_again(job: Json) -> Call:
+def repeat_call(job: Json) -> Call:
     """The request that asks for the same backtest: what it was asked for, without what is so by default."""
     spec = job["spec"]
     body: dict[str, Any] = {"kind": "backtest", "name": job["name"]}
@@ -232,17 +232,17 @@ def asked_again(job: Json) -> Call:
     if spec["posteriors"]:
         body["posteriors"] = spec["posteriors"]
     else:
-        body["ours"] = [_given(one) for one in spec["ours"]]
+        body["ours"] = [_drop_defaults(one) for one in spec["ours"]]
         body |= {name: spec[name] for name in ("baselines", "judged") if spec[name] is not None}
         body["splits"] = spec["splits"]
         if spec["features"] != "auto":
-            body["features"] = _given(spec["features"]) if isinstance(spec["features"], dict) else spec["features"]
+            body["features"] = _drop_defaults(spec["features"]) if isinstance(spec["features"], dict) else spec["features"]
     body |= {name: spec[name] for name in ("done", "seed") if spec[name]}
     return Call("POST", "/v1/jobs", body)
 
 
-def _given(options: Any) -> Any:
+def _drop_defaults(options: Any) -> Any:
     """Options without those that are left to the service."""
     if not isinstance(options, dict):
         return options
-    return {name: _given(value) for name, value in options.items() if value is not None}
+    return {name: _drop_defaults(value) for name, value in options.items() if value is not None}

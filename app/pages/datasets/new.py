@@ -18,7 +18,7 @@ from app.db.text import is_plain
 from app.http.errors import InvalidRequest
 from app.http.security import Reader, Trainer
 from app.pages import forms
-from app.pages.api_client import Api, Call, Refused
+from app.pages.api_client import Api, Call, ApiRefusal
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -58,25 +58,25 @@ async def _problem(api: Api, problem_id: str) -> Any:
 @router.post("/datasets/new/preview")
 async def preview(request: Request, caller: Reader) -> Response:
     """What a file holds, as a part of the page. Nothing of it is kept."""
-    form = await forms.submitted(request)
-    filename, content = await _file(form)
+    form = await forms.read_form(request)
+    filename, content = await _read_file(form)
     api = Api(request)
     about = await _problem(api, forms.text(form, "problem"))
     # A sheet that was chosen before belongs to the file that was chosen before.
     again = request.headers.get("hx-trigger-name") == "sheet"
     asked = {
         "sheet": forms.text(form, "sheet") if again else "",
-        "outcomes": joined(about["outcomes"] if about else []),
+        "outcomes": join_names(about["outcomes"] if about else []),
     }
     try:
         found = await api.upload("/v1/datasets/inspect", filename, content, asked)
-    except Refused as refused:
+    except ApiRefusal as refused:
         return render(request, "dataset_refused.html", refused.status, refused=refused)
-    chosen = Chosen(
+    chosen = ColumnChoices(
         [column["name"] for column in found["columns"]],
         [_use(column) for column in found["columns"]],
         {
-            "name": (forms.text(form, "name") if again else "") or _called(filename),
+            "name": (forms.text(form, "name") if again else "") or _default_name(filename),
             "sheet": asked["sheet"],
             "lead": "1",
             "missing": found["missing"],
@@ -100,41 +100,41 @@ async def preview(request: Request, caller: Reader) -> Response:
 @router.post("/datasets/new/call")
 async def call(request: Request, caller: Reader) -> Response:
     """How the same is sent without this page, with the roles as they are chosen now."""
-    form = await forms.submitted(request)
-    chosen = Chosen.of(form)
+    form = await forms.read_form(request)
+    chosen = ColumnChoices.of(form)
     return render(request, "dataset_call.html", upload=_call(forms.text(form, "filename") or "history.csv", chosen))
 
 
 @router.post("/datasets/new")
-async def keep(request: Request, caller: Reader) -> Response:
-    form = await forms.submitted(request)
-    filename, content = await _file(form)
-    chosen = Chosen.of(form)
+async def upload_dataset(request: Request, caller: Reader) -> Response:
+    form = await forms.read_form(request)
+    filename, content = await _read_file(form)
+    chosen = ColumnChoices.of(form)
     if not chosen.names:
         raise InvalidRequest.at(("file",), "wait until the file has been looked at, then say what its columns are")
     api = Api(request)
     try:
         made = await api.upload("/v1/datasets/upload", filename, content, chosen.fields(filename))
-    except Refused as refused:
+    except ApiRefusal as refused:
         return render(request, "dataset_said.html", refused.status, refused=refused, fields=FIELDS)
-    return went_to(request, f"/datasets/{made['id']}")
+    return redirect(request, f"/datasets/{made['id']}")
 
 
-def went_to(request: Request, address: str) -> Response:
+def redirect(request: Request, address: str) -> Response:
     """Where to look next, whether a form was sent by a script of the page or by the browser itself."""
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": address})
     return see_other(address)
 
 
-async def _file(form: FormData) -> tuple[str, bytes]:
+async def _read_file(form: FormData) -> tuple[str, bytes]:
     """The file of a form; of its name only what is shown as it is written."""
-    name, content = await forms.uploaded(form)
+    name, content = await forms.read_upload(form)
     plain = "".join(mark if is_plain(mark) else "_" for mark in PurePath(name.replace("\\", "/")).name)
     return plain[-_LONGEST_NAME:] or "history", content
 
 
-def _called(filename: str) -> str:
+def _default_name(filename: str) -> str:
     return PurePath(filename).stem.replace("_", " ").strip() or filename
 
 
@@ -149,7 +149,7 @@ def _use(column: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ColumnChoices:
     """The columns of a file with what they are to be used as, and the other choices of the form as they were typed."""
 
     names: list[str]
@@ -157,14 +157,14 @@ class Chosen:
     others: dict[str, str]
 
     @staticmethod
-    def of(form: FormData) -> Chosen:
+    def of(form: FormData) -> ColumnChoices:
         try:
             listed = json.loads(forms.text(form, "columns") or "[]")
         except ValueError:
             listed = []
         names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
         uses = [forms.text(form, f"use.{index}") for index in range(len(names))]
-        return Chosen(names, uses, {name: forms.text(form, name).strip() for name in FIELDS})
+        return ColumnChoices(names, uses, {name: forms.text(form, name).strip() for name in FIELDS})
 
     def used(self, *uses: str) -> list[str]:
         return [name for name, use in zip(self.names, self.uses, strict=True) if use in uses]
@@ -176,17 +176,17 @@ class Chosen:
             listed = " and ".join(f"'{name}'" for name in times[:5])
             detail = f"{listed} are both marked as time; a data set has one"
             errors = [{"pointer": "#/time", "detail": detail}]
-            raise Refused(422, {"status": 422, "title": "", "detail": detail, "errors": errors})
-        contexts = joined(self.used("context", "category"))
+            raise ApiRefusal(422, {"status": 422, "title": "", "detail": detail, "errors": errors})
+        contexts = join_names(self.used("context", "category"))
         return {
-            "name": self.others["name"] or _called(filename),
+            "name": self.others["name"] or _default_name(filename),
             # A comma alone means none: so many are too few, and the API says so.
-            "outcomes": joined(self.used("outcome")) or ",",
+            "outcomes": join_names(self.used("outcome")) or ",",
             "contexts": contexts or ",",
-            "categorical": joined(self.used("category")),
+            "categorical": join_names(self.used("category")),
             "time": "".join(times),
-            "series": joined(self.used("series")),
-            "decisions": joined(self.used("decision")),
+            "series": join_names(self.used("series")),
+            "decisions": join_names(self.used("decision")),
             "lead": "" if self.others["lead"] == "1" else self.others["lead"],
             "missing": "" if self.others["missing"] == "reject" else self.others["missing"],
             "unseen": "" if self.others["unseen"] == "reject" else self.others["unseen"],
@@ -194,16 +194,16 @@ class Chosen:
         }
 
 
-def _call(filename: str, chosen: Chosen) -> Call | None:
+def _call(filename: str, chosen: ColumnChoices) -> Call | None:
     """The upload as a call of the API, as far as the choices make one."""
     try:
         fields = chosen.fields(filename)
-    except Refused:
+    except ApiRefusal:
         return None
     return Call("POST", "/v1/datasets/upload", file=filename, fields={k: v for k, v in fields.items() if v})
 
 
-def joined(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names with commas between, in quotes where they hold commas themselves."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)

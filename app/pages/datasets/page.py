@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, Refused
+from app.pages.api_client import Api, Call, ApiRefusal
 from app.pages.datasets import new as dataset_new
 from app.pages.datasets import shown as dataset_shown
-from app.pages.datasets.new import went_to
+from app.pages.datasets.new import redirect
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -38,10 +38,10 @@ router.include_router(dataset_new.router)
 async def dataset_page(
     request: Request, dataset_id: str, caller: Reader, series: str = "", outcome: str = "", added: str = ""
 ) -> Response:
-    return await _page(request, dataset_id, series=series, outcome=outcome, added=added)
+    return await _render_dataset(request, dataset_id, series=series, outcome=outcome, added=added)
 
 
-async def _page(
+async def _render_dataset(
     request: Request,
     dataset_id: str,
     status: int = 200,
@@ -49,7 +49,7 @@ async def _page(
     series: str = "",
     outcome: str = "",
     added: str = "",
-    refused: Refused | None = None,
+    refused: ApiRefusal | None = None,
 ) -> Response:
     """A data set; ``refused`` says why something was not done with it."""
     api, at = Api(request), _address(dataset_id)
@@ -61,7 +61,7 @@ async def _page(
     )
     drawn = None
     if dataset["rows"] <= _DRAWN_AT_ONCE:
-        drawn = await _drawn(api, dataset, series, outcome)
+        drawn = await _charts(api, dataset, series, outcome)
         status = max(status, drawn["status"])
     return render(
         request,
@@ -70,7 +70,7 @@ async def _page(
         api=api,
         refused=refused,
         dataset=dataset,
-        verdict=dataset_shown.verdict(dataset, drawn["series_count"] if drawn else None),
+        verdict=dataset_shown.summary(dataset, drawn["series_count"] if drawn else None),
         added=int(added) if added.isdecimal() and len(added) < 10 else 0,
         rows=rows["items"],
         jobs=jobs,
@@ -93,18 +93,18 @@ async def drawn_part(
     """Charts and histograms, as a part of the page."""
     api = Api(request)
     dataset = await api.get(_address(dataset_id))
-    drawn = await _drawn(api, dataset, series, outcome)
+    drawn = await _charts(api, dataset, series, outcome)
     return render(request, "dataset_drawn.html", drawn["status"], dataset=dataset, drawn=drawn)
 
 
-async def _drawn(api: Api, dataset: dict[str, Any], series: str, outcome: str) -> dict[str, Any]:
+async def _charts(api: Api, dataset: dict[str, Any], series: str, outcome: str) -> dict[str, Any]:
     """What is to be drawn; of all series if the one that was asked for is not there, with a word on it."""
     at, wrong, status = f"{_address(dataset['id'])}/distribution", "", 200
     outcomes = [column["name"] for column in dataset["columns"] if column["role"] == "outcome"]
     shown = outcome if outcome in outcomes else outcomes[0] if len(outcomes) > dataset_shown.MOST_CHARTS else ""
     try:
         found = await api.get(at, series=series, outcome=shown)
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status != 422:
             raise
         wrong, status = refused.detail, 422
@@ -118,34 +118,34 @@ async def _drawn(api: Api, dataset: dict[str, Any], series: str, outcome: str) -
         "chosen": series,
         "outcomes": outcomes if len(outcomes) > dataset_shown.MOST_CHARTS else [],
         "outcome": shown,
-        "columns": dataset_shown.columns(dataset, found["columns"]),
-        "went": dataset_shown.went(over, dataset["columns"][0], count) if over else [],
+        "columns": dataset_shown.column_views(dataset, found["columns"]),
+        "went": dataset_shown.outcome_charts(over, dataset["columns"][0], count) if over else [],
     }
 
 
 @router.post("/datasets/{dataset_id}/rows")
 async def append(request: Request, dataset_id: str, caller: Reader) -> Response:
-    form = await forms.submitted(request)
-    filename, content = await forms.uploaded(form)
+    form = await forms.read_form(request)
+    filename, content = await forms.read_upload(form)
     api = Api(request)
     before = await api.get(_address(dataset_id))
     fields = {"sheet": forms.text(form, "sheet")}
     try:
         grown = await api.upload(f"{_address(dataset_id)}/rows/upload", filename, content, fields)
-    except Refused as refused:
+    except ApiRefusal as refused:
         if "hx-request" in request.headers:
             return render(request, "dataset_refused.html", refused.status, refused=refused)
-        return await _page(request, dataset_id, refused.status, refused=refused)
-    return went_to(request, f"/datasets/{grown['id']}?added={grown['rows'] - before['rows']}")
+        return await _render_dataset(request, dataset_id, refused.status, refused=refused)
+    return redirect(request, f"/datasets/{grown['id']}?added={grown['rows'] - before['rows']}")
 
 
 @router.post("/datasets/{dataset_id}/delete")
 async def delete(request: Request, dataset_id: str, caller: Reader) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     try:
         await Api(request).delete(_address(dataset_id))
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status != 409:
             raise
-        return await _page(request, dataset_id, 409, refused=refused)
+        return await _render_dataset(request, dataset_id, 409, refused=refused)
     return see_other("/datasets")

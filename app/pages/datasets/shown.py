@@ -21,16 +21,16 @@ ROLES = {
     "decision": "what was done",
 }
 # Columns with a histogram, and gaps that are told in words; more would make the page slow to read.
-MOST_COLUMNS, MOST_TOLD = 40, 6
+MOST_COLUMNS, MOST_GAPS = 40, 6
 # So many charts stand below each other; of more outcomes one is chosen.
 MOST_CHARTS = 3
 
 
-def many(count: int, word: str) -> str:
+def count_of(count: int, word: str) -> str:
     return f"{number(count, 9)} {word}{'' if count == 1 else 's'}"
 
 
-def every(column: dict[str, Any]) -> str:
+def spacing(column: dict[str, Any]) -> str:
     """How far times are apart: ``each day``, ``every 15 minutes``."""
     unit, step = column["unit"], column["step"]
     if unit == "period":
@@ -38,11 +38,11 @@ def every(column: dict[str, Any]) -> str:
     return f"each {unit}" if step == 1 else f"every {step} {unit}s"
 
 
-def verdict(dataset: dict[str, Any], series_count: int | None) -> str:
+def summary(dataset: dict[str, Any], series_count: int | None) -> str:
     """The data set in a sentence or two."""
     columns = dataset["columns"]
     time = next((column for column in columns if column["role"] == "time"), None)
-    said = many(dataset["rows"], "row")
+    said = count_of(dataset["rows"], "row")
     keys = [column for column in columns if column["role"] == "series"]
     if keys:
         named = " and ".join(column["name"] for column in keys)
@@ -50,8 +50,8 @@ def verdict(dataset: dict[str, Any], series_count: int | None) -> str:
         said += f" of {number(count, 9)} series (by {named})" if count else f" of series by {named}"
     if time is None:
         return f"{said} without a time column: their order means nothing. Revision {dataset['revision']}."
-    ahead = many(dataset["lead"] * (time["step"] or 1), time["unit"])
-    said += f", {every(time)} from {time['first']} to {time['last']}."
+    ahead = count_of(dataset["lead"] * (time["step"] or 1), time["unit"])
+    said += f", {spacing(time)} from {time['first']} to {time['last']}."
     return f"{said} A decision is made {ahead} ahead. Revision {dataset['revision']}."
 
 
@@ -59,7 +59,7 @@ def verdict(dataset: dict[str, Any], series_count: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class Bar:
+class HistogramBarView:
     """One bar of a small histogram: what it counts, and how many."""
 
     words: str
@@ -67,14 +67,14 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ColumnView:
     """A column as the page shows it: what it is in words, and its bars with the words at both ends of their axis."""
 
     name: str
     role: str
     holds: str
     missing: int
-    bars: Sequence[Bar] = ()
+    bars: Sequence[HistogramBarView] = ()
     ends: tuple[str, str] = ("", "")
     # rows with none of the values that have a bar
     others: int = 0
@@ -85,32 +85,32 @@ class Shown:
         if not self.bars:
             return ""
         top = max(self.bars, key=lambda bar: bar.count)
-        return f"How often {self.name} has which values; most often {top.words}, in {many(top.count, 'row')}"
+        return f"How often {self.name} has which values; most often {top.words}, in {count_of(top.count, 'row')}"
 
 
-def columns(dataset: dict[str, Any], counted: Sequence[dict[str, Any]]) -> list[Shown]:
+def column_views(dataset: dict[str, Any], counted: Sequence[dict[str, Any]]) -> list[ColumnView]:
     """All columns; those that were counted have bars."""
     found = {column["name"]: column for column in counted[:MOST_COLUMNS]}
-    return [_shown(profile, found.get(profile["name"])) for profile in dataset["columns"]]
+    return [_column_view(profile, found.get(profile["name"])) for profile in dataset["columns"]]
 
 
-def _shown(profile: dict[str, Any], counted: dict[str, Any] | None) -> Shown:
-    bars: list[Bar] = []
+def _column_view(profile: dict[str, Any], counted: dict[str, Any] | None) -> ColumnView:
+    bars: list[HistogramBarView] = []
     ends = ("", "")
     if counted is not None and counted["edges"] is not None:
         bars, ends = _bins(profile, counted["edges"], counted["counts"])
     elif counted is not None:
-        bars = [Bar(name, count) for name, count in zip(counted["categories"], counted["counts"], strict=True)]
+        bars = [HistogramBarView(name, count) for name, count in zip(counted["categories"], counted["counts"], strict=True)]
         ends = (_short(bars[0].words), _short(bars[-1].words) if len(bars) > 1 else "")
     others = counted["others"] if counted else 0
-    return Shown(profile["name"], ROLES[profile["role"]], _holds(profile), profile["missing"], bars, ends, others)
+    return ColumnView(profile["name"], ROLES[profile["role"]], _holds(profile), profile["missing"], bars, ends, others)
 
 
 def _short(text: str, most: int = 18) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _bins(profile: dict[str, Any], edges: Sequence[float], counts: Sequence[int]) -> tuple[list[Bar], tuple[str, str]]:
+def _bins(profile: dict[str, Any], edges: Sequence[float], counts: Sequence[int]) -> tuple[list[HistogramBarView], tuple[str, str]]:
     """Bars of numbers or times; a bin around one whole number is called by it."""
     dated = profile["role"] == "time" and profile["unit"] != "period"
     write = day if dated else number
@@ -119,21 +119,21 @@ def _bins(profile: dict[str, Any], edges: Sequence[float], counts: Sequence[int]
     else:
         spans = list(pairwise(edges))
     named = [write(low) if low == high else f"{write(low)} to {write(high)}" for low, high in spans]
-    bars = [Bar(name, count) for name, count in zip(named, counts, strict=True)]
+    bars = [HistogramBarView(name, count) for name, count in zip(named, counts, strict=True)]
     return bars, (write(spans[0][0]), write(spans[-1][1]) if spans[0][0] != spans[-1][1] else "")
 
 
 def _holds(profile: dict[str, Any]) -> str:
     kind = profile["kind"]
     if kind == "time":
-        return f"{profile['first']} to {profile['last']}, {every(profile)}"
+        return f"{profile['first']} to {profile['last']}, {spacing(profile)}"
     if kind == "key":
-        return many(profile["distinct"], "different value")
+        return count_of(profile["distinct"], "different value")
     if kind == "categorical":
         most = 6 if len(profile["categories"]) > 8 else 8
         named, rest = profile["categories"][:most], len(profile["categories"]) - most
         listed = ", ".join(_short(name, 30) for name in named) + (f" and {rest} more" if rest > 0 else "")
-        return f"{many(len(profile['categories']), 'category').replace('categorys', 'categories')}: {listed}"
+        return f"{count_of(len(profile['categories']), 'category').replace('categorys', 'categories')}: {listed}"
     if profile["minimum"] == profile["maximum"]:
         return f"always {number(profile['minimum'])}"
     return f"{number(profile['minimum'])} to {number(profile['maximum'])}, mean {number(profile['mean'])}"
@@ -143,23 +143,23 @@ def _holds(profile: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Went:
+class OutcomeChartView:
     """An outcome over time: its chart, and what is marked in it, in words."""
 
     chart: Chart
     told: list[str]
 
 
-def went(over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[Went]:
-    return [_went(outcome, over, time, series_count) for outcome in over["outcomes"]]
+def outcome_charts(over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[OutcomeChartView]:
+    return [_outcome_chart(outcome, over, time, series_count) for outcome in over["outcomes"]]
 
 
-def _went(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> Went:
+def _outcome_chart(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> OutcomeChartView:
     dated = time["unit"] != "period"
     place = _seconds if dated else float
     x = [place(text) for text in over["times"]]
     breaks = _breaks(x, [(place(gap["after"]), place(gap["before"])) for gap in over["gaps"]])
-    x, (mean, low, high) = _broken(x, [outcome["mean"], outcome["minimum"], outcome["maximum"]], breaks)
+    x, (mean, low, high) = _insert_breaks(x, [outcome["mean"], outcome["minimum"], outcome["maximum"]], breaks)
     ranged = any(count > 1 for count in over["rows"])
     series = [Series("lowest to highest", low, "band", 0, upper=high)] if ranged else []
     series.append(Series("mean" if ranged else outcome["name"], mean, colour=0))
@@ -176,7 +176,7 @@ def _went(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], s
         note=_note(over, time, series_count),
         extra={"hours": time["unit"] in ("minute", "hour") and over["periods"] < 24},
     )
-    return Went(chart, _told(outcome, over, time, series_count))
+    return OutcomeChartView(chart, _mark_texts(outcome, over, time, series_count))
 
 
 def _seconds(text: str) -> float:
@@ -196,7 +196,7 @@ def _breaks(x: Sequence[float], gaps: Sequence[tuple[float, float]]) -> list[tup
     return found
 
 
-def _broken(
+def _insert_breaks(
     x: Sequence[float], columns: Sequence[Sequence[float]], breaks: Sequence[tuple[int, float]]
 ) -> tuple[list[float], list[list[float | None]]]:
     """The points with one that is nothing in each break."""
@@ -212,7 +212,7 @@ def _broken(
 
 def _note(over: dict[str, Any], time: dict[str, Any], series_count: int) -> str:
     spans = over["periods"] * (time["step"] or 1)
-    each = f"a point for {'each ' + time['unit'] if spans == 1 else many(spans, time['unit'])}"
+    each = f"a point for {'each ' + time['unit'] if spans == 1 else count_of(spans, time['unit'])}"
     if over["series"] is not None:
         return f"{each}, {over['series']} alone"
     return f"{each}, all {number(series_count, 9)} series together" if series_count > 1 else each
@@ -223,7 +223,7 @@ def _gap_word(gap: dict[str, Any], time: dict[str, Any]) -> str:
 
 
 def _periods(gap: dict[str, Any], time: dict[str, Any]) -> str:
-    return many(gap["periods"] * (time["step"] or 1), time["unit"])
+    return count_of(gap["periods"] * (time["step"] or 1), time["unit"])
 
 
 def _shift_word(shift: dict[str, Any]) -> str:
@@ -234,7 +234,7 @@ def _shift_word(shift: dict[str, Any]) -> str:
     return f"{number(abs(moved), 3)} {higher}"
 
 
-def _told(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[str]:
+def _mark_texts(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[str]:
     """What is marked, in words."""
     told = [
         f"Since about {shift['since']} it is {_shift_word(shift)} than before: {number(shift['before'])} became "
@@ -242,9 +242,9 @@ def _told(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], s
         for shift in outcome["shifts"]
     ]
     gaps = over["gaps"]
-    for gap in sorted(gaps, key=lambda gap: -gap["periods"])[:MOST_TOLD]:
+    for gap in sorted(gaps, key=lambda gap: -gap["periods"])[:MOST_GAPS]:
         whose = f" of {number(gap['series'], 9)} series" if series_count > 1 and over["series"] is None else ""
         told.append(f"No rows{whose} after {gap['after']} and before {gap['before']}: {_periods(gap, time)}.")
-    if len(gaps) > MOST_TOLD:
-        told.append(f"{len(gaps) - MOST_TOLD} more gaps are shorter.")
+    if len(gaps) > MOST_GAPS:
+        told.append(f"{len(gaps) - MOST_GAPS} more gaps are shorter.")
     return told

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.pages.charts import Chart, Mark, Series
-from app.pages.decide.entries import MOST_HANDLES, Entry, Rule, entries_of, shown
+from app.pages.decide.entries import MOST_HANDLES, EntryView, EntryLimits, entries_of, largest_entries
 from app.pages.render import number
 
 # Up to so many outcomes each have a chart; more have a line in a table.
@@ -61,7 +61,7 @@ def money_of(prescription: Mapping[str, Any]) -> Money:
 
 
 @dataclass(frozen=True)
-class Happening:
+class OutcomeView:
     """What may become of one outcome."""
 
     name: str
@@ -73,22 +73,22 @@ class Happening:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecisionView:
     """Everything that the page says of one decision at once."""
 
     prescription: Mapping[str, Any]
-    entries: list[Entry]
+    entries: list[EntryView]
     money: Money
     costs: Chart | None
-    outcomes: list[Happening]
+    outcomes: list[OutcomeView]
 
     @property
     def status(self) -> str:
         return STATUS_WORDS[self.prescription["status"]]
 
     @property
-    def shown(self) -> list[Entry]:
-        return shown(self.entries)
+    def shown(self) -> list[EntryView]:
+        return largest_entries(self.entries)
 
     @property
     def is_large(self) -> bool:
@@ -143,12 +143,12 @@ class Decided:
         return sorted(found, key=lambda row: -row["binding_in"])[:_MOST_LINES]
 
 
-def decided(prescription: Mapping[str, Any], rules: Mapping[str, Rule]) -> Decided:
+def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimits]) -> DecisionView:
     """A prescription, opened by its scenarios and outcomes, ready to be shown."""
     money, told = money_of(prescription), prescription.get("scenarios")
     entries = entries_of(prescription, rules)
     if told is None:
-        return Decided(prescription, entries, money, None, [])
+        return DecisionView(prescription, entries, money, None, [])
     weights = told["weights"]
     costs = [money(cost) for cost in told["costs"]]
     marks = _marks(money(prescription["expected_cost"]), money.ends(prescription["cost_quantiles"]))
@@ -156,7 +156,7 @@ def decided(prescription: Mapping[str, Any], rules: Mapping[str, Rule]) -> Decid
     orders = {entry.name: entry.amount + entry.rule.stock for entry in entries}
     outcomes = [
         # An outcome that is served by the entry of its name is an amount of the same thing.
-        _happening(
+        _outcome_view(
             name,
             about,
             told["outcomes"][name],
@@ -165,7 +165,7 @@ def decided(prescription: Mapping[str, Any], rules: Mapping[str, Rule]) -> Decid
         )
         for name, about in list((prescription.get("outcomes") or {}).items())[:_MOST_LINES]
     ]
-    return Decided(prescription, entries, money, chart, outcomes)
+    return DecisionView(prescription, entries, money, chart, outcomes)
 
 
 def warnings_of(answer: Mapping[str, Any]) -> list[str]:
@@ -176,15 +176,15 @@ def warnings_of(answer: Mapping[str, Any]) -> list[str]:
     return [*own, *whole]
 
 
-def _happening(
+def _outcome_view(
     name: str, about: Mapping[str, Any], values: Sequence[float], weights: Sequence[float], order: float | None
-) -> Happening:
+) -> OutcomeView:
     low, high = about["quantiles"][_LOW], about["quantiles"][_HIGH]
     marks = _marks(about["mean"], (low, high))
     if order is not None:
         marks.append(Mark(order, "decision", colour=1))
     chart = histogram(name, values, weights, name, marks)
-    return Happening(name, about["mean"], low, high, about["service_level"], chart)
+    return OutcomeView(name, about["mean"], low, high, about["service_level"], chart)
 
 
 def _marks(mean: float | None, ends: tuple[float | None, float | None]) -> list[Mark]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
 from bco_core.problems.ready.kinds import READY
 
 # Up to so many entries each have a handle; of more there is a table, and a handle for one of them.
@@ -19,7 +19,7 @@ _POINTS = 25
 
 
 @dataclass(frozen=True)
-class Rule:
+class EntryLimits:
     """What the problem allows for an entry: bounds, and a step that amounts are multiples of."""
 
     minimum: float | None = None
@@ -30,13 +30,13 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Entry:
+class EntryView:
     """One entry of a decision, and what the single most plausible model would take in its place."""
 
     name: str
     amount: float
     alone: float | None
-    rule: Rule = Rule()
+    rule: EntryLimits = EntryLimits()
     # how far its handle goes
     low: float = 0.0
     high: float = 1.0
@@ -76,23 +76,23 @@ class Entry:
         return sorted(found | {self.amount})
 
 
-async def rules_of(api: Api, posterior: Mapping[str, Any]) -> dict[str, Rule]:
+async def get_limits(api: Api, posterior: Mapping[str, Any]) -> dict[str, EntryLimits]:
     """What the posterior's problem allows, by entry; nothing is known of a ready-made one whose problem is gone."""
     spec = posterior["problem"]
     if spec["kind"] in READY:
         try:
             spec = (await api.get(f"/v1/problems/{posterior['problem_id']}/compiled"))["spec"]
-        except Refused as refused:
+        except ApiRefusal as refused:
             if refused.status != 404:
                 raise
             return {}
-    return rules(spec)
+    return limits_of(spec)
 
 
-def rules(spec: Mapping[str, Any]) -> dict[str, Rule]:
+def limits_of(spec: Mapping[str, Any]) -> dict[str, EntryLimits]:
     if spec["kind"] == "newsvendor":
         return {
-            item["name"]: Rule(
+            item["name"]: EntryLimits(
                 item.get("minimum_order", 0.0),
                 item.get("maximum_order"),
                 item.get("pack_size") or (1.0 if item.get("integer") else None),
@@ -101,21 +101,21 @@ def rules(spec: Mapping[str, Any]) -> dict[str, Rule]:
             for item in spec["items"]
         }
     if spec["kind"] == "shipment":
-        return {source["name"]: Rule(0.0, source.get("maximum_order")) for source in spec["sources"]}
+        return {source["name"]: EntryLimits(0.0, source.get("maximum_order")) for source in spec["sources"]}
     if spec["kind"] in ("linear", "two_stage_linear"):
         return {
-            one["name"]: Rule(one.get("minimum", 0.0), one.get("maximum"), 1.0 if one.get("integer") else None)
+            one["name"]: EntryLimits(one.get("minimum", 0.0), one.get("maximum"), 1.0 if one.get("integer") else None)
             for one in spec["decisions"]
         }
-    return {asset["name"]: Rule(asset.get("minimum", 0.0), asset.get("maximum")) for asset in spec.get("assets", [])}
+    return {asset["name"]: EntryLimits(asset.get("minimum", 0.0), asset.get("maximum")) for asset in spec.get("assets", [])}
 
 
-def are_tied(spec: Mapping[str, Any]) -> bool:
+def share_constraints(spec: Mapping[str, Any]) -> bool:
     """Whether entries share rules, so that one is hardly moved without the others."""
     return spec["kind"] != "shipment" and (spec["kind"] != "newsvendor" or bool(spec.get("decision_rows")))
 
 
-def entries_of(prescription: Mapping[str, Any], known: Mapping[str, Rule]) -> list[Entry]:
+def entries_of(prescription: Mapping[str, Any], known: Mapping[str, EntryLimits]) -> list[EntryView]:
     """The entries of a decision, in its order; none where there is no decision."""
     decision: Mapping[str, float | None] = prescription["decision"]
     alone = prescription["map"]["decision"]
@@ -127,11 +127,11 @@ def entries_of(prescription: Mapping[str, Any], known: Mapping[str, Rule]) -> li
     demand = _demand(prescription)
     found = []
     for name, amount in amounts.items():
-        rule = known.get(name, Rule())
+        rule = known.get(name, EntryLimits())
         if name in bounds:
-            rule = Rule(bounds[name][0], bounds[name][1])
+            rule = EntryLimits(bounds[name][0], bounds[name][1])
         low, high = _reach(amount, rule, scale, demand.get(name, []))
-        found.append(Entry(name, amount + 0.0, alone.get(name), rule, low, high))
+        found.append(EntryView(name, amount + 0.0, alone.get(name), rule, low, high))
     return found
 
 
@@ -142,7 +142,7 @@ def _demand(prescription: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     return {name: values[name] for name, about in told.items() if about["service_level"] is not None and name in values}
 
 
-def _reach(amount: float, rule: Rule, scale: float, demand: Sequence[float]) -> tuple[float, float]:
+def _reach(amount: float, rule: EntryLimits, scale: float, demand: Sequence[float]) -> tuple[float, float]:
     """From where to where a handle goes: within the bounds, over all that may be worth a thought."""
     least = -math.inf if rule.minimum is None else rule.minimum
     most = math.inf if rule.maximum is None else rule.maximum
@@ -160,14 +160,14 @@ def _reach(amount: float, rule: Rule, scale: float, demand: Sequence[float]) -> 
     return max(math.floor(low / step) * step, least), min(math.ceil(high / step) * step, max(most, amount))
 
 
-def shown(entries: Sequence[Entry]) -> list[Entry]:
+def largest_entries(entries: Sequence[EntryView]) -> list[EntryView]:
     """The entries that a page shows: all in their order or, of many, the largest first."""
     if len(entries) <= MOST_HANDLES:
         return list(entries)
     return sorted(entries, key=lambda entry: -abs(entry.amount))[:MOST_SHOWN]
 
 
-def moved(entries: Sequence[Entry], amounts: Mapping[str, float]) -> list[Entry]:
+def with_amounts(entries: Sequence[EntryView], amounts: Mapping[str, float]) -> list[EntryView]:
     """The entries with other amounts; their handles reach as far as before."""
     return [replace(entry, amount=amounts.get(entry.name, entry.amount)) for entry in entries]
 

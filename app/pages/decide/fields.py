@@ -12,13 +12,13 @@ from typing import Any, Literal
 from starlette.datastructures import ImmutableMultiDict
 
 from app.http.errors import pointer
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
 from app.pages.render import number
 
 # Fields of a context have the name of their column after this, so that no column is mistaken for anything else.
 PREFIX = "c."
-Kind = Literal["date", "moment", "choice", "suggested", "yes", "number", "text"]
-Given = ImmutableMultiDict[str, Any]
+FieldKind = Literal["date", "moment", "choice", "suggested", "yes", "number", "text"]
+FormValues = ImmutableMultiDict[str, Any]
 
 # More categories than this are typed, with suggestions.
 _MOST_CHOICES = 40
@@ -32,11 +32,11 @@ _PERIODS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"
 
 
 @dataclass(frozen=True)
-class Field:
+class ContextField:
     """One column of a context: how it is asked for, and what stands there as text."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     value: str = ""
     hint: str = ""
     choices: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Field:
         return value_of(self.kind, self.value)
 
 
-def value_of(kind: Kind, text: str) -> Any:
+def value_of(kind: FieldKind, text: str) -> Any:
     """A text of a form or of a pasted table as the API takes it."""
     text = text.strip()
     if not text:
@@ -87,7 +87,7 @@ def number_of(text: str) -> float | int | str:
     return float(plain.replace(",", ".")) if _NUMBER.fullmatch(plain) else text
 
 
-def needed(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
+def context_columns(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The columns of a context, in order: what is known ahead and, where the posterior looks back, time and keys."""
     recipe = posterior["recipe"] or {}
     looks_back, listed = bool(recipe.get("recipe")), recipe.get("keys", {})
@@ -100,7 +100,7 @@ def needed(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [column for column in posterior["columns"] if is_needed(column)]
 
 
-def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> Kind:
+def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> FieldKind:
     if column["role"] == "time":
         return {"iso datetime": "moment", "period": "text"}.get(column["format"], "date")  # type: ignore[return-value]
     if column["kind"] in ("categorical", "key"):
@@ -110,42 +110,42 @@ def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> Kind:
     return "yes" if is_flag else "number"
 
 
-def kinds(posterior: Mapping[str, Any]) -> dict[str, Kind]:
+def field_kinds(posterior: Mapping[str, Any]) -> dict[str, FieldKind]:
     """How each column of a context is asked for."""
-    return {column["name"]: kind_of(column, _choices(posterior, column, [])) for column in needed(posterior)}
+    return {column["name"]: kind_of(column, _choices(posterior, column, [])) for column in context_columns(posterior)}
 
 
-def given_fields(posterior: Mapping[str, Any], given: Given) -> list[Field] | None:
+def read_fields(posterior: Mapping[str, Any], given: FormValues) -> list[ContextField] | None:
     """The fields as they were sent, without what only a form needs; None if one was not sent."""
     fields = []
-    for name, kind in kinds(posterior).items():
+    for name, kind in field_kinds(posterior).items():
         text = _last(given, PREFIX + name)
         if text is None:
             return None
-        fields.append(Field(name, kind, text))
+        fields.append(ContextField(name, kind, text))
     return fields
 
 
-def outside(posterior: Mapping[str, Any], fields: Sequence[Field]) -> list[str]:
+def out_of_range(posterior: Mapping[str, Any], fields: Sequence[ContextField]) -> list[str]:
     """Which numbers are beyond all that the history has, as sentences."""
     said, values = [], {field.name: field.sent() for field in fields}
-    for column in needed(posterior):
+    for column in context_columns(posterior):
         value, least, most = values.get(column["name"]), column["minimum"], column["maximum"]
         if isinstance(value, int | float) and least is not None and not least <= value <= most:
             said.append(f"{column['name']} is beyond the history, which has {number(least)} to {number(most)}")
     return said
 
 
-async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> tuple[list[Field], str]:
+async def form_fields(api: Api, posterior: Mapping[str, Any], given: FormValues) -> tuple[list[ContextField], str]:
     """All fields, filled with what was sent and else from the data set's last row, and where that comes from, as a
     sentence."""
     dataset, rows = await _history(api, posterior)
     where = "the last row of the history" if rows else "the middle of the history, whose rows are not here"
     source = f"Filled in from {where}. Change what is different."
-    if given_fields(posterior, given) is not None:
+    if read_fields(posterior, given) is not None:
         source = "As the address of this page has it."
     fields = []
-    for column in needed(posterior):
+    for column in context_columns(posterior):
         choices = _choices(posterior, column, rows)
         kind = kind_of(column, choices)
         newest = _same(column, dataset)
@@ -153,7 +153,7 @@ async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> t
         if text is None:
             text = _first_value(column, newest, kind, choices, rows, _lead(posterior, dataset))
         hint = _hint(column, newest, kind, _lead(posterior, dataset))
-        fields.append(Field(column["name"], kind, text, hint, choices))
+        fields.append(ContextField(column["name"], kind, text, hint, choices))
     return fields, source
 
 
@@ -162,11 +162,11 @@ async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, An
     if posterior["dataset_id"] is None:
         return None, []
     address = f"/v1/datasets/{posterior['dataset_id']}"
-    unlisted = any(column["role"] == "series" and not _choices(posterior, column, []) for column in needed(posterior))
+    unlisted = any(column["role"] == "series" and not _choices(posterior, column, []) for column in context_columns(posterior))
     try:
         dataset = await api.get(address)
         page = await api.get(f"{address}/rows", limit=_ROWS_OF_SERIES if unlisted else 1, last="true")
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status != 404:
             raise
         return None, []
@@ -199,14 +199,14 @@ def _choices(
 def _first_value(
     column: Mapping[str, Any],
     newest: Mapping[str, Any],
-    kind: Kind,
+    kind: FieldKind,
     choices: Sequence[str],
     rows: Sequence[dict[str, Any]],
     lead: int,
 ) -> str:
     """What stands in a field that nobody has filled in yet."""
     if column["role"] == "time":
-        return later(newest, lead)
+        return add_periods(newest, lead)
     last = rows[-1].get(column["name"]) if rows else None
     if last is not None:
         return _text(last)
@@ -220,7 +220,7 @@ def _text(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: Kind, lead: int) -> str:
+def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: FieldKind, lead: int) -> str:
     """What is usual in a field."""
     if column["role"] == "time":
         unit = _PERIODS.get(newest["unit"], "periods")
@@ -232,7 +232,7 @@ def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: Kind, lead
     return ""
 
 
-def later(column: Mapping[str, Any], periods: int) -> str:
+def add_periods(column: Mapping[str, Any], periods: int) -> str:
     """The last time of a column's history, so many periods later."""
     last, count = str(column["last"]), periods * (column["step"] or 1)
     if column["format"] == "period":
@@ -264,7 +264,7 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def _last(given: Given, key: str) -> str | None:
+def _last(given: FormValues, key: str) -> str | None:
     """What was sent last under a name: a box that is ticked comes after what stands for one that is not."""
     found = [value for value in given.getlist(key) if isinstance(value, str)]
     return found[-1] if found else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from app.pages.decide.query import Asked
+from app.pages.decide.query import DecideQuery
 from app.pages.error_pages import FRAGMENT
 from app.pages.render import render
 
@@ -17,8 +17,8 @@ def is_part(request: Request) -> bool:
     return FRAGMENT in request.headers and "hx-history-restore-request" not in request.headers
 
 
-def part(
-    request: Request, template: str, asked: Asked, posterior: Mapping[str, Any], status: int = 200, **given: Any
+def render_part(
+    request: Request, template: str, asked: DecideQuery, posterior: Mapping[str, Any], status: int = 200, **given: Any
 ) -> Response:
     """A piece of the page, or a page around it."""
     shown = template if is_part(request) else "decide_part.html"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.pages.decide.fields import Field, Given, number_of
+from app.pages.decide.fields import ContextField, FormValues, number_of
 from bco_core.policies import POLICIES
 
 # The worst one in twenty cases is what risk aversion looks at.
@@ -25,18 +25,18 @@ COMPARED = tuple(name for name, policy in POLICIES.items() if not policy.random)
 
 
 @dataclass(frozen=True)
-class Asked:
+class DecideQuery:
     """A context and how to decide for it. ``named`` is the posterior as the address has it, by id or alias."""
 
     named: str
-    fields: tuple[Field, ...]
+    fields: tuple[ContextField, ...]
     policy: str = ""
     risk: str = ""
 
     @staticmethod
-    def of(named: str, fields: list[Field], given: Given) -> Asked:
+    def of(named: str, fields: list[ContextField], given: FormValues) -> DecideQuery:
         risk = _text(given, "risk")
-        return Asked(named, tuple(fields), _text(given, "policy"), "" if risk in ("0", "0.0") else risk)
+        return DecideQuery(named, tuple(fields), _text(given, "policy"), "" if risk in ("0", "0.0") else risk)
 
     @property
     def api(self) -> str:
@@ -78,6 +78,6 @@ class Asked:
         return f"/posteriors/{quote(self.named, safe='')}/decide{part}"
 
 
-def _text(given: Given, name: str) -> str:
+def _text(given: FormValues, name: str) -> str:
     value = given.get(name, "")
     return value.strip() if isinstance(value, str) else ""

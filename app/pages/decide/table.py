@@ -15,10 +15,10 @@ from app.http.errors import InvalidRequest
 from app.http.security import Reader
 from app.http.tables import CSV, csv_pieces
 from app.pages import forms
-from app.pages.api_client import Api, Refused, sentence
+from app.pages.api_client import Api, ApiRefusal, sentence
 from app.pages.decide.answer import STATUS_WORDS, Money, money_of
-from app.pages.decide.fields import Kind, kinds, value_of
-from app.pages.decide.query import Asked
+from app.pages.decide.fields import FieldKind, field_kinds, value_of
+from app.pages.decide.query import DecideQuery
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -30,22 +30,22 @@ _MOST_ENTRIES = 8
 _QUANTILES = ("0.05", "0.25", "0.5", "0.75", "0.95")
 
 
-class Unreadable(Exception):
+class UnreadableTable(Exception):
     """Why a pasted table is none, as a sentence."""
 
 
 @dataclass(frozen=True)
-class Pasted:
+class PastedTable:
     """A table as it was pasted: its header, its rows, and where each column of a context is found in them."""
 
     header: list[str]
     rows: list[list[str]]
     places: dict[str, int]
 
-    def context(self, row: list[str], known: Mapping[str, Kind]) -> dict[str, Any]:
+    def context(self, row: list[str], known: Mapping[str, FieldKind]) -> dict[str, Any]:
         return {name: value_of(known[name], row[place]) for name, place in self.places.items()}
 
-    def as_csv(self, known: Mapping[str, Kind]) -> bytes:
+    def as_csv(self, known: Mapping[str, FieldKind]) -> bytes:
         """The table as the API takes it: commas between, numbers with points, columns by their own names. Rows of
         another length are filled up or cut."""
         names = {place: name for name, place in self.places.items()}
@@ -61,7 +61,7 @@ class Pasted:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRowView:
     """A row with its decision, or with why there is none."""
 
     cells: list[str]
@@ -81,16 +81,16 @@ class Line:
         return [] if self.told is None else list(self.told["warnings"])
 
 
-def read(text: str, known: Mapping[str, Kind]) -> Pasted:
+def parse_table(text: str, known: Mapping[str, FieldKind]) -> PastedTable:
     """The table in a text: separated by tabs, semicolons or commas, with a line of names above."""
     lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]
     if len(lines) < 2:
-        raise Unreadable("paste a line with the names of the columns and, below it, a line for each decision")
+        raise UnreadableTable("paste a line with the names of the columns and, below it, a line for each decision")
     separator = max("\t;,", key=lines[0].count)
     try:
         header, *rows = csv.reader(io.StringIO("\n".join(lines)), delimiter=separator)
     except csv.Error as error:
-        raise Unreadable(f"this is no table: {error}") from None
+        raise UnreadableTable(f"this is no table: {error}") from None
     header = [name.strip().removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") for name in header]
     by_name = {name.lower(): place for place, name in enumerate(header)} | {
         name: place for place, name in enumerate(header)
@@ -98,54 +98,54 @@ def read(text: str, known: Mapping[str, Kind]) -> Pasted:
     places = {name: by_name[key] for name in known for key in (name, name.lower()) if key in by_name}
     lacking = [name for name in known if name not in places]
     if lacking:
-        raise Unreadable(
+        raise UnreadableTable(
             f"the first line lacks {', '.join(lacking)}; it has to name {', '.join(known)}, in any order, and others "
             "may stand among them"
         )
-    return Pasted(header, [[cell.strip() for cell in row] for row in rows], places)
+    return PastedTable(header, [[cell.strip() for cell in row] for row in rows], places)
 
 
 @router.get("/posteriors/{named}/decide/table")
 async def form(named: str, request: Request, caller: Reader) -> Response:
     api = Api(request)
-    asked = Asked.of(named, [], request.query_params)
+    asked = DecideQuery.of(named, [], request.query_params)
     posterior = await api.get(asked.api)
-    return _shown(request, asked, posterior, "")
+    return _render_table(request, asked, posterior, "")
 
 
 @router.post("/posteriors/{named}/decide/table")
 async def decide_table(named: str, request: Request, caller: Reader) -> Response:
     """Decide for every row; the decisions are kept in the log, the same ones as a file are not kept again."""
-    given = await forms.submitted(request)
+    given = await forms.read_form(request)
     api = Api(request)
-    asked = Asked.of(named, [], given)
+    asked = DecideQuery.of(named, [], given)
     posterior = await api.get(asked.api)
     text, as_file = forms.text(given, "table"), forms.text(given, "as") == "csv"
-    known = kinds(posterior)
+    known = field_kinds(posterior)
     try:
         name, content = await _file(given)
         if content:
             if content[:4] in (b"PK\x03\x04", b"PAR1"):
                 return await _batch(api, asked, name, content)
             text = content.decode()
-        pasted = read(text, known)
+        pasted = parse_table(text, known)
         if len(pasted.rows) > MOST_ROWS:
             return await _batch(api, asked, "contexts.csv", pasted.as_csv(known))
-        answer, lines = await _decided(api, asked, pasted, known, kept=not as_file)
-    except (Unreadable, UnicodeDecodeError) as error:
+        answer, lines = await _decide_rows(api, asked, pasted, known, kept=not as_file)
+    except (UnreadableTable, UnicodeDecodeError) as error:
         wrong = "the file is neither text nor a workbook" if isinstance(error, UnicodeDecodeError) else str(error)
-        return _shown(request, asked, posterior, text[:200_000], 422, wrong=sentence(wrong) + ".")
-    except Refused as refused:
+        return _render_table(request, asked, posterior, text[:200_000], 422, wrong=sentence(wrong) + ".")
+    except ApiRefusal as refused:
         wrong = refused.detail
         if refused.status == 403:
             wrong = f"Up to {MOST_ROWS} rows are decided for here. More are a job, and this key may not start one."
-        return _shown(request, asked, posterior, text[:200_000], refused.status, wrong=wrong)
+        return _render_table(request, asked, posterior, text[:200_000], refused.status, wrong=wrong)
     if as_file:
-        body = b"".join(csv_pieces([_file_of(pasted, lines)]))
+        body = b"".join(csv_pieces([_decision_table(pasted, lines)]))
         headers = {"Content-Disposition": f'attachment; filename="decisions-{posterior["id"]}.csv"'}
         return Response(body, media_type=CSV, headers=headers)
     told = next((line.told for line in lines if line.told is not None), None)
-    return _shown(
+    return _render_table(
         request,
         asked,
         posterior,
@@ -162,22 +162,22 @@ async def decide_table(named: str, request: Request, caller: Reader) -> Response
 
 async def _file(given: Any) -> tuple[str, bytes]:
     try:
-        return await forms.uploaded(given)
+        return await forms.read_upload(given)
     except InvalidRequest:
         # Nothing was chosen; the text counts.
         return "", b""
 
 
-async def _batch(api: Api, asked: Asked, name: str, content: bytes) -> Response:
+async def _batch(api: Api, asked: DecideQuery, name: str, content: bytes) -> Response:
     """A job for a table that is too long to wait for."""
     fields = {"policy": asked.policy, "cvar_weight": asked.risk}
     job = await api.upload(f"{asked.api}/batch-prescriptions/upload", name, content, fields)
     return see_other(f"/jobs/{job['id']}")
 
 
-async def _decided(
-    api: Api, asked: Asked, pasted: Pasted, known: Mapping[str, Kind], *, kept: bool
-) -> tuple[Mapping[str, Any] | None, list[Line]]:
+async def _decide_rows(
+    api: Api, asked: DecideQuery, pasted: PastedTable, known: Mapping[str, FieldKind], *, kept: bool
+) -> tuple[Mapping[str, Any] | None, list[TableRowView]]:
     """The API's answer and every row with its own; no answer where no row can be decided for."""
     fitting = [row for row in pasted.rows if len(row) == len(pasted.header)]
     contexts = [pasted.context(row, known) for row in fitting]
@@ -187,7 +187,7 @@ async def _decided(
         try:
             answer = await api.post(f"{asked.api}/prescribe", body, kept=kept)
             found = [(told, "") for told in answer["prescriptions"]]
-        except Refused as refused:
+        except ApiRefusal as refused:
             reasons = _reasons(refused)
             if not reasons:
                 raise
@@ -197,14 +197,14 @@ async def _decided(
         if len(row) == len(pasted.header):
             told, reason = next(told_next)
             refused_here = told is not None and told["status"] == "refused"
-            lines.append(Line(row, None if refused_here else told, told["reason"] if refused_here else reason))
+            lines.append(TableRowView(row, None if refused_here else told, told["reason"] if refused_here else reason))
         else:
             words = f"this line has {len(row)} values, and the first line has {len(pasted.header)} names"
-            lines.append(Line(row[: len(pasted.header)], None, words))
+            lines.append(TableRowView(row[: len(pasted.header)], None, words))
     return answer, lines
 
 
-def _reasons(refused: Refused) -> dict[int, str]:
+def _reasons(refused: ApiRefusal) -> dict[int, str]:
     """Why each context is refused, where all are and that is all that is wrong; empty else."""
     reasons: dict[int, str] = {}
     for one in refused.problem.get("errors", []):
@@ -215,7 +215,7 @@ def _reasons(refused: Refused) -> dict[int, str]:
     return reasons
 
 
-def _file_of(pasted: Pasted, lines: list[Line]) -> pa.Table:
+def _decision_table(pasted: PastedTable, lines: list[TableRowView]) -> pa.Table:
     """The table with its decisions, in columns named as those of a batch."""
     told = [line.told or {} for line in lines]
     entries = next((list(one["decision"]) for one in told if one), [])
@@ -237,8 +237,8 @@ def _file_of(pasted: Pasted, lines: list[Line]) -> pa.Table:
     return pa.table(columns | {name: pa.array(values, pa.string()) for name, values in texts.items()})
 
 
-def _shown(
-    request: Request, asked: Asked, posterior: Mapping[str, Any], text: str, status: int = 200, **given: Any
+def _render_table(
+    request: Request, asked: DecideQuery, posterior: Mapping[str, Any], text: str, status: int = 200, **given: Any
 ) -> Response:
     told: dict[str, Any] = {
         "wrong": "",
@@ -256,7 +256,7 @@ def _shown(
         asked=asked,
         posterior=posterior,
         text=text,
-        columns=list(kinds(posterior)),
+        columns=list(field_kinds(posterior)),
         most_rows=MOST_ROWS,
         words=STATUS_WORDS,
         **told | {"money": Money(False)} | given,

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request, Response
 from app.http.errors import InvalidRequest
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
 from app.pages.charts import Chart, Mark, Series
 from app.pages.decide.answer import Money, money_of
-from app.pages.decide.entries import Entry, entries_of, rules_of
-from app.pages.decide.fields import Given, given_fields, number_of
-from app.pages.decide.parts import part
-from app.pages.decide.query import Asked
+from app.pages.decide.entries import EntryView, entries_of, get_limits
+from app.pages.decide.fields import FormValues, read_fields, number_of
+from app.pages.decide.parts import render_part
+from app.pages.decide.query import DecideQuery
 from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)
@@ -30,7 +30,7 @@ _MOST_ANEW = 12
 _SECONDS = 20
 
 
-class Compared(NamedTuple):
+class ComparisonView(NamedTuple):
     """One thing about two decisions."""
 
     words: str
@@ -40,7 +40,7 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tried:
+class WhatIfView:
     """A decision of the planner's own beside ours."""
 
     ours: Mapping[str, Any]
@@ -79,20 +79,20 @@ class Tried:
         return found[:_MOST_ANEW]
 
     @property
-    def lines(self) -> list[Compared]:
+    def lines(self) -> list[ComparisonView]:
         """What is said of both."""
         money, ours, yours = self.money, self.ours, self.yours
         our_ends, ends = money.ends(ours["cost_quantiles"]), money.ends(yours["cost_quantiles"])
         found = [
-            Compared(f"expected {money.word}", money(ours["expected_cost"]), money(yours["expected_cost"])),
-            Compared("in 5 % of cases below", our_ends[0], ends[0]),
-            Compared("in 5 % of cases above", our_ends[1], ends[1]),
-            Compared("mean of the worst 5 %", money(ours["cvar_95"]), money(yours["cvar_95"])),
+            ComparisonView(f"expected {money.word}", money(ours["expected_cost"]), money(yours["expected_cost"])),
+            ComparisonView("in 5 % of cases below", our_ends[0], ends[0]),
+            ComparisonView("in 5 % of cases above", our_ends[1], ends[1]),
+            ComparisonView("mean of the worst 5 %", money(ours["cvar_95"]), money(yours["cvar_95"])),
         ]
         for name, level in (ours["service_level"] or {}).items():
-            found.append(Compared(f"{name}: served in full", level, yours["service_level"][name], is_share=True))
+            found.append(ComparisonView(f"{name}: served in full", level, yours["service_level"][name], is_share=True))
         if yours["feasibility"] is not None:
-            found.append(Compared("rules kept", ours["feasibility"], yours["feasibility"], is_share=True))
+            found.append(ComparisonView("rules kept", ours["feasibility"], yours["feasibility"], is_share=True))
         return found
 
 
@@ -101,7 +101,7 @@ def verdict(yours: Mapping[str, Any], our_cost: float | None, money: Money) -> s
     regret, error = yours["regret"], yours["regret_standard_error"]
     if regret is None:
         return yours["reason"] or "What it would cost cannot be said: in some scenario nothing mends it."
-    if not plain(regret, abs(our_cost or 0.0)):
+    if not drop_rounding(regret, abs(our_cost or 0.0)):
         return f"It {'brings' if money.is_value else 'costs'} the same as ours."
     more, less = ("brings {} less", "brings {} more") if money.is_value else ("costs {} more", "costs {} less")
     amount = (more if regret > 0 else less).format(number(abs(regret)))
@@ -112,21 +112,21 @@ def verdict(yours: Mapping[str, Any], our_cost: float | None, money: Money) -> s
     return f"On average it {amount} than ours ({margin}); in {worse} of cases it is worse."
 
 
-def plain(difference: float | None, size: float) -> float | None:
+def drop_rounding(difference: float | None, size: float) -> float | None:
     """A difference of costs of some size, without what rounding alone has left of one."""
     return 0.0 if difference is not None and abs(difference) <= 1e-6 * size else difference
 
 
-async def asked_again(api: Api, named: str, given: Given) -> tuple[Asked, Mapping[str, Any]]:
+async def read_query(api: Api, named: str, given: FormValues) -> tuple[DecideQuery, Mapping[str, Any]]:
     """What the page has asked for, out of a form that it has made itself; and the posterior."""
-    posterior = await api.get(Asked(named, ()).api)
-    fields = given_fields(posterior, given)
+    posterior = await api.get(DecideQuery(named, ()).api)
+    fields = read_fields(posterior, given)
     if fields is None:
         raise InvalidRequest.at(("contexts",), "this form lacks columns of the context; open the page again")
-    return Asked.of(named, fields, given), posterior
+    return DecideQuery.of(named, fields, given), posterior
 
 
-def amounts(given: Given) -> dict[str, Any]:
+def amounts(given: FormValues) -> dict[str, Any]:
     """The entries that a form has, as numbers where they are, and None where they are left to us."""
     found = {}
     for key, text in given.multi_items():
@@ -135,7 +135,7 @@ def amounts(given: Given) -> dict[str, Any]:
     return found
 
 
-async def whole(api: Api, asked: Asked, given: Given) -> dict[str, Any]:
+async def tried_decision(api: Api, asked: DecideQuery, given: FormValues) -> dict[str, Any]:
     """The decision that is tried: what the form has and, for what it has not, ours or what goes best with it."""
     mine = amounts(given)
     if given.get("rest") == "free":
@@ -150,31 +150,31 @@ async def whole(api: Api, asked: Asked, given: Given) -> dict[str, Any]:
 @router.post("/posteriors/{named}/decide/evaluate")
 async def try_decision(named: str, request: Request, caller: Reader) -> Response:
     """What a decision of the planner's own would cost, beside ours. It is not kept in the log."""
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     api = Api(request)
-    asked, posterior = await asked_again(api, named, form)
-    decision = await whole(api, asked, form)
+    asked, posterior = await read_query(api, named, form)
+    decision = await tried_decision(api, asked, form)
     body = asked.body(alternatives=[{"name": YOURS, "decision": decision}], time_limit_seconds=_SECONDS)
     try:
         answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
-    except Refused as refused:
-        return part(
+    except ApiRefusal as refused:
+        return render_part(
             request, "decide_mine.html", asked, posterior, refused.status, refused=refused, tried=None, asking=[]
         )
     found = answer["evaluations"][0]
-    tried = Tried(
+    tried = WhatIfView(
         found["ours"], found["alternatives"][0], money_of(found["ours"]), answer["policy"], "risk" in asked.options()
     )
-    return part(request, "decide_mine.html", asked, posterior, tried=tried, asking=api.calls[-1:])
+    return render_part(request, "decide_mine.html", asked, posterior, tried=tried, asking=api.calls[-1:])
 
 
 @router.post("/posteriors/{named}/decide/curve")
 async def curve(named: str, request: Request, caller: Reader) -> Response:
     """The cost over all amounts of one entry, the others as they are or as they go best with it."""
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     api = Api(request)
-    asked, posterior = await asked_again(api, named, form)
-    rules = await rules_of(api, posterior)
+    asked, posterior = await read_query(api, named, form)
+    rules = await get_limits(api, posterior)
     body = asked.body(include=["scenarios", "outcomes"])
     ours = (await api.post(f"{asked.api}/prescribe", body, kept=False))["prescriptions"][0]
     entries = {entry.name: entry for entry in entries_of(ours, rules)}
@@ -187,15 +187,15 @@ async def curve(named: str, request: Request, caller: Reader) -> Response:
     body = asked.body(alternatives=tries, time_limit_seconds=_SECONDS)
     try:
         answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
-    except Refused as refused:
-        return part(
+    except ApiRefusal as refused:
+        return render_part(
             request, "decide_curve.html", asked, posterior, refused.status, refused=refused, chart=None, asking=[]
         )
     chart = _curve(entry, points, answer["evaluations"][0], money_of(ours))
-    return part(request, "decide_curve.html", asked, posterior, chart=chart, entry=entry, asking=api.calls[-1:])
+    return render_part(request, "decide_curve.html", asked, posterior, chart=chart, entry=entry, asking=api.calls[-1:])
 
 
-def _curve(entry: Entry, points: list[float], found: Mapping[str, Any], money: Money) -> Chart:
+def _curve(entry: EntryView, points: list[float], found: Mapping[str, Any], money: Money) -> Chart:
     told = found["alternatives"]
     ends = [money.ends(one["cost_quantiles"]) for one in told]
     expected = [money(one["expected_cost"]) for one in told]

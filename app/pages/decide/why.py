@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
 from app.pages.decide.answer import money_of
-from app.pages.decide.parts import part
-from app.pages.decide.what_if import asked_again
+from app.pages.decide.parts import render_part
+from app.pages.decide.what_if import read_query
 from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)
@@ -26,7 +26,7 @@ _MOST_SWITCHES = 12
 
 
 @dataclass(frozen=True)
-class Bar:
+class ContributionView:
     """What one column adds to a prediction; ``left`` and ``width`` place its bar between 0 and 100."""
 
     name: str
@@ -37,13 +37,13 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Driven:
+class AttributionView:
     """The prediction of an outcome, taken apart."""
 
     name: str
     base: float
     prediction: float
-    bars: list[Bar]
+    bars: list[ContributionView]
     middle: float
     adds_up: bool
 
@@ -56,23 +56,23 @@ class Driven:
 async def why(named: str, request: Request, caller: Reader) -> Response:
     """The reasons for a decision, as far as they can be told."""
     api = Api(request)
-    asked, posterior = await asked_again(api, named, request.query_params)
+    asked, posterior = await read_query(api, named, request.query_params)
     gone = ""
     body = asked.body(include=["sensitivity", "neighbours"], neighbours=_NEIGHBOURS)
     try:
         try:
             answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
-        except Refused as refused:
+        except ApiRefusal as refused:
             # Without the rows that were learned from there are no days like this one to show.
             if refused.status != 409:
                 raise
             gone = refused.detail
             answer = await api.post(f"{asked.api}/prescribe", asked.body(include=["sensitivity"]), kept=False)
-    except Refused as refused:
-        return part(request, "decide_why.html", asked, posterior, refused.status, refused=refused, asking=[])
+    except ApiRefusal as refused:
+        return render_part(request, "decide_why.html", asked, posterior, refused.status, refused=refused, asking=[])
     found = answer["prescriptions"][0]
     told, neighbours = found["sensitivity"], found.get("neighbours")
-    return part(
+    return render_part(
         request,
         "decide_why.html",
         asked,
@@ -89,7 +89,7 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
     )
 
 
-def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[Driven]:
+def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[AttributionView]:
     found = []
     for name, one in list(told["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
         if one["base"] is None or one["prediction"] is None:
@@ -98,7 +98,7 @@ def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[Driven
         low, high = min([0.0, *amounts.values()]), max([0.0, *amounts.values()])
         span = (high - low) or 1.0
         bars = [
-            Bar(
+            ContributionView(
                 column,
                 _value(context.get(column)),
                 amount,
@@ -110,7 +110,7 @@ def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[Driven
         left = one["prediction"] - one["base"] - sum(amounts.values())
         tolerance = 1e-6 * max(1.0, abs(one["prediction"]))
         adds_up = abs(left) <= tolerance or abs(left - (one["residual"] or 0.0)) <= tolerance
-        found.append(Driven(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
+        found.append(AttributionView(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
     return found
 
 
@@ -128,7 +128,7 @@ def _moves(told: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping
         units = _units(spread.get(name))
         moved = {entry: None if amount is None else units * amount for entry, amount in one["decision"].items()}
         cost = None if one["expected_cost"] is None else units * one["expected_cost"]
-        sentences.append((f"{number(units)} more {name}", _changed(moved, cost, found)))
+        sentences.append((f"{number(units)} more {name}", _describe_change(moved, cost, found)))
     return sentences
 
 
@@ -142,7 +142,7 @@ def _units(spread: float | None) -> float:
 def _switches(told: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """What another value of a column would change."""
     return [
-        (name, _yes(value), _changed(one["decision"], one["expected_cost"], found))
+        (name, _yes(value), _describe_change(one["decision"], one["expected_cost"], found))
         for name, values in told["switches"].items()
         for value, one in list(values.items())[:_MOST_SWITCHES]
     ]
@@ -152,7 +152,7 @@ def _yes(value: str) -> str:
     return {"true": "yes", "false": "no"}.get(value, value)
 
 
-def _changed(moved: Mapping[str, float | None], cost: float | None, found: Mapping[str, Any]) -> str:
+def _describe_change(moved: Mapping[str, float | None], cost: float | None, found: Mapping[str, Any]) -> str:
     """``0.8 more croissants, 1.2 fewer loaves; expected cost 0.5 lower``."""
     size = max((abs(amount) for amount in found["decision"].values() if amount is not None), default=1.0)
     known = {name: amount for name, amount in moved.items() if amount is not None and abs(amount) > 1e-4 * size}

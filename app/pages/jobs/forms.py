@@ -9,7 +9,7 @@ from typing import Any
 from starlette.datastructures import FormData
 
 from app.pages import forms
-from app.pages.problems.forms import as_number, parsed
+from app.pages.problems.forms import as_number, parse_json
 
 # Choices with their words, the default first.
 METHODS = {
@@ -64,7 +64,7 @@ PLACES = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobFormView:
     """The form as it was filled in, the request that it makes, and what keeps it from making one, by field."""
 
     given: dict[str, str]
@@ -72,17 +72,17 @@ class Asked:
     wrong: dict[str, str] = field(default_factory=dict)
 
 
-def first(problem: str, dataset: str, name: str = "") -> Asked:
+def empty_form(problem: str, dataset: str, name: str = "") -> JobFormView:
     """The form before anything is filled in."""
-    return _asked(dict.fromkeys(FIELDS, "") | DEFAULTS | {"problem_id": problem, "dataset_id": dataset, "name": name})
+    return _job_form(dict.fromkeys(FIELDS, "") | DEFAULTS | {"problem_id": problem, "dataset_id": dataset, "name": name})
 
 
-def asked(form: FormData) -> Asked:
+def read_job_form(form: FormData) -> JobFormView:
     given = {name: forms.text(form, name) for name in FIELDS}
-    return _asked({name: value or DEFAULTS.get(name, "") for name, value in given.items()})
+    return _job_form({name: value or DEFAULTS.get(name, "") for name, value in given.items()})
 
 
-def _asked(given: dict[str, str]) -> Asked:
+def _job_form(given: dict[str, str]) -> JobFormView:
     """What is as it would be anyway is left out, so that the request is as short as somebody would write it."""
     wrong: dict[str, str] = {}
     body: dict[str, Any] = {name: given[name].strip() for name in ("name", "problem_id", "dataset_id")}
@@ -102,13 +102,13 @@ def _asked(given: dict[str, str]) -> Asked:
     body["seed"] = as_number(given["seed"])
     if given["time_limit"].strip():
         body["time_limit_seconds"] = as_number(given["time_limit"])
-    return Asked(given, body, wrong)
+    return JobFormView(given, body, wrong)
 
 
 def _options(text: str, name: str, wrong: dict[str, str]) -> dict[str, Any]:
     if not text.strip():
         return {}
-    value, why = parsed(text)
+    value, why = parse_json(text)
     if why:
         wrong[name] = why
         return {}

@@ -10,11 +10,11 @@ from app.pages.charts import Chart, Mark, Number, Series
 
 Json = Mapping[str, Any]
 # So many points of a log tell more than the trace of the last fit alone.
-_TELLING = 6
+_ENOUGH_POINTS = 6
 _CHAINS_SHOWN = 7
 
 
-def figures_in(lines: Sequence[Json]) -> list[dict[str, float]]:
+def log_figures(lines: Sequence[Json]) -> list[dict[str, float]]:
     """The figures of a log, in order, since the job was last asked to run again."""
     found: list[dict[str, float]] = []
     for line in lines:
@@ -24,7 +24,7 @@ def figures_in(lines: Sequence[Json]) -> list[dict[str, float]]:
     return found
 
 
-def charts_of(figures: Sequence[Json], diagnostics: Json | None, method: str) -> list[Chart]:
+def training_charts(figures: Sequence[Json], diagnostics: Json | None, method: str) -> list[Chart]:
     """Charts of a job that learns; empty ones while nothing is known yet."""
     diagnostics = diagnostics or {}
     chains = (diagnostics.get("chains") or {}).get("trace") or []
@@ -36,7 +36,7 @@ def charts_of(figures: Sequence[Json], diagnostics: Json | None, method: str) ->
     if any("part" in one for one in told):
         return _members(told)
     trace = diagnostics.get("trace") or []
-    return _epochs(told if len(told) >= _TELLING or not trace else trace)
+    return _epochs(told if len(told) >= _ENOUGH_POINTS or not trace else trace)
 
 
 def _loss(trace: Sequence[Json], chain: int) -> list[tuple[float, float]]:
@@ -54,7 +54,7 @@ def _by_part(figures: Sequence[Json], along: str, what: str) -> dict[int, list[t
 
 def _chains(by_chain: Mapping[int, Sequence[tuple[float, float]]]) -> Chart:
     shown = dict(list(by_chain.items())[:_CHAINS_SHOWN])
-    x, series = _together(shown, "chain")
+    x, series = _align(shown, "chain")
     return Chart(
         "Cost that each chain has met",
         x,
@@ -68,22 +68,22 @@ def _chains(by_chain: Mapping[int, Sequence[tuple[float, float]]]) -> Chart:
 
 def _members(figures: Sequence[Json]) -> list[Chart]:
     """Members that learn apart, each from its own rows."""
-    x, costs = _together(_by_part(figures, "epoch", "validation_cost"), "member")
-    at, divergences = _together(_by_part(figures, "epoch", "kl"), "member")
+    x, costs = _align(_by_part(figures, "epoch", "validation_cost"), "member")
+    at, divergences = _align(_by_part(figures, "epoch", "kl"), "member")
     return [_cost_chart(x, costs), _divergence_chart(at, divergences)]
 
 
-def _together(lines: Mapping[int, Sequence[tuple[float, float]]], word: str) -> tuple[list[float], list[Series]]:
+def _align(lines: Mapping[int, Sequence[tuple[float, float]]], word: str) -> tuple[list[float], list[Series]]:
     """Lines with points of their own over one axis; in between two of its points a line is straight."""
     x = sorted({at for points in lines.values() for at, _ in points})
     series = [
-        Series(f"{word} {part}", [_between(points, at) for at in x], colour=place % 7)
+        Series(f"{word} {part}", [_interpolate(points, at) for at in x], colour=place % 7)
         for place, (part, points) in enumerate(lines.items())
     ]
     return x, series
 
 
-def _between(points: Sequence[tuple[float, float]], at: float) -> Number:
+def _interpolate(points: Sequence[tuple[float, float]], at: float) -> Number:
     for (left, low), (right, high) in pairwise(points):
         if left <= at <= right:
             return low + (high - low) * (at - left) / (right - left)
@@ -127,7 +127,7 @@ def _last_fit(points: Sequence[Json]) -> int:
 def _in_view(series: Sequence[Series]) -> list[float] | None:
     """From where to where to look: the first epochs may be far above all that matters later."""
     values = sorted(value for one in series for value in one.values if value is not None)
-    if len(values) < _TELLING:
+    if len(values) < _ENOUGH_POINTS:
         return None
     low, usual = values[0], values[int(0.8 * (len(values) - 1))]
     high = low + 1.5 * (usual - low)

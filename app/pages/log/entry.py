@@ -10,17 +10,17 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from app.pages.api_client import Call
-from app.pages.format import in_a_line, written
+from app.pages.format import one_line, format_value
 
 # Contexts and columns that a page shows of a call that has many.
 MOST_ROWS, MOST_COLUMNS = 50, 10
-OUTCOME, REALLY_DONE = "outcome.", "done."
+OUTCOME, ACTUAL = "outcome.", "done."
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntryView:
     """A record of the log, the posterior that has answered, None if it was deleted, and the context looked at."""
 
     record: Json
@@ -97,8 +97,8 @@ class Entry:
             found.append(
                 {
                     "index": index,
-                    "cells": [written(context[name]) if name in context else "" for name in self.columns],
-                    "decision": in_a_line(answer["decision"], 3),
+                    "cells": [format_value(context[name]) if name in context else "" for name in self.columns],
+                    "decision": one_line(answer["decision"], 3),
                     "status": answer["status"],
                     "expected_cost": answer["expected_cost"],
                     "realised": None if happened is None else happened["realised_cost"],
@@ -178,7 +178,7 @@ class Entry:
 def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dict[str, Any]:
     """What a form says of one context, as the API takes it; empty fields say nothing."""
     row: dict[str, Any] = {"index": index}
-    for field, prefix in (("outcomes", OUTCOME), ("done", REALLY_DONE)):
+    for field, prefix in (("outcomes", OUTCOME), ("done", ACTUAL)):
         told = {name.removeprefix(prefix): number_of(text) for name, text in values.items() if name.startswith(prefix)}
         if told := {name: value for name, value in told.items() if value != ""}:
             row[field] = told
@@ -205,7 +205,7 @@ def _rounded(value: Any) -> Any:
     return round(value) if isinstance(value, float) else value
 
 
-def place(kind: str, name: str) -> str:
+def pointer_of(kind: str, name: str) -> str:
     """Where the API says what is wrong with a field: the request has one row."""
     field = "outcomes" if kind == OUTCOME else "done"
     return f"#/rows/0/{field}/{name.replace('~', '~0').replace('/', '~1')}"

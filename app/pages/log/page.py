@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Refused, sentence
-from app.pages.format import in_a_line, written
-from app.pages.log.entry import OUTCOME, REALLY_DONE, Entry, outcome_request, place
+from app.pages.api_client import Api, ApiRefusal, sentence
+from app.pages.format import one_line, format_value
+from app.pages.log.entry import OUTCOME, ACTUAL, LogEntryView, outcome_request, pointer_of
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -34,12 +34,12 @@ async def list_log(request: Request, caller: Reader) -> Response:
         "until": _moment(typed["until"], days=1),
         "has_outcome": {"yes": "true", "no": "false"}.get(typed["outcome"], typed["outcome"]),
     }
-    refused: Refused | None = None
+    refused: ApiRefusal | None = None
     kept: dict[str, Any] = {"items": [], "next_cursor": None}
     posteriors, status = await asyncio.gather(api.get("/v1/posteriors", limit=OFFERED), api.get("/v1/status"))
     try:
         kept = await api.get("/v1/prescriptions", limit=LISTED, cursor=query.get("cursor"), first="true", **wanted)
-    except Refused as error:
+    except ApiRefusal as error:
         if error.status != 422:
             raise
         refused = error
@@ -53,7 +53,7 @@ async def list_log(request: Request, caller: Reader) -> Response:
         typed=typed,
         is_filtered=bool(chosen),
         kept=kept,
-        rows=[_said(one) for one in kept["items"]],
+        rows=[_row_view(one) for one in kept["items"]],
         posteriors=posteriors["items"],
         names={one["id"]: one["name"] for one in posteriors["items"]},
         is_on=status["log_prescriptions"],
@@ -75,71 +75,71 @@ def _export(chosen: dict[str, str], kind: str) -> str:
     return f"/v1/prescriptions/export?{httpx.QueryParams(chosen | {'format': kind})}"
 
 
-def _said(one: dict[str, Any]) -> dict[str, Any]:
+def _row_view(one: dict[str, Any]) -> dict[str, Any]:
     first = one["first"] or {"context": {}, "decision": {}, "expected_cost": None}
     return one | {
-        "context": in_a_line(first["context"]),
-        "decision": in_a_line(first["decision"]),
+        "context": one_line(first["context"]),
+        "decision": one_line(first["decision"]),
         "expected_cost": first["expected_cost"],
     }
 
 
 @router.get("/log/{prescription_id}")
 async def show_entry(request: Request, caller: Reader, prescription_id: str) -> Response:
-    return await _entry(request, Api(request), prescription_id, _index(request.query_params.get("context", "0")))
+    return await _render_entry(request, Api(request), prescription_id, _index(request.query_params.get("context", "0")))
 
 
 @router.post("/log/{prescription_id}/outcome")
 async def record_outcome(request: Request, caller: Reader, prescription_id: str) -> Response:
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     api, index = Api(request), _index(forms.text(form, "context"))
-    values = {name: forms.text(form, name) for name in form if name.startswith((OUTCOME, REALLY_DONE))}
+    values = {name: forms.text(form, name) for name in form if name.startswith((OUTCOME, ACTUAL))}
     replace = bool(forms.text(form, "replace"))
     try:
         await api.post(f"/v1/prescriptions/{prescription_id}/outcome", outcome_request(index, values, replace))
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status not in (409, 422):
             raise
-        return await _entry(request, api, prescription_id, index, refused=refused, values=values)
+        return await _render_entry(request, api, prescription_id, index, refused=refused, values=values)
     return see_other(f"/log/{prescription_id}?context={index}#later")
 
 
 @router.post("/log/{prescription_id}/reproduce")
 async def reproduce(request: Request, caller: Reader, prescription_id: str) -> Response:
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     api, index = Api(request), _index(forms.text(form, "context"))
     try:
         again = await api.post(f"/v1/prescriptions/{prescription_id}/reproduce")
-    except Refused as refused:
+    except ApiRefusal as refused:
         if refused.status not in (409, 503):
             raise
         again = {"refused": refused.detail}
-    return await _entry(request, api, prescription_id, index, again=again)
+    return await _render_entry(request, api, prescription_id, index, again=again)
 
 
-async def _entry(
+async def _render_entry(
     request: Request,
     api: Api,
     prescription_id: str,
     index: int,
     *,
-    refused: Refused | None = None,
+    refused: ApiRefusal | None = None,
     values: dict[str, str] | None = None,
     again: dict[str, Any] | None = None,
 ) -> Response:
     record = await api.get(f"/v1/prescriptions/{prescription_id}")
     try:
         posterior = await api.get(f"/v1/posteriors/{record['posterior_id']}")
-    except Refused as gone:
+    except ApiRefusal as gone:
         if gone.status != 404:
             raise
         posterior = None
-    entry = Entry(record, posterior, min(index, record["contexts"] - 1))
+    entry = LogEntryView(record, posterior, min(index, record["contexts"] - 1))
     kinds = (
         (OUTCOME, "What happened", entry.outcome_names),
-        (REALLY_DONE, "What was really done", entry.decision_names),
+        (ACTUAL, "What was really done", entry.decision_names),
     )
-    shown = [place(kind, name) for kind, _, names in kinds for name in names]
+    shown = [pointer_of(kind, name) for kind, _, names in kinds for name in names]
     return render(
         request,
         "log_entry.html",
@@ -149,15 +149,15 @@ async def _entry(
         entry=entry,
         values=values,
         again=again,
-        place=place,
+        place=pointer_of,
         kinds=kinds,
         unplaced=_unplaced(refused, shown),
-        in_a_line=in_a_line,
-        written=written,
+        in_a_line=one_line,
+        written=format_value,
     )
 
 
-def _unplaced(refused: Refused | None, shown: list[str]) -> list[str]:
+def _unplaced(refused: ApiRefusal | None, shown: list[str]) -> list[str]:
     """What is wrong, but not with a field that is shown."""
     if refused is None:
         return []

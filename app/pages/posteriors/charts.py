@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from app.pages.charts import Chart, Interval, Intervals, Mark, Series
-from app.pages.posteriors.figures import MARGIN, Estimate, Json, estimate, finite, lines, numbers, part, value
-from app.pages.posteriors.forward_charts import Plateaus
+from app.pages.posteriors.figures import MARGIN, EstimateView, Json, estimate, finite, lines, numbers, part, value
+from app.pages.posteriors.forward_charts import LevelChart
 from app.pages.render import number, percent
 
 _SIDE = 200
@@ -132,7 +132,7 @@ def candidates(told: Json) -> list[Intervals]:
 
 def _by_error(table: list[Json]) -> Intervals:
     """Predictors that competed by how well they predict, before chains began."""
-    found = [(line, estimate(line, "squared_error") or Estimate(math.nan)) for line in table]
+    found = [(line, estimate(line, "squared_error") or EstimateView(math.nan)) for line in table]
     rows = [
         Interval(
             kind_words(str(line.get("predictor", ""))),
@@ -174,7 +174,7 @@ def _selection(table: Sequence[Json], name: str, used: str) -> list[Interval]:
         label = str(line.get(name, ""))
         words = [] if of is None else [f"costs {number(of.mean)}"]
         words += ["chosen"] * bool(line.get("chosen")) + ["decides"] * (label == used and not line.get("chosen"))
-        drawn = more or Estimate(math.nan)
+        drawn = more or EstimateView(math.nan)
         rows.append(Interval(label, finite(drawn.mean), drawn.low, drawn.high, ", ".join(words), strong=label == used))
     return rows
 
@@ -218,7 +218,7 @@ def pit(told: Json) -> Chart | None:
     doubt = MARGIN * 100 * math.sqrt((1 / count) * (1 - 1 / count) / rows) if rows else 0.0
     names = [f"{round(100 * one / count)}–{round(100 * (one + 1) / count)} %" for one in range(count)]
     low, high = max(0.0, usual - doubt), usual + doubt
-    return Plateaus(
+    return LevelChart(
         "Where outcomes fell in what was predicted",
         list(range(count)),
         [

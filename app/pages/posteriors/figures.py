@@ -13,7 +13,7 @@ CLEAR, MARGIN = 2.5, 2.0
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EstimateView:
     """A mean; ``error`` is its standard error, None where that is not known."""
 
     mean: float
@@ -33,9 +33,9 @@ class Estimate:
         return None if self.margin is None else self.mean + self.margin
 
     @property
-    def turned(self) -> Estimate:
+    def turned(self) -> EstimateView:
         """The same with the other sign."""
-        return Estimate(-self.mean, self.error)
+        return EstimateView(-self.mean, self.error)
 
     @property
     def chance(self) -> str:
@@ -68,10 +68,10 @@ def value(told: Any, *path: str) -> float | None:
     return float(found)
 
 
-def estimate(told: Any, *path: str) -> Estimate | None:
+def estimate(told: Any, *path: str) -> EstimateView | None:
     """The mean with its standard error at a path."""
     mean = value(told, *path, "mean")
-    return None if mean is None else Estimate(mean, value(told, *path, "standard_error"))
+    return None if mean is None else EstimateView(mean, value(told, *path, "standard_error"))
 
 
 def lines(told: Any, *path: str) -> list[Json]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.pages.charts import Chart, Number, Series
-from app.pages.posteriors.figures import MARGIN, Estimate, Json, estimate, finite, lines, part, value
+from app.pages.posteriors.figures import MARGIN, EstimateView, Json, estimate, finite, lines, part, value
 from app.pages.render import number
 from bco_core.errors import InvalidInput
 from bco_core.features.calendar import Clock
@@ -19,7 +19,7 @@ _HEIGHT = 200
 
 
 @dataclass(frozen=True)
-class Plateaus(Chart):
+class LevelChart(Chart):
     """A chart of levels that hold from one x to another; the table has a row for each of them."""
 
     heads: Sequence[str] = ()
@@ -76,20 +76,20 @@ def periods(recipe: Json | None) -> str:
 def over_time(told: Json, recipe: Json | None) -> list[Chart]:
     """Promised and realised cost by stretch of time, and how often costs were above what was promised at most."""
     axis = _Axis(clock_of(recipe))
-    found = _held(lines(told, "forward", "stretches"), "from_period", "to_period", axis)
+    found = _forward_lines(lines(told, "forward", "stretches"), "from_period", "to_period", axis)
     when = "time" if axis.is_time else "period"
     return found.charts("over time", when, ("from", "to")) if found.spans else []
 
 
 def by_distance(told: Json, recipe: Json | None) -> list[Chart]:
     """The same by how far ahead of the last known row it was decided."""
-    found = _held(lines(told, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
+    found = _forward_lines(lines(told, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
     label = f"{periods(recipe)} after the last row that was known"
     return found.charts("by distance ahead", label, ("from", "to")) if found.spans else []
 
 
 @dataclass(frozen=True)
-class _Held:
+class _ForwardLines:
     """Lines of a judgement forward in time, each over a span of the axis."""
 
     axis: _Axis
@@ -97,7 +97,7 @@ class _Held:
     told: list[Json]
 
     def charts(self, words: str, label: str, heads: tuple[str, str]) -> list[Chart]:
-        costs = [estimate(line, "cost") or Estimate(math.nan) for line in self.told]
+        costs = [estimate(line, "cost") or EstimateView(math.nan) for line in self.told]
         promised = [value(line, "promised") for line in self.told]
         above = [value(line, "above_95") for line in self.told]
         rows = [value(line, "rows") or 0.0 for line in self.told]
@@ -112,7 +112,7 @@ class _Held:
             "extra": {"hours": True} if self.axis.has_hours else {},
         }
         return [
-            Plateaus(
+            LevelChart(
                 title=f"Promised and realised cost {words}",
                 note="The band is two standard errors either side of what was realised.",
                 y_label="mean cost",
@@ -134,7 +134,7 @@ class _Held:
                 ],
                 **shared,
             ),
-            Plateaus(
+            LevelChart(
                 title=f"Costs above the promised 95 % limit {words}",
                 note="One in twenty belongs there.",
                 y_label="% of the rows",
@@ -167,14 +167,14 @@ class _Held:
         return [self.axis.text(value(line, "to_period") or 0.0) for line in self.told]
 
 
-def _held(told: list[Json], first: str, last: str, axis: _Axis) -> _Held:
+def _forward_lines(told: list[Json], first: str, last: str, axis: _Axis) -> _ForwardLines:
     kept, spans = [], []
     for line in told:
         begin, end = value(line, first), value(line, last)
         if begin is not None and end is not None:
             spans.append((axis.place(begin), axis.place(end)))
             kept.append(line)
-    return _Held(axis, spans, kept)
+    return _ForwardLines(axis, spans, kept)
 
 
 def _twice(values: Sequence[Number]) -> list[Number]:

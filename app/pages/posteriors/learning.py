@@ -11,7 +11,7 @@ from app.pages.charts import Chart, Mark, Series
 from app.pages.posteriors.figures import Json, lines, numbers, part, value
 from app.pages.render import number, percent
 
-_HEIGHT = 200
+_LOW_HEIGHT = 200
 _COLOURS = 7
 _BOUNDS = {
     "lemma": "PAC-Bayes, as in the paper",
@@ -54,11 +54,11 @@ def traces(told: Json) -> list[Chart]:
     for title, label, series in drawn:
         known = [one for one in series if any(height is not None for height in one.values)]
         if known:
-            charts.append(Chart(title, epochs, known, "epoch", label, height=_HEIGHT))
+            charts.append(Chart(title, epochs, known, "epoch", label, height=_LOW_HEIGHT))
     return charts
 
 
-def stopped(told: Json) -> str:
+def stopping_text(told: Json) -> str:
     """When members stopped, in a sentence."""
     best = part(told, "best_epochs")
     epochs = [one for row in best if isinstance(row, list) for one in row] if isinstance(best, list) else []
@@ -78,7 +78,7 @@ def stopped(told: Json) -> str:
     return " ".join(words)
 
 
-def agreement(told: Json) -> str:
+def agreement_text(told: Json) -> str:
     """How far members agree, in a sentence."""
     count, effective = value(told, "members", "count"), value(told, "members", "effective")
     if count is None:
@@ -98,7 +98,7 @@ def _count(count: int, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class Mixing:
+class MixingView:
     """A row of the table of chains: how some quantity mixed."""
 
     name: str
@@ -117,12 +117,12 @@ class Mixing:
         return {"ok": "mixed", "warn": "nearly mixed", "bad": "not mixed"}.get(self.tone, "not known")
 
 
-def mixing(told: Json) -> list[Mixing]:
+def mixing(told: Json) -> list[MixingView]:
     found = []
     for name, words in (("loss", "cost of decisions"), ("predictions", "predictions")):
         if isinstance(part(told, "chains", name), Mapping):
             figures = (value(told, "chains", name, one) for one in ("r_hat", "ess_bulk", "ess_tail"))
-            found.append(Mixing(words, *figures))
+            found.append(MixingView(words, *figures))
     return found
 
 
@@ -184,7 +184,7 @@ def temperatures(told: Json) -> tuple[list[str], list[list[Any]]]:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class CertificateView:
     """What is certified, in words, with its terms; without a bound, why there is none."""
 
     bound: float | None
@@ -195,20 +195,20 @@ class Certificate:
     notes: tuple[str, ...] = ()
 
 
-def certificate(told: Json) -> Certificate | None:
+def certificate(told: Json) -> CertificateView | None:
     given = part(told, "certificate")
     if not isinstance(given, Mapping) or not given:
         return None
     bound, confidence = value(given, "bound"), value(given, "confidence")
     if bound is None:
         why = str(given.get("reason") or "it is not said why")
-        return Certificate(None, sentence(why if why.endswith(".") else f"{why}."))
+        return CertificateView(None, sentence(why if why.endswith(".") else f"{why}."))
     sure = f"With a confidence of {percent(confidence)}, decisions" if confidence else "Decisions"
     words = f"{sure} cost at most {number(bound)} on average, in contexts like those of the history."
     if given.get("vacuous"):
         words = _VACUOUS
     bounds, best = part(given, "bounds"), given.get("by")
-    return Certificate(
+    return CertificateView(
         bound,
         words,
         bool(given.get("vacuous")),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
 from app.pages.charts import Chart, Series
 from app.pages.posteriors.figures import Json, lines, part, value
-from app.pages.posteriors.forward_charts import Plateaus
+from app.pages.posteriors.forward_charts import LevelChart
 
 # So many of the latest rows are drawn from, and so many drawn: each takes some predictions for every column.
 _LATEST, _DRAWN = 120, 12
@@ -22,7 +22,7 @@ STARTING = 503
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverView:
     """A column and how much it moves an outcome on average; ``width`` is that beside the largest, up to 100."""
 
     name: str
@@ -32,16 +32,16 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class Drivers:
+class DriversView:
     rows: int
     latest: int
-    outcomes: list[tuple[str, list[Driver]]]
+    outcomes: list[tuple[str, list[DriverView]]]
     # told once: how the shares are computed, and what they are beside
     method: str = ""
     baseline: str = ""
 
 
-async def drivers(api: Api, posterior: Json) -> Drivers:
+async def drivers(api: Api, posterior: Json) -> DriversView:
     """Mean absolute Shapley values of the context columns over some of the latest rows of the data set."""
     columns = [column for column in posterior["columns"] if column["role"] in _NEEDED]
     path = f"/v1/datasets/{posterior['dataset_id']}/rows"
@@ -53,7 +53,7 @@ async def drivers(api: Api, posterior: Json) -> Drivers:
     told = [found for one in answer["prescriptions"] if (found := part(one, "sensitivity", "attribution"))]
     roles = {column["name"]: column["role"] for column in columns}
     names = list(told[0]["outcomes"]) if told else []
-    return Drivers(
+    return DriversView(
         len(told),
         len(latest),
         [(name, _ranked([part(one, "outcomes", name, "contributions") for one in told], roles)) for name in names],
@@ -68,7 +68,7 @@ def _by_time(rows: list[dict[str, Any]], columns: Iterable[Json]) -> list[dict[s
     return rows if time is None else sorted(rows, key=lambda row: row[time])
 
 
-def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[Driver]:
+def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverView]:
     sizes: dict[str, list[float]] = {}
     for one in contributions:
         for name in one or {}:
@@ -78,11 +78,11 @@ def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[Driver]:
     means = {name: sum(found) / len(found) for name, found in sizes.items()}
     most = max(means.values(), default=0.0) or 1.0
     ordered = sorted(means.items(), key=lambda one: -one[1])
-    return [Driver(name, roles.get(name, ""), size, round(100 * size / most, 2)) for name, size in ordered]
+    return [DriverView(name, roles.get(name, ""), size, round(100 * size / most, 2)) for name, size in ordered]
 
 
 @dataclass(frozen=True)
-class Since:
+class MonitoringView:
     """How promises have held since, by one source: what is said, and a chart where there is something to draw."""
 
     words: str
@@ -103,7 +103,7 @@ _SOURCES = {
 }
 
 
-async def since(api: Api, posterior: Json) -> list[Since]:
+async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
     """What later rows and the log say; what the API refuses is said with its sentence."""
     found = []
     for source, words in _SOURCES.items():
@@ -111,14 +111,14 @@ async def since(api: Api, posterior: Json) -> list[Since]:
             continue
         try:
             told = await api.get(f"/v1/posteriors/{posterior['id']}/drift", source=source)
-        except Refused as refused:
+        except ApiRefusal as refused:
             if refused.status == STARTING:
                 raise
-            found.append(Since(words, "", refused.detail, None, 0, None))
+            found.append(MonitoringView(words, "", refused.detail, None, 0, None))
             continue
         chart = _stretches(told, words) if len(lines(told, "stretches")) > 1 else None
         found.append(
-            Since(words, told["verdict"], told["sentence"], told["overall"], int(told.get("left_out") or 0), chart)
+            MonitoringView(words, told["verdict"], told["sentence"], told["overall"], int(told.get("left_out") or 0), chart)
         )
     return found
 
@@ -134,14 +134,14 @@ def _stretches(told: Json, words: str) -> Chart:
         places = [float(index + half) for index in range(len(table)) for half in (0, 1)]
     cells = [
         [
-            places[2 * index] if is_time else number_of(index),
-            str(line.get("last") or "")[:16] if is_time else number_of(index),
+            places[2 * index] if is_time else stretch_name(index),
+            str(line.get("last") or "")[:16] if is_time else stretch_name(index),
             *(value(line, name) for name in ("rows", "promised", "realised", "ratio")),
             _share(line),
         ]
         for index, line in enumerate(table)
     ]
-    return Plateaus(
+    return LevelChart(
         title="Promised and realised cost since",
         note=f"{words}.",
         x=places,
@@ -159,7 +159,7 @@ def _stretches(told: Json, words: str) -> Chart:
     )
 
 
-def number_of(index: int) -> str:
+def stretch_name(index: int) -> str:
     return f"stretch {index + 1}"
 
 

@@ -24,7 +24,7 @@ _METHODS = {
 
 
 @dataclass(frozen=True)
-class Origin:
+class ProvenanceView:
     """A fact; ``word`` is a word that explains itself, ``link`` where there is more, ``code`` for what is copied."""
 
     name: str
@@ -35,13 +35,13 @@ class Origin:
     code: bool = False
 
 
-def origin(posterior: Any, told: Any, dataset: Any, job: Any) -> list[Origin]:
+def provenance(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
     """All that is known, in the order in which one asks."""
     found = [*_data(posterior, told, dataset, job), *_learning(posterior, told, job), *_features(posterior)]
-    found.append(Origin("Digest of the posterior", posterior["digest"], word="digest", code=True))
+    found.append(ProvenanceView("Digest of the posterior", posterior["digest"], word="digest", code=True))
     versions = part(told, "origin", "versions")
     if isinstance(versions, dict) and versions:
-        found.append(Origin("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
+        found.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
     return found
 
 
@@ -51,50 +51,50 @@ def revision_of(posterior: Any, told: Any, job: Any) -> float | None:
     return noted or value(job, "spec", "revision")
 
 
-def _data(posterior: Any, told: Any, dataset: Any, job: Any) -> list[Origin]:
+def _data(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
     if dataset is None:
-        return [Origin("Data", "not here", "the posterior was imported, or its data set is gone")]
+        return [ProvenanceView("Data", "not here", "the posterior was imported, or its data set is gone")]
     revision, newest = revision_of(posterior, told, job), dataset["revision"]
     rows = value(posterior, "recipe", "rows")
     words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"learned from {number(rows, 9)} rows"
     left_out = value(posterior, "recipe", "left_out")
     words += f", {number(left_out, 9)} left out that have nothing before them" if left_out else ""
-    found = [Origin("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
+    found = [ProvenanceView("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
     if revision is not None:
         later = "the newest" if revision == newest else f"the newest is {newest}"
-        found.append(Origin("Revision", number(revision, 9), later, word="revision"))
+        found.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
     digest = part(told, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
     if digest:
-        found.append(Origin("Digest of the data", digest, word="digest", code=True))
+        found.append(ProvenanceView("Digest of the data", digest, word="digest", code=True))
     return found
 
 
-def _learning(posterior: Any, told: Any, job: Any) -> list[Origin]:
+def _learning(posterior: Any, told: Any, job: Any) -> list[ProvenanceView]:
     description = posterior["description"]
     method, why = str(part(told, "method") or ""), str(part(told, "inference_reason") or "")
-    found = [Origin("Method", _METHODS.get(method, method or "not known"), why)]
+    found = [ProvenanceView("Method", _METHODS.get(method, method or "not known"), why)]
     predictor = str(part(description, "predictor", "kind") or "")
     if predictor:
         trees = part(description, "predictor", "features", "kind") == "boosted"
-        found.append(Origin("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
+        found.append(ProvenanceView("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
     family = str(part(description, "family") or "")
     if family:
-        found.append(Origin("Family of the posterior", _FAMILIES.get(family, family)))
-    found.append(Origin("What counts", posterior["loss_meaning"] or posterior["loss"]))
+        found.append(ProvenanceView("Family of the posterior", _FAMILIES.get(family, family)))
+    found.append(ProvenanceView("What counts", posterior["loss_meaning"] or posterior["loss"]))
     seed = value(description, "seed")
     if seed is not None:
-        found.append(Origin("Seed", str(int(seed)), word="seed"))
+        found.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
     temperature = value(told, "inverse_temperature")
     if temperature is not None:
         scale = value(told, "cost_scale")
         units = "" if scale is None else f"for costs divided by {number(scale)}"
-        found.append(Origin("Inverse temperature", number(temperature), units, word="inverse temperature"))
-    found.append(Origin("Stored draws", number(posterior["particles"], 9)))
+        found.append(ProvenanceView("Inverse temperature", number(temperature), units, word="inverse temperature"))
+    found.append(ProvenanceView("Stored draws", number(posterior["particles"], 9)))
     found += _before(told, job)
     if job is not None:
-        found.append(Origin("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
+        found.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
     else:
-        found.append(Origin("Job", "not here", "the posterior was imported"))
+        found.append(ProvenanceView("Job", "not here", "the posterior was imported"))
     return found
 
 
@@ -103,7 +103,7 @@ def _took(job: Any) -> str:
     return "" if attempts == 1 else f"begun {attempts} times"
 
 
-def _before(told: Any, job: Any) -> list[Origin]:
+def _before(told: Any, job: Any) -> list[ProvenanceView]:
     """The posterior that it was learned on from."""
     before = part(told, "update", "from_posterior")
     if not before:
@@ -113,10 +113,10 @@ def _before(told: Any, job: Any) -> list[Origin]:
     if part(job, "spec", "from_posterior", "as_prior"):
         forgotten = value(job, "spec", "from_posterior", "forgetting") or 0.0
         words += ", as the prior" + (f", {percent(forgotten)} of it forgotten" if forgotten else "")
-    return [Origin("Learned on from", str(before), words, link=f"/posteriors/{before}")]
+    return [ProvenanceView("Learned on from", str(before), words, link=f"/posteriors/{before}")]
 
 
-def _features(posterior: Any) -> list[Origin]:
+def _features(posterior: Any) -> list[ProvenanceView]:
     """The recipe of features of time, in words."""
     recipe = part(posterior, "recipe", "recipe")
     if not isinstance(recipe, dict):
@@ -135,11 +135,11 @@ def _features(posterior: Any) -> list[Origin]:
     words += [f"public holidays of {recipe['holidays']}"] * bool(recipe.get("holidays"))
     keys = part(posterior, "recipe", "keys")
     words += [f"series by {', '.join(keys)}"] * bool(keys)
-    found = [Origin("Features of time", "; ".join(words) or "none")]
+    found = [ProvenanceView("Features of time", "; ".join(words) or "none")]
     lead = value(recipe, "lead")
     if lead is not None:
-        found.append(Origin("Decided ahead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead"))
+        found.append(ProvenanceView("Decided ahead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead"))
     until, clock = value(posterior, "recipe", "learned_until"), clock_of(posterior["recipe"])
     if until is not None and clock is not None:
-        found.append(Origin("Last row learned from", clock.text(int(until))))
+        found.append(ProvenanceView("Last row learned from", clock.text(int(until))))
     return found

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, Refused
+from app.pages.api_client import Api, Call, ApiRefusal
 from app.pages.posteriors import charts as posterior_charts
 from app.pages.posteriors import forward_charts as posterior_time
 from app.pages.posteriors import learning as posterior_learning
 from app.pages.posteriors import monitoring as posterior_since
 from app.pages.posteriors import verdicts as verdicts
 from app.pages.posteriors.figures import estimate, part, value
-from app.pages.posteriors.origin import origin, revision_of
+from app.pages.posteriors.origin import provenance, revision_of
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -65,15 +65,15 @@ def _names(page: Any) -> dict[str, str]:
 
 @router.get("/posteriors/{named}")
 async def posterior_page(request: Request, named: str, caller: Reader) -> Response:
-    return await _page(request, named)
+    return await _render_posterior(request, named)
 
 
-async def _page(
+async def _render_posterior(
     request: Request,
     named: str,
     status: int = 200,
     *,
-    refused: Refused | None = None,
+    refused: ApiRefusal | None = None,
     at: str = "",
     typed: str = "",
     taken: Any = None,
@@ -84,9 +84,9 @@ async def _page(
         api.get(f"/v1/posteriors/{_safe(named)}"), api.get(f"/v1/posteriors/{_safe(named)}/diagnostics")
     )
     problem, dataset, job, alike = await asyncio.gather(
-        _if_there(api, "problems", posterior["problem_id"]),
-        _if_there(api, "datasets", posterior["dataset_id"]),
-        _if_there(api, "jobs", posterior["job_id"]),
+        _get_or_none(api, "problems", posterior["problem_id"]),
+        _get_or_none(api, "datasets", posterior["dataset_id"]),
+        _get_or_none(api, "jobs", posterior["job_id"]),
         api.get("/v1/posteriors", problem_id=posterior["problem_id"], limit=_NAMED),
     )
     aliases = posterior["aliases"]
@@ -106,9 +106,9 @@ async def _page(
         problem=problem,
         dataset=dataset,
         job=job,
-        reason=verdicts.reason(told),
-        said=verdicts.verdict(told, posterior["problem"]),
-        facts=verdicts.facts(told),
+        reason=verdicts.quality_reason(told),
+        said=verdicts.verdict_sentences(told, posterior["problem"]),
+        facts=verdicts.key_figures(told),
         forward=[posterior_time.over_time(told, recipe), posterior_time.by_distance(told, recipe)],
         season=estimate(told, "forward", "season"),
         promise=posterior_charts.promise(told),
@@ -119,18 +119,18 @@ async def _page(
         mixture=posterior_charts.mixture(told),
         pit=posterior_charts.pit(told),
         coverage=posterior_charts.coverage(told),
-        coverage_words=verdicts.coverage_words(told),
+        coverage_words=verdicts.coverage_text(told),
         carriers=posterior_charts.carriers(told),
         skill=_skill(told),
         traces=posterior_learning.traces(told),
-        stopped=posterior_learning.stopped(told),
-        agreement=posterior_learning.agreement(told),
+        stopped=posterior_learning.stopping_text(told),
+        agreement=posterior_learning.agreement_text(told),
         chain_trace=posterior_learning.chain_trace(told),
         mixing=posterior_learning.mixing(told),
         chain_facts=posterior_learning.chain_facts(told),
         temperatures=posterior_learning.temperatures(told),
         certificate=posterior_learning.certificate(told),
-        origin=origin(posterior, told, dataset, job),
+        origin=provenance(posterior, told, dataset, job),
         names=[(name, found["items"]) for name, found in zip(aliases, moves, strict=True)],
         others=_others(alike["items"], posterior, told),
         grown=_grown(posterior, told, dataset, job),
@@ -142,13 +142,13 @@ def _safe(named: str) -> str:
     return quote(named, safe="")
 
 
-async def _if_there(api: Api, what: str, identifier: str | None) -> Any:
+async def _get_or_none(api: Api, what: str, identifier: str | None) -> Any:
     """An object that the posterior names; None where it has none, or it is gone."""
     if identifier is None:
         return None
     try:
         return await api.get(f"/v1/{what}/{identifier}")
-    except Refused:
+    except ApiRefusal:
         return None
 
 
@@ -193,48 +193,48 @@ async def drivers_part(request: Request, named: str, caller: Reader, attempt: in
     try:
         if posterior["dataset_id"] is not None:
             found = await posterior_since.drivers(api, posterior)
-    except Refused as one:
+    except ApiRefusal as one:
         if _is_early(one, attempt):
-            return _later(request, posterior, "drivers", attempt)
+            return _retry_later(request, posterior, "drivers", attempt)
         refused = one
     return render(request, "posterior_drivers.html", api=api, refused=refused, drivers=found, posterior=posterior)
 
 
 @router.get("/posteriors/{named}/since")
-async def since_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
+async def monitoring_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
     """Whether promises have held since it was learned, for a page that is open already."""
     api, found, refused = Api(request), [], None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
-        found = await posterior_since.since(api, posterior)
-    except Refused as one:
+        found = await posterior_since.monitor(api, posterior)
+    except ApiRefusal as one:
         if _is_early(one, attempt):
-            return _later(request, posterior, "since", attempt)
+            return _retry_later(request, posterior, "since", attempt)
         refused = one
     return render(request, "posterior_since.html", api=api, refused=refused, since=found, posterior=posterior)
 
 
-def _is_early(refused: Refused, attempt: int) -> bool:
+def _is_early(refused: ApiRefusal, attempt: int) -> bool:
     """Whether the same may be answered in a moment."""
     return refused.status == posterior_since.STARTING and attempt < _ATTEMPTS
 
 
-def _later(request: Request, posterior: Any, what: str, attempt: int) -> Response:
+def _retry_later(request: Request, posterior: Any, what: str, attempt: int) -> Response:
     return render(request, "posterior_later.html", posterior=posterior, what=what, attempt=attempt + 1)
 
 
 @router.post("/posteriors/{named}/aliases")
 async def give_name(request: Request, named: str, caller: Reader) -> Response:
     """Make an alias of the posterior or, where the form says what it names now, move one."""
-    form, api = await forms.submitted(request), Api(request)
+    form, api = await forms.read_form(request), Api(request)
     name, names_now = forms.text(form, "name").strip(), forms.text(form, "names_now")
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     body = {"posterior_id": posterior["id"], "if_posterior_id": names_now or None}
     try:
         await api.put(f"/v1/aliases/{_alias(name)}", body)
-    except Refused as refused:
-        taken = await _if_there(Api(request), "aliases", _alias(name)) if refused.status == 409 else None
-        return await _page(request, named, refused.status, refused=refused, at="names", typed=name, taken=taken)
+    except ApiRefusal as refused:
+        taken = await _get_or_none(Api(request), "aliases", _alias(name)) if refused.status == 409 else None
+        return await _render_posterior(request, named, refused.status, refused=refused, at="names", typed=name, taken=taken)
     return see_other(f"/posteriors/{posterior['id']}#names")
 
 
@@ -246,7 +246,7 @@ def _alias(name: str) -> str:
 @router.post("/posteriors/{named}/learn-on")
 async def learn_on(request: Request, named: str, caller: Reader) -> Response:
     """Begin a job that goes on from this posterior with newer rows, and may move an alias."""
-    form, api = await forms.submitted(request), Api(request)
+    form, api = await forms.read_form(request), Api(request)
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     alias = forms.text(form, "alias")
     body = {
@@ -257,26 +257,26 @@ async def learn_on(request: Request, named: str, caller: Reader) -> Response:
     }
     try:
         job = await api.post("/v1/jobs", body | ({"promote": {"alias": alias}} if alias else {}))
-    except Refused as refused:
-        return await _page(request, named, refused.status, refused=refused, at="since")
+    except ApiRefusal as refused:
+        return await _render_posterior(request, named, refused.status, refused=refused, at="since")
     return see_other(f"/jobs/{job['id']}")
 
 
 @router.post("/posteriors/{named}/aliases/{name}/delete")
 async def delete_name(request: Request, named: str, name: str, caller: Reader) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/aliases/{_alias(name)}")
-    except Refused as refused:
-        return await _page(request, named, refused.status, refused=refused, at="names")
+    except ApiRefusal as refused:
+        return await _render_posterior(request, named, refused.status, refused=refused, at="names")
     return see_other(f"/posteriors/{named}#names")
 
 
 @router.post("/posteriors/{named}/delete")
 async def delete_posterior(request: Request, named: str, caller: Reader) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/posteriors/{_safe(named)}")
-    except Refused as refused:
-        return await _page(request, named, refused.status, refused=refused, at="delete")
+    except ApiRefusal as refused:
+        return await _render_posterior(request, named, refused.status, refused=refused, at="delete")
     return see_other("/posteriors")

@@ -8,14 +8,14 @@ from typing import Literal
 from markupsafe import Markup
 
 from app.pages.api_client import sentence
-from app.pages.posteriors.figures import Estimate, Json, estimate, lines, part, value
+from app.pages.posteriors.figures import EstimateView, Json, estimate, lines, part, value
 from app.pages.render import number, percent, term
 
 Tone = Literal["ok", "warn", "bad", ""]
 
 
 @dataclass(frozen=True)
-class Said:
+class VerdictView:
     """A sentence, and whether it speaks for or against deciding by this posterior."""
 
     text: Markup
@@ -23,7 +23,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Fact:
+class FigureView:
     """A number to see at a glance."""
 
     name: str
@@ -31,33 +31,33 @@ class Fact:
     margin: str = ""
 
 
-def margin(found: Estimate) -> str:
+def margin(found: EstimateView) -> str:
     return "" if found.margin is None else f" ± {number(found.margin, 2)}"
 
 
-def verdict(told: Json, problem: Json) -> list[Said]:
+def verdict_sentences(told: Json, problem: Json) -> list[VerdictView]:
     """What a decision costs on rows nobody learned from, beside others, and whether promises held."""
-    asked = asked_feasibility(problem)
+    asked = required_feasibility(problem)
     constant, regression = "one and the same decision for all contexts", "plain regression with its residuals"
     said = [
         _cost(told),
-        _beside(told, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
-        _beside(told, "regression_cost", "gain_over_regression", regression, asked is not None),
+        _compared_with(told, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
+        _compared_with(told, "regression_cost", "gain_over_regression", regression, asked is not None),
         _promise(told),
         None if asked is None else _constraints(told, asked),
         # What keeps constraints less often is cheaper.
         _policy(told) if asked is None else None,
         _update(told),
     ]
-    return [Said(_kept_together(one.text), one.tone) for one in said if one is not None]
+    return [VerdictView(_no_breaks(one.text), one.tone) for one in said if one is not None]
 
 
-def _kept_together(text: Markup) -> Markup:
+def _no_breaks(text: Markup) -> Markup:
     """Numbers are not parted from their signs at the end of a line."""
     return text.replace(" %", "\u00a0%").replace(" ±", "\u00a0±").replace("± ", "±\u00a0")
 
 
-def facts(told: Json) -> list[Fact]:
+def key_figures(told: Json) -> list[FigureView]:
     """The numbers behind the verdict."""
     found = []
     for name, of in (
@@ -67,17 +67,17 @@ def facts(told: Json) -> list[Fact]:
         ("cost that was promised", estimate(told, "promise", "expected")),
     ):
         if of is not None:
-            found.append(Fact(name, number(of.mean, 3), margin(of)))
+            found.append(FigureView(name, number(of.mean, 3), margin(of)))
     covered = value(told, "calibration", "coverage", "0.9")
     if covered is not None:
-        found.append(Fact("held by the 90 % range", percent(covered)))
+        found.append(FigureView("held by the 90 % range", percent(covered)))
     return found
 
 
-def _cost(told: Json) -> Said | None:
+def _cost(told: Json) -> VerdictView | None:
     found = estimate(told, "judged_cost")
     if found is None:
-        return Said(Markup("What its decisions cost on rows that it has not learned from is not known."), "warn")
+        return VerdictView(Markup("What its decisions cost on rows that it has not learned from is not known."), "warn")
     if part(told, "forward") is not None:
         rows = term("forward", "later rows, by models that knew only what came before them")
     else:
@@ -85,10 +85,10 @@ def _cost(told: Json) -> Said | None:
     count = value(told, "held_out_rows")
     many = Markup("") if not count else Markup("{} ").format(number(count, 9))
     text = Markup("A decision costs <b>{}{}</b> on average, judged on {}{}.")
-    return Said(text.format(number(found.mean), margin(found), many, rows))
+    return VerdictView(text.format(number(found.mean), margin(found), many, rows))
 
 
-def _beside(told: Json, cost: str, gain: str, what: str, constrained: bool) -> Said | None:
+def _compared_with(told: Json, cost: str, gain: str, what: str, constrained: bool) -> VerdictView | None:
     """How decisions do beside another rule; the difference is paired, row by row. Where constraints are uncertain, the
     other rule may be cheaper because it does not keep them."""
     of, more = estimate(told, cost), estimate(told, gain)
@@ -101,14 +101,14 @@ def _beside(told: Json, cost: str, gain: str, what: str, constrained: bool) -> S
     tone: Tone = "" if constrained or not more.is_clear else "ok" if more.mean < 0 else "bad"
     rules = " and need not keep the constraints" if constrained else ""
     text = Markup("Beside {}, which costs {}{}, that {} <b>{}</b>{}, {}.")
-    return Said(text.format(what, number(of.mean), rules, verb, size, word, more.chance), tone)
+    return VerdictView(text.format(what, number(of.mean), rules, verb, size, word, more.chance), tone)
 
 
-def _promise(told: Json) -> Said | None:
+def _promise(told: Json) -> VerdictView | None:
     expected, realised = estimate(told, "promise", "expected"), estimate(told, "promise", "realised")
     warning = str(part(told, "promise_warning") or "")
     if warning:
-        return Said(Markup("<b>Promises did not hold:</b> {}.").format(warning), "warn")
+        return VerdictView(Markup("<b>Promises did not hold:</b> {}.").format(warning), "warn")
     if expected is None or realised is None:
         return None
     covered = value(told, "calibration", "coverage", "0.9")
@@ -119,7 +119,7 @@ def _promise(told: Json) -> Said | None:
         told_cost = off_by(realised.mean / expected.mean, _ratio_error(told))
     # A stretch of time may have gone wrong; the reason then says so.
     whole = " on the whole" if "drift" in str(part(told, "reason")) else ""
-    return Said(Markup("<b>Promises held{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
+    return VerdictView(Markup("<b>Promises held{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
 
 
 def _ratio_error(told: Json) -> float | None:
@@ -137,7 +137,7 @@ def off_by(ratio: float, error: float | None) -> str:
     return f"decisions cost {percent(abs(more))}{room} {'more' if more > 0 else 'less'} than promised"
 
 
-def asked_feasibility(problem: Json) -> float | None:
+def required_feasibility(problem: Json) -> float | None:
     """How often a problem asks for its uncertain constraints to be kept; None where it has none."""
     if part(problem, "kind") != "return_constrained_portfolio" or part(problem, "target_on") == "mean":
         return None
@@ -145,15 +145,15 @@ def asked_feasibility(problem: Json) -> float | None:
     return 0.95 if given is None else given
 
 
-def _constraints(told: Json, asked: float) -> Said | None:
+def _constraints(told: Json, asked: float) -> VerdictView | None:
     kept = value(told, "held_out_feasibility")
     if kept is None:
         return None
     text = Markup("On held-out rows its constraints were kept in <b>{}</b> of the cases; {} is asked for.")
-    return Said(text.format(percent(kept, 1), percent(asked)), "ok" if kept >= asked else "warn")
+    return VerdictView(text.format(percent(kept, 1), percent(asked)), "ok" if kept >= asked else "warn")
 
 
-def _policy(told: Json) -> Said | None:
+def _policy(told: Json) -> VerdictView | None:
     """Whether held-out rows speak clearly for another policy than the one that decides."""
     table = {str(line.get("policy")): line for line in lines(told, "policies")}
     policy = str(part(told, "policy"))
@@ -166,10 +166,10 @@ def _policy(told: Json) -> Said | None:
     if best == policy or more.low <= less.high:
         return None
     text = Markup("It decides by the {} <b>{}</b>; on the same rows <b>{}</b> would have cost {} instead of {}.")
-    return Said(text.format(term("policy"), policy, best, number(other, 3), number(mine, 3)), "warn")
+    return VerdictView(text.format(term("policy"), policy, best, number(other, 3), number(mine, 3)), "warn")
 
 
-def _update(told: Json) -> Said | None:
+def _update(told: Json) -> VerdictView | None:
     """How it compares with the posterior that it was learned on from."""
     more, rows = estimate(told, "update", "difference"), value(told, "update", "compared_rows")
     if more is None or rows is None:
@@ -178,10 +178,10 @@ def _update(told: Json) -> Said | None:
     text = Markup("It was learned on from an older one, and costs {}{} {} than that on the newest {} rows, {}.")
     size = number(abs(more.mean), 3)
     tone: Tone = "" if not more.is_clear else "ok" if more.mean < 0 else "warn"
-    return Said(text.format(size, margin(more), word, number(rows), more.chance), tone)
+    return VerdictView(text.format(size, margin(more), word, number(rows), more.chance), tone)
 
 
-def coverage_words(told: Json) -> str:
+def coverage_text(told: Json) -> str:
     """What the places of outcomes within their predicted ranges say."""
     pit, rows = part(told, "calibration", "pit"), value(told, "calibration", "rows")
     if not isinstance(pit, list) or len(pit) < 4 or not rows or any(not isinstance(one, int | float) for one in pit):
@@ -199,6 +199,6 @@ def coverage_words(told: Json) -> str:
     return "Nothing beyond chance: outcomes fall anywhere in what was predicted, as they should."
 
 
-def reason(told: Json) -> str:
+def quality_reason(told: Json) -> str:
     found = sentence(str(part(told, "reason") or ""))
     return found if not found or found.endswith(".") else f"{found}."

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.datastructures import FormData
 
 from app.pages import forms
-from app.pages.api_client import Refused, sentence
+from app.pages.api_client import ApiRefusal, sentence
 
 # Columns of the table of items: the form's name and the API's.
 COLUMNS = {
@@ -34,7 +34,7 @@ Row = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Filled:
+class ProblemFormView:
     """A form as it was filled in, to be shown again, and the request it makes; ``wrong`` says why there is none."""
 
     name: str
@@ -54,7 +54,7 @@ class Filled:
         return any(row.get(name) for row in self.rows for name in MORE)
 
 
-def filled(form: FormData) -> Filled:
+def read_problem_form(form: FormData) -> ProblemFormView:
     """A form of either sort."""
     name, kind = forms.text(form, "name"), forms.text(form, "kind")
     if form.getlist("item"):
@@ -62,10 +62,10 @@ def filled(form: FormData) -> Filled:
         spec: dict[str, Any] = {"kind": "newsvendor", "items": [_item(row) for row in rows]}
         if level:
             spec["minimum_service_level"] = _share(level)
-        return Filled(name, kind, rows or [{}], level, body={"name": name, "spec": spec})
+        return ProblemFormView(name, kind, rows or [{}], level, body={"name": name, "spec": spec})
     text = forms.text(form, "spec")
-    spec_or_none, wrong = parsed(text)
-    return Filled(name, kind, text=text, body=None if wrong else {"name": name, "spec": spec_or_none}, wrong=wrong)
+    spec_or_none, wrong = parse_json(text)
+    return ProblemFormView(name, kind, text=text, body=None if wrong else {"name": name, "spec": spec_or_none}, wrong=wrong)
 
 
 def _rows(form: FormData) -> list[Row]:
@@ -109,7 +109,7 @@ def _share(text: str) -> Any:
     return value
 
 
-def of_spec(name: str, spec: Mapping[str, Any]) -> Filled | None:
+def form_of_spec(name: str, spec: Mapping[str, Any]) -> ProblemFormView | None:
     """The table of items that a stored newsvendor is; None where it has more than the table."""
     known = {*COLUMNS.values()}
     if spec["kind"] != "newsvendor" or spec.get("decision_rows"):
@@ -121,7 +121,7 @@ def of_spec(name: str, spec: Mapping[str, Any]) -> Filled | None:
         if item.get("maximum_demand") is not None or item.get("minimum_order") is None:
             return None
         rows.append({short: _typed(item.get(long)) for short, long in COLUMNS.items()})
-    return Filled(name, "newsvendor", rows, _typed(spec.get("minimum_service_level")))
+    return ProblemFormView(name, "newsvendor", rows, _typed(spec.get("minimum_service_level")))
 
 
 def _typed(value: Any) -> str:
@@ -133,7 +133,7 @@ def _typed(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.12g}"
 
 
-def parsed(text: str) -> tuple[Any, str]:
+def parse_json(text: str) -> tuple[Any, str]:
     """JSON, or where it ends to be any, in words."""
 
     def refuse(constant: str) -> Any:
@@ -150,7 +150,7 @@ def parsed(text: str) -> tuple[Any, str]:
 
 
 @dataclass(frozen=True)
-class Mistake:
+class SpecErrorView:
     """What the API says is wrong, and where that is in the text."""
 
     place: str
@@ -158,7 +158,7 @@ class Mistake:
     line: int | None = None
 
 
-def mistakes(refused: Refused, text: str = "") -> list[Mistake]:
+def spec_errors(refused: ApiRefusal, text: str = "") -> list[SpecErrorView]:
     """The API's sentences with their places, and the lines of the text that they are about."""
     found = []
     for one in refused.problem.get("errors", []):
@@ -166,8 +166,8 @@ def mistakes(refused: Refused, text: str = "") -> list[Mistake]:
         inside = path[1:] if path[:1] == ["spec"] else []
         line = line_of(text, inside) if path[:1] == ["spec"] and 0 < len(text) <= _SEARCHED else None
         place = " › ".join(str(int(part) + 1) if part.isdigit() else part.replace("_", " ") for part in inside or path)
-        found.append(Mistake(place, sentence(one["detail"]), line))
-    return found or [Mistake("", refused.detail)]
+        found.append(SpecErrorView(place, sentence(one["detail"]), line))
+    return found or [SpecErrorView("", refused.detail)]
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')

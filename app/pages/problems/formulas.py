@@ -19,7 +19,7 @@ Roles = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class FormulaView:
     """A line below an objective: its formula, and what it is called or for whom it holds."""
 
     formula: Markup
@@ -55,7 +55,7 @@ def share(value: float) -> str:
     return f"{number(100 * value)} %"
 
 
-def uncertain(value: Any) -> bool:
+def is_uncertain(value: Any) -> bool:
     """Whether a number depends on outcomes."""
     return isinstance(value, dict) and any(factor != 0 for factor in value.get("outcomes", {}).values())
 
@@ -69,7 +69,7 @@ def constant_of(value: Any) -> float:
 def terms_of(value: Any) -> list[tuple[float, Markup]]:
     """A number that may depend on outcomes as signed terms; a certain part has no name."""
     found: list[tuple[float, Markup]] = []
-    if constant_of(value) or not uncertain(value):
+    if constant_of(value) or not is_uncertain(value):
         found.append((constant_of(value), Markup("")))
     if isinstance(value, dict):
         factors = value.get("outcomes", {})
@@ -92,17 +92,17 @@ def signed_sum(terms: Sequence[tuple[float, Markup]], most: int = TERMS) -> Mark
     return join(written)
 
 
-def of_number(value: Any) -> Markup:
+def number_formula(value: Any) -> Markup:
     """A number of a model, certain or not: ``8 + 2 fuel price``."""
     return signed_sum(terms_of(value))
 
 
-def weighed(coefficients: Mapping[str, Any], role: str) -> list[tuple[float, Markup]]:
+def weighted_terms(coefficients: Mapping[str, Any], role: str) -> list[tuple[float, Markup]]:
     """Σ coefficient · name as terms, where coefficients may depend on outcomes."""
     found: list[tuple[float, Markup]] = []
     for name, value in coefficients.items():
         shown = named(name, role)
-        if not uncertain(value):
+        if not is_uncertain(value):
             if constant_of(value):
                 found.append((constant_of(value), shown))
             continue
@@ -121,7 +121,7 @@ def few(names: Sequence[str], role: str, most: int = NAMES) -> Markup:
     return shown if len(names) <= most else shown + Markup(" … ({} in all)").format(f"{len(names):,}")
 
 
-def bounds(variables: Sequence[Mapping[str, Any]], role: str) -> list[Rule]:
+def bounds(variables: Sequence[Mapping[str, Any]], role: str) -> list[FormulaView]:
     """What variables may be, those alike in one line: bounds, whole numbers, yes or no."""
     alike: dict[tuple[Any, Any, bool], list[str]] = {}
     for one in variables:
@@ -130,7 +130,7 @@ def bounds(variables: Sequence[Mapping[str, Any]], role: str) -> list[Rule]:
     rules = []
     for (low, high, whole), names in alike.items():
         shown = few(names, role)
-        rules.append(Rule(*_bounded(shown, low, high, whole)))
+        rules.append(FormulaView(*_bounded(shown, low, high, whole)))
     return rules
 
 

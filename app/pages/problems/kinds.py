@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProblemKindView:
     """``linear``: the problem is a linear model, and can be written as MPS."""
 
     name: str
@@ -23,27 +23,27 @@ class Kind:
     @property
     def text(self) -> str:
         """The example as somebody would type it: what is short on a line of its own."""
-        return written(self.example)
+        return pretty_json(self.example)
 
 
-def written(value: Any, indent: str = "") -> str:
+def pretty_json(value: Any, indent: str = "") -> str:
     """JSON that is easy to read and to change: short lists and objects stay on one line."""
     short = json.dumps(value, ensure_ascii=False)
     if len(short) + len(indent) <= 78 or not isinstance(value, dict | list) or not value:
         return short
     inner = indent + "  "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name, ensure_ascii=False)}: {written(one, inner)}" for name, one in value.items()]
+        parts = [f"{json.dumps(name, ensure_ascii=False)}: {pretty_json(one, inner)}" for name, one in value.items()]
         return "{\n" + ",\n".join(inner + part for part in parts) + "\n" + indent + "}"
-    return "[\n" + ",\n".join(inner + written(one, inner) for one in value) + "\n" + indent + "]"
+    return "[\n" + ",\n".join(inner + pretty_json(one, inner) for one in value) + "\n" + indent + "]"
 
 
 _ASSETS = [{"name": "shares", "maximum": 0.6}, {"name": "bonds"}, {"name": "gold"}]
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ProblemKindView] = {
     kind.name: kind
     for kind in (
-        Kind(
+        ProblemKindView(
             "newsvendor",
             "Order before demand is known",
             "How many to order of each item, where too few and too many both cost.",
@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {
             linear=False,
             unknown="demand",
         ),
-        Kind(
+        ProblemKindView(
             "shipment",
             "Order to depots, ship later",
             "How much to order to each source now; it is shipped to destinations once demand is known.",
@@ -90,7 +90,7 @@ KINDS: dict[str, Kind] = {
                 "transport_costs": [[1, 2, 6], [4, 3, 1]],
             },
         ),
-        Kind(
+        ProblemKindView(
             "facility_location",
             "What to open",
             "Which facilities to open now; customers are served from them once demand is known.",
@@ -107,7 +107,7 @@ KINDS: dict[str, Kind] = {
                 "shortage_cost": 12,
             },
         ),
-        Kind(
+        ProblemKindView(
             "production",
             "What to make and blend",
             "How much to make of each product; it is sold once demand and prices are known.",
@@ -140,7 +140,7 @@ KINDS: dict[str, Kind] = {
                 ],
             },
         ),
-        Kind(
+        ProblemKindView(
             "assignment",
             "Who does what",
             "Every task goes to somebody; how long each pair takes is not known yet.",
@@ -148,7 +148,7 @@ KINDS: dict[str, Kind] = {
             {"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]},
             unknown="costs",
         ),
-        Kind(
+        ProblemKindView(
             "shortest_path",
             "The way through a network",
             "The cheapest way from one place to another, where the costs of roads are not known yet.",
@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = {
             },
             unknown="costs",
         ),
-        Kind(
+        ProblemKindView(
             "knapsack",
             "What to take",
             "Items of the largest value within weights and volumes, where values are not known yet.",
@@ -183,7 +183,7 @@ KINDS: dict[str, Kind] = {
             },
             unknown="values",
         ),
-        Kind(
+        ProblemKindView(
             "unit_commitment",
             "Which units run when",
             "Which units run in which hours, decided now; what they give, once demand is known.",
@@ -215,7 +215,7 @@ KINDS: dict[str, Kind] = {
                 "curtailment_cost": 5,
             },
         ),
-        Kind(
+        ProblemKindView(
             "mean_variance_portfolio",
             "A portfolio: risk against return",
             "Positions in assets whose returns are not known yet, with risk weighed against return.",
@@ -224,7 +224,7 @@ KINDS: dict[str, Kind] = {
             linear=False,
             unknown="returns",
         ),
-        Kind(
+        ProblemKindView(
             "return_constrained_portfolio",
             "A portfolio: a return to be kept",
             "The positions of least risk whose return reaches a target even in bad cases.",
@@ -238,7 +238,7 @@ KINDS: dict[str, Kind] = {
             linear=False,
             unknown="returns",
         ),
-        Kind(
+        ProblemKindView(
             "two_stage_linear",
             "Decide now, mend later",
             "Any linear model whose limits depend on outcomes, mended at least cost once they are known.",
@@ -259,7 +259,7 @@ KINDS: dict[str, Kind] = {
                 ],
             },
         ),
-        Kind(
+        ProblemKindView(
             "linear",
             "Any linear model",
             "Linear or in whole numbers; every cost, coefficient and limit may depend on outcomes.",

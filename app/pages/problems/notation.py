@@ -14,18 +14,18 @@ from markupsafe import Markup, escape
 
 from app.pages.problems.formulas import (
     SENSES,
-    Rule,
+    FormulaView,
     bounds,
     join,
     mean,
     named,
-    of_number,
+    number_formula,
     share,
     signed_sum,
     symbol,
     total,
-    uncertain,
-    weighed,
+    is_uncertain,
+    weighted_terms,
 )
 from app.pages.render import number
 
@@ -37,12 +37,12 @@ ZJ, YJ = symbol("z", "j"), symbol("y", "j")
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelView:
     """A problem in mathematical notation: what is minimised, the rules, and what the symbols mean."""
 
     goal: str
     objective: Markup
-    rules: list[Rule] = field(default_factory=list)
+    rules: list[FormulaView] = field(default_factory=list)
     symbols: list[tuple[Markup, str]] = field(default_factory=list)
     # of rules that were left out
     more: int = 0
@@ -56,7 +56,7 @@ class Model:
         return any(">E</span>" in formula for formula in (self.objective, *(rule.formula for rule in self.rules)))
 
 
-def model_of(spec: Spec, compiled: Spec | None = None) -> Model:
+def model_of(spec: Spec, compiled: Spec | None = None) -> ModelView:
     """``compiled`` is the linear model that a ready-made problem stands for."""
     write = _KINDS.get(spec["kind"])
     return write(spec) if write is not None else _linear(compiled if compiled is not None else spec)
@@ -71,7 +71,7 @@ _RISK = Markup(
 # orders
 
 
-def _newsvendor(spec: Spec) -> Model:
+def _newsvendor(spec: Spec) -> ModelView:
     items, rows = spec["items"], spec.get("decision_rows") or []
     stocked = any(item.get("stock") for item in items)
     have = join([S, " + ", ZJ]) if stocked else ZJ
@@ -91,24 +91,24 @@ def _newsvendor(spec: Spec) -> Model:
     rules, more = _order_bounds(items), 0
     if any(item.get("minimum_service_level") for item in items):
         level = symbol("α", "j")
-        rules.append(Rule(join([_P, "[ ", YJ, " ≤ ", have, " ] ≥ ", level]), "demand of an item met in full so often"))
+        rules.append(FormulaView(join([_P, "[ ", YJ, " ≤ ", have, " ] ≥ ", level]), "demand of an item met in full so often"))
     overall = spec.get("minimum_service_level")
     if overall:
         met = mean(join([total("j"), "min(", YJ, ", ", have, ")"]))
         asked = join([escape(number(overall)), " ", mean(join([total("j"), YJ]))])
-        rules.append(Rule(join([met, " ≥ ", asked]), f"{share(overall)} of all demand is expected to be met"))
+        rules.append(FormulaView(join([met, " ≥ ", asked]), f"{share(overall)} of all demand is expected to be met"))
     for place, row in enumerate(rows[:RULES]):
-        terms = signed_sum(weighed(row["coefficients"], "decision"))
+        terms = signed_sum(weighted_terms(row["coefficients"], "decision"))
         formula = join([terms, f" {SENSES[row['sense']]} ", escape(number(row["limit"]))])
-        rules.append(Rule(formula, row.get("name") or f"row {place + 1}"))
+        rules.append(FormulaView(formula, row.get("name") or f"row {place + 1}"))
     more = max(0, len(rows) - RULES)
-    return Model("minimise", mean(inside), rules, symbols, more, bool(rows), notes=[_RISK])
+    return ModelView("minimise", mean(inside), rules, symbols, more, bool(rows), notes=[_RISK])
 
 
 _PLUS, _P = Markup("<sup>+</sup>"), Markup('<span class="of">P</span>')
 
 
-def _order_bounds(items: Sequence[Spec]) -> list[Rule]:
+def _order_bounds(items: Sequence[Spec]) -> list[FormulaView]:
     low, high = symbol("l", "j"), symbol("h", "j")
     lowest = {item.get("minimum_order", 0.0) for item in items}
     highest = {item.get("maximum_order") for item in items}
@@ -116,34 +116,34 @@ def _order_bounds(items: Sequence[Spec]) -> list[Rule]:
     below = low if len(lowest) > 1 else None if lowest == {None} else escape(number(next(iter(lowest))))
     above = high if len(highest) > 1 else None if highest == {None} else escape(number(next(iter(highest))))
     if below is not None and above is not None:
-        rules.append(Rule(join([below, " ≤ ", ZJ, " ≤ ", above]), "least and largest orders"))
+        rules.append(FormulaView(join([below, " ≤ ", ZJ, " ≤ ", above]), "least and largest orders"))
     elif below is not None:
-        rules.append(Rule(join([ZJ, " ≥ ", below]), "least orders"))
+        rules.append(FormulaView(join([ZJ, " ≥ ", below]), "least orders"))
     elif above is not None:
-        rules.append(Rule(join([ZJ, " ≤ ", above]), "largest orders"))
+        rules.append(FormulaView(join([ZJ, " ≤ ", above]), "largest orders"))
     packs = {item["name"]: item["pack_size"] for item in items if item.get("pack_size")}
     whole = [item["name"] for item in items if item.get("integer") and not item.get("pack_size")]
     if packs:
         pack = symbol("p", "j")
         words = "in packs: " + ", ".join(f"{name} of {number(size)}" for name, size in list(packs.items())[:4])
-        rules.append(Rule(join([ZJ, " ∈ {0, ", pack, ", 2", pack, ", …}"]), words + (" …" if len(packs) > 4 else "")))
+        rules.append(FormulaView(join([ZJ, " ∈ {0, ", pack, ", 2", pack, ", …}"]), words + (" …" if len(packs) > 4 else "")))
     if whole:
         words = "all items" if len(whole) == len(items) else ", ".join(whole[:4]) + (" …" if len(whole) > 4 else "")
-        rules.append(Rule(join([ZJ, " ∈ {0, 1, 2, …}"]), f"whole numbers: {words}"))
+        rules.append(FormulaView(join([ZJ, " ∈ {0, 1, 2, …}"]), f"whole numbers: {words}"))
     return rules
 
 
 # linear models
 
 
-def _linear(spec: Spec) -> Model:
+def _linear(spec: Spec) -> ModelView:
     """Any linear model, by names."""
     most = "maximise" if spec.get("sense") == "maximize" else "minimise"
     decisions, recourse, rows = spec["decisions"], spec.get("recourse") or [], spec.get("rows") or []
-    now = weighed({one["name"]: one.get("cost", 0.0) for one in decisions}, "decision")
-    later = weighed({one["name"]: one.get("cost", 0.0) for one in recourse}, "recourse")
+    now = weighted_terms({one["name"]: one.get("cost", 0.0) for one in decisions}, "decision")
+    later = weighted_terms({one["name"]: one.get("cost", 0.0) for one in recourse}, "recourse")
     first = signed_sum(now)
-    if any(uncertain(one.get("cost")) for one in decisions):
+    if any(is_uncertain(one.get("cost")) for one in decisions):
         first = mean(first)
     objective = first
     if recourse:
@@ -152,7 +152,7 @@ def _linear(spec: Spec) -> Model:
     rules = [_row(row, place) for place, row in _some(rows)]
     rules += bounds(decisions, "decision")[:RULES] + bounds(recourse, "recourse")[:RULES]
     more = max(0, len(rows) - RULES)
-    return Model(most, objective, rules, more=more, by_name=True, has_recourse=bool(recourse), notes=[_RISK])
+    return ModelView(most, objective, rules, more=more, by_name=True, has_recourse=bool(recourse), notes=[_RISK])
 
 
 def _some(rows: Sequence[Spec]) -> list[tuple[int, Spec]]:
@@ -163,23 +163,23 @@ def _some(rows: Sequence[Spec]) -> list[tuple[int, Spec]]:
     return now[:half] + later[: RULES - len(now[:half])]
 
 
-def _row(row: Spec, place: int) -> Rule:
-    terms = weighed(row.get("decisions") or {}, "decision") + weighed(row.get("recourse") or {}, "recourse")
-    formula = join([signed_sum(terms), f" {SENSES[row['sense']]} ", of_number(row["limit"])])
-    return Rule(formula, row.get("name") or f"row {place + 1}")
+def _row(row: Spec, place: int) -> FormulaView:
+    terms = weighted_terms(row.get("decisions") or {}, "decision") + weighted_terms(row.get("recourse") or {}, "recourse")
+    formula = join([signed_sum(terms), f" {SENSES[row['sense']]} ", number_formula(row["limit"])])
+    return FormulaView(formula, row.get("name") or f"row {place + 1}")
 
 
-def _shipment(spec: Spec) -> Model:
+def _shipment(spec: Spec) -> ModelView:
     z, x, w = symbol("z", "s"), symbol("x", "sd"), symbol("w", "s")
     order, express, way = symbol("a", "s"), symbol("e", "s"), symbol("t", "sd")
     later = join(["min ", total("s"), total("d"), way, " ", x, " + ", total("s"), express, " ", w])
     limited = any(source.get("maximum_order") is not None for source in spec["sources"])
     bound = join(["0 ≤ ", z, " ≤ ", symbol("h", "s")]) if limited else join([z, " ≥ 0"])
     rules = [
-        Rule(join([total("s"), x, " ≥ ", symbol("y", "d")]), "every destination gets its demand"),
-        Rule(join([total("d"), x, " ≤ ", z, " + ", w]), "no source ships more than was ordered to it"),
-        Rule(bound, "orders"),
-        Rule(join([x, ", ", w, " ≥ 0"]), "shipments and emergency orders"),
+        FormulaView(join([total("s"), x, " ≥ ", symbol("y", "d")]), "every destination gets its demand"),
+        FormulaView(join([total("d"), x, " ≤ ", z, " + ", w]), "no source ships more than was ordered to it"),
+        FormulaView(bound, "orders"),
+        FormulaView(join([x, ", ", w, " ≥ 0"]), "shipments and emergency orders"),
     ]
     symbols = [
         (z, "how much to order to source s: decided now"),
@@ -189,34 +189,34 @@ def _shipment(spec: Spec) -> Model:
         (join([order, ", ", express, ", ", way]), "what a unit costs: ordered, in an emergency, shipped"),
     ]
     objective = join([total("s"), order, " ", z, " + ", mean(later)])
-    return Model("minimise", objective, rules, symbols, notes=[_RISK])
+    return ModelView("minimise", objective, rules, symbols, notes=[_RISK])
 
 
 # portfolios
 
 
-def _mean_variance(spec: Spec) -> Model:
+def _mean_variance(spec: Spec) -> ModelView:
     aversion = escape(number(spec.get("risk_aversion", 1.0)))
     objective = join(["½ · ", aversion, " ", _variance(), " − ", mean(join([_product()])), _turnover_cost(spec)])
-    return Model("minimise", objective, _positions(spec), _portfolio_symbols(spec))
+    return ModelView("minimise", objective, _positions(spec), _portfolio_symbols(spec))
 
 
-def _return_constrained(spec: Spec) -> Model:
+def _return_constrained(spec: Spec) -> ModelView:
     gain = join([_product(), _turnover_cost(spec, " − ")])
     target = escape(number(spec["target_return"]))
     confidence = spec.get("confidence")
     level = 0.95 if confidence is None else confidence
     if spec.get("target_on") == "mean":
-        rule = Rule(join([mean(gain), " ≥ ", target]), "the mean return reaches the target")
+        rule = FormulaView(join([mean(gain), " ≥ ", target]), "the mean return reaches the target")
     else:
         tail = Markup('<span class="of">E</span>[ {} | the worst {} ]').format(gain, share(1 - level))
-        rule = Rule(join([tail, " ≥ ", target]), "the mean return of the worst cases reaches the target")
+        rule = FormulaView(join([tail, " ≥ ", target]), "the mean return of the worst cases reaches the target")
     rules = [rule, *_positions(spec)]
     for name, sign, words in (("maximum_long", "+", "long"), ("maximum_short", "−", "short")):
         if spec.get(name) is not None:
             part = join([total("j"), "(", "−" if sign == "−" else "", ZJ, ")", _PLUS])
-            rules.append(Rule(join([part, " ≤ ", escape(number(spec[name]))]), f"all {words} positions together"))
-    return Model("minimise", _variance(), rules, _portfolio_symbols(spec))
+            rules.append(FormulaView(join([part, " ≤ ", escape(number(spec[name]))]), f"all {words} positions together"))
+    return ModelView("minimise", _variance(), rules, _portfolio_symbols(spec))
 
 
 def _variance() -> Markup:
@@ -236,25 +236,25 @@ def _turnover_cost(spec: Spec, sign: str = " + ") -> Markup:
     return join([sign, escape(number(cost)), " ", _moved()]) if cost else Markup("")
 
 
-def _positions(spec: Spec) -> list[Rule]:
+def _positions(spec: Spec) -> list[FormulaView]:
     sense = "=" if spec.get("fully_invested") else "≤"
-    rules = [Rule(join([total("j"), ZJ, f" {sense} ", escape(number(spec.get("budget", 1.0)))]), "the budget")]
+    rules = [FormulaView(join([total("j"), ZJ, f" {sense} ", escape(number(spec.get("budget", 1.0)))]), "the budget")]
     lowest = {asset.get("minimum", 0.0) for asset in spec["assets"]}
     highest = {asset.get("maximum") for asset in spec["assets"]}
     low = symbol("l", "j") if len(lowest) > 1 else escape(number(next(iter(lowest))))
     if highest == {None}:
-        rules.append(Rule(join([ZJ, " ≥ ", low]), "each position"))
+        rules.append(FormulaView(join([ZJ, " ≥ ", low]), "each position"))
     else:
         high = symbol("h", "j") if len(highest) > 1 else escape(number(next(iter(highest))))
-        rules.append(Rule(join([low, " ≤ ", ZJ, " ≤ ", high]), "each position"))
+        rules.append(FormulaView(join([low, " ≤ ", ZJ, " ≤ ", high]), "each position"))
     for place, group in enumerate((spec.get("groups") or [])[:RULES]):
         inside = signed_sum([(1.0, named(name, "decision")) for name in group["assets"]])
         low_, high_ = group.get("minimum"), group.get("maximum")
         parts = [escape(number(low_)), " ≤ "] if low_ is not None else []
         parts += [inside] + ([" ≤ ", escape(number(high_))] if high_ is not None else [])
-        rules.append(Rule(join(parts), group.get("name") or f"group {place + 1}"))
+        rules.append(FormulaView(join(parts), group.get("name") or f"group {place + 1}"))
     if spec.get("maximum_turnover") is not None:
-        rules.append(Rule(join([_moved(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "the most turnover"))
+        rules.append(FormulaView(join([_moved(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "the most turnover"))
     return rules
 
 
@@ -270,7 +270,7 @@ def _portfolio_symbols(spec: Spec) -> list[tuple[Markup, str]]:
     return symbols
 
 
-_KINDS: dict[str, Callable[[Spec], Model]] = {
+_KINDS: dict[str, Callable[[Spec], ModelView]] = {
     "newsvendor": _newsvendor,
     "shipment": _shipment,
     "mean_variance_portfolio": _mean_variance,

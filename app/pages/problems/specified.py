@@ -129,7 +129,7 @@ _SHARES = ("minimum_service_level", "confidence")
 
 
 @dataclass(frozen=True)
-class Table:
+class SpecTableView:
     """Numbers with a title: heads, rows of texts, and how many rows were left out."""
 
     title: str
@@ -157,7 +157,7 @@ def facts_of(spec: Spec) -> list[tuple[str, str]]:
     return found
 
 
-def tables_of(spec: Spec) -> list[Table]:
+def tables_of(spec: Spec) -> list[SpecTableView]:
     """The parts of a problem as tables."""
     found = []
     for name, value in spec.items():
@@ -173,7 +173,7 @@ def tables_of(spec: Spec) -> list[Table]:
     return found
 
 
-def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool) -> Table:
+def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool) -> SpecTableView:
     fields = [field for field in parts[0] if any(part.get(field) for part in parts) or field == "name"]
     own = _OWN_COLUMN.get(name) if kind != "newsvendor" else None
     if own is not None and own in parts[0] and own not in fields:
@@ -186,7 +186,7 @@ def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool
         heads.append("covers demand in")
         for row, part in zip(rows, parts, strict=False):
             row.append(_covered(part))
-    return Table(title, heads, rows, max(0, len(parts) - ROWS))
+    return SpecTableView(title, heads, rows, max(0, len(parts) - ROWS))
 
 
 def _covered(item: Spec) -> str:
@@ -247,19 +247,19 @@ def _summed(terms: Sequence[tuple[float, str]]) -> str:
     return written or "0"
 
 
-def _mapping(title: str, value: Spec) -> Table:
+def _mapping(title: str, value: Spec) -> SpecTableView:
     rows = [[str(name), _cell(one)] for name, one in list(value.items())[:ROWS]]
-    return Table(title, ["name", "value"], rows, max(0, len(value) - ROWS))
+    return SpecTableView(title, ["name", "value"], rows, max(0, len(value) - ROWS))
 
 
-def _matrix(name: str, title: str, rows: Sequence[Sequence[Any]], spec: Spec) -> Table:
+def _matrix(name: str, title: str, rows: Sequence[Sequence[Any]], spec: Spec) -> SpecTableView:
     """A matrix with the names of what its rows and columns are about."""
     sides = {
         "transport_costs": ("sources" if "sources" in spec else "facilities", "destinations"),
         "covariance": ("assets", "assets"),
     }.get(name)
     if sides is None:
-        return Table(title, ["pair"], [[_cell(row)] for row in rows[:ROWS]], max(0, len(rows) - ROWS))
+        return SpecTableView(title, ["pair"], [[_cell(row)] for row in rows[:ROWS]], max(0, len(rows) - ROWS))
     down = _names(spec[sides[0]])
     along = _names(spec[sides[1] if sides[1] in spec else "customers"])
     cut = len(along) > COLUMNS
@@ -268,7 +268,7 @@ def _matrix(name: str, title: str, rows: Sequence[Sequence[Any]], spec: Spec) ->
         [at, *(number(value, 3) for value in row[:COLUMNS]), *(["…"] if cut else [])]
         for at, row in zip(down[:ROWS], rows, strict=False)
     ]
-    return Table(title, heads, shown, max(0, len(rows) - ROWS))
+    return SpecTableView(title, heads, shown, max(0, len(rows) - ROWS))
 
 
 def _names(parts: Sequence[Any]) -> list[str]:

@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
 from app.http import security
-from app.pages.backtests.form import Typed, learned_like, proposed, request_of
-from app.pages.backtests.result import Result, moments
+from app.pages.backtests.form import BacktestForm, learned_like, propose_columns, request_of
+from app.pages.backtests.result import BacktestView, parse_times
 from bco_core.backtest.rules import RULES
 from tests.support.backtesting import OURS, asked, days, finished, prepared
 from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
@@ -166,7 +166,7 @@ def test_a_form_that_is_not_ours_and_a_key_that_may_not_train_are_refused(client
 
 
 def test_what_is_left_as_it_is_is_left_to_the_service() -> None:
-    typed = Typed(dataset="data_1", problem="prob_1", done={"sold": ""})
+    typed = BacktestForm(dataset="data_1", problem="prob_1", done={"sold": ""})
     assert request_of(typed, True, None) == {
         "kind": "backtest",
         "problem_id": "prob_1",
@@ -194,9 +194,9 @@ def test_a_job_is_learned_anew_with_its_own_choices(client: TestClient, ids: Jso
 
 
 def test_columns_of_decisions_are_proposed_by_name_or_where_there_is_one() -> None:
-    assert proposed(["a"], ["what"], {}) == {"a": "what"}
-    assert proposed(["a", "b"], ["b", "c"], {}) == {"a": "", "b": "b"}
-    assert proposed(["a"], ["what"], {"a": ""}) == {"a": ""}
+    assert propose_columns(["a"], ["what"], {}) == {"a": "what"}
+    assert propose_columns(["a", "b"], ["b", "c"], {}) == {"a": "", "b": "b"}
+    assert propose_columns(["a"], ["what"], {"a": ""}) == {"a": ""}
 
 
 # while it runs
@@ -339,17 +339,17 @@ def test_of_many_series_the_best_and_the_worst_are_shown_first() -> None:
 
     policies = [{"name": "a", "words": "a"}, {"name": "done", "words": "what was really done"}]
     summary = {"policies": policies, "candidate": "a", "against": "done", "series": [line(n) for n in range(-15, 15)]}
-    result = Result(summary, None, {})
+    result = BacktestView(summary, None, {})
     found = result.best_and_worst
     assert found is not None
     assert [row["name"] for row in found[0]] == [f"shop {number}" for number in range(-15, -5)]
     assert [row["name"] for row in found[1]] == [f"shop {number}" for number in range(14, 4, -1)]
-    few = Result(summary | {"series": [line(1), line(0)]}, None, {})
+    few = BacktestView(summary | {"series": [line(1), line(0)]}, None, {})
     assert few.best_and_worst is None
     assert [row["name"] for row in few.series] == ["shop 0", "shop 1"]
 
 
 def test_times_are_drawn_as_times_and_periods_as_numbers() -> None:
-    assert moments(["2024-01-02", "2024-01-03"]) == ([1704153600.0, 1704240000.0], True)
-    assert moments(["2024-01-02T06:00"]) == ([1704175200.0], True)
-    assert moments(["4", "5"]) == ([4.0, 5.0], False)
+    assert parse_times(["2024-01-02", "2024-01-03"]) == ([1704153600.0, 1704240000.0], True)
+    assert parse_times(["2024-01-02T06:00"]) == ([1704175200.0], True)
+    assert parse_times(["4", "5"]) == ([4.0, 5.0], False)

@@ -19,9 +19,9 @@ from app.db.engine import transaction
 from app.db.tables import KeyRow, PosteriorRow, SessionRow
 from app.keys import service as keys
 from app.pages.decide.answer import counts
-from app.pages.decide.entries import Entry, Rule, entries_of, rules
-from app.pages.decide.fields import later, number_of
-from app.pages.decide.table import Unreadable, read
+from app.pages.decide.entries import EntryView, EntryLimits, entries_of, limits_of
+from app.pages.decide.fields import add_periods, number_of
+from app.pages.decide.table import UnreadableTable, parse_table
 from app.pages.render import number
 from tests.support.journey import (
     FUND,
@@ -281,7 +281,7 @@ def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
 
 def test_our_own_decision_costs_what_ours_costs(client: TestClient, browser: TestClient, posterior: Json) -> None:
     ours = answer_of(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
-    entries = entries_of(ours, rules(posterior["problem"]))
+    entries = entries_of(ours, limits_of(posterior["problem"]))
     page = mine(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
     assert "It costs the same as ours" in page
     # What a form leaves out is ours.
@@ -608,7 +608,7 @@ def test_a_key_that_may_read_may_decide_and_start_nothing(
     ],
 )
 def test_two_periods_later(last: str, unit: str, step: int, written: str, expected: str) -> None:
-    assert later({"last": last, "unit": unit, "step": step, "format": written}, 2) == expected
+    assert add_periods({"last": last, "unit": unit, "step": step, "format": written}, 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -621,10 +621,10 @@ def test_numbers_as_people_write_them(text: str, meant: Any) -> None:
 @pytest.mark.parametrize("separator", ["\t", ";", ","])
 def test_tables_are_separated_by_what_their_first_line_has(separator: str) -> None:
     text = separator.join(["a", '"b"', "C"]) + "\r\n" + separator.join(["1", f'"x{separator}y"', "3"])
-    found = read(text, {"c": "number", "b": "text"})
+    found = parse_table(text, {"c": "number", "b": "text"})
     assert found.context(found.rows[0], {"c": "number", "b": "text"}) == {"c": 3, "b": f"x{separator}y"}
-    with pytest.raises(Unreadable, match="lacks d"):
-        read(text, {"d": "number"})
+    with pytest.raises(UnreadableTable, match="lacks d"):
+        parse_table(text, {"d": "number"})
 
 
 def test_histograms_are_weighted() -> None:
@@ -638,16 +638,16 @@ def test_histograms_are_weighted() -> None:
 @pytest.mark.parametrize(
     ("amount", "rule"),
     [
-        (66.06, Rule(0.0, None)),
-        (0.0, Rule(0.0, None)),
-        (1.0, Rule(0.0, 1.0, 1.0)),
-        (96.0, Rule(0.0, None, 12.0, 9.0)),
-        (-0.2, Rule(-1.0, 1.0)),
-        (5.0, Rule()),
-        (1e9, Rule(0.0, 1e9)),
+        (66.06, EntryLimits(0.0, None)),
+        (0.0, EntryLimits(0.0, None)),
+        (1.0, EntryLimits(0.0, 1.0, 1.0)),
+        (96.0, EntryLimits(0.0, None, 12.0, 9.0)),
+        (-0.2, EntryLimits(-1.0, 1.0)),
+        (5.0, EntryLimits()),
+        (1e9, EntryLimits(0.0, 1e9)),
     ],
 )
-def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rule: Rule) -> None:
+def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rule: EntryLimits) -> None:
     told = {"decision": {"a": amount}, "map": {"decision": {"a": amount}}, "facts": None}
     (entry,) = entries_of(told, {"a": rule})
     assert entry.low <= amount <= entry.high
@@ -661,5 +661,5 @@ def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rul
 
 
 def test_an_amount_is_written_with_digits_enough_to_be_the_same() -> None:
-    assert Entry("a", -0.0, None).written == "0"
-    assert Entry("a", 162.971547, None).written == "162.9715"
+    assert EntryView("a", -0.0, None).written == "0"
+    assert EntryView("a", 162.971547, None).written == "162.9715"

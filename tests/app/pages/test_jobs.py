@@ -15,7 +15,7 @@ from app.jobs import compute, service
 from app.jobs.kinds import KINDS
 from app.pages.jobs import forms as job_forms
 from app.pages.jobs import page as pages
-from app.pages.jobs.traces import charts_of, figures_in
+from app.pages.jobs.traces import training_charts, log_figures
 from bco_core.policies import POLICIES
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
 from tests.support.as_browser import log_in, new_browser, new_keys, send, token, words
@@ -180,7 +180,7 @@ def test_wrong_choices_are_refused_beside_their_field(
     sentence = words(there[1])
     assert sentence
     if wrong != {"options": "{"}:
-        body = job_forms._asked(dict.fromkeys(job_forms.FIELDS, "") | job_forms.DEFAULTS | fields).body
+        body = job_forms._job_form(dict.fromkeys(job_forms.FIELDS, "") | job_forms.DEFAULTS | fields).body
         details = [error["detail"] for error in answered(client.post("/v1/jobs", json=body), 422)["errors"]]
         assert any(detail.lower() in sentence.lower() for detail in details)
 
@@ -299,39 +299,39 @@ def epoch(number: int, cost: float, kl: float = 1.0) -> dict[str, Any]:
 
 def test_fits_stand_one_after_the_other_and_apart() -> None:
     told = [epoch(1, 9), epoch(4, 5), epoch(1, 6, 30.0), epoch(3, 4, 20.0)]
-    cost, divergence = charts_of(told, None, "auto")
+    cost, divergence = training_charts(told, None, "auto")
     assert cost.x == [1, 4, 4.5, 5, 7]
     assert cost.series[0].values == [9, 5, None, 6, 4]
     assert [mark.text for mark in cost.marks] == ["fit 2"]
     assert divergence.x == [1, 3]
     assert divergence.series[0].values == [30.0, 20.0]
-    assert charts_of([], None, "auto")[0].x == []
+    assert training_charts([], None, "auto")[0].x == []
 
 
 def test_the_first_epochs_do_not_press_the_others_flat() -> None:
     told = [epoch(number, 500.0 if number == 1 else 20 + 1 / number) for number in range(1, 30)]
-    low, high = charts_of(told, None, "vi")[0].extra["yRange"]
+    low, high = training_charts(told, None, "vi")[0].extra["yRange"]
     assert 20 < low < 21
     assert high < 30
-    assert charts_of([epoch(number, 5.0) for number in range(1, 9)], None, "vi")[0].extra == {}
+    assert training_charts([epoch(number, 5.0) for number in range(1, 9)], None, "vi")[0].extra == {}
 
 
 def test_chains_share_an_axis_and_members_learn_apart() -> None:
     told = [{"part": part, "step": step, "loss": part * step} for part in (2, 1) for step in (50, 100 * part)]
-    (chart,) = charts_of(told, None, "mh")
+    (chart,) = training_charts(told, None, "mh")
     assert chart.x == [50, 100, 200]
     assert [one.name for one in chart.series] == ["chain 1", "chain 2"]
     assert chart.series[0].values == [50, 100, None]
     assert chart.series[1].values == pytest.approx([100, 200, 400])
     members = [{"part": part} | epoch(number, part) for part in (1, 2) for number in (1, 2)]
-    assert [one.name for one in charts_of(members, None, "vi")[0].series] == ["member 1", "member 2"]
+    assert [one.name for one in training_charts(members, None, "vi")[0].series] == ["member 1", "member 2"]
 
 
 def test_what_the_posterior_knows_stands_in_for_a_short_log() -> None:
     trace = [epoch(number, 10 - number) for number in range(1, 5)]
-    assert charts_of([epoch(1, 9)], {"trace": trace}, "vi")[0].x == [1, 2, 3, 4]
+    assert training_charts([epoch(1, 9)], {"trace": trace}, "vi")[0].x == [1, 2, 3, 4]
     chains = {"chains": {"trace": [{"step": 1, "loss": [3.0, 4.0]}, {"step": 2, "loss": [2.0, 5.0]}]}}
-    (chart,) = charts_of([], chains, "auto")
+    (chart,) = training_charts([], chains, "auto")
     assert [one.values for one in chart.series] == [[3.0, 2.0], [4.0, 5.0]]
 
 
@@ -342,7 +342,7 @@ def test_figures_are_those_since_the_job_was_asked_to_run_again() -> None:
         {"text": "1%", "figures": [{"epoch": 2}]},
         {"text": "done"},
     ]
-    assert figures_in(lines) == [{"epoch": 2}]
+    assert log_figures(lines) == [{"epoch": 2}]
 
 
 # doors

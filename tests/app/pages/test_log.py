@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import PrescriptionRow
 from app.http import security
-from app.pages.format import in_a_line, written
-from app.pages.log.entry import MOST_ROWS, Entry, number_of, outcome_request, place
+from app.pages.format import one_line, format_value
+from app.pages.log.entry import MOST_ROWS, LogEntryView, number_of, outcome_request, pointer_of
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.journey import CONTEXTS, Json, answered, learned
@@ -68,8 +68,8 @@ def test_the_list_shows_decisions_newest_first_and_in_pages(
     listed = re.findall(r'href="/log/(pres_\w+)"', page.text)
     assert listed == [answer["id"] for answer in answers[:1:-1]]
     said = words(page)
-    assert in_a_line(answers[-1]["prescriptions"][0]["decision"]) in said
-    assert in_a_line(CONTEXTS[0]) in said
+    assert one_line(answers[-1]["prescriptions"][0]["decision"]) in said
+    assert one_line(CONTEXTS[0]) in said
     older = re.search(r'<p class="pager"><a href="([^"]*)"', page.text)
     assert older is not None
     rest = look(browser, html.unescape(older[1]))
@@ -117,7 +117,7 @@ def test_a_call_is_told_in_words_and_can_be_decided_again(
     said = words(page)
     decision = answer["prescriptions"][1]["decision"]
     for name, value in decision.items():
-        assert f"{name} {written(round(value, 2))[:4]}" in said
+        assert f"{name} {format_value(round(value, 2))[:4]}" in said
     assert "2 contexts" in said
     assert "the worst 10% of cases count 50%" in said
     again = re.search(rf'href="(/posteriors/{posterior["id"]}/decide\?[^"]*)"', page.text)
@@ -267,20 +267,20 @@ def test_requests_have_what_was_typed() -> None:
     }
     assert outcome_request(0, {}, False) == {"rows": [{"index": 0}]}
     assert number_of(" about 3 ") == "about 3"
-    assert place("done.", "a/b~c") == "#/rows/0/done/a~1b~0c"
+    assert pointer_of("done.", "a/b~c") == "#/rows/0/done/a~1b~0c"
 
 
 def test_contexts_may_have_come_without_names() -> None:
     columns = [{"name": "weekday", "role": "context"}, {"name": "sold", "role": "outcome"}]
     record = {"kind": "prescribe", "request": {"contexts": [["SAT"], 3]}, "outcomes": []}
-    entry = Entry(record, {"columns": columns}, 0)
+    entry = LogEntryView(record, {"columns": columns}, 0)
     assert entry.context(0) == {"weekday": "SAT"}
     assert entry.context(1) == {}
 
 
 def test_long_lines_are_cut_short() -> None:
-    assert in_a_line({"a": True, "b": 1.23456, "c": None, "d": "x", "e": 5, "f": 6, "g": 7}) == (
+    assert one_line({"a": True, "b": 1.23456, "c": None, "d": "x", "e": 5, "f": 6, "g": 7}) == (
         "a yes, b 1.235, c –, d x, e 5 and 2 more"
     )
-    assert in_a_line(["SAT", 21.5]) == "SAT, 21.5"
-    assert in_a_line("odd") == "odd"
+    assert one_line(["SAT", 21.5]) == "SAT, 21.5"
+    assert one_line("odd") == "odd"

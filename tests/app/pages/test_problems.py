@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.http import security
-from app.pages.problems.forms import as_number, line_of, of_spec, parsed
+from app.pages.problems.forms import as_number, line_of, form_of_spec, parse_json
 from app.pages.problems.kinds import KINDS
 from app.pages.problems.notation import model_of
 from app.pages.problems.specified import facts_of, tables_of
@@ -271,7 +271,7 @@ def test_numbers_are_read_as_people_write_them(typed: str, meant: object) -> Non
 
 def test_only_newsvendors_that_fit_the_table_become_one_again() -> None:
     full = {"name": "a", "underage_cost": 1, "overage_cost": 1, "minimum_order": 0}
-    assert of_spec("x", {"kind": "newsvendor", "items": [full]}) is not None
+    assert form_of_spec("x", {"kind": "newsvendor", "items": [full]}) is not None
     rows = [{"coefficients": {"a": 1}, "sense": "<=", "limit": 1}]
     for spec in (
         {"kind": "linear"},
@@ -280,7 +280,7 @@ def test_only_newsvendors_that_fit_the_table_become_one_again() -> None:
         {"kind": "newsvendor", "items": [full | {"minimum_order": None}]},
         {"kind": "newsvendor", "items": [full | {"maximum_demand": 9}]},
     ):
-        assert of_spec("x", spec) is None
+        assert form_of_spec("x", spec) is None
 
 
 # text
@@ -295,7 +295,7 @@ def test_text_that_is_no_json_yet_says_where(browser: TestClient) -> None:
         assert "This is not JSON yet: line 3, column 3" in words(page)
     assert "oops" in page.text
     assert "A specification is an object" in words(send(browser, "/problems/check", fields | {"spec": "[1]"}, at=at))
-    assert parsed('{"a": NaN}')[1] == "This is not JSON yet: NaN is no number of JSON."
+    assert parse_json('{"a": NaN}')[1] == "This is not JSON yet: NaN is no number of JSON."
 
 
 def test_a_check_says_the_apis_sentence_with_its_place_and_line(browser: TestClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from app.pages.posteriors import charts as posterior_charts
 from app.pages.posteriors import verdicts as verdicts
-from app.pages.posteriors.figures import Estimate, estimate, numbers, value
+from app.pages.posteriors.figures import EstimateView, estimate, numbers, value
 from app.pages.render import number
 
 Json = dict[str, Any]
@@ -41,7 +41,7 @@ GOOD: Json = {
 
 
 def said(problem: Json | None = None, **changes: Any) -> list[tuple[str, str]]:
-    found = verdicts.verdict(GOOD | changes, problem or {"kind": "newsvendor"})
+    found = verdicts.verdict_sentences(GOOD | changes, problem or {"kind": "newsvendor"})
     plain = [re.sub(r'<span class="tip".*?</span>|<[^>]+>', "", str(one.text)) for one in found]
     return [(text.replace("\u00a0", " "), one.tone) for text, one in zip(plain, found, strict=True)]
 
@@ -115,7 +115,7 @@ def test_uncertain_constraints_make_cheaper_rules_no_reproach() -> None:
 
 def test_the_shape_of_a_histogram_is_told_only_beyond_chance() -> None:
     def told(pit: list[float], rows: int = 400) -> str:
-        return verdicts.coverage_words({"calibration": {"rows": rows, "pit": pit}})
+        return verdicts.coverage_text({"calibration": {"rows": rows, "pit": pit}})
 
     assert told([0.1] * 10).startswith("Nothing beyond chance")
     assert "narrower" in told([0.2] + [0.075] * 8 + [0.2])
@@ -127,7 +127,7 @@ def test_the_shape_of_a_histogram_is_told_only_beyond_chance() -> None:
 
 def test_numbers_are_found_where_they_are() -> None:
     told = {"a": {"mean": 1, "standard_error": float("nan")}, "b": [1, None, True, 2.5], "c": "x"}
-    assert estimate(told, "a") == Estimate(1.0, None)
+    assert estimate(told, "a") == EstimateView(1.0, None)
     assert numbers(told, "b") == [1.0, 2.5]
     assert value(told, "c") is value(told, "a", "b", "c") is estimate(told, "b") is None
 
