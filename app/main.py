@@ -31,12 +31,12 @@ from app.jobs.status_router import router as status
 from app.log.router import router as kept_prescriptions
 from app.log.writer import Writer
 from app.pages import api_client, docs, home
-from app.pages.backtests import page as backtest_pages
-from app.pages.datasets import page as dataset_pages
+from app.pages import backtests as backtest_pages
+from app.pages import datasets as dataset_pages
+from app.pages import jobs as job_pages
+from app.pages import log as log_pages
 from app.pages.decide import page as decide_pages
 from app.pages.error_pages import ErrorPages
-from app.pages.jobs import page as job_pages
-from app.pages.log import page as log_pages
 from app.pages.posteriors import page as posterior_pages
 from app.pages.problems import page as problem_pages
 from app.posteriors.router import router as posteriors

@@ -156,6 +156,17 @@ class Api:
         address = path + (f"?{httpx.QueryParams(wanted)}" if wanted else "")
         return await self._ask(Call("GET", address))
 
+    async def find(self, path: str, identifier: str | None) -> Any:
+        """Get the object with an id below ``path``; None without an id, or where the API knows none."""
+        if not identifier:
+            return None
+        try:
+            return await self.get(f"{path}/{identifier}")
+        except ApiRefusal as refusal:
+            if refusal.status != 404:
+                raise
+            return None
+
     async def post(self, path: str, body: Any = None, *, kept: bool = True) -> Any:
         """``kept=False``: an answer for somebody who is still trying things out, which the log need not hold."""
         return await self._ask(Call("POST", path, body), kept=kept)
@@ -216,5 +227,5 @@ def install(app: FastAPI) -> None:
     """A refusal that a page does not show by itself is answered as the API answered it."""
 
     @app.exception_handler(ApiRefusal)
-    async def on_refusal(request: Request, refused: ApiRefusal) -> JSONResponse:
-        return JSONResponse(refused.problem, refused.status, media_type="application/problem+json")
+    async def on_refusal(request: Request, refusal: ApiRefusal) -> JSONResponse:
+        return JSONResponse(refusal.problem, refusal.status, media_type="application/problem+json")

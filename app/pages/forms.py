@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+import re
 from urllib.parse import urlsplit
 
 from fastapi import Request, Response
@@ -20,6 +22,7 @@ from app.keys.sessions import new_token
 FIELD, HEADER = "csrf", "x-csrf-token"
 # A pasted table or a model as text.
 _MOST_TEXT = 16_000_000
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,3})?")
 
 
 def browser_token(request: Request) -> str:
@@ -56,6 +59,19 @@ def text(form: FormData, name: str) -> str:
     """A field of a form as text; empty if it is not there."""
     value = form.get(name, "")
     return value if isinstance(value, str) else ""
+
+
+def parse_number(text: str) -> int | float | str:
+    """Return the number that was typed, with a point or a comma for decimals; text that is no number stays text, for
+    the API to refuse at its place."""
+    text = text.strip()
+    plain = text.replace("−", "-").replace("\N{NO-BREAK SPACE}", "")
+    if not _NUMBER.fullmatch(plain):
+        return text
+    value = float(plain.replace(",", "."))
+    if not math.isfinite(value):
+        return text
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 async def read_upload(form: FormData, name: str = "file") -> tuple[str, bytes]:

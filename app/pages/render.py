@@ -139,7 +139,7 @@ def render(
     status: int = 200,
     *,
     api: Api | None = None,
-    refused: ApiRefusal | None = None,
+    refusal: ApiRefusal | None = None,
     **given: Any,
 ) -> Response:
     """A page. ``api`` has the calls to show beside it, ``refused`` what was wrong with a form."""
@@ -158,7 +158,7 @@ def render(
             csrf=forms.form_token(request),
             base=str(request.base_url).rstrip("/"),
             calls=api.calls if api is not None else [],
-            refused=refused,
+            refusal=refusal,
             settings=get_settings(),
             **given,
         )

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from app.demo import bakery_rows, example_problem
-from app.pages.problems.kinds import KINDS
+from app.pages.problems.catalogue import KINDS
 from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 LONG = 240_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import calendar
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -13,6 +12,7 @@ from starlette.datastructures import ImmutableMultiDict
 
 from app.http.errors import pointer
 from app.pages.api_client import Api, ApiRefusal
+from app.pages.forms import parse_number
 from app.pages.render import number
 
 # Fields of a context have the name of their column after this, so that no column is mistaken for anything else.
@@ -24,8 +24,6 @@ FormValues = ImmutableMultiDict[str, Any]
 _MOST_CHOICES = 40
 # The last so many rows tell which series there are, where a posterior does not list them.
 _ROWS_OF_SERIES = 300
-_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,3})?")
-_WHOLE = re.compile(r"[+-]?\d{1,15}")
 _YES, _NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _SPAN = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(1), "week": timedelta(7)}
 _PERIODS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks", "month": "months"}
@@ -75,16 +73,8 @@ def value_of(kind: FieldKind, text: str) -> Any:
     if kind == "yes" and text.lower() in _YES | _NO:
         return int(text.lower() in _YES)
     if kind in ("number", "yes"):
-        return number_of(text)
+        return parse_number(text)
     return text
-
-
-def number_of(text: str) -> float | int | str:
-    """The number that a text means, with a point or a comma for decimals; the text itself if it is none."""
-    plain = text.strip().replace("−", "-").replace("\N{NO-BREAK SPACE}", "")
-    if _WHOLE.fullmatch(plain):
-        return int(plain)
-    return float(plain.replace(",", ".")) if _NUMBER.fullmatch(plain) else text
 
 
 def context_columns(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -162,12 +152,14 @@ async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, An
     if posterior["dataset_id"] is None:
         return None, []
     address = f"/v1/datasets/{posterior['dataset_id']}"
-    unlisted = any(column["role"] == "series" and not _choices(posterior, column, []) for column in context_columns(posterior))
+    unlisted = any(
+        column["role"] == "series" and not _choices(posterior, column, []) for column in context_columns(posterior)
+    )
     try:
         dataset = await api.get(address)
         page = await api.get(f"{address}/rows", limit=_ROWS_OF_SERIES if unlisted else 1, last="true")
-    except ApiRefusal as refused:
-        if refused.status != 404:
+    except ApiRefusal as refusal:
+        if refusal.status != 404:
             raise
         return None, []
     return dataset, page["items"]

@@ -15,21 +15,19 @@ from app.http.security import Reader
 from app.ids import is_id
 from app.pages import forms
 from app.pages.api_client import Api, ApiRefusal
+from app.pages.decide import explanation as decide_explanation
 from app.pages.decide import table as decide_table
 from app.pages.decide import what_if as decide_what_if
-from app.pages.decide import why as decide_why
-from app.pages.decide.answer import decision_view, money_of, warnings_of
-from app.pages.decide.entries import MOST_HANDLES, share_constraints, get_limits
-from app.pages.decide.fields import FormValues, form_fields, read_fields, out_of_range
-from app.pages.decide.parts import is_part, render_part
-from app.pages.decide.query import COMPARED, POLICY_WORDS, DecideQuery
-from app.pages.decide.what_if import read_query, drop_rounding
+from app.pages.decide.answer import MOST_HANDLES, decision_view, get_limits, money_of, share_constraints, warnings_of
+from app.pages.decide.fields import FormValues, form_fields, out_of_range, read_fields
+from app.pages.decide.query import COMPARED, POLICY_WORDS, DecideQuery, is_part, render_part
+from app.pages.decide.what_if import drop_rounding, read_query
 from app.pages.render import render, see_other
 from bco_core.policies import POLICIES
 
 router = APIRouter(include_in_schema=False)
 router.include_router(decide_what_if.router)
-router.include_router(decide_why.router)
+router.include_router(decide_explanation.router)
 router.include_router(decide_table.router)
 
 INCLUDE = ["scenarios", "outcomes", "recourse"]
@@ -74,11 +72,11 @@ async def _page(
     rules = await get_limits(api, posterior)
     try:
         answer = await api.post(f"{asked.api}/prescribe", asked.body(include=INCLUDE), kept=keep)
-    except ApiRefusal as refused:
+    except ApiRefusal as refusal:
         if source == "" and not is_part(request):
             fields, source = await form_fields(api, posterior, given)
             asked = DecideQuery.of(named, fields, given)
-        return _render_decision(request, asked, posterior, source, refused.status, refused=refused)
+        return _render_decision(request, asked, posterior, source, refusal.status, refusal=refusal)
     asking = api.calls[-1:]
     if keep and not is_part(request):
         return see_other(asked.address(kept=answer["id"] or ""))
@@ -139,13 +137,17 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
         tries = await _decisions(api, asked)
         body = asked.body(alternatives=[{"name": name, "decision": decision} for name, decision in tries.items()])
         answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
-    except ApiRefusal as refused:
-        return render_part(request, "decide_others.html", asked, posterior, refused.status, refused=refused, asking=[])
+    except ApiRefusal as refusal:
+        return render_part(request, "decide_others.html", asked, posterior, refusal.status, refusal=refusal, asking=[])
     found = answer["evaluations"][0]
     money = money_of(found["ours"])
     size = abs(found["ours"]["expected_cost"] or 0.0)
     rows = [
-        {"name": one["name"], "words": POLICY_WORDS[one["name"]], "told": one | {"regret": drop_rounding(one["regret"], size)}}
+        {
+            "name": one["name"],
+            "words": POLICY_WORDS[one["name"]],
+            "told": one | {"regret": drop_rounding(one["regret"], size)},
+        }
         for one in found["alternatives"]
     ]
     largest = sorted(found["ours"]["decision"].items(), key=lambda pair: -abs(pair[1] or 0.0))[:_MOST_NAMED]
@@ -175,8 +177,8 @@ async def _decisions(api: Api, asked: DecideQuery) -> dict[str, dict[str, float]
         body = {"contexts": [asked.context]} | options
         try:
             answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
-        except ApiRefusal as refused:
-            if refused.status != 422:
+        except ApiRefusal as refusal:
+            if refusal.status != 422:
                 raise
             continue
         decision = answer["prescriptions"][0]["decision"]

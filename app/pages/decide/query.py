@@ -1,12 +1,18 @@
-"""What a decision is asked for with: the context and how to decide. All of it stands in the page's address."""
+"""Read what a decision is asked for (context, policy, risk) from the page's address, and render parts of the page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.pages.decide.fields import ContextField, FormValues, number_of
+from fastapi import Request, Response
+
+from app.pages.decide.fields import ContextField, FormValues
+from app.pages.error_pages import FRAGMENT
+from app.pages.forms import parse_number
+from app.pages.render import render
 from bco_core.policies import POLICIES
 
 # The worst one in twenty cases is what risk aversion looks at.
@@ -50,14 +56,14 @@ class DecideQuery:
     @property
     def risk_weight(self) -> float:
         """How much the worst cases count, for who shows it; 0 where the text is no number."""
-        weight = number_of(self.risk) if self.risk else 0.0
+        weight = parse_number(self.risk) if self.risk else 0.0
         return min(1.0, max(0.0, weight)) if isinstance(weight, int | float) else 0.0
 
     def options(self) -> dict[str, Any]:
         """How to decide, in the API's words; nothing for what is left as it is."""
         options: dict[str, Any] = {"policy": self.policy} if self.policy else {}
         if self.risk:
-            options["risk"] = {"cvar_weight": number_of(self.risk), "cvar_level": LEVEL}
+            options["risk"] = {"cvar_weight": parse_number(self.risk), "cvar_level": LEVEL}
         return options
 
     def body(self, **more: Any) -> dict[str, Any]:
@@ -81,3 +87,17 @@ class DecideQuery:
 def _text(given: FormValues, name: str) -> str:
     value = given.get(name, "")
     return value.strip() if isinstance(value, str) else ""
+
+
+def is_part(request: Request) -> bool:
+    """Whether a script of ours asks, for a piece of a page; not for a whole one that somebody went back to."""
+    return FRAGMENT in request.headers and "hx-history-restore-request" not in request.headers
+
+
+def render_part(
+    request: Request, template: str, asked: DecideQuery, posterior: Mapping[str, Any], status: int = 200, **given: Any
+) -> Response:
+    """A piece of the page, or a page around it."""
+    shown = template if is_part(request) else "decide_part.html"
+    is_piece = is_part(request)
+    return render(request, shown, status, piece=template, is_part=is_piece, asked=asked, posterior=posterior, **given)

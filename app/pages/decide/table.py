@@ -135,11 +135,11 @@ async def decide_table(named: str, request: Request, caller: Reader) -> Response
     except (UnreadableTable, UnicodeDecodeError) as error:
         wrong = "the file is neither text nor a workbook" if isinstance(error, UnicodeDecodeError) else str(error)
         return _render_table(request, asked, posterior, text[:200_000], 422, wrong=sentence(wrong) + ".")
-    except ApiRefusal as refused:
-        wrong = refused.detail
-        if refused.status == 403:
+    except ApiRefusal as refusal:
+        wrong = refusal.detail
+        if refusal.status == 403:
             wrong = f"Up to {MOST_ROWS} rows are decided for here. More are a job, and this key may not start one."
-        return _render_table(request, asked, posterior, text[:200_000], refused.status, wrong=wrong)
+        return _render_table(request, asked, posterior, text[:200_000], refusal.status, wrong=wrong)
     if as_file:
         body = b"".join(csv_pieces([_decision_table(pasted, lines)]))
         headers = {"Content-Disposition": f'attachment; filename="decisions-{posterior["id"]}.csv"'}
@@ -187,11 +187,11 @@ async def _decide_rows(
         try:
             answer = await api.post(f"{asked.api}/prescribe", body, kept=kept)
             found = [(told, "") for told in answer["prescriptions"]]
-        except ApiRefusal as refused:
-            reasons = _reasons(refused)
+        except ApiRefusal as refusal:
+            reasons = _reasons(refusal)
             if not reasons:
                 raise
-            found = [(None, reasons.get(number, refused.detail)) for number in range(len(contexts))]
+            found = [(None, reasons.get(number, refusal.detail)) for number in range(len(contexts))]
     told_next, lines = iter(found), []
     for row in pasted.rows:
         if len(row) == len(pasted.header):
@@ -204,10 +204,10 @@ async def _decide_rows(
     return answer, lines
 
 
-def _reasons(refused: ApiRefusal) -> dict[int, str]:
+def _reasons(refusal: ApiRefusal) -> dict[int, str]:
     """Why each context is refused, where all are and that is all that is wrong; empty else."""
     reasons: dict[int, str] = {}
-    for one in refused.problem.get("errors", []):
+    for one in refusal.problem.get("errors", []):
         parts = one["pointer"].split("/")
         if len(parts) < 3 or parts[1] != "contexts" or not parts[2].isdigit():
             return {}

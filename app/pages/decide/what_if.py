@@ -13,11 +13,10 @@ from app.http.security import Reader
 from app.pages import forms
 from app.pages.api_client import Api, ApiRefusal
 from app.pages.charts import Chart, Mark, Series
-from app.pages.decide.answer import Money, money_of
-from app.pages.decide.entries import EntryView, entries_of, get_limits
-from app.pages.decide.fields import FormValues, read_fields, number_of
-from app.pages.decide.parts import render_part
-from app.pages.decide.query import DecideQuery
+from app.pages.decide.answer import EntryView, Money, entries_of, get_limits, money_of
+from app.pages.decide.fields import FormValues, read_fields
+from app.pages.decide.query import DecideQuery, render_part
+from app.pages.forms import parse_number
 from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)
@@ -131,7 +130,7 @@ def amounts(given: FormValues) -> dict[str, Any]:
     found = {}
     for key, text in given.multi_items():
         if key.startswith(PREFIX) and isinstance(text, str):
-            found[key.removeprefix(PREFIX)] = number_of(text) if text.strip() else None
+            found[key.removeprefix(PREFIX)] = parse_number(text) if text.strip() else None
     return found
 
 
@@ -157,9 +156,9 @@ async def try_decision(named: str, request: Request, caller: Reader) -> Response
     body = asked.body(alternatives=[{"name": YOURS, "decision": decision}], time_limit_seconds=_SECONDS)
     try:
         answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
-    except ApiRefusal as refused:
+    except ApiRefusal as refusal:
         return render_part(
-            request, "decide_mine.html", asked, posterior, refused.status, refused=refused, tried=None, asking=[]
+            request, "decide_mine.html", asked, posterior, refusal.status, refusal=refusal, tried=None, asking=[]
         )
     found = answer["evaluations"][0]
     tried = WhatIfView(
@@ -187,9 +186,9 @@ async def curve(named: str, request: Request, caller: Reader) -> Response:
     body = asked.body(alternatives=tries, time_limit_seconds=_SECONDS)
     try:
         answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
-    except ApiRefusal as refused:
+    except ApiRefusal as refusal:
         return render_part(
-            request, "decide_curve.html", asked, posterior, refused.status, refused=refused, chart=None, asking=[]
+            request, "decide_curve.html", asked, posterior, refusal.status, refusal=refusal, chart=None, asking=[]
         )
     chart = _curve(entry, points, answer["evaluations"][0], money_of(ours))
     return render_part(request, "decide_curve.html", asked, posterior, chart=chart, entry=entry, asking=api.calls[-1:])

@@ -1,8 +1,12 @@
-"""Pages about posteriors: the list, and one of them with all that speaks for and against it."""
+"""Pages about posteriors: the list, and one posterior with its diagnostics, provenance, drivers and monitoring."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -10,15 +14,315 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, ApiRefusal
-from app.pages.posteriors import charts as posterior_charts
-from app.pages.posteriors import forward_charts as posterior_time
-from app.pages.posteriors import learning as posterior_learning
-from app.pages.posteriors import monitoring as posterior_since
-from app.pages.posteriors import verdicts as verdicts
-from app.pages.posteriors.figures import estimate, part, value
-from app.pages.posteriors.origin import provenance, revision_of
-from app.pages.render import render, see_other
+from app.pages.api_client import Api, ApiRefusal, Call
+from app.pages.charts import Chart, Series
+from app.pages.posteriors import charts, verdicts
+from app.pages.posteriors.charts import LevelChart, clock_of, kind_words, periods
+from app.pages.posteriors.diagnostics import Json, estimate, lines, part, value
+from app.pages.render import number, percent, render, see_other
+
+_FAMILIES = {
+    "laplace": "Laplace",
+    "gaussian": "Gaussian",
+    "matrix_gaussian": "Gaussian around a regression",
+    "chains": "draws of chains, as they are",
+}
+_METHODS = {
+    "auto": "chosen automatically",
+    "vi": "variational inference",
+    "mh": "Metropolis–Hastings chains",
+}
+
+
+@dataclass(frozen=True)
+class ProvenanceView:
+    """A fact; ``word`` is a word that explains itself, ``link`` where there is more, ``code`` for what is copied."""
+
+    name: str
+    value: str
+    note: str = ""
+    word: str = ""
+    link: str = ""
+    code: bool = False
+
+
+def provenance(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
+    """All that is known, in the order in which one asks."""
+    found = [*_data(posterior, told, dataset, job), *_learning(posterior, told, job), *_features(posterior)]
+    found.append(ProvenanceView("Digest of the posterior", posterior["digest"], word="digest", code=True))
+    versions = part(told, "origin", "versions")
+    if isinstance(versions, dict) and versions:
+        found.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
+    return found
+
+
+def revision_of(posterior: Any, told: Any, job: Any) -> float | None:
+    """The revision of its data set that a posterior was learned from, as far as that is known."""
+    noted = value(posterior, "recipe", "revision") or value(told, "origin", "revision")
+    return noted or value(job, "spec", "revision")
+
+
+def _data(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
+    if dataset is None:
+        return [ProvenanceView("Data", "not here", "the posterior was imported, or its data set is gone")]
+    revision, newest = revision_of(posterior, told, job), dataset["revision"]
+    rows = value(posterior, "recipe", "rows")
+    words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"learned from {number(rows, 9)} rows"
+    left_out = value(posterior, "recipe", "left_out")
+    words += f", {number(left_out, 9)} left out that have nothing before them" if left_out else ""
+    found = [ProvenanceView("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
+    if revision is not None:
+        later = "the newest" if revision == newest else f"the newest is {newest}"
+        found.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
+    digest = part(told, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
+    if digest:
+        found.append(ProvenanceView("Digest of the data", digest, word="digest", code=True))
+    return found
+
+
+def _learning(posterior: Any, told: Any, job: Any) -> list[ProvenanceView]:
+    description = posterior["description"]
+    method, why = str(part(told, "method") or ""), str(part(told, "inference_reason") or "")
+    found = [ProvenanceView("Method", _METHODS.get(method, method or "not known"), why)]
+    predictor = str(part(description, "predictor", "kind") or "")
+    if predictor:
+        trees = part(description, "predictor", "features", "kind") == "boosted"
+        found.append(ProvenanceView("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
+    family = str(part(description, "family") or "")
+    if family:
+        found.append(ProvenanceView("Family of the posterior", _FAMILIES.get(family, family)))
+    found.append(ProvenanceView("What counts", posterior["loss_meaning"] or posterior["loss"]))
+    seed = value(description, "seed")
+    if seed is not None:
+        found.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
+    temperature = value(told, "inverse_temperature")
+    if temperature is not None:
+        scale = value(told, "cost_scale")
+        units = "" if scale is None else f"for costs divided by {number(scale)}"
+        found.append(ProvenanceView("Inverse temperature", number(temperature), units, word="inverse temperature"))
+    found.append(ProvenanceView("Stored draws", number(posterior["particles"], 9)))
+    found += _before(told, job)
+    if job is not None:
+        found.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
+    else:
+        found.append(ProvenanceView("Job", "not here", "the posterior was imported"))
+    return found
+
+
+def _took(job: Any) -> str:
+    attempts = int(job.get("attempts") or 1)
+    return "" if attempts == 1 else f"begun {attempts} times"
+
+
+def _before(told: Any, job: Any) -> list[ProvenanceView]:
+    """The posterior that it was learned on from."""
+    before = part(told, "update", "from_posterior")
+    if not before:
+        return []
+    new = value(told, "update", "new_rows")
+    words = "" if new is None else f"with {number(new, 9)} new rows"
+    if part(job, "spec", "from_posterior", "as_prior"):
+        forgotten = value(job, "spec", "from_posterior", "forgetting") or 0.0
+        words += ", as the prior" + (f", {percent(forgotten)} of it forgotten" if forgotten else "")
+    return [ProvenanceView("Learned on from", str(before), words, link=f"/posteriors/{before}")]
+
+
+def _features(posterior: Any) -> list[ProvenanceView]:
+    """The recipe of features of time, in words."""
+    recipe = part(posterior, "recipe", "recipe")
+    if not isinstance(recipe, dict):
+        return []
+    unit = periods(posterior["recipe"])
+    words = []
+    for name, text in (
+        ("calendar", "calendar: {}"),
+        ("lags", f"outcomes {{}} {unit} ago"),
+        ("windows", f"means and quantiles over {{}} {unit}"),
+    ):
+        given = recipe.get(name)
+        if given:
+            words.append(text.format(", ".join(map(str, given))))
+    words += ["trend"] * bool(recipe.get("trend"))
+    words += [f"public holidays of {recipe['holidays']}"] * bool(recipe.get("holidays"))
+    keys = part(posterior, "recipe", "keys")
+    words += [f"series by {', '.join(keys)}"] * bool(keys)
+    found = [ProvenanceView("Features of time", "; ".join(words) or "none")]
+    lead = value(recipe, "lead")
+    if lead is not None:
+        found.append(
+            ProvenanceView("Decided ahead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead")
+        )
+    until, clock = value(posterior, "recipe", "learned_until"), clock_of(posterior["recipe"])
+    if until is not None and clock is not None:
+        found.append(ProvenanceView("Last row learned from", clock.text(int(until))))
+    return found
+
+
+# So many of the latest rows are drawn from, and so many drawn: each takes some predictions for every column.
+_LATEST, _DRAWN = 120, 12
+_SECONDS = 20.0
+_NEEDED = ("context", "time", "series")
+# Solver processes are starting, or all places are taken: worth another try in a moment.
+STARTING = 503
+
+
+@dataclass(frozen=True)
+class DriverView:
+    """A column and how much it moves an outcome on average; ``width`` is that beside the largest, up to 100."""
+
+    name: str
+    role: str
+    size: float
+    width: float
+
+
+@dataclass(frozen=True)
+class DriversView:
+    rows: int
+    latest: int
+    outcomes: list[tuple[str, list[DriverView]]]
+    # told once: how the shares are computed, and what they are beside
+    method: str = ""
+    baseline: str = ""
+
+
+async def drivers(api: Api, posterior: Json) -> DriversView:
+    """Mean absolute Shapley values of the context columns over some of the latest rows of the data set."""
+    columns = [column for column in posterior["columns"] if column["role"] in _NEEDED]
+    path = f"/v1/datasets/{posterior['dataset_id']}/rows"
+    latest = _by_time((await api.get(path, limit=_LATEST, last="true"))["items"], columns)
+    drawn = random.Random(0).sample(latest, min(_DRAWN, len(latest)))  # noqa: S311
+    contexts = [{column["name"]: row.get(column["name"]) for column in columns} for row in drawn]
+    body = {"contexts": contexts, "include": ["sensitivity"], "time_limit_seconds": _SECONDS}
+    answer = await api.post(f"/v1/posteriors/{posterior['id']}/prescribe", body, kept=False)
+    told = [found for one in answer["prescriptions"] if (found := part(one, "sensitivity", "attribution"))]
+    roles = {column["name"]: column["role"] for column in columns}
+    names = list(told[0]["outcomes"]) if told else []
+    return DriversView(
+        len(told),
+        len(latest),
+        [(name, _ranked([part(one, "outcomes", name, "contributions") for one in told], roles)) for name in names],
+        str(told[0].get("method", "")) if told else "",
+        str(told[0].get("baseline", "")) if told else "",
+    )
+
+
+def _by_time(rows: list[dict[str, Any]], columns: Iterable[Json]) -> list[dict[str, Any]]:
+    """Oldest first; rows without a time are as they came."""
+    time = next((column["name"] for column in columns if column["role"] == "time"), None)
+    return rows if time is None else sorted(rows, key=lambda row: row[time])
+
+
+def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverView]:
+    sizes: dict[str, list[float]] = {}
+    for one in contributions:
+        for name in one or {}:
+            found = value(one, name)
+            if found is not None:
+                sizes.setdefault(name, []).append(abs(found))
+    means = {name: sum(found) / len(found) for name, found in sizes.items()}
+    most = max(means.values(), default=0.0) or 1.0
+    ordered = sorted(means.items(), key=lambda one: -one[1])
+    return [DriverView(name, roles.get(name, ""), size, round(100 * size / most, 2)) for name, size in ordered]
+
+
+@dataclass(frozen=True)
+class MonitoringView:
+    """How promises have held since, by one source: what is said, and a chart where there is something to draw."""
+
+    words: str
+    verdict: str
+    sentence: str
+    overall: Json | None
+    left_out: int
+    chart: Chart | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.verdict == "too_few" and self.overall is None
+
+
+_SOURCES = {
+    "dataset": "Rows that were appended to the data set",
+    "log": "Prescriptions whose outcome was recorded",
+}
+
+
+async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
+    """What later rows and the log say; what the API refuses is said with its sentence."""
+    found = []
+    for source, words in _SOURCES.items():
+        if source == "dataset" and posterior["dataset_id"] is None:
+            continue
+        try:
+            told = await api.get(f"/v1/posteriors/{posterior['id']}/drift", source=source)
+        except ApiRefusal as refusal:
+            if refusal.status == STARTING:
+                raise
+            found.append(MonitoringView(words, "", refusal.detail, None, 0, None))
+            continue
+        chart = _stretches(told, words) if len(lines(told, "stretches")) > 1 else None
+        found.append(
+            MonitoringView(
+                words, told["verdict"], told["sentence"], told["overall"], int(told.get("left_out") or 0), chart
+            )
+        )
+    return found
+
+
+def _stretches(told: Json, words: str) -> Chart:
+    """Promised and realised cost by stretch, over time where the rows have one."""
+    table = lines(told, "stretches")
+    spans = [(_seconds(line.get("first")), _seconds(line.get("last"))) for line in table]
+    is_time = all(first is not None and last is not None for first, last in spans)
+    edges = [edge for span in spans for edge in span] if is_time else []
+    places: list[float] = [edge for edge in edges if edge is not None]
+    if not is_time:
+        places = [float(index + half) for index in range(len(table)) for half in (0, 1)]
+    cells = [
+        [
+            places[2 * index] if is_time else stretch_name(index),
+            str(line.get("last") or "")[:16] if is_time else stretch_name(index),
+            *(value(line, name) for name in ("rows", "promised", "realised", "ratio")),
+            _share(line),
+        ]
+        for index, line in enumerate(table)
+    ]
+    return LevelChart(
+        title="Promised and realised cost since",
+        note=f"{words}.",
+        x=places,
+        series=[
+            Series("realised", [value(line, "realised") for line in table for _ in range(2)], "line", 0),
+            Series("promised", [value(line, "promised") for line in table for _ in range(2)], "line", 1, dashed=True),
+        ],
+        x_label="time" if is_time else "stretch",
+        y_label="mean cost",
+        time=is_time,
+        zero=True,
+        height=200,
+        heads=["from", "to", "rows", "promised", "realised", "realised ÷ promised", "% above the promised 95 % limit"],
+        cells=cells,
+    )
+
+
+def stretch_name(index: int) -> str:
+    return f"stretch {index + 1}"
+
+
+def _share(line: Json) -> float | None:
+    found = value(line, "above", "share")
+    return None if found is None else 100 * found
+
+
+def _seconds(text: Any) -> float | None:
+    """Seconds since 1970; None for what is not a moment."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 router = APIRouter(include_in_schema=False)
 
@@ -73,7 +377,7 @@ async def _render_posterior(
     named: str,
     status: int = 200,
     *,
-    refused: ApiRefusal | None = None,
+    refusal: ApiRefusal | None = None,
     at: str = "",
     typed: str = "",
     taken: Any = None,
@@ -84,9 +388,9 @@ async def _render_posterior(
         api.get(f"/v1/posteriors/{_safe(named)}"), api.get(f"/v1/posteriors/{_safe(named)}/diagnostics")
     )
     problem, dataset, job, alike = await asyncio.gather(
-        _get_or_none(api, "problems", posterior["problem_id"]),
-        _get_or_none(api, "datasets", posterior["dataset_id"]),
-        _get_or_none(api, "jobs", posterior["job_id"]),
+        api.find("/v1/problems", posterior["problem_id"]),
+        api.find("/v1/datasets", posterior["dataset_id"]),
+        api.find("/v1/jobs", posterior["job_id"]),
         api.get("/v1/posteriors", problem_id=posterior["problem_id"], limit=_NAMED),
     )
     aliases = posterior["aliases"]
@@ -97,7 +401,7 @@ async def _render_posterior(
         "posterior.html",
         status,
         api=api,
-        refused=refused,
+        refusal=refusal,
         at=at,
         typed=typed,
         taken=taken,
@@ -109,27 +413,27 @@ async def _render_posterior(
         reason=verdicts.quality_reason(told),
         said=verdicts.verdict_sentences(told, posterior["problem"]),
         facts=verdicts.key_figures(told),
-        forward=[posterior_time.over_time(told, recipe), posterior_time.by_distance(told, recipe)],
+        forward=[charts.over_time(told, recipe), charts.by_distance(told, recipe)],
         season=estimate(told, "forward", "season"),
-        promise=posterior_charts.promise(told),
-        baselines=posterior_charts.baselines(told),
-        policies=posterior_charts.policies(told),
-        candidates=posterior_charts.candidates(told),
-        shares=posterior_charts.shares(told),
-        mixture=posterior_charts.mixture(told),
-        pit=posterior_charts.pit(told),
-        coverage=posterior_charts.coverage(told),
+        promise=charts.promise(told),
+        baselines=charts.baselines(told),
+        policies=charts.policies(told),
+        candidates=charts.candidates(told),
+        shares=charts.shares(told),
+        mixture=charts.mixture(told),
+        pit=charts.pit(told),
+        coverage=charts.coverage(told),
         coverage_words=verdicts.coverage_text(told),
-        carriers=posterior_charts.carriers(told),
+        carriers=charts.carriers(told),
         skill=_skill(told),
-        traces=posterior_learning.traces(told),
-        stopped=posterior_learning.stopping_text(told),
-        agreement=posterior_learning.agreement_text(told),
-        chain_trace=posterior_learning.chain_trace(told),
-        mixing=posterior_learning.mixing(told),
-        chain_facts=posterior_learning.chain_facts(told),
-        temperatures=posterior_learning.temperatures(told),
-        certificate=posterior_learning.certificate(told),
+        traces=charts.traces(told),
+        stopped=charts.stopping_text(told),
+        agreement=charts.agreement_text(told),
+        chain_trace=charts.chain_trace(told),
+        mixing=charts.mixing(told),
+        chain_facts=charts.chain_facts(told),
+        temperatures=charts.temperatures(told),
+        certificate=charts.certificate(told),
         origin=provenance(posterior, told, dataset, job),
         names=[(name, found["items"]) for name, found in zip(aliases, moves, strict=True)],
         others=_others(alike["items"], posterior, told),
@@ -140,16 +444,6 @@ async def _render_posterior(
 
 def _safe(named: str) -> str:
     return quote(named, safe="")
-
-
-async def _get_or_none(api: Api, what: str, identifier: str | None) -> Any:
-    """An object that the posterior names; None where it has none, or it is gone."""
-    if identifier is None:
-        return None
-    try:
-        return await api.get(f"/v1/{what}/{identifier}")
-    except ApiRefusal:
-        return None
 
 
 def _skill(told: Any) -> float | None:
@@ -188,35 +482,35 @@ def _actions(posterior_id: str) -> list[Call]:
 @router.get("/posteriors/{named}/drivers")
 async def drivers_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
     """What drives outcomes, for a page that is open already."""
-    api, found, refused = Api(request), None, None
+    api, found, refusal = Api(request), None, None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
         if posterior["dataset_id"] is not None:
-            found = await posterior_since.drivers(api, posterior)
+            found = await drivers(api, posterior)
     except ApiRefusal as one:
         if _is_early(one, attempt):
             return _retry_later(request, posterior, "drivers", attempt)
-        refused = one
-    return render(request, "posterior_drivers.html", api=api, refused=refused, drivers=found, posterior=posterior)
+        refusal = one
+    return render(request, "posterior_drivers.html", api=api, refusal=refusal, drivers=found, posterior=posterior)
 
 
 @router.get("/posteriors/{named}/since")
 async def monitoring_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
     """Whether promises have held since it was learned, for a page that is open already."""
-    api, found, refused = Api(request), [], None
+    api, found, refusal = Api(request), [], None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
-        found = await posterior_since.monitor(api, posterior)
+        found = await monitor(api, posterior)
     except ApiRefusal as one:
         if _is_early(one, attempt):
             return _retry_later(request, posterior, "since", attempt)
-        refused = one
-    return render(request, "posterior_since.html", api=api, refused=refused, since=found, posterior=posterior)
+        refusal = one
+    return render(request, "html", api=api, refusal=refusal, since=found, posterior=posterior)
 
 
-def _is_early(refused: ApiRefusal, attempt: int) -> bool:
+def _is_early(refusal: ApiRefusal, attempt: int) -> bool:
     """Whether the same may be answered in a moment."""
-    return refused.status == posterior_since.STARTING and attempt < _ATTEMPTS
+    return refusal.status == STARTING and attempt < _ATTEMPTS
 
 
 def _retry_later(request: Request, posterior: Any, what: str, attempt: int) -> Response:
@@ -232,9 +526,11 @@ async def give_name(request: Request, named: str, caller: Reader) -> Response:
     body = {"posterior_id": posterior["id"], "if_posterior_id": names_now or None}
     try:
         await api.put(f"/v1/aliases/{_alias(name)}", body)
-    except ApiRefusal as refused:
-        taken = await _get_or_none(Api(request), "aliases", _alias(name)) if refused.status == 409 else None
-        return await _render_posterior(request, named, refused.status, refused=refused, at="names", typed=name, taken=taken)
+    except ApiRefusal as refusal:
+        taken = await Api(request).find("/v1/aliases", _alias(name)) if refusal.status == 409 else None
+        return await _render_posterior(
+            request, named, refusal.status, refusal=refusal, at="names", typed=name, taken=taken
+        )
     return see_other(f"/posteriors/{posterior['id']}#names")
 
 
@@ -257,8 +553,8 @@ async def learn_on(request: Request, named: str, caller: Reader) -> Response:
     }
     try:
         job = await api.post("/v1/jobs", body | ({"promote": {"alias": alias}} if alias else {}))
-    except ApiRefusal as refused:
-        return await _render_posterior(request, named, refused.status, refused=refused, at="since")
+    except ApiRefusal as refusal:
+        return await _render_posterior(request, named, refusal.status, refusal=refusal, at="since")
     return see_other(f"/jobs/{job['id']}")
 
 
@@ -267,8 +563,8 @@ async def delete_name(request: Request, named: str, name: str, caller: Reader) -
     await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/aliases/{_alias(name)}")
-    except ApiRefusal as refused:
-        return await _render_posterior(request, named, refused.status, refused=refused, at="names")
+    except ApiRefusal as refusal:
+        return await _render_posterior(request, named, refusal.status, refusal=refusal, at="names")
     return see_other(f"/posteriors/{named}#names")
 
 
@@ -277,6 +573,6 @@ async def delete_posterior(request: Request, named: str, caller: Reader) -> Resp
     await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/posteriors/{_safe(named)}")
-    except ApiRefusal as refused:
-        return await _render_posterior(request, named, refused.status, refused=refused, at="delete")
+    except ApiRefusal as refusal:
+        return await _render_posterior(request, named, refusal.status, refusal=refusal, at="delete")
     return see_other("/posteriors")

@@ -8,7 +8,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from app.pages.api_client import sentence
-from app.pages.posteriors.figures import EstimateView, Json, estimate, lines, part, value
+from app.pages.posteriors.diagnostics import EstimateView, Json, estimate, lines, part, value
 from app.pages.render import number, percent, term
 
 Tone = Literal["ok", "warn", "bad", ""]

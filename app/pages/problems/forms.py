@@ -12,6 +12,7 @@ from starlette.datastructures import FormData
 
 from app.pages import forms
 from app.pages.api_client import ApiRefusal, sentence
+from app.pages.forms import parse_number
 
 # Columns of the table of items: the form's name and the API's.
 COLUMNS = {
@@ -28,7 +29,6 @@ COLUMNS = {
 MORE = ("stock", "pack", "level", "whole")
 # Longer texts are not searched for the lines of mistakes.
 _SEARCHED = 200_000
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 Row = dict[str, str]
 
@@ -65,7 +65,9 @@ def read_problem_form(form: FormData) -> ProblemFormView:
         return ProblemFormView(name, kind, rows or [{}], level, body={"name": name, "spec": spec})
     text = forms.text(form, "spec")
     spec_or_none, wrong = parse_json(text)
-    return ProblemFormView(name, kind, text=text, body=None if wrong else {"name": name, "spec": spec_or_none}, wrong=wrong)
+    return ProblemFormView(
+        name, kind, text=text, body=None if wrong else {"name": name, "spec": spec_or_none}, wrong=wrong
+    )
 
 
 def _rows(form: FormData) -> list[Row]:
@@ -85,25 +87,13 @@ def _item(row: Mapping[str, str]) -> dict[str, Any]:
         elif name == "whole":
             item |= {"integer": True} if value else {}
         elif value:
-            item[COLUMNS[name]] = _share(value) if name == "level" else as_number(value)
+            item[COLUMNS[name]] = _share(value) if name == "level" else parse_number(value)
     return item
-
-
-def as_number(text: str) -> Any:
-    """A number as people write it; what is none is left as it is, for the API to refuse."""
-    text = text.strip().replace("−", "-")
-    if _DECIMAL_COMMA.fullmatch(text):
-        text = text.replace(",", ".")
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 def _share(text: str) -> Any:
     """A share, also as a percentage: 95 % is 0.95."""
-    value = as_number(text.rstrip(" %"))
+    value = parse_number(text.rstrip(" %"))
     if text.rstrip().endswith("%") and not isinstance(value, str):
         return round(value / 100, 6)
     return value
@@ -158,16 +148,16 @@ class SpecErrorView:
     line: int | None = None
 
 
-def spec_errors(refused: ApiRefusal, text: str = "") -> list[SpecErrorView]:
+def spec_errors(refusal: ApiRefusal, text: str = "") -> list[SpecErrorView]:
     """The API's sentences with their places, and the lines of the text that they are about."""
     found = []
-    for one in refused.problem.get("errors", []):
+    for one in refusal.problem.get("errors", []):
         path = one["pointer"].removeprefix("#/").split("/")
         inside = path[1:] if path[:1] == ["spec"] else []
         line = line_of(text, inside) if path[:1] == ["spec"] and 0 < len(text) <= _SEARCHED else None
         place = " › ".join(str(int(part) + 1) if part.isdigit() else part.replace("_", " ") for part in inside or path)
         found.append(SpecErrorView(place, sentence(one["detail"]), line))
-    return found or [SpecErrorView("", refused.detail)]
+    return found or [SpecErrorView("", refusal.detail)]
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')

@@ -11,11 +11,11 @@ from starlette.datastructures import FormData, UploadFile
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, ApiRefusal
-from app.pages.problems.forms import ProblemFormView, read_problem_form, spec_errors, form_of_spec, parse_json
-from app.pages.problems.kinds import KINDS, pretty_json
+from app.pages.api_client import Api, ApiRefusal, Call
+from app.pages.problems.catalogue import KINDS, pretty_json
+from app.pages.problems.forms import ProblemFormView, form_of_spec, parse_json, read_problem_form, spec_errors
 from app.pages.problems.notation import ModelView, model_of
-from app.pages.problems.specified import facts_of, tables_of
+from app.pages.problems.spec_tables import facts_of, tables_of
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -59,10 +59,12 @@ async def new_problem(request: Request, caller: Reader, kind: str = "", text: st
     return _render_form(request, ProblemFormView("", kind, text=KINDS[kind].text))
 
 
-def _render_form(request: Request, form: ProblemFormView, refused: ApiRefusal | None = None, status: int = 200) -> Response:
-    found = spec_errors(refused, form.text) if refused is not None else []
+def _render_form(
+    request: Request, form: ProblemFormView, refusal: ApiRefusal | None = None, status: int = 200
+) -> Response:
+    found = spec_errors(refusal, form.text) if refusal is not None else []
     kind = KINDS.get(form.kind) or KINDS["linear"]
-    return render(request, "problem_form.html", status, refused=refused, form=form, kind=kind, mistakes=found)
+    return render(request, "problem_form.html", status, refusal=refusal, form=form, kind=kind, mistakes=found)
 
 
 @router.post("/problems/new")
@@ -72,10 +74,10 @@ async def create_problem(request: Request, caller: Reader) -> Response:
         return _render_form(request, form, status=422)
     try:
         made = await Api(request).post("/v1/problems", form.body)
-    except ApiRefusal as refused:
-        if refused.status != 422:
+    except ApiRefusal as refusal:
+        if refusal.status != 422:
             raise
-        return _render_form(request, form, refused, 422)
+        return _render_form(request, form, refusal, 422)
     return see_other(f"/problems/{made['id']}")
 
 
@@ -92,10 +94,10 @@ async def check_problem(request: Request, caller: Reader) -> Response:
         try:
             checked = await Api(request).post("/v1/problems/check", body)
             shown |= {"checked": checked, "model": model_of(body["spec"], checked["compiled"])}
-        except ApiRefusal as refused:
-            if refused.status not in (413, 422, 503):
+        except ApiRefusal as refusal:
+            if refusal.status not in (413, 422, 503):
                 raise
-            shown["mistakes"] = spec_errors(refused, form.text)
+            shown["mistakes"] = spec_errors(refusal, form.text)
     return render(request, "problem_check.html", **shown)
 
 
@@ -104,11 +106,13 @@ async def import_page(request: Request, caller: Reader) -> Response:
     return _render_import(request, {"name": "", "description": pretty_json(_DESCRIPTION)})
 
 
-def _render_import(request: Request, given: dict[str, str], refused: ApiRefusal | None = None, wrong: str = "") -> Response:
-    status = 422 if refused or wrong else 200
+def _render_import(
+    request: Request, given: dict[str, str], refusal: ApiRefusal | None = None, wrong: str = ""
+) -> Response:
+    status = 422 if refusal or wrong else 200
     fields = {"description": json.dumps({"name": given["name"] or "bread"} | _DESCRIPTION)}
     call = Call("POST", "/v1/problems/import", file="model.mps", fields=fields)
-    return render(request, "problem_import.html", status, refused=refused, given=given, wrong=wrong, call=call)
+    return render(request, "problem_import.html", status, refusal=refusal, given=given, wrong=wrong, call=call)
 
 
 @router.post("/problems/import")
@@ -124,10 +128,10 @@ async def import_problem(request: Request, caller: Reader) -> Response:
     fields = {"description": pretty_json(described | {"name": given["name"]})}
     try:
         made = await api.upload("/v1/problems/import", *main, fields, beside=files)
-    except ApiRefusal as refused:
-        if refused.status not in (413, 422):
+    except ApiRefusal as refusal:
+        if refusal.status not in (413, 422):
             raise
-        return _render_import(request, given, refused)
+        return _render_import(request, given, refusal)
     if not made["notes"] and made["dataset_id"] is None:
         return see_other(f"/problems/{made['id']}")
     return render(request, "problem_imported.html", 201, api=api, made=made)
@@ -145,7 +149,7 @@ async def problem(request: Request, problem_id: str, caller: Reader) -> Response
     return await _render_problem(request, problem_id)
 
 
-async def _render_problem(request: Request, problem_id: str, refused: ApiRefusal | None = None) -> Response:
+async def _render_problem(request: Request, problem_id: str, refusal: ApiRefusal | None = None) -> Response:
     api = Api(request)
     found = await api.get(f"/v1/problems/{problem_id}")
     kind = KINDS[found["spec"]["kind"]]
@@ -157,9 +161,9 @@ async def _render_problem(request: Request, problem_id: str, refused: ApiRefusal
     return render(
         request,
         "problem.html",
-        409 if refused else 200,
+        409 if refusal else 200,
         api=api,
-        refused=refused,
+        refusal=refusal,
         problem=found,
         kind=kind,
         model=model,
@@ -201,8 +205,8 @@ async def delete_problem(request: Request, problem_id: str, caller: Reader) -> R
     await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/problems/{problem_id}")
-    except ApiRefusal as refused:
-        if refused.status != 409:
+    except ApiRefusal as refusal:
+        if refusal.status != 409:
             raise
-        return await _render_problem(request, problem_id, refused)
+        return await _render_problem(request, problem_id, refusal)
     return see_other("/problems")

@@ -18,8 +18,7 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
 from app.http import security
-from app.pages.backtests.form import BacktestForm, learned_like, propose_columns, request_of
-from app.pages.backtests.result import BacktestView, parse_times
+from app.pages.backtests import BacktestForm, BacktestView, learned_like, parse_times, propose_columns, request_of
 from bco_core.backtest.rules import RULES
 from tests.support.backtesting import OURS, asked, days, finished, prepared
 from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned

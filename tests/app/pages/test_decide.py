@@ -18,9 +18,8 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import KeyRow, PosteriorRow, SessionRow
 from app.keys import service as keys
-from app.pages.decide.answer import counts
-from app.pages.decide.entries import EntryView, EntryLimits, entries_of, limits_of
-from app.pages.decide.fields import add_periods, number_of
+from app.pages.decide.answer import EntryLimits, EntryView, counts, entries_of, limits_of
+from app.pages.decide.fields import add_periods
 from app.pages.decide.table import UnreadableTable, parse_table
 from app.pages.render import number
 from tests.support.journey import (
@@ -609,13 +608,6 @@ def test_a_key_that_may_read_may_decide_and_start_nothing(
 )
 def test_two_periods_later(last: str, unit: str, step: int, written: str, expected: str) -> None:
     assert add_periods({"last": last, "unit": unit, "step": step, "format": written}, 2) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"), [("21,5", 21.5), (" −3 ", -3), ("1e3", 1000.0), ("", ""), ("1.000,5", "1.000,5"), ("nan", "nan")]
-)
-def test_numbers_as_people_write_them(text: str, meant: Any) -> None:
-    assert number_of(text) == meant
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", ","])

@@ -13,9 +13,8 @@ from app.db.base import DEFAULT_WORKSPACE
 from app.http import security
 from app.jobs import compute, service
 from app.jobs.kinds import KINDS
-from app.pages.jobs import forms as job_forms
-from app.pages.jobs import page as pages
-from app.pages.jobs.traces import training_charts, log_figures
+from app.pages import jobs as job_pages
+from app.pages.jobs import log_figures, training_charts
 from bco_core.policies import POLICIES
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
 from tests.support.as_browser import log_in, new_browser, new_keys, send, token, words
@@ -79,9 +78,9 @@ def test_the_list_has_jobs_by_state_and_kind(client: TestClient, browser: TestCl
 
 
 def test_choices_are_those_of_the_api() -> None:
-    assert set(pages.KINDS) == set(KINDS)
-    assert set(job_forms.PREDICTORS) == {"auto", *PREDICTORS, BOOSTED}
-    assert set(job_forms.POLICIES) == {"", *POLICIES}
+    assert set(job_pages.KINDS) == set(KINDS)
+    assert set(job_pages.PREDICTORS) == {"auto", *PREDICTORS, BOOSTED}
+    assert set(job_pages.POLICIES) == {"", *POLICIES}
 
 
 # a new one
@@ -180,7 +179,7 @@ def test_wrong_choices_are_refused_beside_their_field(
     sentence = words(there[1])
     assert sentence
     if wrong != {"options": "{"}:
-        body = job_forms._job_form(dict.fromkeys(job_forms.FIELDS, "") | job_forms.DEFAULTS | fields).body
+        body = job_pages._job_form(dict.fromkeys(job_pages.FIELDS, "") | job_pages.DEFAULTS | fields).body
         details = [error["detail"] for error in answered(client.post("/v1/jobs", json=body), 422)["errors"]]
         assert any(detail.lower() in sentence.lower() for detail in details)
 

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from app.db.engine import transaction
 from app.db.tables import PrescriptionRow
 from app.http import security
-from app.pages.format import one_line, format_value
-from app.pages.log.entry import MOST_ROWS, LogEntryView, number_of, outcome_request, pointer_of
+from app.pages.format import format_value, one_line
+from app.pages.log import MOST_ROWS, LogEntryView, outcome_request, pointer_of
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.journey import CONTEXTS, Json, answered, learned
@@ -266,7 +266,6 @@ def test_requests_have_what_was_typed() -> None:
         "replace": True,
     }
     assert outcome_request(0, {}, False) == {"rows": [{"index": 0}]}
-    assert number_of(" about 3 ") == "about 3"
     assert pointer_of("done.", "a/b~c") == "#/rows/0/done/a~1b~0c"
 
 

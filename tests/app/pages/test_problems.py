@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.http import security
-from app.pages.problems.forms import as_number, line_of, form_of_spec, parse_json
-from app.pages.problems.kinds import KINDS
+from app.pages.problems.catalogue import KINDS
+from app.pages.problems.forms import form_of_spec, line_of, parse_json
 from app.pages.problems.notation import model_of
-from app.pages.problems.specified import facts_of, tables_of
+from app.pages.problems.spec_tables import facts_of, tables_of
 from app.problems.schemas import ProblemSpec
 from bco_core.problems.registry import PROBLEMS
 from tests.support.as_browser import log_in, new_browser, new_keys, send, token, words
@@ -260,13 +260,6 @@ def test_two_items_of_one_name_and_an_empty_table_are_refused(browser: TestClien
     empty = send(browser, "/problems/new", items({"few": "", "many": ""}), at=at)
     assert empty.status_code == 422
     assert 'name="item"' in empty.text
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("1.5", 1.5), ("1,5", 1.5), (" 12 ", 12), ("−3", -3), ("1.234,5", "1.234,5"), ("x", "x")]
-)
-def test_numbers_are_read_as_people_write_them(typed: str, meant: object) -> None:
-    assert as_number(typed) == meant
 
 
 def test_only_newsvendors_that_fit_the_table_become_one_again() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.pages.posteriors import charts as posterior_charts
-from app.pages.posteriors import verdicts as verdicts
-from app.pages.posteriors.figures import EstimateView, estimate, numbers, value
+from app.pages.posteriors import charts, verdicts
+from app.pages.posteriors.diagnostics import EstimateView, estimate, numbers, value
 from app.pages.render import number
 
 Json = dict[str, Any]
@@ -133,11 +132,11 @@ def test_numbers_are_found_where_they_are() -> None:
 
 
 def test_mixtures_add_up() -> None:
-    parts = posterior_charts.mixture({"network_share": 0.5, "boosted_share": 0.6})
+    parts = charts.mixture({"network_share": 0.5, "boosted_share": 0.6})
     assert parts[0][0] == "departures from boosted trees"
     assert [round(share, 3) for _, share in parts] == [0.6, 0.2, 0.2]
-    assert posterior_charts.mixture({"network_share": 1.0, "boosted_share": None}) == [("network", 1.0)]
-    assert posterior_charts.mixture({}) == []
+    assert charts.mixture({"network_share": 1.0, "boosted_share": None}) == [("network", 1.0)]
+    assert charts.mixture({}) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.pages.problems.formulas import share
+from app.pages.problems.notation import share
 from app.pages.render import number, percent
 
 Spec = Mapping[str, Any]

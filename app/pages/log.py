@@ -1,16 +1,25 @@
-"""One kept call as a page shows it: what was asked, what was answered, and what came of it."""
+"""Pages about logged prescriptions: the list, and one call with its outcome."""
 
 from __future__ import annotations
 
-import math
+import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, timedelta
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from app.pages.api_client import Call
-from app.pages.format import one_line, format_value
+import httpx
+from fastapi import APIRouter, Request, Response
+
+from app.http.security import Reader
+from app.pages import forms
+from app.pages.api_client import Api, ApiRefusal, Call, sentence
+from app.pages.format import format_value, one_line
+from app.pages.forms import parse_number
+from app.pages.render import render, see_other
 
 # Contexts and columns that a page shows of a call that has many.
 MOST_ROWS, MOST_COLUMNS = 50, 10
@@ -179,19 +188,12 @@ def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dic
     """What a form says of one context, as the API takes it; empty fields say nothing."""
     row: dict[str, Any] = {"index": index}
     for field, prefix in (("outcomes", OUTCOME), ("done", ACTUAL)):
-        told = {name.removeprefix(prefix): number_of(text) for name, text in values.items() if name.startswith(prefix)}
+        told = {
+            name.removeprefix(prefix): parse_number(text) for name, text in values.items() if name.startswith(prefix)
+        }
         if told := {name: value for name, value in told.items() if value != ""}:
             row[field] = told
     return {"rows": [row]} | ({"replace": True} if replace else {})
-
-
-def number_of(text: str) -> float | str:
-    """A number as it was typed; what is none stays text, for the API to say so. A comma may mean two things."""
-    try:
-        value = float(text)
-    except ValueError:
-        return text.strip()
-    return value if math.isfinite(value) else text.strip()
 
 
 def _typed(value: Any) -> str:
@@ -209,3 +211,151 @@ def pointer_of(kind: str, name: str) -> str:
     """Where the API says what is wrong with a field: the request has one row."""
     field = "outcomes" if kind == OUTCOME else "done"
     return f"#/rows/0/{field}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+router = APIRouter(include_in_schema=False)
+
+LISTED, OFFERED = 25, 200
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+@router.get("/log")
+async def list_log(request: Request, caller: Reader) -> Response:
+    api, query = Api(request), request.query_params
+    typed = {name: query.get(name, "").strip() for name in ("posterior", "kind", "since", "until", "outcome")}
+    wanted = {
+        "posterior_id": typed["posterior"],
+        "kind": typed["kind"],
+        "since": _moment(typed["since"]),
+        "until": _moment(typed["until"], days=1),
+        "has_outcome": {"yes": "true", "no": "false"}.get(typed["outcome"], typed["outcome"]),
+    }
+    refusal: ApiRefusal | None = None
+    kept: dict[str, Any] = {"items": [], "next_cursor": None}
+    posteriors, status = await asyncio.gather(api.get("/v1/posteriors", limit=OFFERED), api.get("/v1/status"))
+    try:
+        kept = await api.get("/v1/prescriptions", limit=LISTED, cursor=query.get("cursor"), first="true", **wanted)
+    except ApiRefusal as error:
+        if error.status != 422:
+            raise
+        refusal = error
+    chosen = {name: value for name, value in wanted.items() if value}
+    return render(
+        request,
+        "log.html",
+        200 if refusal is None else 422,
+        api=api,
+        refusal=refusal,
+        typed=typed,
+        is_filtered=bool(chosen),
+        kept=kept,
+        rows=[_row_view(one) for one in kept["items"]],
+        posteriors=posteriors["items"],
+        names={one["id"]: one["name"] for one in posteriors["items"]},
+        is_on=status["log_prescriptions"],
+        exports={kind: _export(chosen, kind) for kind in ("csv", "parquet")},
+    )
+
+
+def _moment(text: str, days: int = 0) -> str:
+    """The beginning of a day, or of one so many days later, as the API takes it; what is no day stays as it is."""
+    if not _DAY.fullmatch(text):
+        return text
+    try:
+        return f"{date.fromisoformat(text) + timedelta(days=days)}T00:00:00Z"
+    except (ValueError, OverflowError):
+        return text
+
+
+def _export(chosen: dict[str, str], kind: str) -> str:
+    return f"/v1/prescriptions/export?{httpx.QueryParams(chosen | {'format': kind})}"
+
+
+def _row_view(one: dict[str, Any]) -> dict[str, Any]:
+    first = one["first"] or {"context": {}, "decision": {}, "expected_cost": None}
+    return one | {
+        "context": one_line(first["context"]),
+        "decision": one_line(first["decision"]),
+        "expected_cost": first["expected_cost"],
+    }
+
+
+@router.get("/log/{prescription_id}")
+async def show_entry(request: Request, caller: Reader, prescription_id: str) -> Response:
+    return await _render_entry(request, Api(request), prescription_id, _index(request.query_params.get("context", "0")))
+
+
+@router.post("/log/{prescription_id}/outcome")
+async def record_outcome(request: Request, caller: Reader, prescription_id: str) -> Response:
+    form = await forms.read_form(request)
+    api, index = Api(request), _index(forms.text(form, "context"))
+    values = {name: forms.text(form, name) for name in form if name.startswith((OUTCOME, ACTUAL))}
+    replace = bool(forms.text(form, "replace"))
+    try:
+        await api.post(f"/v1/prescriptions/{prescription_id}/outcome", outcome_request(index, values, replace))
+    except ApiRefusal as refusal:
+        if refusal.status not in (409, 422):
+            raise
+        return await _render_entry(request, api, prescription_id, index, refusal=refusal, values=values)
+    return see_other(f"/log/{prescription_id}?context={index}#later")
+
+
+@router.post("/log/{prescription_id}/reproduce")
+async def reproduce(request: Request, caller: Reader, prescription_id: str) -> Response:
+    form = await forms.read_form(request)
+    api, index = Api(request), _index(forms.text(form, "context"))
+    try:
+        again = await api.post(f"/v1/prescriptions/{prescription_id}/reproduce")
+    except ApiRefusal as refusal:
+        if refusal.status not in (409, 503):
+            raise
+        again = {"refused": refusal.detail}
+    return await _render_entry(request, api, prescription_id, index, again=again)
+
+
+async def _render_entry(
+    request: Request,
+    api: Api,
+    prescription_id: str,
+    index: int,
+    *,
+    refusal: ApiRefusal | None = None,
+    values: dict[str, str] | None = None,
+    again: dict[str, Any] | None = None,
+) -> Response:
+    record = await api.get(f"/v1/prescriptions/{prescription_id}")
+    posterior = await api.find("/v1/posteriors", record["posterior_id"])
+    entry = LogEntryView(record, posterior, min(index, record["contexts"] - 1))
+    kinds = (
+        (OUTCOME, "What happened", entry.outcome_names),
+        (ACTUAL, "What was really done", entry.decision_names),
+    )
+    shown = [pointer_of(kind, name) for kind, _, names in kinds for name in names]
+    return render(
+        request,
+        "log_entry.html",
+        200 if refusal is None else refusal.status,
+        api=api,
+        refusal=refusal,
+        entry=entry,
+        values=values,
+        again=again,
+        place=pointer_of,
+        kinds=kinds,
+        unplaced=_unplaced(refusal, shown),
+        in_a_line=one_line,
+        written=format_value,
+    )
+
+
+def _unplaced(refusal: ApiRefusal | None, shown: list[str]) -> list[str]:
+    """What is wrong, but not with a field that is shown."""
+    if refusal is None:
+        return []
+    errors = refusal.problem.get("errors", [])
+    elsewhere = [f"{sentence(one['detail'])}." for one in errors if one["pointer"] not in shown]
+    return elsewhere if errors else [refusal.detail]
+
+
+def _index(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from app.http.security import Reader
 from app.pages.api_client import Api, ApiRefusal
 from app.pages.decide.answer import money_of
-from app.pages.decide.parts import render_part
+from app.pages.decide.query import render_part
 from app.pages.decide.what_if import read_query
 from app.pages.render import number
 
@@ -62,14 +62,14 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
     try:
         try:
             answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
-        except ApiRefusal as refused:
+        except ApiRefusal as refusal:
             # Without the rows that were learned from there are no days like this one to show.
-            if refused.status != 409:
+            if refusal.status != 409:
                 raise
-            gone = refused.detail
+            gone = refusal.detail
             answer = await api.post(f"{asked.api}/prescribe", asked.body(include=["sensitivity"]), kept=False)
-    except ApiRefusal as refused:
-        return render_part(request, "decide_why.html", asked, posterior, refused.status, refused=refused, asking=[])
+    except ApiRefusal as refusal:
+        return render_part(request, "decide_why.html", asked, posterior, refusal.status, refusal=refusal, asking=[])
     found = answer["prescriptions"][0]
     told, neighbours = found["sensitivity"], found.get("neighbours")
     return render_part(
