@@ -20,30 +20,33 @@ from app.pages.charts import Chart, Interval, Intervals, Series
 from app.pages.forms import parse_number
 from app.pages.render import render, see_other, signed
 
-# How a planner may have the candidate made, in the order in which they are offered.
+# Ways to make the candidate, in the order of the form.
 AUTO, QUICK, LIKE, EXISTING = "auto", "quick", "like", "existing"
-# A look that takes seconds: good enough to see whether anything can be gained.
+# Takes seconds: good enough for a first impression.
 QUICK_OPTIONS: dict[str, Any] = {
     "name": "quick",
     "predictor": {"kind": "linear"},
     "posterior": {"method": "vi", "epochs": 30},
 }
-# What a rule does, for who has never heard of it.
+# Names and descriptions of the rules.
 BASELINES = {
-    "constant": ("Always the same", "the one decision that would have been best over all that is known"),
-    "season": ("Same weekday as before", "the best over the last eight of the same season; needs a time column"),
-    "regression": ("Forecast and its errors", "a regression, and a decision that allows for how far it was off"),
-    "boosted": ("Boosted trees", "a forecast of the right quantile by LightGBM; where decisions are quantiles"),
-    "neighbours": ("Most similar days", "the best over the most similar rows of the history"),
-    "kernel": ("Similar days weigh more", "the best over the history, each row weighted by how similar it is"),
-    "ieo": ("Trained for cost", "models trained for the cost of decisions, without hedging; takes the longest"),
+    "constant": ("Always the same", "the single decision that was best over the training rows"),
+    "season": (
+        "Same weekday as before",
+        "the best decision for the last eight of the same season; needs a time column",
+    ),
+    "regression": ("Forecast and its errors", "a regression forecast with its past errors"),
+    "boosted": ("Boosted trees", "a LightGBM quantile forecast; only where decisions are quantiles"),
+    "neighbours": ("Most similar days", "the best decision for the most similar rows of the history"),
+    "kernel": ("Similar days weigh more", "the best decision for the history, weighted by similarity"),
+    "ieo": ("Trained for cost", "models trained on decision cost, without hedging; slowest"),
 }
 _DONE = re.compile(r"done\.(.+)")
 
 
 @dataclass
 class BacktestForm:
-    """What stands in the form, as text."""
+    """The fields of the form, as text."""
 
     name: str = ""
     dataset: str = ""
@@ -59,7 +62,7 @@ class BacktestForm:
 
     @staticmethod
     def of(given: FormData | QueryParams) -> BacktestForm:
-        """What was sent. A form that was sent says which boxes are ticked; an address that leads to it does not."""
+        """Read a sent form, or a link to it, which leaves checkboxes at their default."""
         plain = {key: value for key, value in given.multi_items() if isinstance(value, str)}
         typed = BacktestForm()
         for name in ("name", "dataset", "problem", "posterior", "how", "splits", "judged", "seed"):
@@ -73,7 +76,7 @@ class BacktestForm:
 
 
 def request_of(typed: BacktestForm, has_time: bool, like: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The job that the form asks for; ``like`` says how a posterior was learned that is to be learned anew."""
+    """Build the job request; ``like`` has the settings of a posterior to retrain."""
     body: dict[str, Any] = {"kind": "backtest", "problem_id": typed.problem, "dataset_id": typed.dataset}
     if typed.name:
         body["name"] = typed.name
@@ -101,7 +104,7 @@ def _seed(typed: BacktestForm) -> dict[str, Any]:
 
 
 def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job that has made a posterior was asked for, as a backtest is asked to learn it anew."""
+    """Return the settings that retrain a posterior in a backtest, from its job's specification."""
     ours: dict[str, Any] = {"name": name}
     for part in ("predictor", "posterior"):
         ours[part] = {key: value for key, value in spec.get(part, {}).items() if value is not None}
@@ -112,15 +115,15 @@ def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def propose_columns(decisions: list[str], columns: list[str], done: Mapping[str, str]) -> dict[str, str]:
-    """Which column holds what was really decided, for each decision: as typed, by its name, or the only one."""
+    """Choose the column of each actual decision: as typed, the column of that name, or the only one."""
     only = columns[0] if len(columns) == len(decisions) == 1 else ""
     return {name: done.get(name, name if name in columns else only) for name in decisions}
 
 
 DONE = "done"
-# Of more series than so many, the best and the worst are shown first.
+# Above FEW_SERIES, the ENDS best and worst series are shown first.
 FEW_SERIES, ENDS = 20, 10
-# So many policies can be told apart in one chart.
+# More lines cannot be told apart in one chart.
 MOST_LINES = 7
 
 Json = Mapping[str, Any]
@@ -128,9 +131,11 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class BacktestView:
-    """``summary`` is what the job tells of itself, ``over_time`` its course as long as the rows are kept, and ``named``
-    the names of posteriors by id. The reader may choose the policy to sum up against (``wanted``) and those to draw
-    (``show``)."""
+    """A backtest's verdict, charts and tables.
+
+    ``summary`` is the job's summary, ``over_time`` its course while the rows are stored, and ``named`` the names of
+    posteriors by id. The reader chooses the reference policy (``wanted``) and the policies to draw (``show``).
+    """
 
     summary: Json
     over_time: Json | None
@@ -141,7 +146,7 @@ class BacktestView:
     # names
 
     def label(self, policy: str) -> str:
-        """How a policy is called: ours by its name, others in words."""
+        """Return a policy's label: the name of a candidate, the description of a rule."""
         if policy in self.named:
             return self.named[policy]
         if policy in self.ours:
@@ -155,7 +160,7 @@ class BacktestView:
 
     @cached_property
     def ours(self) -> list[str]:
-        """Policies of ours: they are called by their names, all others in words of their own."""
+        """The candidates: policies whose description is their name."""
         return [one["name"] for one in self.summary["policies"] if one["name"] == one["words"]]
 
     @property
@@ -170,7 +175,7 @@ class BacktestView:
 
     @property
     def verdict(self) -> tuple[str, str, str]:
-        """A tone, a word and the sentences."""
+        """Tone, heading and text of the verdict."""
         told = self.summary["verdict"]
         text = str(told["text"])
         for identifier, name in self.named.items():
@@ -183,7 +188,7 @@ class BacktestView:
 
     @property
     def against(self) -> Json | None:
-        """The difference from what the verdict compares with."""
+        """The difference from the policy that the verdict compares with."""
         return next((one for one in self.summary["differences"] if one["against"] == self.summary["against"]), None)
 
     def mean(self, policy: str) -> float | None:
@@ -194,7 +199,7 @@ class BacktestView:
 
     @property
     def policies(self) -> list[dict[str, Any]]:
-        """All policies, the cheapest first."""
+        """All policies, cheapest first."""
         rows = []
         for one in self.summary["policies"]:
             cost = one["cost"]
@@ -231,12 +236,12 @@ class BacktestView:
             )
             for one in sorted(self.summary["differences"], key=lambda one: (one["mean"] is None, one["mean"]))
         ]
-        title = f"What {self.label(self.candidate)} costs more or less than …"
-        return Intervals(title, rows, "a row, with the 95 % interval", 0.0, "Left of the dashed line it is cheaper.")
+        title = f"Cost of {self.label(self.candidate)} compared with other policies"
+        return Intervals(title, rows, "per row, 95 % interval", 0.0, "Left of the dashed line it is cheaper.")
 
     @property
     def series(self) -> list[dict[str, Any]]:
-        """Series with their costs, those that gain the most first."""
+        """Series with their costs, largest gains first."""
         rows = [
             {
                 "name": one["series"],
@@ -254,7 +259,7 @@ class BacktestView:
 
     @property
     def best_and_worst(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
-        """The ends of the list of series, where it is long; the worst first."""
+        """Best and worst series (worst first) of a long list; None if it is short."""
         told = [row for row in self.series if row["difference"] is not None]
         return None if len(told) <= FEW_SERIES else (told[:ENDS], told[::-1][:ENDS])
 
@@ -262,7 +267,7 @@ class BacktestView:
 
     @cached_property
     def shown(self) -> list[str]:
-        """Policies to draw: as chosen, or the candidate, what was done and the cheapest of the others."""
+        """Policies to draw: as chosen, or the candidate, the actual decisions and the cheapest other policy."""
         chosen = [name for name in self._policies if name in self.show]
         if chosen:
             return chosen[:MOST_LINES]
@@ -272,7 +277,7 @@ class BacktestView:
 
     @cached_property
     def costs(self) -> Chart | None:
-        """The mean cost of some policies over time; None without time."""
+        """Mean cost of policies over time; None without time."""
         lines = self.summary["over_time"]
         if not lines:
             return None
@@ -281,12 +286,12 @@ class BacktestView:
             Series(self.label(name), [line["cost"][name] for line in lines], colour=number)
             for number, name in enumerate(self.shown)
         ]
-        note = f"Means over {len(lines)} stretches of time; lower is better."
-        return Chart("Cost a row over time", x, series, _line(is_time), "cost a row", is_time, note=note, zero=True)
+        note = f"Means over {len(lines)} periods; lower is better."
+        return Chart("Cost per row over time", x, series, _line(is_time), "cost per row", is_time, note=note, zero=True)
 
     @cached_property
     def reference(self) -> str | None:
-        """The policy that differences are summed up against."""
+        """The policy of the cumulative difference."""
         if self.wanted in self.others:
             return self.wanted
         found: str | None = self.summary["against"]
@@ -294,25 +299,25 @@ class BacktestView:
 
     @cached_property
     def cumulated(self) -> Chart | None:
-        """The candidate less another policy, summed up, with its band."""
+        """Cumulative difference of the candidate from the reference, with its band."""
         if self.over_time is None or self.reference is None:
             return None
         told = next(one for one in self.over_time["differences"] if one["against"] == self.reference)
         x, is_time = parse_times(self.over_time["ends"])
         series = [
             Series("95 % band", told["low"], "band", 0, told["high"]),
-            Series("as dear as the other", [0.0] * len(x), colour=None, dashed=True),
-            Series("difference so far", told["sum"], colour=0),
+            Series("equal cost", [0.0] * len(x), colour=None, dashed=True),
+            Series("cumulative difference", told["sum"], colour=0),
         ]
         by_time = self.over_time["by"] == "time"
         return Chart(
-            f"{self.label(self.candidate)} less {self.label(self.reference)}, summed up",
+            f"Cumulative cost: {self.label(self.candidate)} minus {self.label(self.reference)}",
             x,
             series,
-            _line(is_time) if by_time else "row of the data set",
-            "cost, summed up",
+            _line(is_time) if by_time else "row",
+            "cumulative cost",
             is_time,
-            note="Below zero it would have been cheaper. Chance alone may have moved the sum within the band.",
+            note="Below zero the candidate is cheaper. The band shows the range of random variation.",
             height=320,
         )
 
@@ -322,7 +327,7 @@ def _line(is_time: bool) -> str:
 
 
 def parse_times(texts: Sequence[str]) -> tuple[list[float], bool]:
-    """Times as seconds since 1970, or numbers of periods as they are; and whether they are times."""
+    """Return times as seconds since 1970, or period numbers unchanged, and whether they are times."""
     try:
         return [float(text) for text in texts], False
     except ValueError:
@@ -330,7 +335,7 @@ def parse_times(texts: Sequence[str]) -> tuple[list[float], bool]:
 
 
 def repeat_call(job: Json) -> Call:
-    """The request that asks for the same backtest: what it was asked for, without what is so by default."""
+    """Return the request that repeats a backtest, without defaults."""
     spec = job["spec"]
     body: dict[str, Any] = {"kind": "backtest", "name": job["name"]}
     body |= {name: job[name] for name in ("problem_id", "dataset_id")}
@@ -349,7 +354,7 @@ def repeat_call(job: Json) -> Call:
 
 
 def _drop_defaults(options: Any) -> Any:
-    """Options without those that are left to the service."""
+    """Return options without None values."""
     if not isinstance(options, dict):
         return options
     return {name: _drop_defaults(value) for name, value in options.items() if value is not None}
@@ -357,7 +362,7 @@ def _drop_defaults(options: Any) -> Any:
 
 router = APIRouter(include_in_schema=False)
 
-# How many a list shows, and how many of each kind a form offers.
+# Rows of the list, and options of each kind in the form.
 LISTED, OFFERED = 25, 200
 
 
@@ -395,7 +400,7 @@ async def create_backtest(request: Request, caller: Reader) -> Response:
 
 
 async def _get_chosen(api: Api, typed: BacktestForm) -> dict[str, Any]:
-    """What the form is about: the data set, the problem and the posterior that are chosen, as far as there are any."""
+    """Get the chosen data set, problem and posterior, as far as they exist."""
     posterior = await api.find("/v1/posteriors", typed.posterior)
     if posterior is not None:
         typed.dataset = typed.dataset or posterior["dataset_id"] or ""
@@ -443,7 +448,7 @@ async def _render_form(request: Request, api: Api, typed: BacktestForm, refusal:
 async def _propose(
     api: Api, typed: BacktestForm, datasets: list[dict[str, Any]], problems: list[dict[str, Any]]
 ) -> None:
-    """Fill in the data set and the problem that were learned from last or, before that, the newest ones."""
+    """Fill in the data set and problem of the last training job, else the newest ones."""
     if typed.dataset and typed.problem:
         return
     about = {"problem_id": typed.problem, "dataset_id": typed.dataset}
@@ -485,14 +490,14 @@ async def show_backtest(request: Request, caller: Reader, job_id: str) -> Respon
 
 
 async def _named(api: Api, job: dict[str, Any]) -> dict[str, str]:
-    """How posteriors that are compared are called, by their ids."""
+    """Return the names of the compared posteriors by id."""
     ids = job["spec"]["posteriors"]
     found = await asyncio.gather(*(api.find("/v1/posteriors", one) for one in ids))
     return {identifier: one["name"] for identifier, one in zip(ids, found, strict=True) if one is not None}
 
 
 async def _over_time(api: Api, job_id: str, ended: bool) -> tuple[dict[str, Any] | None, str]:
-    """What there is to draw, or why there is nothing any more."""
+    """Return the course over time, or why it is no longer available."""
     if not ended:
         return None, ""
     try:

@@ -29,14 +29,14 @@ from app.pages.render import day, number, percent, render, see_other
 
 ROLES = {
     "time": "time",
-    "series": "key of a series",
+    "series": "series key",
     "context": "known when deciding",
     "outcome": "outcome",
-    "decision": "what was done",
+    "decision": "decision taken",
 }
-# Columns with a histogram, and gaps that are told in words; more would make the page slow to read.
+# Columns with a histogram, and gaps listed as text.
 MOST_COLUMNS, MOST_GAPS = 40, 6
-# So many charts stand below each other; of more outcomes one is chosen.
+# With more outcomes than this, the reader chooses one.
 MOST_CHARTS = 3
 
 
@@ -45,7 +45,7 @@ def count_of(count: int, word: str) -> str:
 
 
 def spacing(column: dict[str, Any]) -> str:
-    """How far times are apart: ``each day``, ``every 15 minutes``."""
+    """Return the spacing of times: ``each day``, ``every 15 minutes``."""
     unit, step = column["unit"], column["step"]
     if unit == "period":
         return "by period" if step == 1 else f"every {step} periods"
@@ -53,7 +53,7 @@ def spacing(column: dict[str, Any]) -> str:
 
 
 def summary(dataset: dict[str, Any], series_count: int | None) -> str:
-    """The data set in a sentence or two."""
+    """Summarise the data set in a sentence or two."""
     columns = dataset["columns"]
     time = next((column for column in columns if column["role"] == "time"), None)
     said = count_of(dataset["rows"], "row")
@@ -63,10 +63,10 @@ def summary(dataset: dict[str, Any], series_count: int | None) -> str:
         count = series_count or (keys[0]["distinct"] if len(keys) == 1 else None)
         said += f" of {number(count, 9)} series (by {named})" if count else f" of series by {named}"
     if time is None:
-        return f"{said} without a time column: their order means nothing. Revision {dataset['revision']}."
+        return f"{said} without a time column, in no particular order. Revision {dataset['revision']}."
     ahead = count_of(dataset["lead"] * (time["step"] or 1), time["unit"])
     said += f", {spacing(time)} from {time['first']} to {time['last']}."
-    return f"{said} A decision is made {ahead} ahead. Revision {dataset['revision']}."
+    return f"{said} You decide {ahead} ahead. Revision {dataset['revision']}."
 
 
 # columns
@@ -74,7 +74,7 @@ def summary(dataset: dict[str, Any], series_count: int | None) -> str:
 
 @dataclass(frozen=True)
 class HistogramBarView:
-    """One bar of a small histogram: what it counts, and how many."""
+    """One bar of a small histogram: label and count."""
 
     words: str
     count: int
@@ -82,7 +82,7 @@ class HistogramBarView:
 
 @dataclass(frozen=True)
 class ColumnView:
-    """A column as the page shows it: what it is in words, and its bars with the words at both ends of their axis."""
+    """A column with its role, a summary, and a histogram with labels at both ends of its axis."""
 
     name: str
     role: str
@@ -90,20 +90,20 @@ class ColumnView:
     missing: int
     bars: Sequence[HistogramBarView] = ()
     ends: tuple[str, str] = ("", "")
-    # rows with none of the values that have a bar
+    # rows with values that have no bar
     others: int = 0
 
     @property
     def words(self) -> str:
-        """The histogram for who does not see it."""
+        """The histogram as text for screen readers."""
         if not self.bars:
             return ""
         top = max(self.bars, key=lambda bar: bar.count)
-        return f"How often {self.name} has which values; most often {top.words}, in {count_of(top.count, 'row')}"
+        return f"Distribution of {self.name}; most frequent: {top.words}, in {count_of(top.count, 'row')}"
 
 
 def column_views(dataset: dict[str, Any], counted: Sequence[dict[str, Any]]) -> list[ColumnView]:
-    """All columns; those that were counted have bars."""
+    """Return all columns; counted ones have bars."""
     found = {column["name"]: column for column in counted[:MOST_COLUMNS]}
     return [_column_view(profile, found.get(profile["name"])) for profile in dataset["columns"]]
 
@@ -129,7 +129,7 @@ def _short(text: str, most: int = 18) -> str:
 def _bins(
     profile: dict[str, Any], edges: Sequence[float], counts: Sequence[int]
 ) -> tuple[list[HistogramBarView], tuple[str, str]]:
-    """Bars of numbers or times; a bin around one whole number is called by it."""
+    """Return bars of numbers or times; a bin around one integer is labelled with it."""
     dated = profile["role"] == "time" and profile["unit"] != "period"
     write = day if dated else number
     if not dated and all((edge + 0.5).is_integer() for edge in edges):
@@ -162,7 +162,7 @@ def _holds(profile: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class OutcomeChartView:
-    """An outcome over time: its chart, and what is marked in it, in words."""
+    """An outcome over time: its chart, and its gaps and shifts as text."""
 
     chart: Chart
     told: list[str]
@@ -204,7 +204,7 @@ def _seconds(text: str) -> float:
 
 
 def _breaks(x: Sequence[float], gaps: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
-    """Where lines are to break: behind which point, and at which x. Gaps within a point are too short to be seen."""
+    """Return where lines break: the index before the gap and the x of the break. Gaps within a point are invisible."""
     if len(x) < 3:
         return []
     usual = median(high - low for low, high in pairwise(x))
@@ -219,7 +219,7 @@ def _breaks(x: Sequence[float], gaps: Sequence[tuple[float, float]]) -> list[tup
 def _insert_breaks(
     x: Sequence[float], columns: Sequence[Sequence[float]], breaks: Sequence[tuple[int, float]]
 ) -> tuple[list[float], list[list[float | None]]]:
-    """The points with one that is nothing in each break."""
+    """Insert a missing point at each break."""
     at = dict(breaks)
     points: list[float] = []
     values: list[list[float | None]] = [[] for _ in columns]
@@ -257,38 +257,38 @@ def _shift_word(shift: dict[str, Any]) -> str:
 def _mark_texts(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[str]:
     """What is marked, in words."""
     told = [
-        f"Since about {shift['since']} it is {_shift_word(shift)} than before: {number(shift['before'])} became "
+        f"Since about {shift['since']} the level is {_shift_word(shift)}: {number(shift['before'])} became "
         f"{number(shift['after'])} on average."
         for shift in outcome["shifts"]
     ]
     gaps = over["gaps"]
     for gap in sorted(gaps, key=lambda gap: -gap["periods"])[:MOST_GAPS]:
         whose = f" of {number(gap['series'], 9)} series" if series_count > 1 and over["series"] is None else ""
-        told.append(f"No rows{whose} after {gap['after']} and before {gap['before']}: {_periods(gap, time)}.")
+        told.append(f"No rows{whose} between {gap['after']} and {gap['before']}: {_periods(gap, time)}.")
     if len(gaps) > MOST_GAPS:
-        told.append(f"{len(gaps) - MOST_GAPS} more gaps are shorter.")
+        told.append(f"{len(gaps) - MOST_GAPS} shorter gaps are not listed.")
     return told
 
 
 router = APIRouter(include_in_schema=False)
 
-# What a column can be used as, in the words of a planner; the second of the contexts makes names of its numbers.
+# Roles of a column; "category" treats numbers as names.
 USES = {
     "time": "time",
-    "series": "key of a series, such as shop",
+    "series": "series key, such as shop",
     "context": "known when deciding",
-    "category": "known when deciding, as categories",
-    "outcome": "outcome: not known yet",
-    "decision": "what was really done",
-    "out": "leave it out",
+    "category": "known when deciding, categories",
+    "outcome": "outcome: unknown when deciding",
+    "decision": "decision actually taken",
+    "out": "ignore",
 }
 MISSING = {
-    "reject": "refuse the file",
-    "drop": "leave out their rows",
+    "reject": "reject the file",
+    "drop": "drop their rows",
     "impute": "fill in numbers",
 }
-UNSEEN = {"reject": "refuse them", "other": "group them as “other”"}
-# Places of the API's form that have a field of their own here; others stand above the columns.
+UNSEEN = {"reject": "reject them", "other": "group them as “other”"}
+# Form fields that show their own errors.
 FIELDS = ("name", "lead", "missing", "unseen", "sheet")
 _LONGEST_NAME = 200
 
@@ -306,12 +306,12 @@ async def _problem(api: Api, problem_id: str) -> Any:
 
 @router.post("/datasets/new/preview")
 async def preview(request: Request, caller: Reader) -> Response:
-    """What a file holds, as a part of the page. Nothing of it is kept."""
+    """Preview a file: a part of the page. Nothing is saved."""
     form = await forms.read_form(request)
     filename, content = await _read_file(form)
     api = Api(request)
     about = await _problem(api, forms.text(form, "problem"))
-    # A sheet that was chosen before belongs to the file that was chosen before.
+    # A sheet chosen earlier belongs to the earlier file.
     again = request.headers.get("hx-trigger-name") == "sheet"
     asked = {
         "sheet": forms.text(form, "sheet") if again else "",
@@ -348,7 +348,7 @@ async def preview(request: Request, caller: Reader) -> Response:
 
 @router.post("/datasets/new/call")
 async def call(request: Request, caller: Reader) -> Response:
-    """How the same is sent without this page, with the roles as they are chosen now."""
+    """Show the upload as curl and Python, with the current roles."""
     form = await forms.read_form(request)
     chosen = ColumnChoices.of(form)
     return render(request, "dataset_call.html", upload=_call(forms.text(form, "filename") or "history.csv", chosen))
@@ -360,7 +360,7 @@ async def upload_dataset(request: Request, caller: Reader) -> Response:
     filename, content = await _read_file(form)
     chosen = ColumnChoices.of(form)
     if not chosen.names:
-        raise InvalidRequest.at(("file",), "wait until the file has been looked at, then say what its columns are")
+        raise InvalidRequest.at(("file",), "wait for the preview, then check the roles of the columns")
     api = Api(request)
     try:
         made = await api.upload("/v1/datasets/upload", filename, content, chosen.fields(filename))
@@ -370,14 +370,14 @@ async def upload_dataset(request: Request, caller: Reader) -> Response:
 
 
 def redirect(request: Request, address: str) -> Response:
-    """Where to look next, whether a form was sent by a script of the page or by the browser itself."""
+    """Redirect, whether a script or the browser sent the form."""
     if "hx-request" in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": address})
     return see_other(address)
 
 
 async def _read_file(form: FormData) -> tuple[str, bytes]:
-    """The file of a form; of its name only what is shown as it is written."""
+    """Read the file of a form; replace unprintable characters of its name."""
     name, content = await forms.read_upload(form)
     plain = "".join(mark if is_plain(mark) else "_" for mark in PurePath(name.replace("\\", "/")).name)
     return plain[-_LONGEST_NAME:] or "history", content
@@ -388,18 +388,18 @@ def _default_name(filename: str) -> str:
 
 
 def _use(column: dict[str, Any]) -> str:
-    """The use that is suggested for a column."""
+    """Return the suggested role of a column."""
     if column["role"] == "left out":
         return "out"
     return "category" if column["role"] == "context" and column["categorical"] else str(column["role"])
 
 
-# what was chosen
+# the chosen roles
 
 
 @dataclass(frozen=True)
 class ColumnChoices:
-    """The columns of a file with what they are to be used as, and the other choices of the form as they were typed."""
+    """The columns of a file with their roles, and the other fields of the form as typed."""
 
     names: list[str]
     uses: list[str]
@@ -419,17 +419,17 @@ class ColumnChoices:
         return [name for name, use in zip(self.names, self.uses, strict=True) if use in uses]
 
     def fields(self, filename: str) -> dict[str, str]:
-        """The fields of an upload by the API; several times are refused as the API refuses them."""
+        """Return the fields of the API's upload form; refuse several time columns."""
         times = self.used("time")
         if len(times) > 1:
             listed = " and ".join(f"'{name}'" for name in times[:5])
-            detail = f"{listed} are both marked as time; a data set has one"
+            detail = f"{listed} are both marked as time; choose one"
             errors = [{"pointer": "#/time", "detail": detail}]
             raise ApiRefusal(422, {"status": 422, "title": "", "detail": detail, "errors": errors})
         contexts = join_names(self.used("context", "category"))
         return {
             "name": self.others["name"] or _default_name(filename),
-            # A comma alone means none: so many are too few, and the API says so.
+            # A comma alone means none; the API then says that too few are chosen.
             "outcomes": join_names(self.used("outcome")) or ",",
             "contexts": contexts or ",",
             "categorical": join_names(self.used("category")),
@@ -444,7 +444,7 @@ class ColumnChoices:
 
 
 def _call(filename: str, chosen: ColumnChoices) -> Call | None:
-    """The upload as a call of the API, as far as the choices make one."""
+    """Return the upload as an API call; None while the choices are invalid."""
     try:
         fields = chosen.fields(filename)
     except ApiRefusal:
@@ -453,16 +453,14 @@ def _call(filename: str, chosen: ColumnChoices) -> Call | None:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Names with commas between, in quotes where they hold commas themselves."""
+    """Join names with commas, quoting names that contain commas."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)
     return line.getvalue()
 
 
-router = APIRouter(include_in_schema=False)
-
 _A_PAGE, _FIRST_ROWS, _USES = 25, 15, 10
-# What has more rows is drawn after the page is there.
+# Charts of larger data sets load after the page.
 _DRAWN_AT_ONCE = 50_000
 
 
@@ -490,7 +488,7 @@ async def _render_dataset(
     added: str = "",
     refusal: ApiRefusal | None = None,
 ) -> Response:
-    """A data set; ``refused`` says why something was not done with it."""
+    """Render a data set; ``refusal`` is the error of the last action."""
     api, at = Api(request), _address(dataset_id)
     dataset, rows, jobs, posteriors = await asyncio.gather(
         api.get(at),
@@ -529,7 +527,7 @@ def _address(dataset_id: str) -> str:
 async def drawn_part(
     request: Request, dataset_id: str, caller: Reader, series: str = "", outcome: str = ""
 ) -> Response:
-    """Charts and histograms, as a part of the page."""
+    """Charts and histograms: a part of the page."""
     api = Api(request)
     dataset = await api.get(_address(dataset_id))
     drawn = await _charts(api, dataset, series, outcome)
@@ -537,7 +535,7 @@ async def drawn_part(
 
 
 async def _charts(api: Api, dataset: dict[str, Any], series: str, outcome: str) -> dict[str, Any]:
-    """What is to be drawn; of all series if the one that was asked for is not there, with a word on it."""
+    """Return what to draw; all series, with an error, if the chosen one does not exist."""
     at, wrong, status = f"{_address(dataset['id'])}/distribution", "", 200
     outcomes = [column["name"] for column in dataset["columns"] if column["role"] == "outcome"]
     shown = outcome if outcome in outcomes else outcomes[0] if len(outcomes) > MOST_CHARTS else ""

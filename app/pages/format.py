@@ -1,4 +1,4 @@
-"""Contexts and decisions in a line, as a list shows them."""
+"""Format contexts and decisions as one line of text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from app.pages.render import number
 
-# Names and values beyond so many are counted.
+# Further names and values are only counted.
 MOST = 5
 
 
 def format_value(value: Any) -> str:
-    """A value of a context or a decision."""
+    """Format one value of a context or a decision."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value, 6) if value is None or isinstance(value, int | float) else str(value)
@@ -23,7 +23,7 @@ def _short(value: Any) -> str:
 
 
 def one_line(values: Any, most: int = MOST) -> str:
-    """``weekday SAT, temperature 21.5 and 3 more``; contexts may come as lists, without names."""
+    """Return ``weekday SAT, temperature 21.5 and 3 more``; contexts may be lists without names."""
     if isinstance(values, Mapping):
         said = [f"{name} {_short(value)}" for name, value in values.items()]
     elif isinstance(values, list):

@@ -21,28 +21,28 @@ from app.pages.problems.forms import parse_json
 from app.pages.problems.page import caller_may
 from app.pages.render import render, see_other
 
-# Choices with their words, the default first.
+# Options with their descriptions, the default first.
 METHODS = {
-    "auto": "let the service choose and tune it (best for most)",
-    "vi": "variational inference, with settings of your own",
-    "mh": "chains (Metropolis–Hastings): slower, exact in the long run",
+    "auto": "chosen and tuned automatically (recommended)",
+    "vi": "variational inference with your own settings",
+    "mh": "Metropolis–Hastings chains: slower, asymptotically exact",
 }
 PREDICTORS = {
-    "auto": "let held-out rows choose and mix",
-    "linear": "linear: fast, easy to follow",
-    "skip_mlp": "a network beside a linear model",
-    "mlp": "a network",
-    "relu_affine": "linear, never below zero",
-    "boosted": "boosted trees and departures from them",
+    "auto": "chosen and mixed by held-out cost",
+    "linear": "linear model: fast, easy to interpret",
+    "skip_mlp": "linear model plus network",
+    "mlp": "network",
+    "relu_affine": "linear model, clipped at zero",
+    "boosted": "boosted trees with learned corrections",
 }
 POLICIES = {
-    "": "what held-out rows recommend",
-    "averaged": "averaged: the mean of all models' decisions",
-    "bcp": "bcp: least mean cost over all models",
-    "blended": "blended: between the two",
-    "predictive": "predictive: least mean cost over outcomes, noise included",
-    "map": "map: by the single most plausible model",
-    "thompson": "thompson: by one model drawn at random",
+    "": "recommended by held-out cost",
+    "averaged": "averaged: mean of all models' decisions",
+    "bcp": "bcp: lowest mean cost over all models",
+    "blended": "blended: between averaged and bcp",
+    "predictive": "predictive: lowest mean cost over outcomes, including noise",
+    "map": "map: the single most likely model",
+    "thompson": "thompson: one random model",
 }
 FEATURES = {"auto": "calendar, lags and windows, chosen by the spacing of the rows", "none": "no features of time"}
 FIELDS = (
@@ -59,7 +59,7 @@ FIELDS = (
     "time_limit",
 )
 DEFAULTS = {"method": "auto", "predictor": "auto", "seed": "0", "features": "auto"}
-# Where the API says what is wrong, and the field that is meant; more specific places first.
+# JSON pointers of the API's errors, by form field.
 PLACES = {
     "name": ("#/name",),
     "problem_id": ("#/problem_id",),
@@ -75,7 +75,7 @@ PLACES = {
 
 @dataclass(frozen=True)
 class JobFormView:
-    """The form as it was filled in, the request that it makes, and what keeps it from making one, by field."""
+    """The form as filled in, the request it makes, and errors by field."""
 
     given: dict[str, str]
     body: dict[str, Any]
@@ -83,7 +83,7 @@ class JobFormView:
 
 
 def empty_form(problem: str, dataset: str, name: str = "") -> JobFormView:
-    """The form before anything is filled in."""
+    """Return the form with defaults."""
     return _job_form(
         dict.fromkeys(FIELDS, "") | DEFAULTS | {"problem_id": problem, "dataset_id": dataset, "name": name}
     )
@@ -95,7 +95,7 @@ def read_job_form(form: FormData) -> JobFormView:
 
 
 def _job_form(given: dict[str, str]) -> JobFormView:
-    """What is as it would be anyway is left out, so that the request is as short as somebody would write it."""
+    """Build the request, without fields that have their default."""
     wrong: dict[str, str] = {}
     body: dict[str, Any] = {name: given[name].strip() for name in ("name", "problem_id", "dataset_id")}
     if not body["name"]:
@@ -129,18 +129,18 @@ def _options(text: str, name: str, wrong: dict[str, str]) -> dict[str, Any]:
 
 
 def is_advanced(given: Mapping[str, str]) -> bool:
-    """Whether anything is filled in that is folded away at first."""
+    """Whether a field of the folded section is filled in."""
     return any(given[name].strip() for name in ("options", "policy", "time_limit"))
 
 
 Json = Mapping[str, Any]
-# So many points of a log tell more than the trace of the last fit alone.
+# With fewer logged points, the stored trace of the last fit is drawn.
 _ENOUGH_POINTS = 6
 _CHAINS_SHOWN = 7
 
 
 def log_figures(lines: Sequence[Json]) -> list[dict[str, float]]:
-    """The figures of a log, in order, since the job was last asked to run again."""
+    """Return the figures of a job's log since its last retry."""
     found: list[dict[str, float]] = []
     for line in lines:
         if line["text"] == "asked to run again":
@@ -150,7 +150,7 @@ def log_figures(lines: Sequence[Json]) -> list[dict[str, float]]:
 
 
 def training_charts(figures: Sequence[Json], diagnostics: Json | None, method: str) -> list[Chart]:
-    """Charts of a job that learns; empty ones while nothing is known yet."""
+    """Return the training charts of a job, empty before the first figures."""
     diagnostics = diagnostics or {}
     chains = (diagnostics.get("chains") or {}).get("trace") or []
     if chains:
@@ -169,7 +169,7 @@ def _loss(trace: Sequence[Json], chain: int) -> list[tuple[float, float]]:
 
 
 def _by_part(figures: Sequence[Json], along: str, what: str) -> dict[int, list[tuple[float, float]]]:
-    """What each part told, in order and once."""
+    """Return the points of each part, in order and without repeats."""
     found: dict[int, dict[float, float]] = {}
     for one in figures:
         if along in one and what in one:
@@ -181,25 +181,25 @@ def _chains(by_chain: Mapping[int, Sequence[tuple[float, float]]]) -> Chart:
     shown = dict(list(by_chain.items())[:_CHAINS_SHOWN])
     x, series = _align(shown, "chain")
     return Chart(
-        "Cost that each chain has met",
+        "Cost by chain",
         x,
         series,
         x_label="step",
         y_label="mean cost of the history",
-        note="Chains that have met each other move about one level.",
+        note="Converged chains move around one level.",
         key="trace-chains",
     )
 
 
 def _members(figures: Sequence[Json]) -> list[Chart]:
-    """Members that learn apart, each from its own rows."""
+    """Return the charts of members trained in parallel."""
     x, costs = _align(_by_part(figures, "epoch", "validation_cost"), "member")
     at, divergences = _align(_by_part(figures, "epoch", "kl"), "member")
     return [_cost_chart(x, costs), _divergence_chart(at, divergences)]
 
 
 def _align(lines: Mapping[int, Sequence[tuple[float, float]]], word: str) -> tuple[list[float], list[Series]]:
-    """Lines with points of their own over one axis; in between two of its points a line is straight."""
+    """Put lines with different x values on one axis by linear interpolation."""
     x = sorted({at for points in lines.values() for at, _ in points})
     series = [
         Series(f"{word} {part}", [_interpolate(points, at) for at in x], colour=place % 7)
@@ -216,7 +216,7 @@ def _interpolate(points: Sequence[tuple[float, float]], at: float) -> Number:
 
 
 def _epochs(points: Sequence[Json]) -> list[Chart]:
-    """Fits one after the other: where epochs begin again, another model is fitted."""
+    """Return the charts of successive fits; epochs restart with each fit."""
     x: list[float] = []
     held_out: list[Number] = []
     learned: list[Number] = []
@@ -224,7 +224,7 @@ def _epochs(points: Sequence[Json]) -> list[Chart]:
     done, last = 0.0, 0.0
     for one in points:
         if one["epoch"] <= last:
-            # A gap, so that fits are not joined.
+            # A gap separates the fits.
             done += last
             x.append(done + 0.5)
             held_out.append(None)
@@ -234,9 +234,9 @@ def _epochs(points: Sequence[Json]) -> list[Chart]:
         x.append(done + last)
         held_out.append(one.get("validation_cost"))
         learned.append(one.get("risk"))
-    series = [Series("on rows held out", held_out), Series("on rows learned from", learned, colour=1, dashed=True)]
+    series = [Series("held-out rows", held_out), Series("training rows", learned, colour=1, dashed=True)]
     marks = [Mark(x[begin - 1], f"fit {number}") for number, begin in enumerate(begins, 2) if begin < len(x)]
-    # Models of other sizes have divergences of other sizes, so there is one fit at a time to look at.
+    # Divergences of models of different sizes are not comparable, so only the last fit is drawn.
     latest = points[_last_fit(points) :]
     divergences = [Series("KL", [one.get("kl") for one in latest], colour=2)] if latest else []
     return [
@@ -250,7 +250,7 @@ def _last_fit(points: Sequence[Json]) -> int:
 
 
 def _in_view(series: Sequence[Series]) -> list[float] | None:
-    """From where to where to look: the first epochs may be far above all that matters later."""
+    """Return a y range without the first epochs, which may be far above the rest."""
     values = sorted(value for one in series for value in one.values if value is not None)
     if len(values) < _ENOUGH_POINTS:
         return None
@@ -261,11 +261,7 @@ def _in_view(series: Sequence[Series]) -> list[float] | None:
 
 def _cost_chart(x: Sequence[float], series: Sequence[Series], marks: Sequence[Mark] = ()) -> Chart:
     view = _in_view(series)
-    note = (
-        "Where it begins again, another model is fitted."
-        if marks
-        else "Learning ends where held-out rows gain no more."
-    )
+    note = "Each restart fits another model." if marks else "Training stops when held-out cost no longer falls."
     return Chart(
         "Cost of decisions",
         x,
@@ -273,7 +269,7 @@ def _cost_chart(x: Sequence[float], series: Sequence[Series], marks: Sequence[Ma
         x_label="epoch",
         y_label="mean cost",
         marks=marks,
-        note=f"{note} The first epochs are above the picture." if view else note,
+        note=f"{note} The first epochs are above the range shown." if view else note,
         height=200,
         key="trace-cost",
         extra={"yRange": view} if view else {},
@@ -282,12 +278,12 @@ def _cost_chart(x: Sequence[float], series: Sequence[Series], marks: Sequence[Ma
 
 def _divergence_chart(x: Sequence[float], series: Sequence[Series]) -> Chart:
     return Chart(
-        "Distance from what was assumed before (KL)",
+        "Distance from the prior (KL)",
         x,
         series,
         x_label="epoch",
         y_label="KL divergence",
-        note="Of the latest fit, on average over the members that still learn.",
+        note="Latest fit, mean over the members still training.",
         height=200,
         key="trace-kl",
     )
@@ -296,9 +292,9 @@ def _divergence_chart(x: Sequence[float], series: Sequence[Series]) -> Chart:
 router = APIRouter(include_in_schema=False)
 
 STATES = ("queued", "running", "succeeded", "failed", "cancelled")
-KINDS = {"learn": "learning", "prescribe": "decisions for a table", "backtest": "backtest"}
+KINDS = {"learn": "training", "prescribe": "decisions for a table", "backtest": "backtest"}
 UNFINISHED = ("queued", "running")
-# Data sets and problems to choose from, and how many of them are looked at for whether they fit.
+# Data sets and problems to choose from, and how many of them are checked for a match.
 CHOICES, LOOKED_AT = 100, 20
 
 
@@ -312,7 +308,7 @@ async def jobs(request: Request, caller: Reader, cursor: str = "", state: str = 
     )
 
 
-# a new one
+# a new job
 
 
 @router.get("/jobs/new")
@@ -336,7 +332,7 @@ async def create_job(request: Request, caller: Reader) -> Response:
 
 @router.post("/jobs/new/preview")
 async def preview_job(request: Request, caller: Reader) -> Response:
-    """What would be sent, as the form is now, and which choices go together: parts of a page."""
+    """Preview the request and whether problem and data match: parts of a page."""
     asked = read_job_form(await forms.read_form(request))
     return render(request, "job_preview.html", **await _choices(request, asked))
 
@@ -360,7 +356,7 @@ async def _render_form(
 
 
 async def _choices(request: Request, asked: JobFormView) -> dict[str, Any]:
-    """What there is to choose from, what goes together, and the request that the form makes."""
+    """Return the options, whether they match, and the request that the form makes."""
     api, given = Api(request), asked.given
     problems, datasets = await asyncio.gather(
         api.get("/v1/problems", limit=CHOICES), api.get("/v1/datasets", limit=CHOICES)
@@ -392,20 +388,20 @@ async def _outcomes(api: Api, dataset_id: str) -> tuple[str, set[str]]:
 
 
 def _include_chosen(listed: list[dict[str, Any]], chosen: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The list, and what was chosen although it is older than all that is listed."""
+    """Return the list, with the chosen object appended if it is not listed."""
     known = {one["id"] for one in listed}
     return listed if chosen is None or chosen["id"] in known else [*listed, chosen]
 
 
 def _missing_outcomes(problem: dict[str, Any] | None, dataset: dict[str, Any] | None) -> list[str] | None:
-    """The outcomes that a problem needs and a data set has not; None while one of them is not chosen."""
+    """Return the problem's outcomes that the data set lacks; None until both are chosen."""
     if problem is None or dataset is None:
         return None
     known = {column["name"] for column in dataset["columns"] if column["role"] == "outcome"}
     return [name for name in problem["outcomes"] if name not in known]
 
 
-# one of them
+# one job
 
 
 @router.get("/jobs/{job_id}")
@@ -446,7 +442,7 @@ async def _render_job(request: Request, job_id: str, refusal: ApiRefusal | None 
 
 
 async def _posterior_of(api: Api, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The posterior that a job has made, or uses, with its diagnostics; it may have been deleted since."""
+    """Return the posterior that a job made or uses; None if it was deleted."""
     if not job["posterior_id"] or (job["kind"] == "learn" and job["state"] != "succeeded"):
         return None
     found: dict[str, Any] | None = await api.find("/v1/posteriors", job["posterior_id"])
@@ -460,13 +456,13 @@ def _charts(job: dict[str, Any], lines: list[dict[str, Any]], posterior: dict[st
         return []
     method = (job["spec"].get("posterior") or {}).get("method", "auto")
     charts = training_charts(log_figures(lines), None if posterior is None else posterior["diagnostics"], method)
-    # What ended without having met anything has nothing to draw.
+    # Jobs that ended before the first figures have no charts.
     return charts if job["state"] in UNFINISHED or any(chart.x for chart in charts) else []
 
 
 @router.get("/jobs/{job_id}/traces")
 async def traces(request: Request, job_id: str, caller: Reader) -> Response:
-    """The charts of a job as they are now: a part of a page."""
+    """The current charts of a job: a part of a page."""
     api = Api(request)
     found = await api.get(f"/v1/jobs/{job_id}")
     log = await api.get(f"/v1/jobs/{job_id}/log")

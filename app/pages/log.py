@@ -21,7 +21,7 @@ from app.pages.format import format_value, one_line
 from app.pages.forms import parse_number
 from app.pages.render import render, see_other
 
-# Contexts and columns that a page shows of a call that has many.
+# Contexts and columns shown of a long call.
 MOST_ROWS, MOST_COLUMNS = 50, 10
 OUTCOME, ACTUAL = "outcome.", "done."
 
@@ -30,7 +30,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LogEntryView:
-    """A record of the log, the posterior that has answered, None if it was deleted, and the context looked at."""
+    """A record of the log, its posterior (None if deleted), and the index of the context shown."""
 
     record: Json
     posterior: Json | None
@@ -43,7 +43,7 @@ class LogEntryView:
 
     @cached_property
     def answers(self) -> list[Json]:
-        """What was decided for each context."""
+        """The decision for each context."""
         answer = self.record["answer"]
         if self.record["kind"] == "evaluate":
             return [one["ours"] for one in answer["evaluations"]]
@@ -56,7 +56,7 @@ class LogEntryView:
 
     @property
     def alternatives(self) -> list[Json]:
-        """What else was judged for the context."""
+        """Other decisions evaluated for the context."""
         if self.record["kind"] != "evaluate":
             return []
         found: list[Json] = self.record["answer"]["evaluations"][self.index]["alternatives"]
@@ -73,7 +73,7 @@ class LogEntryView:
     # contexts as a table
 
     def context(self, index: int) -> dict[str, Any]:
-        """A context by names of columns; it may have come as a list, in the order of the posterior's columns."""
+        """Return a context by column name; it may have been sent as a list in the order of the posterior's columns."""
         given = self.contexts[index]
         if isinstance(given, Mapping):
             return dict(given)
@@ -99,7 +99,7 @@ class LogEntryView:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The first contexts, with what was decided and what came of it."""
+        """The first contexts with decision and outcome."""
         found = []
         for index in range(self.shown):
             context, answer, happened = self.context(index), self.answers[index], self.outcomes.get(index)
@@ -116,7 +116,7 @@ class LogEntryView:
             )
         return found
 
-    # what was asked, in words
+    # the request
 
     @property
     def how(self) -> list[tuple[str, str]]:
@@ -124,17 +124,17 @@ class LogEntryView:
         scenarios = answer["scenarios"]
         said = [
             ("Policy", f"{answer['policy']}{'' if request['policy'] else ', as recommended'}"),
-            ("Judged over", f"{scenarios['count']} scenarios ({scenarios['source']}, seed {scenarios['seed']})"),
+            ("Scenarios", f"{scenarios['count']} ({scenarios['source']}, seed {scenarios['seed']})"),
         ]
         risk = request.get("risk")
         if risk:
             weight, level = risk["cvar_weight"], risk["cvar_level"]
-            said.append(("Risk", f"the worst {1 - level:.0%} of cases count {weight:.0%}, the mean the rest"))
+            said.append(("Risk", f"weight {weight:.0%} on the worst {1 - level:.0%} of cases, the rest on the mean"))
         if answer.get("history"):
             past = answer["history"]
-            said.append(("Looked back on", f"rows up to {past['last']} (revision {past['revision']})"))
+            said.append(("History", f"rows up to {past['last']} (revision {past['revision']})"))
         if answer.get("problem_differs"):
-            said.append(("Numbers changed", f"{len(answer['problem_differs'])} of the problem's, for this call alone"))
+            said.append(("Changed numbers", f"{len(answer['problem_differs'])} of the problem, for this request only"))
         return said
 
     @property
@@ -143,7 +143,7 @@ class LogEntryView:
 
     @property
     def again(self) -> str:
-        """The address at which to decide for the same context."""
+        """The URL that decides for the same context again."""
         pairs = [(f"c.{name}", _typed(value)) for name, value in self.context(self.index).items() if value is not None]
         request = self.record["request"]
         if request["policy"]:
@@ -153,7 +153,7 @@ class LogEntryView:
         place = quote(self.record["posterior_id"], safe="")
         return f"/posteriors/{place}/decide?{urlencode(pairs, quote_via=quote)}"
 
-    # what came of it
+    # the outcome
 
     @property
     def outcome_names(self) -> list[str]:
@@ -165,7 +165,7 @@ class LogEntryView:
         return list(self.answer["decision"])
 
     def recorded(self, values: Mapping[str, str] | None, kind: str, name: str) -> str:
-        """What stands in a field: what was typed or, before that, what is recorded."""
+        """Return a field's text: as typed or, at first, as recorded."""
         if values is not None:
             return values.get(f"{kind}{name}", "")
         known = {} if self.outcome is None else self.outcome["outcomes" if kind == OUTCOME else "done"]
@@ -173,7 +173,7 @@ class LogEntryView:
 
     @property
     def example(self) -> Call:
-        """How outcomes are recorded without this page, with the decision itself as the numbers."""
+        """A call that records an outcome, with the decision as example numbers."""
         values = {name: _rounded(self.answer["decision"].get(name)) for name in self.decision_names}
         happened = {name: values.get(name, 0) for name in self.outcome_names}
         body = {"rows": [{"index": self.index, "outcomes": happened, "done": values}]}
@@ -185,7 +185,7 @@ class LogEntryView:
 
 
 def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dict[str, Any]:
-    """What a form says of one context, as the API takes it; empty fields say nothing."""
+    """Build the API's request from a form about one context; empty fields are left out."""
     row: dict[str, Any] = {"index": index}
     for field, prefix in (("outcomes", OUTCOME), ("done", ACTUAL)):
         told = {
@@ -197,7 +197,7 @@ def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dic
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed into a field."""
+    """Format a value for a field."""
     if isinstance(value, bool):
         return "1" if value else "0"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -208,7 +208,7 @@ def _rounded(value: Any) -> Any:
 
 
 def pointer_of(kind: str, name: str) -> str:
-    """Where the API says what is wrong with a field: the request has one row."""
+    """Return the JSON pointer of a field's errors; the request has one row."""
     field = "outcomes" if kind == OUTCOME else "done"
     return f"#/rows/0/{field}/{name.replace('~', '~0').replace('/', '~1')}"
 
@@ -258,7 +258,7 @@ async def list_log(request: Request, caller: Reader) -> Response:
 
 
 def _moment(text: str, days: int = 0) -> str:
-    """The beginning of a day, or of one so many days later, as the API takes it; what is no day stays as it is."""
+    """Return the start of a day, ``days`` later, in the API's format; other text stays unchanged."""
     if not _DAY.fullmatch(text):
         return text
     try:
@@ -327,8 +327,8 @@ async def _render_entry(
     posterior = await api.find("/v1/posteriors", record["posterior_id"])
     entry = LogEntryView(record, posterior, min(index, record["contexts"] - 1))
     kinds = (
-        (OUTCOME, "What happened", entry.outcome_names),
-        (ACTUAL, "What was really done", entry.decision_names),
+        (OUTCOME, "Observed outcome", entry.outcome_names),
+        (ACTUAL, "Decision actually taken", entry.decision_names),
     )
     shown = [pointer_of(kind, name) for kind, _, names in kinds for name in names]
     return render(
@@ -349,7 +349,7 @@ async def _render_entry(
 
 
 def _unplaced(refusal: ApiRefusal | None, shown: list[str]) -> list[str]:
-    """What is wrong, but not with a field that is shown."""
+    """Return the errors that belong to no visible field."""
     if refusal is None:
         return []
     errors = refusal.problem.get("errors", [])

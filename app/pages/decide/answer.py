@@ -14,55 +14,55 @@ from app.pages.charts import Chart, Mark, Series
 from app.pages.render import number
 from bco_core.problems.ready.kinds import READY
 
-# Up to so many entries each have a handle; of more there is a table, and a handle for one of them.
+# With more entries, a table replaces the sliders, with a slider for one entry.
 MOST_HANDLES = 12
-# Of a decision with more entries than this, the largest are shown.
+# Of longer decisions, the largest entries are shown.
 MOST_SHOWN = 200
-# A curve has about so many points.
+# Points of a curve.
 _POINTS = 25
 
 
 @dataclass(frozen=True)
 class EntryLimits:
-    """What the problem allows for an entry: bounds, and a step that amounts are multiples of."""
+    """Bounds and step of an entry, as the problem sets them."""
 
     minimum: float | None = None
     maximum: float | None = None
     step: float | None = None
-    # on hand already, beside what is ordered
+    # on hand, in addition to the order
     stock: float = 0.0
 
 
 @dataclass(frozen=True)
 class EntryView:
-    """One entry of a decision, and what the single most plausible model would take in its place."""
+    """One entry of a decision; ``alone`` is the amount of the MAP decision."""
 
     name: str
     amount: float
     alone: float | None
     rule: EntryLimits = EntryLimits()
-    # how far its handle goes
+    # range of its slider
     low: float = 0.0
     high: float = 1.0
 
     @property
     def written(self) -> str:
-        """The amount for a field: digits enough to be the same decision, and no more."""
+        """The amount as text for a field, with 7 significant digits."""
         return f"{self.amount + 0.0:.7g}"
 
     @property
     def slide(self) -> float:
-        """The step of its handle."""
+        """The step of its slider."""
         return self.rule.step or _round_down((self.high - self.low) / 200)
 
     @property
     def allowed(self) -> str:
-        """The bounds in words; empty where there are none."""
+        """The bounds as text; empty without bounds."""
         least, most = self.rule.minimum, self.rule.maximum
         words = [f"at least {least:g}"] if least else []
         words += [f"at most {most:g}"] if most is not None else []
         if self.rule.step:
-            words.append("whole numbers" if self.rule.step == 1 else f"multiples of {self.rule.step:g}")
+            words.append("integers" if self.rule.step == 1 else f"multiples of {self.rule.step:g}")
         return ", ".join(words)
 
     @property
@@ -70,7 +70,7 @@ class EntryView:
         return (self.rule.minimum, self.rule.maximum, self.rule.step) == (0, 1, 1)
 
     def points(self) -> list[float]:
-        """Amounts over the whole reach of the handle, this entry's own among them."""
+        """Return amounts over the range of the slider, including this entry's own."""
         if self.rule.step:
             first, last = math.ceil(self.low / self.rule.step), math.floor(self.high / self.rule.step)
             stride = max(1, -(-(last - first) // (_POINTS - 1)))
@@ -81,7 +81,7 @@ class EntryView:
 
 
 async def get_limits(api: Api, posterior: Mapping[str, Any]) -> dict[str, EntryLimits]:
-    """What the posterior's problem allows, by entry; nothing is known of a ready-made one whose problem is gone."""
+    """Get the limits of each entry; none for a ready-made problem that was deleted."""
     spec = posterior["problem"]
     if spec["kind"] in READY:
         try:
@@ -117,12 +117,12 @@ def limits_of(spec: Mapping[str, Any]) -> dict[str, EntryLimits]:
 
 
 def share_constraints(spec: Mapping[str, Any]) -> bool:
-    """Whether entries share rules, so that one is hardly moved without the others."""
+    """Whether entries share constraints, so that moving one affects the others."""
     return spec["kind"] != "shipment" and (spec["kind"] != "newsvendor" or bool(spec.get("decision_rows")))
 
 
 def entries_of(prescription: Mapping[str, Any], known: Mapping[str, EntryLimits]) -> list[EntryView]:
-    """The entries of a decision, in its order; none where there is no decision."""
+    """Return the entries of a decision in order; none without a decision."""
     decision: Mapping[str, float | None] = prescription["decision"]
     alone = prescription["map"]["decision"]
     amounts = {name: amount for name, amount in decision.items() if amount is not None}
@@ -142,14 +142,14 @@ def entries_of(prescription: Mapping[str, Any], known: Mapping[str, EntryLimits]
 
 
 def _demand(prescription: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    """What may happen to the outcomes that are served by the entry of their name: both are amounts of one thing."""
+    """Return the scenarios of outcomes that are served by the entry of their name."""
     values = (prescription.get("scenarios") or {}).get("outcomes", {})
     told = prescription.get("outcomes") or {}
     return {name: values[name] for name, about in told.items() if about["service_level"] is not None and name in values}
 
 
 def _reach(amount: float, rule: EntryLimits, scale: float, demand: Sequence[float]) -> tuple[float, float]:
-    """From where to where a handle goes: within the bounds, over all that may be worth a thought."""
+    """Return the range of a slider: all plausible amounts within the bounds."""
     least = -math.inf if rule.minimum is None else rule.minimum
     most = math.inf if rule.maximum is None else rule.maximum
     if demand:
@@ -167,49 +167,49 @@ def _reach(amount: float, rule: EntryLimits, scale: float, demand: Sequence[floa
 
 
 def largest_entries(entries: Sequence[EntryView]) -> list[EntryView]:
-    """The entries that a page shows: all in their order or, of many, the largest first."""
+    """Return the entries to show: all in order or, of many, the largest first."""
     if len(entries) <= MOST_HANDLES:
         return list(entries)
     return sorted(entries, key=lambda entry: -abs(entry.amount))[:MOST_SHOWN]
 
 
 def with_amounts(entries: Sequence[EntryView], amounts: Mapping[str, float]) -> list[EntryView]:
-    """The entries with other amounts; their handles reach as far as before."""
+    """Return the entries with other amounts and unchanged slider ranges."""
     return [replace(entry, amount=amounts.get(entry.name, entry.amount)) for entry in entries]
 
 
 def _round_down(step: float) -> float:
-    """1, 2 or 5 times a power of ten, at most a number."""
+    """Round down to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
     return next((m * power for m in (5, 2, 1) if m * power <= step), power)
 
 
-# Up to so many outcomes each have a chart; more have a line in a table.
+# More outcomes than this are shown as a table instead of charts.
 MOST_CHARTS = 4
 _MOST_LINES = 100
 _LOW, _HIGH = "0.05", "0.95"
 STATUS_WORDS = {
-    "optimal": "Solved: by its rule there is no better decision.",
-    "best_effort": "The best that was found; it is not proven that there is no better one.",
-    "time_limit": "The best that was found in the time allowed.",
-    "infeasible": "There is no decision that keeps all rules.",
-    "unbounded": "There is no best decision: the cost could fall without limit.",
-    "refused": "This context cannot be decided for.",
+    "optimal": "Optimal for this policy.",
+    "best_effort": "Best decision found; optimality is not proven.",
+    "time_limit": "Best decision found within the time limit.",
+    "infeasible": "No decision meets all constraints. Check the limits of the problem.",
+    "unbounded": "Unbounded: the cost can fall without limit. Add limits to the problem.",
+    "refused": "No decision for this context.",
 }
 _FACTS = {
     "expected_return": "expected return",
-    "tail_return": "return in the worst cases",
+    "tail_return": "mean return of the worst cases",
     "volatility": "volatility",
     "variance": "variance",
     "invested": "invested",
     "turnover": "turnover",
-    "turnover_cost": "cost of turnover",
+    "turnover_cost": "turnover cost",
 }
 
 
 @dataclass(frozen=True)
 class Money:
-    """Costs, or values where the problem seeks the most: these are costs with the other sign."""
+    """Convert costs to what the page shows: costs, or values (negative costs) of a maximisation problem."""
 
     is_value: bool
 
@@ -223,7 +223,7 @@ class Money:
         return -cost if self.is_value else cost
 
     def ends(self, quantiles: Mapping[str, float | None]) -> tuple[float | None, float | None]:
-        """The 5–95 % range, the smaller end first."""
+        """Return the 5–95 % range, smaller end first."""
         low, high = self(quantiles[_LOW]), self(quantiles[_HIGH])
         return (high, low) if self.is_value else (low, high)
 
@@ -234,7 +234,7 @@ def money_of(prescription: Mapping[str, Any]) -> Money:
 
 @dataclass(frozen=True)
 class OutcomeView:
-    """What may become of one outcome."""
+    """Distribution of one outcome."""
 
     name: str
     mean: float | None
@@ -246,7 +246,7 @@ class OutcomeView:
 
 @dataclass(frozen=True)
 class DecisionView:
-    """Everything that the page says of one decision at once."""
+    """A decision with its cost, outcomes and recourse."""
 
     prescription: Mapping[str, Any]
     entries: list[EntryView]
@@ -264,12 +264,12 @@ class DecisionView:
 
     @property
     def is_large(self) -> bool:
-        """Whether there are too many entries to write each of them large."""
+        """Whether the entries are shown as a table."""
         return len(self.entries) > MOST_HANDLES
 
     @property
     def chosen(self) -> list[str] | None:
-        """Where everything is a yes or no: what is chosen."""
+        """Names of selected entries, if all are binary."""
         if not self.entries or not all(entry.is_yes_or_no for entry in self.entries):
             return None
         return [entry.name for entry in self.entries if entry.amount > 0.5]
@@ -292,7 +292,7 @@ class DecisionView:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What else the problem says of the decision."""
+        """Further figures of the problem."""
         told = self.prescription["facts"] or {}
         return [(words, number(told[name])) for name, words in _FACTS.items() if name in told]
 
@@ -303,20 +303,20 @@ class DecisionView:
 
     @property
     def later(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """What is done once outcomes are known, the most used first."""
+        """Recourse actions, largest first."""
         plan = (self.recourse or {}).get("expected", {})
         return sorted(plan.items(), key=lambda one: -abs(one[1]["amount"] or 0.0))[:_MOST_LINES]
 
     @property
     def tight(self) -> list[Mapping[str, Any]]:
-        """The rules of the second stage that leave no room in some scenario, though not in all."""
+        """Second-stage constraints that bind in some scenarios but not in all."""
         rows = (self.recourse or {}).get("rows", [])
         found = [row for row in rows if row["binding_in"] is not None and 0 < row["binding_in"] < 1]
         return sorted(found, key=lambda row: -row["binding_in"])[:_MOST_LINES]
 
 
 def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimits]) -> DecisionView:
-    """A prescription, opened by its scenarios and outcomes, ready to be shown."""
+    """Build the view of a prescription that includes scenarios and outcomes."""
     money, told = money_of(prescription), prescription.get("scenarios")
     entries = entries_of(prescription, rules)
     if told is None:
@@ -324,10 +324,10 @@ def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimi
     weights = told["weights"]
     costs = [money(cost) for cost in told["costs"]]
     marks = _marks(money(prescription["expected_cost"]), money.ends(prescription["cost_quantiles"]))
-    chart = histogram(f"What it may {'bring' if money.is_value else 'cost'}", costs, weights, money.word, marks)
+    chart = histogram(f"Distribution of {money.word}", costs, weights, money.word, marks)
     orders = {entry.name: entry.amount + entry.rule.stock for entry in entries}
     outcomes = [
-        # An outcome that is served by the entry of its name is an amount of the same thing.
+        # An outcome served by the entry of its name has the same unit.
         _outcome_view(
             name,
             about,
@@ -341,8 +341,8 @@ def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimi
 
 
 def warnings_of(answer: Mapping[str, Any]) -> list[str]:
-    """What is unusual about the one context, then what the whole answer warns of; not how good the posterior is, which
-    stands beside it anyway, and nothing twice."""
+    """Return the warnings of the context, then those of the answer, except the posterior's quality, which is shown
+    anyway."""
     own: list[str] = answer["prescriptions"][0]["warnings"]
     whole = [text for text in answer["warnings"] if "context(s)" not in text and "quality is" not in text]
     return [*own, *whole]
@@ -366,8 +366,8 @@ def _marks(mean: float | None, ends: tuple[float | None, float | None]) -> list[
 
 
 def counts(values: Sequence[float | None], weights: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The middles of equal bins and the share of the weight in each, in per cent; values that are missing are left
-    out, and their weight with them."""
+    """Return the centres of equal bins and the weight in each, in per cent; missing values are left out with their
+    weight."""
     kept = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     if not kept:
         return [], []
@@ -382,7 +382,7 @@ def counts(values: Sequence[float | None], weights: Sequence[float]) -> tuple[li
 def histogram(
     title: str, values: Sequence[float | None], weights: Sequence[float], x_label: str, marks: Sequence[Mark]
 ) -> Chart:
-    """How often what is expected, by the scenarios' weights."""
+    """Draw a weighted histogram of scenario values."""
     x, shares = counts(values, weights)
     room = 0.6 * (x[-1] - x[0]) / (len(x) - 1) if len(x) > 1 else 0.6
     places = [mark.x for mark in marks] + [x[0] - room, x[-1] + room] if x else [0.0, 1.0]

@@ -1,4 +1,4 @@
-"""Why a decision is what it is: what drives the prediction, what would move the decision, and days like this one."""
+"""Explain a decision: drivers of the prediction, sensitivity, prices of constraints, and similar rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.pages.render import number
 router = APIRouter(include_in_schema=False)
 
 _NEIGHBOURS = 8
-# Of a decision with many entries, those that move most are named.
+# Entries named per change, largest first.
 _MOST_NAMED = 4
 _MOST_OUTCOMES = 12
 _MOST_SWITCHES = 12
@@ -27,7 +27,7 @@ _MOST_SWITCHES = 12
 
 @dataclass(frozen=True)
 class ContributionView:
-    """What one column adds to a prediction; ``left`` and ``width`` place its bar between 0 and 100."""
+    """The contribution of a column to a prediction; ``left`` and ``width`` place its bar between 0 and 100."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ class ContributionView:
 
 @dataclass(frozen=True)
 class AttributionView:
-    """The prediction of an outcome, taken apart."""
+    """The prediction of an outcome as contributions of columns."""
 
     name: str
     base: float
@@ -54,7 +54,7 @@ class AttributionView:
 
 @router.get("/posteriors/{named}/decide/why")
 async def why(named: str, request: Request, caller: Reader) -> Response:
-    """The reasons for a decision, as far as they can be told."""
+    """Explain a decision."""
     api = Api(request)
     asked, posterior = await read_query(api, named, request.query_params)
     gone = ""
@@ -63,7 +63,7 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
         try:
             answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
         except ApiRefusal as refusal:
-            # Without the rows that were learned from there are no days like this one to show.
+            # Without the training data there are no similar rows.
             if refusal.status != 409:
                 raise
             gone = refusal.detail
@@ -119,7 +119,7 @@ def _value(value: Any) -> str:
 
 
 def _moves(told: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What some more of each number would change, as sentences in two halves."""
+    """Describe the effect of increasing each number, as (cause, effect)."""
     spread = {column["name"]: column["std"] for column in posterior["columns"]}
     sentences = []
     for name, one in told["derivatives"].items():
@@ -133,14 +133,14 @@ def _moves(told: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping
 
 
 def _units(spread: float | None) -> float:
-    """One unit, or a power of ten of them where a column's values are far larger or smaller."""
+    """Return one unit, or a power of ten that fits the spread of a column."""
     if not spread or 0.2 <= spread <= 200:
         return 1.0
     return float(10.0 ** math.floor(math.log10(spread)))
 
 
 def _switches(told: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """What another value of a column would change."""
+    """Describe the effect of other values of a column."""
     return [
         (name, _yes(value), _describe_change(one["decision"], one["expected_cost"], found))
         for name, values in told["switches"].items()
@@ -162,17 +162,17 @@ def _describe_change(moved: Mapping[str, float | None], cost: float | None, foun
     ]
     if len(ordered) > _MOST_NAMED:
         words.append(f"and {len(ordered) - _MOST_NAMED} more changes")
-    told = ", ".join(words) or "the same decision"
+    told = ", ".join(words) or "same decision"
     if cost is None:
         return told
     money = money_of(found)
     change = money(cost) or 0.0
     if abs(change) <= 1e-4 * max(abs(found["expected_cost"] or 0.0), 1e-9):
-        return f"{told}; expected {money.word} as before"
+        return f"{told}; same expected {money.word}"
     return f"{told}; expected {money.word} {number(abs(change), 3)} {'higher' if change > 0 else 'lower'}"
 
 
 def _rule(place: str) -> str:
-    """``decision_rows/budget`` or ``items/loaves/maximum_order`` as words."""
+    """Format ``decision_rows/budget`` or ``items/loaves/maximum_order`` as text."""
     _, name, *which = (*place.split("/"), "")
     return ": ".join([name, *(one.replace("_", " ") for one in which if one)]) or place

@@ -1,4 +1,4 @@
-"""The form for a context: a field for each column that a decision needs to know, and what stands in it at first."""
+"""The form for a context: a field for each context column, with default values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from app.pages.api_client import Api, ApiRefusal
 from app.pages.forms import parse_number
 from app.pages.render import number
 
-# Fields of a context have the name of their column after this, so that no column is mistaken for anything else.
+# Prefix of context fields, so that a column cannot clash with other fields.
 PREFIX = "c."
 FieldKind = Literal["date", "moment", "choice", "suggested", "yes", "number", "text"]
 FormValues = ImmutableMultiDict[str, Any]
 
-# More categories than this are typed, with suggestions.
+# With more categories, a text field with suggestions replaces the list.
 _MOST_CHOICES = 40
-# The last so many rows tell which series there are, where a posterior does not list them.
+# Rows searched for series keys that the posterior does not list.
 _ROWS_OF_SERIES = 300
 _YES, _NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _SPAN = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(1), "week": timedelta(7)}
@@ -31,7 +31,7 @@ _PERIODS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"
 
 @dataclass(frozen=True)
 class ContextField:
-    """One column of a context: how it is asked for, and what stands there as text."""
+    """One column of a context: its kind of field and its text."""
 
     name: str
     kind: FieldKind
@@ -45,12 +45,12 @@ class ContextField:
 
     @property
     def pointer(self) -> str:
-        """Where the API finds what is wrong with it."""
+        """JSON pointer of its errors."""
         return pointer(("contexts", 0, self.name))
 
     @property
     def shown_as(self) -> str:
-        """The type of its input. What a date picker cannot show stays readable as text."""
+        """The type of its input; text where a date picker cannot show the value."""
         if self.kind in ("date", "moment") and self.value and _moment(self.value) is None:
             return "text"
         return {"date": "date", "moment": "datetime-local"}.get(self.kind, "text")
@@ -60,13 +60,12 @@ class ContextField:
         return self.value.strip().lower() in _YES
 
     def sent(self) -> Any:
-        """What the API is given: a number where the text is one, else the text, so that the API can say what is wrong
-        with it; nothing for an empty field."""
+        """Return the value for the API: a number, or text that the API may refuse; None if empty."""
         return value_of(self.kind, self.value)
 
 
 def value_of(kind: FieldKind, text: str) -> Any:
-    """A text of a form or of a pasted table as the API takes it."""
+    """Convert a text of a form or a pasted table for the API."""
     text = text.strip()
     if not text:
         return None
@@ -78,7 +77,7 @@ def value_of(kind: FieldKind, text: str) -> Any:
 
 
 def context_columns(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The columns of a context, in order: what is known ahead and, where the posterior looks back, time and keys."""
+    """Return the columns of a context in order; with time and series keys if the posterior uses past outcomes."""
     recipe = posterior["recipe"] or {}
     looks_back, listed = bool(recipe.get("recipe")), recipe.get("keys", {})
 
@@ -101,12 +100,12 @@ def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> FieldKind:
 
 
 def field_kinds(posterior: Mapping[str, Any]) -> dict[str, FieldKind]:
-    """How each column of a context is asked for."""
+    """Return the kind of field of each context column."""
     return {column["name"]: kind_of(column, _choices(posterior, column, [])) for column in context_columns(posterior)}
 
 
 def read_fields(posterior: Mapping[str, Any], given: FormValues) -> list[ContextField] | None:
-    """The fields as they were sent, without what only a form needs; None if one was not sent."""
+    """Read the sent fields, without hints and choices; None if one is missing."""
     fields = []
     for name, kind in field_kinds(posterior).items():
         text = _last(given, PREFIX + name)
@@ -117,23 +116,22 @@ def read_fields(posterior: Mapping[str, Any], given: FormValues) -> list[Context
 
 
 def out_of_range(posterior: Mapping[str, Any], fields: Sequence[ContextField]) -> list[str]:
-    """Which numbers are beyond all that the history has, as sentences."""
+    """Describe the numbers outside the range of the history."""
     said, values = [], {field.name: field.sent() for field in fields}
     for column in context_columns(posterior):
         value, least, most = values.get(column["name"]), column["minimum"], column["maximum"]
         if isinstance(value, int | float) and least is not None and not least <= value <= most:
-            said.append(f"{column['name']} is beyond the history, which has {number(least)} to {number(most)}")
+            said.append(f"{column['name']} is outside the range of the history ({number(least)} to {number(most)})")
     return said
 
 
 async def form_fields(api: Api, posterior: Mapping[str, Any], given: FormValues) -> tuple[list[ContextField], str]:
-    """All fields, filled with what was sent and else from the data set's last row, and where that comes from, as a
-    sentence."""
+    """Return all fields, filled from what was sent or else the data set's last row, and a sentence on their source."""
     dataset, rows = await _history(api, posterior)
-    where = "the last row of the history" if rows else "the middle of the history, whose rows are not here"
-    source = f"Filled in from {where}. Change what is different."
+    where = "the last row of the history" if rows else "median values, because the training data is unavailable"
+    source = f"Filled in from {where}. Change values as needed."
     if read_fields(posterior, given) is not None:
-        source = "As the address of this page has it."
+        source = "Filled in from the link."
     fields = []
     for column in context_columns(posterior):
         choices = _choices(posterior, column, rows)
@@ -148,7 +146,7 @@ async def form_fields(api: Api, posterior: Mapping[str, Any], given: FormValues)
 
 
 async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The data set that was learned from and its last rows, as far as they are still there."""
+    """Get the training data set and its last rows, if they still exist."""
     if posterior["dataset_id"] is None:
         return None, []
     address = f"/v1/datasets/{posterior['dataset_id']}"
@@ -166,7 +164,7 @@ async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def _same(column: dict[str, Any], dataset: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The column as it is in the newest revision of its data set."""
+    """Return the column of the newest revision of the data set."""
     found = next((one for one in dataset["columns"] if one["name"] == column["name"]), None) if dataset else None
     return found or column
 
@@ -179,7 +177,7 @@ def _lead(posterior: Mapping[str, Any], dataset: Mapping[str, Any] | None) -> in
 def _choices(
     posterior: Mapping[str, Any], column: Mapping[str, Any], rows: Sequence[dict[str, Any]]
 ) -> tuple[str, ...]:
-    """The values that a column may have, as far as they are known."""
+    """Return the known values of a column."""
     if column["kind"] == "categorical":
         return tuple(column["categories"] or ())
     if column["kind"] != "key":
@@ -196,7 +194,7 @@ def _first_value(
     rows: Sequence[dict[str, Any]],
     lead: int,
 ) -> str:
-    """What stands in a field that nobody has filled in yet."""
+    """Return the default value of a field."""
     if column["role"] == "time":
         return add_periods(newest, lead)
     last = rows[-1].get(column["name"]) if rows else None
@@ -213,19 +211,19 @@ def _text(value: Any) -> str:
 
 
 def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: FieldKind, lead: int) -> str:
-    """What is usual in a field."""
+    """Return the hint of a field."""
     if column["role"] == "time":
         unit = _PERIODS.get(newest["unit"], "periods")
         ahead = f"{lead * (newest['step'] or 1)} {unit if lead * (newest['step'] or 1) > 1 else unit[:-1]}"
         zone = f" {newest['zone']}" if newest["zone"] else ""
-        return f"The history ends with {newest['last']}{zone}; decisions are made {ahead} ahead."
+        return f"The history ends at {newest['last']}{zone}; you decide {ahead} ahead."
     if kind == "number":
         return f"{number(column['minimum'])} to {number(column['maximum'])} in the history"
     return ""
 
 
 def add_periods(column: Mapping[str, Any], periods: int) -> str:
-    """The last time of a column's history, so many periods later."""
+    """Return the last time of a column plus a number of periods."""
     last, count = str(column["last"]), periods * (column["step"] or 1)
     if column["format"] == "period":
         return str(int(last) + count)
@@ -235,13 +233,13 @@ def add_periods(column: Mapping[str, Any], periods: int) -> str:
     try:
         moved = _months_later(moment, count) if column["unit"] == "month" else moment + count * _SPAN[column["unit"]]
     except (OverflowError, ValueError):
-        # Calendars end with the year 9999, which some write for "never".
+        # Calendars end in year 9999, which some data use for "never".
         return last
     return moved.isoformat(timespec="minutes") if column["format"] == "iso datetime" else moved.date().isoformat()
 
 
 def _months_later(moment: datetime, months: int) -> datetime:
-    """The same day some months later; the last day of a month stays the last."""
+    """Add months; the last day of a month stays the last."""
     year, month = divmod(moment.year * 12 + moment.month - 1 + months, 12)
     is_last = moment.day == calendar.monthrange(moment.year, moment.month)[1]
     longest = calendar.monthrange(year, month + 1)[1]
@@ -257,6 +255,6 @@ def _moment(text: str) -> datetime | None:
 
 
 def _last(given: FormValues, key: str) -> str | None:
-    """What was sent last under a name: a box that is ticked comes after what stands for one that is not."""
+    """Return the last value sent under a name: a ticked checkbox follows its hidden default."""
     found = [value for value in given.getlist(key) if isinstance(value, str)]
     return found[-1] if found else None

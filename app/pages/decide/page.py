@@ -1,7 +1,6 @@
-"""The page of a decision: a form for the context, the decision with what it may cost, and what others would do.
+"""The page that decides: the context form, the decision with its cost, and the comparison of policies.
 
-All that is asked for stands in the address. Who presses the button has the decision kept in the log; whatever else is
-looked at here is not.
+The URL holds the whole query. Only the button Decide logs the decision.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ router.include_router(decide_explanation.router)
 router.include_router(decide_table.router)
 
 INCLUDE = ["scenarios", "outcomes", "recourse"]
-# So many entries of a decision stand in a comparison.
+# Entries shown in the comparison of policies.
 _MOST_NAMED = 4
 
 
 @router.get("/posteriors/{named}/decide")
 async def show(named: str, request: Request, caller: Reader) -> Response:
-    """The decision for what the address says, or for what comes after the history. A look is not kept in the log."""
+    """Decide for the query in the URL, or for the period after the history, without logging."""
     api, given = Api(request), request.query_params
     posterior = await api.get(DecideQuery(named, ()).api)
     kept = given.get("kept", "")
@@ -48,7 +47,7 @@ async def show(named: str, request: Request, caller: Reader) -> Response:
 
 @router.post("/posteriors/{named}/decide")
 async def decide(named: str, request: Request, caller: Reader) -> Response:
-    """Decide, and keep the decision in the log."""
+    """Decide and log the decision."""
     form = await forms.read_form(request)
     api = Api(request)
     posterior = await api.get(DecideQuery(named, ()).api)
@@ -102,7 +101,7 @@ async def _page(
 def _render_decision(
     request: Request, asked: DecideQuery, posterior: Mapping[str, Any], source: str, status: int = 200, **given: Any
 ) -> Response:
-    """The whole page, or its answer alone."""
+    """Render the whole page, or its answer alone."""
     template = "decided.html" if is_part(request) else "decide.html"
     told: dict[str, Any] = {
         "answer": None,
@@ -130,7 +129,7 @@ def _render_decision(
 
 @router.get("/posteriors/{named}/decide/others")
 async def others(named: str, request: Request, caller: Reader) -> Response:
-    """What other policies would do, and what that would cost over the same scenarios."""
+    """Compare policies over the same scenarios."""
     api = Api(request)
     asked, posterior = await read_query(api, named, request.query_params)
     try:
@@ -168,7 +167,7 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
 
 
 async def _decisions(api: Api, asked: DecideQuery) -> dict[str, dict[str, float]]:
-    """What each policy decides for the context; one that finds no decision, or cannot be asked for it, is left out."""
+    """Return the decision of each policy; those without a decision are left out."""
     found = {}
     for name in COMPARED:
         options = asked.options() | {"policy": name}

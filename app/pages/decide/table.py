@@ -1,4 +1,4 @@
-"""Decisions for a whole table, pasted from a spreadsheet or uploaded; with a file of them to take away."""
+"""Decide for a table that was pasted or uploaded, with a CSV download."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
 
-# Up to so many rows are decided for while somebody waits; more are a job.
+# Longer tables run as a job.
 MOST_ROWS = 500
-# So many entries of a decision stand in the table of the page; the file has all.
+# Entries of a decision in the page's table; the file has all.
 _MOST_ENTRIES = 8
 _QUANTILES = ("0.05", "0.25", "0.5", "0.75", "0.95")
 
 
 class UnreadableTable(Exception):
-    """Why a pasted table is none, as a sentence."""
+    """A pasted text is not a table; the message says why."""
 
 
 @dataclass(frozen=True)
 class PastedTable:
-    """A table as it was pasted: its header, its rows, and where each column of a context is found in them."""
+    """A pasted table: header, rows, and the index of each context column."""
 
     header: list[str]
     rows: list[list[str]]
@@ -46,8 +46,7 @@ class PastedTable:
         return {name: value_of(known[name], row[place]) for name, place in self.places.items()}
 
     def as_csv(self, known: Mapping[str, FieldKind]) -> bytes:
-        """The table as the API takes it: commas between, numbers with points, columns by their own names. Rows of
-        another length are filled up or cut."""
+        """Return the table as CSV for the API; rows of another length are padded or cut."""
         names = {place: name for name, place in self.places.items()}
         buffer = io.StringIO()
         out = csv.writer(buffer, lineterminator="\n")
@@ -62,7 +61,7 @@ class PastedTable:
 
 @dataclass(frozen=True)
 class TableRowView:
-    """A row with its decision, or with why there is none."""
+    """A row with its decision, or the reason for none."""
 
     cells: list[str]
     told: Mapping[str, Any] | None
@@ -82,15 +81,15 @@ class TableRowView:
 
 
 def parse_table(text: str, known: Mapping[str, FieldKind]) -> PastedTable:
-    """The table in a text: separated by tabs, semicolons or commas, with a line of names above."""
+    """Parse a text separated by tabs, semicolons or commas, with a header line."""
     lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]
     if len(lines) < 2:
-        raise UnreadableTable("paste a line with the names of the columns and, below it, a line for each decision")
+        raise UnreadableTable("paste a header line with the column names, then one line per decision")
     separator = max("\t;,", key=lines[0].count)
     try:
         header, *rows = csv.reader(io.StringIO("\n".join(lines)), delimiter=separator)
     except csv.Error as error:
-        raise UnreadableTable(f"this is no table: {error}") from None
+        raise UnreadableTable(f"this is not a table: {error}") from None
     header = [name.strip().removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") for name in header]
     by_name = {name.lower(): place for place, name in enumerate(header)} | {
         name: place for place, name in enumerate(header)
@@ -98,10 +97,7 @@ def parse_table(text: str, known: Mapping[str, FieldKind]) -> PastedTable:
     places = {name: by_name[key] for name in known for key in (name, name.lower()) if key in by_name}
     lacking = [name for name in known if name not in places]
     if lacking:
-        raise UnreadableTable(
-            f"the first line lacks {', '.join(lacking)}; it has to name {', '.join(known)}, in any order, and others "
-            "may stand among them"
-        )
+        raise UnreadableTable(f"the header lacks {', '.join(lacking)}; it must name {', '.join(known)}, in any order")
     return PastedTable(header, [[cell.strip() for cell in row] for row in rows], places)
 
 
@@ -115,7 +111,7 @@ async def form(named: str, request: Request, caller: Reader) -> Response:
 
 @router.post("/posteriors/{named}/decide/table")
 async def decide_table(named: str, request: Request, caller: Reader) -> Response:
-    """Decide for every row; the decisions are kept in the log, the same ones as a file are not kept again."""
+    """Decide for every row and log the decisions; the CSV download is not logged again."""
     given = await forms.read_form(request)
     api = Api(request)
     asked = DecideQuery.of(named, [], given)
@@ -133,12 +129,15 @@ async def decide_table(named: str, request: Request, caller: Reader) -> Response
             return await _batch(api, asked, "contexts.csv", pasted.as_csv(known))
         answer, lines = await _decide_rows(api, asked, pasted, known, kept=not as_file)
     except (UnreadableTable, UnicodeDecodeError) as error:
-        wrong = "the file is neither text nor a workbook" if isinstance(error, UnicodeDecodeError) else str(error)
+        wrong = "the file is not CSV, Excel or Parquet" if isinstance(error, UnicodeDecodeError) else str(error)
         return _render_table(request, asked, posterior, text[:200_000], 422, wrong=sentence(wrong) + ".")
     except ApiRefusal as refusal:
         wrong = refusal.detail
         if refusal.status == 403:
-            wrong = f"Up to {MOST_ROWS} rows are decided for here. More are a job, and this key may not start one."
+            wrong = (
+                f"This page decides for at most {MOST_ROWS} rows. Longer tables run as a job, which needs a key with the "
+                "scope train."
+            )
         return _render_table(request, asked, posterior, text[:200_000], refusal.status, wrong=wrong)
     if as_file:
         body = b"".join(csv_pieces([_decision_table(pasted, lines)]))
@@ -164,12 +163,12 @@ async def _file(given: Any) -> tuple[str, bytes]:
     try:
         return await forms.read_upload(given)
     except InvalidRequest:
-        # Nothing was chosen; the text counts.
+        # Without a file, the pasted text counts.
         return "", b""
 
 
 async def _batch(api: Api, asked: DecideQuery, name: str, content: bytes) -> Response:
-    """A job for a table that is too long to wait for."""
+    """Start a job for a long table."""
     fields = {"policy": asked.policy, "cvar_weight": asked.risk}
     job = await api.upload(f"{asked.api}/batch-prescriptions/upload", name, content, fields)
     return see_other(f"/jobs/{job['id']}")
@@ -178,7 +177,7 @@ async def _batch(api: Api, asked: DecideQuery, name: str, content: bytes) -> Res
 async def _decide_rows(
     api: Api, asked: DecideQuery, pasted: PastedTable, known: Mapping[str, FieldKind], *, kept: bool
 ) -> tuple[Mapping[str, Any] | None, list[TableRowView]]:
-    """The API's answer and every row with its own; no answer where no row can be decided for."""
+    """Return the API's answer, None if every row is refused, and the view of each row."""
     fitting = [row for row in pasted.rows if len(row) == len(pasted.header)]
     contexts = [pasted.context(row, known) for row in fitting]
     answer, found = None, []
@@ -199,13 +198,13 @@ async def _decide_rows(
             refused_here = told is not None and told["status"] == "refused"
             lines.append(TableRowView(row, None if refused_here else told, told["reason"] if refused_here else reason))
         else:
-            words = f"this line has {len(row)} values, and the first line has {len(pasted.header)} names"
+            words = f"this line has {len(row)} values, but the header has {len(pasted.header)} names"
             lines.append(TableRowView(row[: len(pasted.header)], None, words))
     return answer, lines
 
 
 def _reasons(refusal: ApiRefusal) -> dict[int, str]:
-    """Why each context is refused, where all are and that is all that is wrong; empty else."""
+    """Return why each context is refused; empty if other errors occur."""
     reasons: dict[int, str] = {}
     for one in refusal.problem.get("errors", []):
         parts = one["pointer"].split("/")
@@ -216,7 +215,7 @@ def _reasons(refusal: ApiRefusal) -> dict[int, str]:
 
 
 def _decision_table(pasted: PastedTable, lines: list[TableRowView]) -> pa.Table:
-    """The table with its decisions, in columns named as those of a batch."""
+    """Return the table with its decisions, in the columns of a batch result."""
     told = [line.told or {} for line in lines]
     entries = next((list(one["decision"]) for one in told if one), [])
     numbers = {f"decision.{name}": [one["decision"][name] if one else None for one in told] for name in entries}
@@ -229,7 +228,7 @@ def _decision_table(pasted: PastedTable, lines: list[TableRowView]) -> pa.Table:
         texts[f"warning.{place + 1}"] = said
     columns: dict[str, pa.Array] = {}
     for place, name in enumerate(pasted.header):
-        # A column of an earlier result that was pasted along makes room for the new one.
+        # Columns of a pasted earlier result are replaced.
         if name not in numbers and name not in texts:
             cells = [line.cells[place] if place < len(line.cells) else None for line in lines]
             columns[name if name not in columns else f"{name} {place + 1}"] = pa.array(cells, pa.string())

@@ -1,4 +1,4 @@
-"""Decisions of the planner's own: what they would cost against ours, one at a time or along a curve."""
+"""What-ifs: the cost of the planner's own decisions compared with the recommended one, singly or as a curve."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)
 
-# Entries of a decision have their names after this.
+# Prefix of fields that hold entries of a decision.
 PREFIX = "d."
 YOURS = "yours"
 _MOST_ANEW = 12
-# What is tried out must not keep the service busy for long.
+# Time limit of a what-if.
 _SECONDS = 20
 
 
 class ComparisonView(NamedTuple):
-    """One thing about two decisions."""
+    """One measure of two decisions."""
 
     words: str
     ours: float | None
@@ -40,7 +40,7 @@ class ComparisonView(NamedTuple):
 
 @dataclass(frozen=True)
 class WhatIfView:
-    """A decision of the planner's own beside ours."""
+    """The planner's decision compared with the recommended one."""
 
     ours: Mapping[str, Any]
     yours: Mapping[str, Any]
@@ -54,22 +54,22 @@ class WhatIfView:
 
     @property
     def why_better(self) -> str:
-        """How a decision can be clearly better on average than ours; empty where it is not."""
+        """Why the planner's decision is clearly better on average; empty if it is not."""
         regret, error = self.yours["regret"], self.yours["regret_standard_error"]
         if regret is None or error is None or not regret < -2 * error < 0:
             return ""
         if self.minds_risk:
-            return "Ours minds the worst cases, and pays for that on average."
+            return "The recommended decision avoids the worst cases, at a higher mean cost."
         if self.policy == "predictive":
             return ""
         return (
-            f"Ours is decided by the policy {self.policy}, which does not look at the scenarios that costs are "
-            "computed over. The policy predictive does."
+            f"The policy {self.policy} does not optimise over the scenarios that costs are computed on. The policy "
+            "predictive does."
         )
 
     @property
     def chosen_anew(self) -> list[tuple[str, float | None, float | None]]:
-        """What was left to us and has become something else than in our own decision."""
+        """Entries that were adjusted and differ from the recommended decision."""
         found = []
         for name in self.yours["filled"]:
             ours, yours = self.ours["decision"][name], self.yours["decision"][name]
@@ -79,54 +79,54 @@ class WhatIfView:
 
     @property
     def lines(self) -> list[ComparisonView]:
-        """What is said of both."""
+        """Measures of both decisions."""
         money, ours, yours = self.money, self.ours, self.yours
         our_ends, ends = money.ends(ours["cost_quantiles"]), money.ends(yours["cost_quantiles"])
         found = [
             ComparisonView(f"expected {money.word}", money(ours["expected_cost"]), money(yours["expected_cost"])),
-            ComparisonView("in 5 % of cases below", our_ends[0], ends[0]),
-            ComparisonView("in 5 % of cases above", our_ends[1], ends[1]),
+            ComparisonView("5 % quantile", our_ends[0], ends[0]),
+            ComparisonView("95 % quantile", our_ends[1], ends[1]),
             ComparisonView("mean of the worst 5 %", money(ours["cvar_95"]), money(yours["cvar_95"])),
         ]
         for name, level in (ours["service_level"] or {}).items():
             found.append(ComparisonView(f"{name}: served in full", level, yours["service_level"][name], is_share=True))
         if yours["feasibility"] is not None:
-            found.append(ComparisonView("rules kept", ours["feasibility"], yours["feasibility"], is_share=True))
+            found.append(ComparisonView("constraints met", ours["feasibility"], yours["feasibility"], is_share=True))
         return found
 
 
 def verdict(yours: Mapping[str, Any], our_cost: float | None, money: Money) -> str:
-    """Whether another decision is better than ours, and how sure that is."""
+    """Say whether another decision is better than the recommended one, and how surely."""
     regret, error = yours["regret"], yours["regret_standard_error"]
     if regret is None:
-        return yours["reason"] or "What it would cost cannot be said: in some scenario nothing mends it."
+        return yours["reason"] or "The cost is unknown: in some scenario no recourse is feasible."
     if not drop_rounding(regret, abs(our_cost or 0.0)):
-        return f"It {'brings' if money.is_value else 'costs'} the same as ours."
+        return f"It {'brings' if money.is_value else 'costs'} the same as the recommended decision."
     more, less = ("brings {} less", "brings {} more") if money.is_value else ("costs {} more", "costs {} less")
     amount = (more if regret > 0 else less).format(number(abs(regret)))
-    margin = f"give or take {number(2 * error)}" if error is not None else "how surely is not known"
+    margin = f"± {number(2 * error)}" if error is not None else "standard error unknown"
     if error is not None and abs(regret) <= 2 * error:
-        return f"No clear difference: on average it {amount} than ours, {margin}."
+        return f"No clear difference: on average it {amount} than the recommended decision ({margin})."
     worse = f"{100 * yours['worse_in']:.0f} %" if yours["worse_in"] is not None else "–"
-    return f"On average it {amount} than ours ({margin}); in {worse} of cases it is worse."
+    return f"On average it {amount} than the recommended decision ({margin}); it is worse in {worse} of cases."
 
 
 def drop_rounding(difference: float | None, size: float) -> float | None:
-    """A difference of costs of some size, without what rounding alone has left of one."""
+    """Return a cost difference, or 0 if it is only rounding."""
     return 0.0 if difference is not None and abs(difference) <= 1e-6 * size else difference
 
 
 async def read_query(api: Api, named: str, given: FormValues) -> tuple[DecideQuery, Mapping[str, Any]]:
-    """What the page has asked for, out of a form that it has made itself; and the posterior."""
+    """Read the query of a form that the page sent, and get the posterior."""
     posterior = await api.get(DecideQuery(named, ()).api)
     fields = read_fields(posterior, given)
     if fields is None:
-        raise InvalidRequest.at(("contexts",), "this form lacks columns of the context; open the page again")
+        raise InvalidRequest.at(("contexts",), "columns of the context are missing; reload the page")
     return DecideQuery.of(named, fields, given), posterior
 
 
 def amounts(given: FormValues) -> dict[str, Any]:
-    """The entries that a form has, as numbers where they are, and None where they are left to us."""
+    """Read the entries of a form: numbers where possible, None for empty ones."""
     found = {}
     for key, text in given.multi_items():
         if key.startswith(PREFIX) and isinstance(text, str):
@@ -135,7 +135,7 @@ def amounts(given: FormValues) -> dict[str, Any]:
 
 
 async def tried_decision(api: Api, asked: DecideQuery, given: FormValues) -> dict[str, Any]:
-    """The decision that is tried: what the form has and, for what it has not, ours or what goes best with it."""
+    """Return the decision to evaluate: entries of the form, the others as recommended or left to be adjusted."""
     mine = amounts(given)
     if given.get("rest") == "free":
         chosen = given.get("entry")
@@ -148,7 +148,7 @@ async def tried_decision(api: Api, asked: DecideQuery, given: FormValues) -> dic
 
 @router.post("/posteriors/{named}/decide/evaluate")
 async def try_decision(named: str, request: Request, caller: Reader) -> Response:
-    """What a decision of the planner's own would cost, beside ours. It is not kept in the log."""
+    """Evaluate the planner's decision without logging it."""
     form = await forms.read_form(request)
     api = Api(request)
     asked, posterior = await read_query(api, named, form)
@@ -169,7 +169,7 @@ async def try_decision(named: str, request: Request, caller: Reader) -> Response
 
 @router.post("/posteriors/{named}/decide/curve")
 async def curve(named: str, request: Request, caller: Reader) -> Response:
-    """The cost over all amounts of one entry, the others as they are or as they go best with it."""
+    """Draw the cost over the amounts of one entry, with the others fixed or adjusted."""
     form = await forms.read_form(request)
     api = Api(request)
     asked, posterior = await read_query(api, named, form)
@@ -179,7 +179,7 @@ async def curve(named: str, request: Request, caller: Reader) -> Response:
     entries = {entry.name: entry for entry in entries_of(ours, rules)}
     entry = entries.get(forms.text(form, "entry")) or next(iter(entries.values()), None)
     if entry is None:
-        raise InvalidRequest.at(("entry",), "there is no decision to move")
+        raise InvalidRequest.at(("entry",), "there is no decision to change")
     rest = {} if form.get("rest") == "free" else dict(ours["decision"]) | amounts(form)
     points = entry.points()
     tries = [{"name": f"{point:g}"[:100], "decision": rest | {entry.name: point}} for point in points]
@@ -203,8 +203,8 @@ def _curve(entry: EntryView, points: list[float], found: Mapping[str, Any], mone
         Series(f"expected {money.word}", expected, "line", 0),
         Series("mean of the worst 5 %", [money(one["cvar_95"]) for one in told], "line", 1, dashed=True),
     ]
-    marks = [Mark(entry.amount, "ours", colour=2)]
-    for bound, word in ((entry.rule.minimum, "least"), (entry.rule.maximum, "most")):
+    marks = [Mark(entry.amount, "recommended", colour=2)]
+    for bound, word in ((entry.rule.minimum, "minimum"), (entry.rule.maximum, "maximum")):
         if bound is not None and points[0] < bound < points[-1]:
             marks.append(Mark(bound, word, colour=6))
     chart = Chart(

@@ -21,7 +21,7 @@ _HEIGHT = 200
 
 @dataclass(frozen=True)
 class LevelChart(Chart):
-    """A chart of levels that hold from one x to another; the table has a row for each of them."""
+    """A chart of levels over spans of x; the table has a row per level."""
 
     heads: Sequence[str] = ()
     cells: Sequence[Sequence[Any]] = ()
@@ -36,7 +36,7 @@ class LevelChart(Chart):
 
 @dataclass(frozen=True)
 class _Axis:
-    """How periods stand on an axis: as moments, where the clock knows a calendar, or as they are."""
+    """Positions of periods on an axis: times if the clock has a calendar, else period numbers."""
 
     clock: Clock | None
 
@@ -58,7 +58,7 @@ class _Axis:
 
 
 def clock_of(recipe: Json | None) -> Clock | None:
-    """The clock that a recipe of features counts by."""
+    """Return the clock of a feature recipe."""
     told = part(recipe, "recipe", "clock")
     try:
         return Clock(**told) if isinstance(told, dict) else None
@@ -67,7 +67,7 @@ def clock_of(recipe: Json | None) -> Clock | None:
 
 
 def periods(recipe: Json | None) -> str:
-    """What periods are called: days, hours, 2 weeks."""
+    """Return the unit of periods: days, hours, steps of 2 weeks."""
     clock = clock_of(recipe)
     if clock is None or clock.unit == "period":
         return "periods"
@@ -75,7 +75,7 @@ def periods(recipe: Json | None) -> str:
 
 
 def over_time(told: Json, recipe: Json | None) -> list[Chart]:
-    """Promised and realised cost by stretch of time, and how often costs were above what was promised at most."""
+    """Draw expected and realised cost over time, and how often costs exceeded the 95 % limit."""
     axis = _Axis(clock_of(recipe))
     found = _forward_lines(lines(told, "forward", "stretches"), "from_period", "to_period", axis)
     when = "time" if axis.is_time else "period"
@@ -83,15 +83,15 @@ def over_time(told: Json, recipe: Json | None) -> list[Chart]:
 
 
 def by_distance(told: Json, recipe: Json | None) -> list[Chart]:
-    """The same by how far ahead of the last known row it was decided."""
+    """Draw the same by the distance from the last known row."""
     found = _forward_lines(lines(told, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
-    label = f"{periods(recipe)} after the last row that was known"
+    label = f"{periods(recipe)} after the last known row"
     return found.charts("by distance ahead", label, ("from", "to")) if found.spans else []
 
 
 @dataclass(frozen=True)
 class _ForwardLines:
-    """Lines of a judgement forward in time, each over a span of the axis."""
+    """Rows of a forward judgement, each over a span of the axis."""
 
     axis: _Axis
     spans: list[tuple[float, float]]
@@ -114,21 +114,21 @@ class _ForwardLines:
         }
         return [
             LevelChart(
-                title=f"Promised and realised cost {words}",
-                note="The band is two standard errors either side of what was realised.",
+                title=f"Expected and realised cost {words}",
+                note="The band is ± two standard errors of the realised cost.",
                 y_label="mean cost",
                 series=[
                     Series(
-                        "what chance may explain",
+                        "random variation",
                         _twice([one.low for one in costs]),
                         "band",
                         0,
                         _twice([one.high for one in costs]),
                     ),
                     Series("realised", _twice([finite(one.mean) for one in costs]), "line", 0),
-                    Series("promised", _twice(promised), "line", 1, dashed=True),
+                    Series("expected", _twice(promised), "line", 1, dashed=True),
                 ],
-                heads=[*heads, "rows", "promised", "realised", "± (two standard errors)"],
+                heads=[*heads, "rows", "expected", "realised", "± (two standard errors)"],
                 cells=[
                     [*self._edges(index), rows[index], promised[index], finite(costs[index].mean), costs[index].margin]
                     for index in range(len(self.told))
@@ -136,19 +136,19 @@ class _ForwardLines:
                 **shared,
             ),
             LevelChart(
-                title=f"Costs above the promised 95 % limit {words}",
-                note="One in twenty belongs there.",
+                title=f"Costs above the 95 % limit {words}",
+                note="5 % is expected.",
                 y_label="% of the rows",
                 series=[
                     Series(
-                        "what chance may explain",
+                        "random variation",
                         _twice([None if one is None else max(0.0, 5 - one) for one in chance]),
                         "band",
                         None,
                         _twice([None if one is None else 5 + one for one in chance]),
                     ),
                     Series("above the limit", _twice([None if one is None else 100 * one for one in above]), "line", 0),
-                    Series("as promised", [5.0] * len(x), "line", 1, dashed=True),
+                    Series("expected", [5.0] * len(x), "line", 1, dashed=True),
                 ],
                 heads=[*heads, "rows", "% above the limit"],
                 cells=[
@@ -179,39 +179,39 @@ def _forward_lines(told: list[Json], first: str, last: str, axis: _Axis) -> _For
 
 
 def _twice(values: Sequence[Number]) -> list[Number]:
-    """At the beginning and at the end of each span."""
+    """Repeat values for the start and the end of each span."""
     return [one for one in values for _ in range(2)]
 
 
 _SIDE = 200
-# What predictors are called in the diagnostics, and what they are.
+# Names of predictors.
 _KINDS = {
     "linear": "linear model",
     "skip_mlp": "network",
     "mlp": "network",
-    "relu_affine": "linear model, bent at zero",
+    "relu_affine": "linear model, clipped at zero",
 }
-# How far a posterior may leave the regression that it is around.
+# How far a posterior may move from its regression.
 _STRENGTHS = {
     "none": "the regression itself",
-    "held": "held near the regression",
-    "free": "free to leave the regression",
-    "loose": "free to leave it far",
+    "held": "close to the regression",
+    "free": "free of the regression",
+    "loose": "far from the regression",
 }
 _CARRIES = {
-    "shift": "as far from the prediction as then",
-    "scaled": "scaled to how far outcomes scatter in such contexts",
-    "stretch": "in proportion to the prediction",
-    "keep": "as it was",
+    "shift": "same difference from the prediction",
+    "scaled": "difference scaled to the local spread",
+    "stretch": "proportional to the prediction",
+    "keep": "unchanged",
 }
 
 
 def promise(told: Json) -> Intervals | None:
-    """What decisions were expected to cost on held-out rows, and what they did."""
+    """Compare expected and realised cost on held-out rows."""
     rows = [
         Interval(name, of.mean, of.low, of.high, strong=strong)
         for name, of, strong in (
-            ("promised", estimate(told, "promise", "expected"), False),
+            ("expected", estimate(told, "promise", "expected"), False),
             ("realised", estimate(told, "promise", "realised"), True),
         )
         if of is not None
@@ -219,15 +219,15 @@ def promise(told: Json) -> Intervals | None:
     if not rows:
         return None
     return Intervals(
-        "Promised and realised cost on held-out rows",
+        "Expected and realised cost on held-out rows",
         rows,
-        "mean cost of a decision",
-        note="From and to are two standard errors either side.",
+        "mean cost per decision",
+        note="Ranges are ± two standard errors.",
     )
 
 
 def baselines(told: Json) -> Intervals | None:
-    """What other rules cost more than these decisions, row by row on the same rows."""
+    """Compare other rules with these decisions on the same rows."""
     rows = []
     for name, cost, gain in (
         ("one constant decision", "constant_decision_cost", "gain_over_constant"),
@@ -241,40 +241,39 @@ def baselines(told: Json) -> Intervals | None:
     if not rows:
         return None
     return Intervals(
-        "What other rules cost more than these decisions",
+        "Extra cost of other rules",
         rows,
         "paired difference in mean cost",
         zero=0.0,
-        note="Right of the dashed line the other rule is dearer. Differences are row by row on the same rows, two "
-        "standard errors wide.",
+        note="Right of the dashed line the other rule costs more. Paired by row, ± two standard errors.",
     )
 
 
 def policies(told: Json) -> Intervals | None:
-    """The policies that competed, beside the first of them."""
+    """Compare the policies with the first of them."""
     rows = _selection(lines(told, "policies"), "policy", str(part(told, "policy") or ""))
     if not rows:
         return None
     first = rows[0].name
     return Intervals(
-        f"Policies, beside {first}",
+        f"Policies compared with {first}",
         rows,
         "paired difference in mean cost",
         zero=0.0,
-        note=f"Left of the dashed line is cheaper. The policy that decides is in bold.{_other_rows(told)}",
+        note=f"Left of the dashed line is cheaper. The policy in use is bold.{_other_rows(told)}",
     )
 
 
 def _other_rows(told: Json) -> str:
-    """Why the policy that decides may cost something else here than in the verdict."""
+    """Explain why the cost of the policy in use differs from the verdict."""
     here, there = value(told, "held_out_cost", str(part(told, "policy")), "mean"), value(told, "judged_cost", "mean")
     if here is None or there is None or math.isclose(here, there, rel_tol=1e-3):
         return ""
-    return " The same rows have chosen its settings here; the verdict leaves a row out of all that decides for it."
+    return " These rows also chose its settings; the verdict leaves out each row it judges."
 
 
 def candidates(told: Json) -> list[Intervals]:
-    """What competed in learning, one chart for each group that was compared among itself."""
+    """Return a chart for each group of candidates that were compared."""
     by_error = [line for line in lines(told, "candidates") if estimate(line, "squared_error") is not None]
     if by_error:
         return [_by_error(by_error)]
@@ -293,18 +292,18 @@ def candidates(told: Json) -> list[Intervals]:
         title = " and ".join(dict.fromkeys(kind_words(kind) for kind in kinds))
         found.append(
             Intervals(
-                f"{title[:1].upper()}{title[1:]}, beside the first",
+                f"{title[:1].upper()}{title[1:]}, compared with the first",
                 _selection(named, "label", chosen),
                 "paired difference in mean cost",
                 zero=0.0,
-                note="Left of the dashed line is cheaper; the first is left only for a clear gain.",
+                note="Left of the dashed line is cheaper. The first is replaced only for a clear gain.",
             )
         )
     return found
 
 
 def _by_error(table: list[Json]) -> Intervals:
-    """Predictors that competed by how well they predict, before chains began."""
+    """Compare predictors by their squared error."""
     found = [(line, estimate(line, "squared_error") or EstimateView(math.nan)) for line in table]
     rows = [
         Interval(
@@ -318,10 +317,10 @@ def _by_error(table: list[Json]) -> Intervals:
         for line, of in found
     ]
     return Intervals(
-        "How well predictors foretell held-out outcomes",
+        "Prediction error on held-out rows",
         rows,
         "mean squared error",
-        note="A network is chosen only if it is clearly better. From and to are two standard errors either side.",
+        note="A network is chosen only if it is clearly better. Ranges are ± two standard errors.",
     )
 
 
@@ -332,7 +331,7 @@ def _candidate(line: Json, several: bool) -> str:
 
 
 def kind_words(kind: str) -> str:
-    """``linear on boosted`` and others, as people say it."""
+    """Describe a kind such as ``linear on boosted``."""
     base, _, beside = kind.partition(" on ")
     named = _KINDS.get(base, base.replace("_", " "))
     if beside.startswith("boosted"):
@@ -346,24 +345,24 @@ def _selection(table: Sequence[Json], name: str, used: str) -> list[Interval]:
         of, more = estimate(line, "cost"), estimate(line, "against_default")
         label = str(line.get(name, ""))
         words = [] if of is None else [f"costs {number(of.mean)}"]
-        words += ["chosen"] * bool(line.get("chosen")) + ["decides"] * (label == used and not line.get("chosen"))
+        words += ["chosen"] * bool(line.get("chosen")) + ["in use"] * (label == used and not line.get("chosen"))
         drawn = more or EstimateView(math.nan)
         rows.append(Interval(label, finite(drawn.mean), drawn.low, drawn.high, ", ".join(words), strong=label == used))
     return rows
 
 
 def shares(told: Json) -> Chart | None:
-    """What mixing costs on held-out rows, by the share of the network."""
+    """Draw held-out cost over the share of the network."""
     table = [(value(line, "share"), value(line, "cost")) for line in lines(told, "shares")]
     points = [(share, cost) for share, cost in table if share is not None and cost is not None]
     if len(points) < 2:
         return None
     chosen = value(told, "network_share")
     return Chart(
-        "Cost by the share of the network",
+        "Cost by share of the network",
         [100 * share for share, _ in points],
         [Series("mean cost on held-out rows", [cost for _, cost in points], "line", 0)],
-        "% network, the rest linear model",
+        "% network (rest: linear model)",
         "mean cost",
         marks=[] if chosen is None else [Mark(100 * chosen, f"chosen: {percent(chosen)}")],
         height=_SIDE,
@@ -371,19 +370,19 @@ def shares(told: Json) -> Chart | None:
 
 
 def mixture(told: Json) -> list[tuple[str, float]]:
-    """The shares that the posterior is mixed of, largest first."""
+    """Return the parts of the mixture with their shares, largest first."""
     network, boosted = value(told, "network_share"), value(told, "boosted_share")
     if network is None and boosted is None:
         return []
     rest = 1 - (boosted or 0.0)
-    parts = [("departures from boosted trees", boosted or 0.0)]
+    parts = [("boosted trees with corrections", boosted or 0.0)]
     parts += [("linear model", rest)] if network is None else []
     parts += [] if network is None else [("network", rest * network), ("linear model", rest * (1 - network))]
     return sorted(((name, share) for name, share in parts if share > 0), key=lambda one: -one[1])
 
 
 def pit(told: Json) -> Chart | None:
-    """Where outcomes lay in their predicted distributions."""
+    """Draw the probability integral transform of held-out outcomes."""
     found, rows = numbers(told, "calibration", "pit"), value(told, "calibration", "rows")
     if not found:
         return None
@@ -392,25 +391,25 @@ def pit(told: Json) -> Chart | None:
     names = [f"{round(100 * one / count)}–{round(100 * (one + 1) / count)} %" for one in range(count)]
     low, high = max(0.0, usual - doubt), usual + doubt
     return LevelChart(
-        "Where outcomes fell in what was predicted",
+        "Outcomes within predicted distributions",
         list(range(count)),
         [
-            Series("what chance may explain", [low] * count, "band", None, [high] * count),
+            Series("random variation", [low] * count, "band", None, [high] * count),
             Series("outcomes", [100 * one for one in found], "bars", 0),
             Series("perfect", [usual] * count, "line", 1, dashed=True),
         ],
-        "part of the predicted distribution",
+        "predicted quantile range",
         "% of outcomes",
         names=names,
         height=_SIDE,
         zero=True,
-        heads=["part", "% of outcomes", "by chance from", "to"],
+        heads=["part", "% of outcomes", "random variation from", "to"],
         cells=[[name, 100 * one, low, high] for name, one in zip(names, found, strict=True)],
     )
 
 
 def coverage(told: Json) -> Intervals | None:
-    """How far the ranges were from holding what they should."""
+    """Compare the coverage of ranges with their nominal level."""
     given, rows = part(told, "calibration", "coverage"), value(told, "calibration", "rows")
     if not isinstance(given, dict):
         return None
@@ -421,16 +420,16 @@ def coverage(told: Json) -> Intervals | None:
         off, room = 100 * (held - level), MARGIN * 100 * math.sqrt(level * (1 - level) / rows) if rows else None
         low, high = (None, None) if room is None else (off - room, off + room)
         found.append(
-            Interval(f"{percent(level)} range", off, low, high, f"held {percent(held, 1)}".replace(" %", "\u00a0%"))
+            Interval(f"{percent(level)} range", off, low, high, f"covered {percent(held, 1)}".replace(" %", "\u00a0%"))
         )
     if not found:
         return None
     return Intervals(
-        "How far ranges were from holding what they should",
+        "Coverage minus nominal level",
         found,
         "percentage points",
         zero=0.0,
-        note="Left of the dashed line a range was too narrow, right of it too wide.",
+        note="Left of the dashed line a range is too narrow, right of it too wide.",
     )
 
 
@@ -442,11 +441,11 @@ def _level(name: str) -> float | None:
 
 
 def carriers(told: Json) -> Intervals | None:
-    """The ways to carry outcomes to new contexts that competed."""
+    """Compare the ways to transfer outcomes to a new context."""
     named = []
     for line in lines(told, "carriers"):
         width = value(line, "bandwidth")
-        near = "" if width is None else f", rows with like predictions first ({number(width, 2)})"
+        near = "" if width is None else f", rows with similar predictions first ({number(width, 2)})"
         carry = str(line.get("carry", ""))
         named.append({**line, "label": f"{_CARRIES.get(carry, carry)}{near}"})
     chosen = next((str(line["label"]) for line in named if line.get("chosen")), "")
@@ -457,11 +456,11 @@ def carriers(told: Json) -> Intervals | None:
     if not rows:
         return None
     return Intervals(
-        "How an outcome of the history is carried to a new context, beside the first way",
+        "Transfer of past outcomes to a new context, compared with the first way",
         rows,
         "paired difference in score",
         zero=0.0,
-        note="Left of the dashed line tells better what happens.",
+        note="Left of the dashed line predicts better.",
     )
 
 
@@ -470,22 +469,22 @@ _COLOURS = 7
 _BOUNDS = {
     "lemma": "PAC-Bayes, as in the paper",
     "kl": "PAC-Bayes-kl",
-    "bernstein": "PAC-Bayes with the spread of costs",
+    "bernstein": "PAC-Bayes-Bernstein",
 }
-_VACUOUS = "The bound is no lower than the largest cost that is possible, so it tells nothing: more rows are needed."
+_VACUOUS = "The bound is not below the largest possible cost, so it is vacuous. Train with more rows."
 _TERMS = {
     "empirical_risk": "mean cost over the history",
-    "monte_carlo_margin": "room for estimating that by draws",
-    "deviation": "room for what new rows may be like",
-    "kl": "how far the posterior moved from the prior (KL)",
-    "cost_bound": "the largest cost that is possible",
+    "monte_carlo_margin": "Monte Carlo margin",
+    "deviation": "margin for new rows",
+    "kl": "KL divergence from the prior",
+    "cost_bound": "largest possible cost",
     "mean_squared_cost": "mean squared cost",
-    "mean_squared_cost_margin": "room for estimating that",
+    "mean_squared_cost_margin": "margin of the mean squared cost",
 }
 
 
 def traces(told: Json) -> list[Chart]:
-    """Cost, KL and width by epoch, as far as they were noted."""
+    """Draw cost, KL and width by epoch, as far as recorded."""
     table = [line for line in lines(told, "trace") if value(line, "epoch") is not None]
     if not table:
         return []
@@ -494,11 +493,11 @@ def traces(told: Json) -> list[Chart]:
     what = "cost" if part(told, "loss") in (None, "cost") else "loss"
     drawn = [
         (
-            f"{sentence(what)} while learning",
+            f"{sentence(what)} during training",
             f"mean {what}",
             [
-                Series("on rows that are learned from", columns["risk"], "line", 0),
-                Series("on held-out rows", columns["validation_cost"], "line", 1, dashed=True),
+                Series("training rows", columns["risk"], "line", 0),
+                Series("held-out rows", columns["validation_cost"], "line", 1, dashed=True),
             ],
         ),
         ("Distance from the prior", "KL", [Series("KL to the prior", columns["kl"], "line", 2)]),
@@ -513,38 +512,38 @@ def traces(told: Json) -> list[Chart]:
 
 
 def stopping_text(told: Json) -> str:
-    """When members stopped, in a sentence."""
+    """Describe when members stopped training."""
     best = part(told, "best_epochs")
     epochs = [one for row in best if isinstance(row, list) for one in row] if isinstance(best, list) else []
     epochs = [one for one in epochs if isinstance(one, int | float)]
     early = part(told, "stopped_early")
     words = []
-    # Who learns on from an older posterior does not note epochs.
+    # Updates record no epochs.
     if any(epochs):
         low, high = min(epochs), max(epochs)
         many = f"epoch {low}" if low == high else f"epochs {low} to {high}"
-        words.append(f"{_count(len(epochs), 'member')} learned, and did best after {many}.")
+        words.append(f"{_count(len(epochs), 'member')} trained; best after {many}.")
     if early is False:
-        words.append("Learning reached its last epoch while it still improved; more epochs may help.")
+        words.append("Training reached its last epoch while still improving; more epochs may help.")
     elif early is True and any(epochs):
         who = "It" if len(epochs) == 1 else "All of them"
-        words.append(f"{who} stopped because nothing improved any more.")
+        words.append(f"{who} stopped when validation cost no longer improved.")
     return " ".join(words)
 
 
 def agreement_text(told: Json) -> str:
-    """How far members agree, in a sentence."""
+    """Describe how far members agree."""
     count, effective = value(told, "members", "count"), value(told, "members", "effective")
     if count is None:
         return ""
     if count <= 1 and part(told, "loss") == "spo_plus":
-        return "It is a Gaussian around a regression, learned from all rows."
+        return "A Gaussian around a regression, trained on all rows."
     if count <= 1:
-        return "It is a single member, so nothing tells how far another one would agree."
-    worth = "" if effective is None else f", worth {number(effective, 2)} of equal weight,"
+        return "There is a single member, so agreement is unknown."
+    worth = "" if effective is None else f" (effectively {number(effective, 2)})"
     apart = value(told, "members", "disagreement")
     spread = "decide together" if apart is None else f"differ by {percent(apart, 1)} of the outcomes' own spread"
-    return f"The {number(count)} that have a share{worth} {spread}."
+    return f"The {number(count)} weighted members{worth} {spread}."
 
 
 def _count(count: int, what: str) -> str:
@@ -553,7 +552,7 @@ def _count(count: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class MixingView:
-    """A row of the table of chains: how some quantity mixed."""
+    """Mixing of one quantity of the chains."""
 
     name: str
     r_hat: float | None
@@ -581,7 +580,7 @@ def mixing(told: Json) -> list[MixingView]:
 
 
 def chain_trace(told: Json) -> Chart | None:
-    """The loss of every chain by step."""
+    """Draw the loss of every chain by step."""
     table = [line for line in lines(told, "chains", "trace") if value(line, "step") is not None]
     count = max((len(numbers(line, "loss")) for line in table), default=0)
     if not count:
@@ -597,15 +596,15 @@ def chain_trace(told: Json) -> Chart | None:
         ],
         "step",
         "mean cost over the history",
-        marks=[] if burn_in is None else [Mark(burn_in, "counted from here")],
+        marks=[] if burn_in is None else [Mark(burn_in, "end of burn-in")],
     )
 
 
 def chain_facts(told: Json) -> list[tuple[str, str]]:
-    """What else is known of the chains, name and value."""
+    """Return further facts of the chains, name and value."""
     chains = part(told, "chains") or {}
     found = []
-    for name, words in (("count", "chains"), ("steps", "steps of each"), ("burn_in", "steps before counting")):
+    for name, words in (("count", "chains"), ("steps", "steps per chain"), ("burn_in", "burn-in steps")):
         if value(chains, name) is not None:
             found.append((words, number(value(chains, name), 9)))
     taken = numbers(chains, "acceptance")
@@ -613,24 +612,24 @@ def chain_facts(told: Json) -> list[tuple[str, str]]:
         found.append(("proposals accepted", " · ".join(percent(one) for one in taken)))
     if value(told, "effective_draws") is not None:
         found.append(
-            ("draws that count when a row is left out", f"at least {number(value(told, 'effective_draws'), 3)}")
+            ("effective draws when a row is left out", f"at least {number(value(told, 'effective_draws'), 3)}")
         )
     kept = value(told, "history", "feasibility")
     if kept is not None and value(told, "history", "required_feasibility") is not None:
         asked = percent(value(told, "history", "required_feasibility"), 1)
-        found.append(("constraints kept on learned rows", f"{percent(kept, 1)}; the chains ask for {asked}"))
+        found.append(("constraints met on training rows", f"{percent(kept, 1)}; required: {asked}"))
     return found
 
 
 def temperatures(told: Json) -> tuple[list[str], list[list[Any]]]:
-    """The inverse temperatures that were tried: heads and rows."""
+    """Return the table of inverse temperatures: heads and rows."""
     table = lines(told, "temperatures")
     words = {
         "inverse_temperature": "inverse temperature",
         "loss_before": "cost, first half",
         "loss_after": "cost, second half",
-        "cost": "cost on rows set aside",
-        "feasibility": "constraints kept",
+        "cost": "cost on validation rows",
+        "feasibility": "constraints met",
     }
     names = [name for name in words if any(value(line, name) is not None for line in table)]
     rows = [[value(line, name) for name in names] + ["yes" if line.get("chosen") else ""] for line in table]
@@ -639,7 +638,7 @@ def temperatures(told: Json) -> tuple[list[str], list[list[Any]]]:
 
 @dataclass(frozen=True)
 class CertificateView:
-    """What is certified, in words, with its terms; without a bound, why there is none."""
+    """A certificate with its terms; without a bound, the reason."""
 
     bound: float | None
     words: str
@@ -655,10 +654,10 @@ def certificate(told: Json) -> CertificateView | None:
         return None
     bound, confidence = value(given, "bound"), value(given, "confidence")
     if bound is None:
-        why = str(given.get("reason") or "it is not said why")
+        why = str(given.get("reason") or "no reason was recorded")
         return CertificateView(None, sentence(why if why.endswith(".") else f"{why}."))
     sure = f"With a confidence of {percent(confidence)}, decisions" if confidence else "Decisions"
-    words = f"{sure} cost at most {number(bound)} on average, in contexts like those of the history."
+    words = f"{sure} cost at most {number(bound)} on average in contexts like those of the history."
     if given.get("vacuous"):
         words = _VACUOUS
     bounds, best = part(given, "bounds"), given.get("by")
@@ -677,19 +676,19 @@ def certificate(told: Json) -> CertificateView | None:
 
 
 def _notes(given: Json, policy: str) -> list[str]:
-    """For whom it holds, what it assumes, and what stored draws add."""
+    """Return the policies, assumptions and stored draws of a certificate."""
     notes = []
     policies = part(given, "policies")
     if isinstance(policies, list | tuple) and policies:
-        others = "" if policy in policies else f", not for {policy}, which decides here unless told otherwise"
-        notes.append(f"It is for the policies {' and '.join(map(str, policies))}{others}.")
+        others = "" if policy in policies else f", not for {policy}, the default here"
+        notes.append(f"It holds for the policies {' and '.join(map(str, policies))}{others}.")
     for name, words in (("assumes", "It assumes that"), ("holds_for", "It holds for")):
         if given.get(name):
-            # What comes after is told below with its numbers.
+            # The rest follows below with its numbers.
             notes.append(f"{words} {str(given[name]).partition(';')[0]}.")
     stored, sure = value(given, "particles", "bound"), value(given, "particles", "confidence")
     if stored is not None:
         confidence = "" if sure is None else f", with a confidence of {percent(sure)}"
         count = number(value(given, "particles", "count"))
-        notes.append(f"The mean of the {count} stored draws' decisions costs at most {number(stored)}{confidence}.")
+        notes.append(f"The mean decision of the {count} stored draws costs at most {number(stored)}{confidence}.")
     return notes

@@ -25,10 +25,10 @@ _FAMILIES = {
     "laplace": "Laplace",
     "gaussian": "Gaussian",
     "matrix_gaussian": "Gaussian around a regression",
-    "chains": "draws of chains, as they are",
+    "chains": "raw draws of chains",
 }
 _METHODS = {
-    "auto": "chosen automatically",
+    "auto": "automatic",
     "vi": "variational inference",
     "mh": "Metropolis–Hastings chains",
 }
@@ -36,7 +36,7 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class ProvenanceView:
-    """A fact; ``word`` is a word that explains itself, ``link`` where there is more, ``code`` for what is copied."""
+    """A fact; ``word`` is its glossary term, ``link`` its page; ``code`` marks text to copy."""
 
     name: str
     value: str
@@ -47,9 +47,9 @@ class ProvenanceView:
 
 
 def provenance(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
-    """All that is known, in the order in which one asks."""
+    """Return all provenance facts in order."""
     found = [*_data(posterior, told, dataset, job), *_learning(posterior, told, job), *_features(posterior)]
-    found.append(ProvenanceView("Digest of the posterior", posterior["digest"], word="digest", code=True))
+    found.append(ProvenanceView("Posterior digest", posterior["digest"], word="digest", code=True))
     versions = part(told, "origin", "versions")
     if isinstance(versions, dict) and versions:
         found.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
@@ -57,41 +57,41 @@ def provenance(posterior: Any, told: Any, dataset: Any, job: Any) -> list[Proven
 
 
 def revision_of(posterior: Any, told: Any, job: Any) -> float | None:
-    """The revision of its data set that a posterior was learned from, as far as that is known."""
+    """Return the data set revision that a posterior was trained on, if known."""
     noted = value(posterior, "recipe", "revision") or value(told, "origin", "revision")
     return noted or value(job, "spec", "revision")
 
 
 def _data(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
     if dataset is None:
-        return [ProvenanceView("Data", "not here", "the posterior was imported, or its data set is gone")]
+        return [ProvenanceView("Data", "unavailable", "the posterior was imported, or its data set was deleted")]
     revision, newest = revision_of(posterior, told, job), dataset["revision"]
     rows = value(posterior, "recipe", "rows")
-    words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"learned from {number(rows, 9)} rows"
+    words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"trained on {number(rows, 9)} rows"
     left_out = value(posterior, "recipe", "left_out")
-    words += f", {number(left_out, 9)} left out that have nothing before them" if left_out else ""
+    words += f", {number(left_out, 9)} left out for lack of earlier rows" if left_out else ""
     found = [ProvenanceView("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
     if revision is not None:
         later = "the newest" if revision == newest else f"the newest is {newest}"
         found.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
     digest = part(told, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
     if digest:
-        found.append(ProvenanceView("Digest of the data", digest, word="digest", code=True))
+        found.append(ProvenanceView("Data digest", digest, word="digest", code=True))
     return found
 
 
 def _learning(posterior: Any, told: Any, job: Any) -> list[ProvenanceView]:
     description = posterior["description"]
     method, why = str(part(told, "method") or ""), str(part(told, "inference_reason") or "")
-    found = [ProvenanceView("Method", _METHODS.get(method, method or "not known"), why)]
+    found = [ProvenanceView("Method", _METHODS.get(method, method or "unknown"), why)]
     predictor = str(part(description, "predictor", "kind") or "")
     if predictor:
         trees = part(description, "predictor", "features", "kind") == "boosted"
         found.append(ProvenanceView("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
     family = str(part(description, "family") or "")
     if family:
-        found.append(ProvenanceView("Family of the posterior", _FAMILIES.get(family, family)))
-    found.append(ProvenanceView("What counts", posterior["loss_meaning"] or posterior["loss"]))
+        found.append(ProvenanceView("Posterior family", _FAMILIES.get(family, family)))
+    found.append(ProvenanceView("Loss", posterior["loss_meaning"] or posterior["loss"]))
     seed = value(description, "seed")
     if seed is not None:
         found.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
@@ -105,17 +105,17 @@ def _learning(posterior: Any, told: Any, job: Any) -> list[ProvenanceView]:
     if job is not None:
         found.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
     else:
-        found.append(ProvenanceView("Job", "not here", "the posterior was imported"))
+        found.append(ProvenanceView("Job", "unavailable", "the posterior was imported"))
     return found
 
 
 def _took(job: Any) -> str:
     attempts = int(job.get("attempts") or 1)
-    return "" if attempts == 1 else f"begun {attempts} times"
+    return "" if attempts == 1 else f"{attempts} attempts"
 
 
 def _before(told: Any, job: Any) -> list[ProvenanceView]:
-    """The posterior that it was learned on from."""
+    """Return the posterior that this one updates."""
     before = part(told, "update", "from_posterior")
     if not before:
         return []
@@ -123,12 +123,12 @@ def _before(told: Any, job: Any) -> list[ProvenanceView]:
     words = "" if new is None else f"with {number(new, 9)} new rows"
     if part(job, "spec", "from_posterior", "as_prior"):
         forgotten = value(job, "spec", "from_posterior", "forgetting") or 0.0
-        words += ", as the prior" + (f", {percent(forgotten)} of it forgotten" if forgotten else "")
-    return [ProvenanceView("Learned on from", str(before), words, link=f"/posteriors/{before}")]
+        words += ", as the prior" + (f", forgetting {percent(forgotten)}" if forgotten else "")
+    return [ProvenanceView("Updated from", str(before), words, link=f"/posteriors/{before}")]
 
 
 def _features(posterior: Any) -> list[ProvenanceView]:
-    """The recipe of features of time, in words."""
+    """Describe the recipe of time features."""
     recipe = part(posterior, "recipe", "recipe")
     if not isinstance(recipe, dict):
         return []
@@ -146,29 +146,27 @@ def _features(posterior: Any) -> list[ProvenanceView]:
     words += [f"public holidays of {recipe['holidays']}"] * bool(recipe.get("holidays"))
     keys = part(posterior, "recipe", "keys")
     words += [f"series by {', '.join(keys)}"] * bool(keys)
-    found = [ProvenanceView("Features of time", "; ".join(words) or "none")]
+    found = [ProvenanceView("Time features", "; ".join(words) or "none")]
     lead = value(recipe, "lead")
     if lead is not None:
-        found.append(
-            ProvenanceView("Decided ahead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead")
-        )
+        found.append(ProvenanceView("Lead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead"))
     until, clock = value(posterior, "recipe", "learned_until"), clock_of(posterior["recipe"])
     if until is not None and clock is not None:
-        found.append(ProvenanceView("Last row learned from", clock.text(int(until))))
+        found.append(ProvenanceView("Last training row", clock.text(int(until))))
     return found
 
 
-# So many of the latest rows are drawn from, and so many drawn: each takes some predictions for every column.
+# Drivers use a sample of the latest rows: each row takes several predictions per column.
 _LATEST, _DRAWN = 120, 12
 _SECONDS = 20.0
 _NEEDED = ("context", "time", "series")
-# Solver processes are starting, or all places are taken: worth another try in a moment.
+# Solver processes are starting or busy: worth a retry.
 STARTING = 503
 
 
 @dataclass(frozen=True)
 class DriverView:
-    """A column and how much it moves an outcome on average; ``width`` is that beside the largest, up to 100."""
+    """A column and its mean absolute effect on an outcome; ``width`` is relative to the largest, up to 100."""
 
     name: str
     role: str
@@ -181,7 +179,7 @@ class DriversView:
     rows: int
     latest: int
     outcomes: list[tuple[str, list[DriverView]]]
-    # told once: how the shares are computed, and what they are beside
+    # how effects are computed, and relative to what
     method: str = ""
     baseline: str = ""
 
@@ -208,7 +206,7 @@ async def drivers(api: Api, posterior: Json) -> DriversView:
 
 
 def _by_time(rows: list[dict[str, Any]], columns: Iterable[Json]) -> list[dict[str, Any]]:
-    """Oldest first; rows without a time are as they came."""
+    """Sort by time, if the rows have one."""
     time = next((column["name"] for column in columns if column["role"] == "time"), None)
     return rows if time is None else sorted(rows, key=lambda row: row[time])
 
@@ -228,7 +226,7 @@ def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverVi
 
 @dataclass(frozen=True)
 class MonitoringView:
-    """How promises have held since, by one source: what is said, and a chart where there is something to draw."""
+    """Expected and realised cost of recent data from one source, with a chart if there are several periods."""
 
     words: str
     verdict: str
@@ -243,13 +241,13 @@ class MonitoringView:
 
 
 _SOURCES = {
-    "dataset": "Rows that were appended to the data set",
-    "log": "Prescriptions whose outcome was recorded",
+    "dataset": "Rows appended to the data set",
+    "log": "Logged decisions with recorded outcomes",
 }
 
 
 async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
-    """What later rows and the log say; what the API refuses is said with its sentence."""
+    """Get the drift report of later rows and of the log; a refusal is shown as text."""
     found = []
     for source, words in _SOURCES.items():
         if source == "dataset" and posterior["dataset_id"] is None:
@@ -271,7 +269,7 @@ async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
 
 
 def _stretches(told: Json, words: str) -> Chart:
-    """Promised and realised cost by stretch, over time where the rows have one."""
+    """Draw expected and realised cost by period, over time if the rows have one."""
     table = lines(told, "stretches")
     spans = [(_seconds(line.get("first")), _seconds(line.get("last"))) for line in table]
     is_time = all(first is not None and last is not None for first, last in spans)
@@ -289,25 +287,25 @@ def _stretches(told: Json, words: str) -> Chart:
         for index, line in enumerate(table)
     ]
     return LevelChart(
-        title="Promised and realised cost since",
+        title="Expected and realised cost of recent data",
         note=f"{words}.",
         x=places,
         series=[
             Series("realised", [value(line, "realised") for line in table for _ in range(2)], "line", 0),
-            Series("promised", [value(line, "promised") for line in table for _ in range(2)], "line", 1, dashed=True),
+            Series("expected", [value(line, "promised") for line in table for _ in range(2)], "line", 1, dashed=True),
         ],
         x_label="time" if is_time else "stretch",
         y_label="mean cost",
         time=is_time,
         zero=True,
         height=200,
-        heads=["from", "to", "rows", "promised", "realised", "realised ÷ promised", "% above the promised 95 % limit"],
+        heads=["from", "to", "rows", "expected", "realised", "realised ÷ expected", "% above the 95 % limit"],
         cells=cells,
     )
 
 
 def stretch_name(index: int) -> str:
-    return f"stretch {index + 1}"
+    return f"period {index + 1}"
 
 
 def _share(line: Json) -> float | None:
@@ -316,7 +314,7 @@ def _share(line: Json) -> float | None:
 
 
 def _seconds(text: Any) -> float | None:
-    """Seconds since 1970; None for what is not a moment."""
+    """Return seconds since 1970; None if the text is not a time."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:
@@ -327,10 +325,10 @@ def _seconds(text: Any) -> float | None:
 router = APIRouter(include_in_schema=False)
 
 _A_PAGE, _NAMED = 25, 200
-_QUALITIES = {"": "All", "ok": "Good", "warn": "Take care", "bad": "Do not use"}
-# So many moves of an alias are shown; the API has all of them.
+_QUALITIES = {"": "All", "ok": "Good", "warn": "Use with care", "bad": "Do not use"}
+# Moves of an alias that are shown; the API has all.
 _MOVES = 10
-# So often a part that is worth another try is asked for.
+# Retries of a part of the page.
 _ATTEMPTS = 8
 
 
@@ -447,13 +445,13 @@ def _safe(named: str) -> str:
 
 
 def _skill(told: Any) -> float | None:
-    """By how much scenarios tell more of what happens than the history without any context does."""
+    """Return the skill score of scenarios compared with the unconditional history."""
     score, constant = value(told, "calibration", "score"), value(told, "calibration", "constant_score")
     return None if score is None or not constant else 1 - score / constant
 
 
 def _grown(posterior: Any, told: Any, dataset: Any, job: Any) -> str:
-    """How newer rows can be learned from: ``on`` from this posterior, ``again``, or not at all where there are none."""
+    """Return how to train on newer rows: ``on`` updates, ``again`` starts over, empty without newer rows."""
     revision = revision_of(posterior, told, job)
     if dataset is None or revision is None or dataset["revision"] <= revision:
         return ""
@@ -461,7 +459,7 @@ def _grown(posterior: Any, told: Any, dataset: Any, job: Any) -> str:
 
 
 def _others(alike: list[Any], posterior: Any, told: Any) -> list[Any]:
-    """Aliases of other posteriors of the same problem, which may be moved here, and what is known of the two."""
+    """Return aliases of other posteriors of the problem, with the cost difference if known."""
     before, more = part(told, "update", "from_posterior"), estimate(told, "update", "difference")
     return [
         {"alias": name, "names": one, "more": more if one["id"] == before else None}
@@ -472,7 +470,7 @@ def _others(alike: list[Any], posterior: Any, told: Any) -> list[Any]:
 
 
 def _actions(posterior_id: str) -> list[Call]:
-    """How names are given, and the posterior deleted, without this page."""
+    """Return the calls that set an alias and delete the posterior."""
     return [
         Call("PUT", "/v1/aliases/NAME", {"posterior_id": posterior_id}),
         Call("DELETE", f"/v1/posteriors/{posterior_id}"),
@@ -481,7 +479,7 @@ def _actions(posterior_id: str) -> list[Call]:
 
 @router.get("/posteriors/{named}/drivers")
 async def drivers_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
-    """What drives outcomes, for a page that is open already."""
+    """Drivers of outcomes: a part of the page."""
     api, found, refusal = Api(request), None, None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
@@ -496,7 +494,7 @@ async def drivers_part(request: Request, named: str, caller: Reader, attempt: in
 
 @router.get("/posteriors/{named}/since")
 async def monitoring_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
-    """Whether promises have held since it was learned, for a page that is open already."""
+    """Monitoring of recent data: a part of the page."""
     api, found, refusal = Api(request), [], None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
@@ -509,7 +507,7 @@ async def monitoring_part(request: Request, named: str, caller: Reader, attempt:
 
 
 def _is_early(refusal: ApiRefusal, attempt: int) -> bool:
-    """Whether the same may be answered in a moment."""
+    """Whether a retry may succeed."""
     return refusal.status == STARTING and attempt < _ATTEMPTS
 
 
@@ -519,7 +517,7 @@ def _retry_later(request: Request, posterior: Any, what: str, attempt: int) -> R
 
 @router.post("/posteriors/{named}/aliases")
 async def give_name(request: Request, named: str, caller: Reader) -> Response:
-    """Make an alias of the posterior or, where the form says what it names now, move one."""
+    """Create an alias or, if the form names its current posterior, move it."""
     form, api = await forms.read_form(request), Api(request)
     name, names_now = forms.text(form, "name").strip(), forms.text(form, "names_now")
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
@@ -535,13 +533,13 @@ async def give_name(request: Request, named: str, caller: Reader) -> Response:
 
 
 def _alias(name: str) -> str:
-    """A name as part of an address; one that would change the address becomes one that the API refuses."""
+    """Quote an alias for a URL; a name that would change the path becomes one that the API refuses."""
     return _safe(name.replace("/", " ") if name.strip(".") else " ")
 
 
 @router.post("/posteriors/{named}/learn-on")
 async def learn_on(request: Request, named: str, caller: Reader) -> Response:
-    """Begin a job that goes on from this posterior with newer rows, and may move an alias."""
+    """Start a job that updates this posterior with newer rows, and may move an alias."""
     form, api = await forms.read_form(request), Api(request)
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     alias = forms.text(form, "alias")

@@ -1,4 +1,4 @@
-"""What a posterior's diagnostics come to, in sentences for a planner."""
+"""Summarise a posterior's diagnostics in sentences for a planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tone = Literal["ok", "warn", "bad", ""]
 
 @dataclass(frozen=True)
 class VerdictView:
-    """A sentence, and whether it speaks for or against deciding by this posterior."""
+    """A sentence with a tone: for or against using this posterior."""
 
     text: Markup
     tone: Tone = ""
@@ -24,7 +24,7 @@ class VerdictView:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A number to see at a glance."""
+    """A key figure."""
 
     name: str
     value: str
@@ -36,16 +36,16 @@ def margin(found: EstimateView) -> str:
 
 
 def verdict_sentences(told: Json, problem: Json) -> list[VerdictView]:
-    """What a decision costs on rows nobody learned from, beside others, and whether promises held."""
+    """Return sentences on held-out cost, comparisons, calibration and constraints."""
     asked = required_feasibility(problem)
-    constant, regression = "one and the same decision for all contexts", "plain regression with its residuals"
+    constant, regression = "one constant decision", "plain regression with its residuals"
     said = [
         _cost(told),
         _compared_with(told, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
         _compared_with(told, "regression_cost", "gain_over_regression", regression, asked is not None),
         _promise(told),
         None if asked is None else _constraints(told, asked),
-        # What keeps constraints less often is cheaper.
+        # Policies that meet constraints less often are cheaper.
         _policy(told) if asked is None else None,
         _update(told),
     ]
@@ -53,44 +53,44 @@ def verdict_sentences(told: Json, problem: Json) -> list[VerdictView]:
 
 
 def _no_breaks(text: Markup) -> Markup:
-    """Numbers are not parted from their signs at the end of a line."""
+    """Put non-breaking spaces between numbers and their signs."""
     return text.replace(" %", "\u00a0%").replace(" ±", "\u00a0±").replace("± ", "±\u00a0")
 
 
 def key_figures(told: Json) -> list[FigureView]:
-    """The numbers behind the verdict."""
+    """Return the key figures behind the verdict."""
     found = []
     for name, of in (
-        ("cost of a decision", estimate(told, "judged_cost")),
+        ("cost per decision", estimate(told, "judged_cost")),
         ("one constant decision", estimate(told, "constant_decision_cost")),
         ("plain regression", estimate(told, "regression_cost")),
-        ("cost that was promised", estimate(told, "promise", "expected")),
+        ("expected cost", estimate(told, "promise", "expected")),
     ):
         if of is not None:
             found.append(FigureView(name, number(of.mean, 3), margin(of)))
     covered = value(told, "calibration", "coverage", "0.9")
     if covered is not None:
-        found.append(FigureView("held by the 90 % range", percent(covered)))
+        found.append(FigureView("coverage of the 90 % range", percent(covered)))
     return found
 
 
 def _cost(told: Json) -> VerdictView | None:
     found = estimate(told, "judged_cost")
     if found is None:
-        return VerdictView(Markup("What its decisions cost on rows that it has not learned from is not known."), "warn")
+        return VerdictView(Markup("The cost of its decisions on held-out rows is unknown."), "warn")
     if part(told, "forward") is not None:
-        rows = term("forward", "later rows, by models that knew only what came before them")
+        rows = term("forward", "later rows, by models trained on earlier rows")
     else:
-        rows = term("held-out", "rows that nobody learned from")
+        rows = term("held-out", "held-out rows")
     count = value(told, "held_out_rows")
     many = Markup("") if not count else Markup("{} ").format(number(count, 9))
-    text = Markup("A decision costs <b>{}{}</b> on average, judged on {}{}.")
+    text = Markup("A decision costs <b>{}{}</b> on average on {}{}.")
     return VerdictView(text.format(number(found.mean), margin(found), many, rows))
 
 
 def _compared_with(told: Json, cost: str, gain: str, what: str, constrained: bool) -> VerdictView | None:
-    """How decisions do beside another rule; the difference is paired, row by row. Where constraints are uncertain, the
-    other rule may be cheaper because it does not keep them."""
+    """Compare the cost with another rule, paired by row. Where constraints are uncertain, the other rule may be cheaper
+    because it does not meet them."""
     of, more = estimate(told, cost), estimate(told, gain)
     if of is None or more is None:
         return None
@@ -99,8 +99,8 @@ def _compared_with(told: Json, cost: str, gain: str, what: str, constrained: boo
     size = f"{number(abs(more.mean), 3)}{margin(more)}{share}"
     verb, word = ("saves", "") if more.mean <= 0 else ("costs", " more")
     tone: Tone = "" if constrained or not more.is_clear else "ok" if more.mean < 0 else "bad"
-    rules = " and need not keep the constraints" if constrained else ""
-    text = Markup("Beside {}, which costs {}{}, that {} <b>{}</b>{}, {}.")
+    rules = " and need not meet the constraints" if constrained else ""
+    text = Markup("Compared with {}, which costs {}{}, it {} <b>{}</b>{} ({}).")
     return VerdictView(text.format(what, number(of.mean), rules, verb, size, word, more.chance), tone)
 
 
@@ -108,37 +108,37 @@ def _promise(told: Json) -> VerdictView | None:
     expected, realised = estimate(told, "promise", "expected"), estimate(told, "promise", "realised")
     warning = str(part(told, "promise_warning") or "")
     if warning:
-        return VerdictView(Markup("<b>Promises did not hold:</b> {}.").format(warning), "warn")
+        return VerdictView(Markup("<b>Costs differed from expectations:</b> {}.").format(warning), "warn")
     if expected is None or realised is None:
         return None
     covered = value(told, "calibration", "coverage", "0.9")
-    ranges = "" if covered is None else f", and the 90 % range of an outcome held {percent(covered)}"
+    ranges = "" if covered is None else f", and 90 % ranges covered {percent(covered)} of outcomes"
     if expected.mean <= 0:
-        told_cost = f"decisions cost {number(realised.mean, 3)} where {number(expected.mean, 3)} was promised"
+        told_cost = f"decisions cost {number(realised.mean, 3)}; {number(expected.mean, 3)} was expected"
     else:
         told_cost = off_by(realised.mean / expected.mean, _ratio_error(told))
-    # A stretch of time may have gone wrong; the reason then says so.
-    whole = " on the whole" if "drift" in str(part(told, "reason")) else ""
-    return VerdictView(Markup("<b>Promises held{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
+    # Drift in some period is explained by the reason.
+    whole = " overall" if "drift" in str(part(told, "reason")) else ""
+    return VerdictView(Markup("<b>Costs were as expected{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
 
 
 def _ratio_error(told: Json) -> float | None:
-    """The standard error of realised over promised cost; the diagnostics have that of promised over realised."""
+    """Return the standard error of realised ÷ expected cost; the diagnostics have that of the inverse ratio."""
     ratio, error = value(told, "promise", "ratio"), value(told, "promise", "standard_error")
     return None if not ratio or error is None else error / ratio**2
 
 
 def off_by(ratio: float, error: float | None) -> str:
-    """Realised over promised cost in words."""
+    """Describe the ratio of realised to expected cost."""
     more = ratio - 1
     room = "" if error is None else f" ± {percent(2 * error)}"
     if abs(more) < 0.005:
-        return f"decisions cost what was promised{room if error and error >= 0.0025 else ''}"
-    return f"decisions cost {percent(abs(more))}{room} {'more' if more > 0 else 'less'} than promised"
+        return f"realised cost equals expected cost{room if error and error >= 0.0025 else ''}"
+    return f"decisions cost {percent(abs(more))}{room} {'more' if more > 0 else 'less'} than expected"
 
 
 def required_feasibility(problem: Json) -> float | None:
-    """How often a problem asks for its uncertain constraints to be kept; None where it has none."""
+    """Return the required probability of the uncertain constraints; None without such constraints."""
     if part(problem, "kind") != "return_constrained_portfolio" or part(problem, "target_on") == "mean":
         return None
     given = value(problem, "confidence")
@@ -149,12 +149,12 @@ def _constraints(told: Json, asked: float) -> VerdictView | None:
     kept = value(told, "held_out_feasibility")
     if kept is None:
         return None
-    text = Markup("On held-out rows its constraints were kept in <b>{}</b> of the cases; {} is asked for.")
+    text = Markup("Constraints were met on <b>{}</b> of held-out rows; {} is required.")
     return VerdictView(text.format(percent(kept, 1), percent(asked)), "ok" if kept >= asked else "warn")
 
 
 def _policy(told: Json) -> VerdictView | None:
-    """Whether held-out rows speak clearly for another policy than the one that decides."""
+    """Warn if another policy is clearly cheaper on held-out rows."""
     table = {str(line.get("policy")): line for line in lines(told, "policies")}
     policy = str(part(told, "policy"))
     best = next((name for name, line in table.items() if line.get("chosen")), policy)
@@ -165,24 +165,24 @@ def _policy(told: Json) -> VerdictView | None:
         return None
     if best == policy or more.low <= less.high:
         return None
-    text = Markup("It decides by the {} <b>{}</b>; on the same rows <b>{}</b> would have cost {} instead of {}.")
+    text = Markup("It uses the {} <b>{}</b>; on the same rows <b>{}</b> would have cost {} instead of {}.")
     return VerdictView(text.format(term("policy"), policy, best, number(other, 3), number(mine, 3)), "warn")
 
 
 def _update(told: Json) -> VerdictView | None:
-    """How it compares with the posterior that it was learned on from."""
+    """Compare the cost with the posterior that this one updates."""
     more, rows = estimate(told, "update", "difference"), value(told, "update", "compared_rows")
     if more is None or rows is None:
         return None
     word = "more" if more.mean > 0 else "less"
-    text = Markup("It was learned on from an older one, and costs {}{} {} than that on the newest {} rows, {}.")
+    text = Markup("It updates an older posterior and costs {}{} {} on the newest {} rows ({}).")
     size = number(abs(more.mean), 3)
     tone: Tone = "" if not more.is_clear else "ok" if more.mean < 0 else "warn"
     return VerdictView(text.format(size, margin(more), word, number(rows), more.chance), tone)
 
 
 def coverage_text(told: Json) -> str:
-    """What the places of outcomes within their predicted ranges say."""
+    """Describe the calibration of the predicted ranges."""
     pit, rows = part(told, "calibration", "pit"), value(told, "calibration", "rows")
     if not isinstance(pit, list) or len(pit) < 4 or not rows or any(not isinstance(one, int | float) for one in pit):
         return ""
@@ -190,13 +190,13 @@ def coverage_text(told: Json) -> str:
     usual = 2 / len(pit)
     doubt = 2.5 * (usual * (1 - usual) / rows) ** 0.5
     if ends > usual + doubt:
-        return "Too many outcomes fall at the far ends: ranges are narrower than they should be."
+        return "Too many outcomes fall in the tails: ranges are too narrow."
     if ends < usual - doubt:
-        return "Few outcomes fall at the far ends: ranges are wider than they need be."
+        return "Few outcomes fall in the tails: ranges are too wide."
     if abs(below - 0.5) > 2.5 * (0.25 / rows) ** 0.5:
         side = "below" if below > 0.5 else "above"
-        return f"Outcomes fall {side} the middle of what was predicted more often than not."
-    return "Nothing beyond chance: outcomes fall anywhere in what was predicted, as they should."
+        return f"Outcomes fall {side} the predicted median too often."
+    return "Ranges are well calibrated."
 
 
 def quality_reason(told: Json) -> str:

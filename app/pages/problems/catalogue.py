@@ -1,4 +1,4 @@
-"""The kinds of problem for people: what each is called, what it is for, and an example that works."""
+"""The kinds of problem with title, description and a working example."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProblemKindView:
-    """``linear``: the problem is a linear model, and can be written as MPS."""
+    """A kind of problem; ``linear`` ones can be exported as MPS."""
 
     name: str
     title: str
@@ -17,17 +17,17 @@ class ProblemKindView:
     such_as: str
     example: dict[str, Any]
     linear: bool = True
-    # what is not known of its decisions, where outcomes are called as they are
+    # what the outcomes are
     unknown: str = "outcomes"
 
     @property
     def text(self) -> str:
-        """The example as somebody would type it: what is short on a line of its own."""
+        """The example as formatted JSON."""
         return pretty_json(self.example)
 
 
 def pretty_json(value: Any, indent: str = "") -> str:
-    """JSON that is easy to read and to change: short lists and objects stay on one line."""
+    """Format JSON for reading and editing: short lists and objects stay on one line."""
     short = json.dumps(value, ensure_ascii=False)
     if len(short) + len(indent) <= 78 or not isinstance(value, dict | list) or not value:
         return short
@@ -46,7 +46,7 @@ KINDS: dict[str, ProblemKindView] = {
         ProblemKindView(
             "newsvendor",
             "Order before demand is known",
-            "How many to order of each item, where too few and too many both cost.",
+            "Choose order quantities when shortages and leftovers both cost money.",
             "croissants and loaves for tomorrow",
             {
                 "kind": "newsvendor",
@@ -78,7 +78,7 @@ KINDS: dict[str, ProblemKindView] = {
         ProblemKindView(
             "shipment",
             "Order to depots, ship later",
-            "How much to order to each source now; it is shipped to destinations once demand is known.",
+            "Order to each depot now; ship to destinations once demand is known.",
             "heating oil in two depots for three regions",
             {
                 "kind": "shipment",
@@ -92,8 +92,8 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "facility_location",
-            "What to open",
-            "Which facilities to open now; customers are served from them once demand is known.",
+            "Open facilities",
+            "Choose facilities to open now; serve customers once demand is known.",
             "three depots that could serve three regions",
             {
                 "kind": "facility_location",
@@ -109,8 +109,8 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "production",
-            "What to make and blend",
-            "How much to make of each product; it is sold once demand and prices are known.",
+            "Produce and blend",
+            "Choose production quantities; sell once demand and prices are known.",
             "two fuels blended of three ingredients",
             {
                 "kind": "production",
@@ -142,16 +142,16 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "assignment",
-            "Who does what",
-            "Every task goes to somebody; how long each pair takes is not known yet.",
+            "Assign tasks",
+            "Assign every task to an agent when costs are uncertain.",
             "two craftsmen, a roof and a wall",
             {"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]},
             unknown="costs",
         ),
         ProblemKindView(
             "shortest_path",
-            "The way through a network",
-            "The cheapest way from one place to another, where the costs of roads are not known yet.",
+            "Shortest path",
+            "Find the cheapest route through a network with uncertain costs.",
             "from home to the office, over the bridge or through the tunnel",
             {
                 "kind": "shortest_path",
@@ -169,9 +169,9 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "knapsack",
-            "What to take",
-            "Items of the largest value within weights and volumes, where values are not known yet.",
-            "what to bring to a market stall",
+            "Knapsack",
+            "Select the most valuable items within capacities when values are uncertain.",
+            "goods for a market stall",
             {
                 "kind": "knapsack",
                 "items": [
@@ -185,8 +185,8 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "unit_commitment",
-            "Which units run when",
-            "Which units run in which hours, decided now; what they give, once demand is known.",
+            "Schedule power units",
+            "Commit units to hours now; dispatch them once demand is known.",
             "coal and gas over four hours",
             {
                 "kind": "unit_commitment",
@@ -217,8 +217,8 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "mean_variance_portfolio",
-            "A portfolio: risk against return",
-            "Positions in assets whose returns are not known yet, with risk weighed against return.",
+            "Portfolio: risk against return",
+            "Choose positions that trade off risk against return.",
             "shares, bonds and gold",
             {"kind": "mean_variance_portfolio", "risk_aversion": 20, "assets": _ASSETS},
             linear=False,
@@ -226,8 +226,8 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "return_constrained_portfolio",
-            "A portfolio: a return to be kept",
-            "The positions of least risk whose return reaches a target even in bad cases.",
+            "Portfolio: target return",
+            "Minimise risk while the return reaches a target even in bad cases.",
             "a pension fund that must return 3 %",
             {
                 "kind": "return_constrained_portfolio",
@@ -240,8 +240,8 @@ KINDS: dict[str, ProblemKindView] = {
         ),
         ProblemKindView(
             "two_stage_linear",
-            "Decide now, mend later",
-            "Any linear model whose limits depend on outcomes, mended at least cost once they are known.",
+            "Two-stage linear model",
+            "Decide now, correct later at minimum cost; limits depend on outcomes.",
             "steel ordered now, with express orders and scrap after",
             {
                 "kind": "two_stage_linear",
@@ -262,8 +262,8 @@ KINDS: dict[str, ProblemKindView] = {
         ProblemKindView(
             "linear",
             "Any linear model",
-            "Linear or in whole numbers; every cost, coefficient and limit may depend on outcomes.",
-            "wheat and beets with yields and prices that are not known yet",
+            "Linear or mixed-integer; every cost, coefficient and limit may depend on outcomes.",
+            "wheat and beets with uncertain yields and prices",
             {
                 "kind": "linear",
                 "sense": "maximize",

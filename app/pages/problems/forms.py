@@ -1,4 +1,4 @@
-"""What forms say of a problem: a table of items, or a specification as text, as a request of the API."""
+"""Read problem forms: a table of items, or a specification as JSON text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.pages import forms
 from app.pages.api_client import ApiRefusal, sentence
 from app.pages.forms import parse_number
 
-# Columns of the table of items: the form's name and the API's.
+# Columns of the table of items: form field and API field.
 COLUMNS = {
     "item": "name",
     "few": "underage_cost",
@@ -27,7 +27,7 @@ COLUMNS = {
     "whole": "integer",
 }
 MORE = ("stock", "pack", "level", "whole")
-# Longer texts are not searched for the lines of mistakes.
+# Errors of longer texts have no line numbers.
 _SEARCHED = 200_000
 
 Row = dict[str, str]
@@ -35,7 +35,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class ProblemFormView:
-    """A form as it was filled in, to be shown again, and the request it makes; ``wrong`` says why there is none."""
+    """A form as filled in, and the request it makes; ``wrong`` says why there is none."""
 
     name: str
     kind: str
@@ -55,7 +55,7 @@ class ProblemFormView:
 
 
 def read_problem_form(form: FormData) -> ProblemFormView:
-    """A form of either sort."""
+    """Read a form of either kind."""
     name, kind = forms.text(form, "name"), forms.text(form, "kind")
     if form.getlist("item"):
         rows, level = _rows(form), forms.text(form, "level_of_all").strip()
@@ -71,14 +71,14 @@ def read_problem_form(form: FormData) -> ProblemFormView:
 
 
 def _rows(form: FormData) -> list[Row]:
-    """The rows of the table that have anything in them."""
+    """Return the rows of the table that are not empty."""
     columns = {name: [str(value) for value in form.getlist(name)] for name in COLUMNS}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=False)]
     return [row for row in rows if any(value.strip() for name, value in row.items() if name != "whole")]
 
 
 def _item(row: Mapping[str, str]) -> dict[str, Any]:
-    """A row as an item; what is left empty is left out."""
+    """Convert a row to an item, without empty fields."""
     item: dict[str, Any] = {}
     for name, value in row.items():
         value = value.strip()
@@ -92,7 +92,7 @@ def _item(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _share(text: str) -> Any:
-    """A share, also as a percentage: 95 % is 0.95."""
+    """Parse a share, also as a percentage: 95 % is 0.95."""
     value = parse_number(text.rstrip(" %"))
     if text.rstrip().endswith("%") and not isinstance(value, str):
         return round(value / 100, 6)
@@ -100,7 +100,7 @@ def _share(text: str) -> Any:
 
 
 def form_of_spec(name: str, spec: Mapping[str, Any]) -> ProblemFormView | None:
-    """The table of items that a stored newsvendor is; None where it has more than the table."""
+    """Return the form of a stored newsvendor; None if the table cannot hold it."""
     known = {*COLUMNS.values()}
     if spec["kind"] != "newsvendor" or spec.get("decision_rows"):
         return None
@@ -115,7 +115,7 @@ def form_of_spec(name: str, spec: Mapping[str, Any]) -> ProblemFormView | None:
 
 
 def _typed(value: Any) -> str:
-    """As somebody would type it; what says nothing is left empty."""
+    """Format a value for a field; empty for defaults."""
     if value is None or value is False or value == 0:
         return ""
     if value is True:
@@ -124,24 +124,24 @@ def _typed(value: Any) -> str:
 
 
 def parse_json(text: str) -> tuple[Any, str]:
-    """JSON, or where it ends to be any, in words."""
+    """Parse a JSON object; return it and an error message, which may be empty."""
 
     def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number of JSON")
+        raise ValueError(f"{constant} is not a JSON number")
 
     try:
         value = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         words = error.msg[:1].lower() + error.msg[1:]
-        return None, f"This is not JSON yet: line {error.lineno}, column {error.colno}: {words}."
+        return None, f"Invalid JSON at line {error.lineno}, column {error.colno}: {words}."
     except (ValueError, RecursionError) as error:
-        return None, f"This is not JSON yet: {error}."
-    return value, "" if isinstance(value, dict) else "A specification is an object: { … }."
+        return None, f"Invalid JSON: {error}."
+    return value, "" if isinstance(value, dict) else "The JSON must be an object: { … }."
 
 
 @dataclass(frozen=True)
 class SpecErrorView:
-    """What the API says is wrong, and where that is in the text."""
+    """An error of the API with its place in the text."""
 
     place: str
     words: str
@@ -149,7 +149,7 @@ class SpecErrorView:
 
 
 def spec_errors(refusal: ApiRefusal, text: str = "") -> list[SpecErrorView]:
-    """The API's sentences with their places, and the lines of the text that they are about."""
+    """Return the API's errors with their places and lines in the text."""
     found = []
     for one in refusal.problem.get("errors", []):
         path = one["pointer"].removeprefix("#/").split("/")
@@ -164,7 +164,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
 
 def line_of(text: str, path: Sequence[str]) -> int | None:
-    """The line on which a place of a JSON text begins; of what is not there, the nearest part around it."""
+    """Return the line of a path in a JSON text, or of its nearest existing parent."""
     tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
     if not tokens:
         return None
@@ -178,7 +178,7 @@ def line_of(text: str, path: Sequence[str]) -> int | None:
 
 
 def _inside(tokens: Sequence[tuple[str, int]], at: int, part: str) -> int | None:
-    """Where the value begins that an object has under a name, or a list at a number; ``at`` is where it opens."""
+    """Return the token index of an object's or list's member; ``at`` is the opening bracket."""
     if at >= len(tokens) or tokens[at][0] not in "{[":
         return None
     is_object, place, entry = tokens[at][0] == "{", at + 1, 0
@@ -195,7 +195,7 @@ def _inside(tokens: Sequence[tuple[str, int]], at: int, part: str) -> int | None
 
 
 def _after(tokens: Sequence[tuple[str, int]], at: int) -> int:
-    """The token behind a value."""
+    """Return the index of the token after a value."""
     depth = 0
     while at < len(tokens):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(tokens[at][0], 0)

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from app.pages.render import number
 
-# What a formula shows of what is too long: terms of a sum, names in a row.
+# Terms of a sum and names of a list before abbreviation.
 TERMS, NAMES = 8, 6
 SENSES = {"<=": "≤", ">=": "≥", "=": "="}
 MINUS = "−"
@@ -24,25 +24,25 @@ Roles = Mapping[str, str]
 
 @dataclass(frozen=True)
 class FormulaView:
-    """A line below an objective: its formula, and what it is called or for whom it holds."""
+    """A constraint: its formula and its name or meaning."""
 
     formula: Markup
     words: str = ""
 
 
 def join(parts: Iterable[str], between: str = "") -> Markup:
-    """Parts side by side; what is not marked up yet is text."""
+    """Join parts; plain strings are escaped."""
     return escape(between).join(parts)
 
 
 def symbol(letter: str, index: str = "") -> Markup:
-    """A letter as mathematicians write it, such as z with the index j."""
+    """Render a symbol with an index, such as z with index j."""
     below = Markup("<sub><i>{}</i></sub>").format(index) if index else Markup("")
     return Markup("<i>{}</i>{}").format(letter, below)
 
 
 def named(name: str, role: str) -> Markup:
-    """Something by its own name; ``role`` is decision, outcome or recourse."""
+    """Render a variable's name; ``role`` is decision, outcome or recourse."""
     return Markup('<span class="name {}">{}</span>').format(role, name)
 
 
@@ -55,7 +55,7 @@ def mean(inside: Markup) -> Markup:
 
 
 def share(value: float) -> str:
-    """A share as a percentage without idle zeros: 80 %, 97.5 %."""
+    """Format a share as a percentage without trailing zeros: 80 %, 97.5 %."""
     return f"{number(100 * value)} %"
 
 
@@ -71,7 +71,7 @@ def constant_of(value: Any) -> float:
 
 
 def terms_of(value: Any) -> list[tuple[float, Markup]]:
-    """A number that may depend on outcomes as signed terms; a certain part has no name."""
+    """Return a number that may depend on outcomes as signed terms; the constant has no name."""
     found: list[tuple[float, Markup]] = []
     if constant_of(value) or not is_uncertain(value):
         found.append((constant_of(value), Markup("")))
@@ -82,7 +82,7 @@ def terms_of(value: Any) -> list[tuple[float, Markup]]:
 
 
 def signed_sum(terms: Sequence[tuple[float, Markup]], most: int = TERMS) -> Markup:
-    """``2 a − b + …``: each term a factor and what it stands before, which may be nothing."""
+    """Render ``2 a − b + …`` from factors and names; a name may be empty."""
     if not terms:
         return Markup("0")
     written: list[Markup] = []
@@ -97,12 +97,12 @@ def signed_sum(terms: Sequence[tuple[float, Markup]], most: int = TERMS) -> Mark
 
 
 def number_formula(value: Any) -> Markup:
-    """A number of a model, certain or not: ``8 + 2 fuel price``."""
+    """Render a number of a model: ``8 + 2 fuel price``."""
     return signed_sum(terms_of(value))
 
 
 def weighted_terms(coefficients: Mapping[str, Any], role: str) -> list[tuple[float, Markup]]:
-    """Σ coefficient · name as terms, where coefficients may depend on outcomes."""
+    """Return Σ coefficient · name as terms; coefficients may depend on outcomes."""
     found: list[tuple[float, Markup]] = []
     for name, value in coefficients.items():
         shown = named(name, role)
@@ -120,13 +120,13 @@ def weighted_terms(coefficients: Mapping[str, Any], role: str) -> list[tuple[flo
 
 
 def few(names: Sequence[str], role: str, most: int = NAMES) -> Markup:
-    """Some names of many."""
+    """Render the first names of a list."""
     shown = join([named(name, role) for name in names[:most]], ", ")
     return shown if len(names) <= most else shown + Markup(" … ({} in all)").format(f"{len(names):,}")
 
 
 def bounds(variables: Sequence[Mapping[str, Any]], role: str) -> list[FormulaView]:
-    """What variables may be, those alike in one line: bounds, whole numbers, yes or no."""
+    """Render the domains of variables, one line for equal bounds."""
     alike: dict[tuple[Any, Any, bool], list[str]] = {}
     for one in variables:
         key = one.get("minimum", 0.0), one.get("maximum"), bool(one.get("integer"))
@@ -140,10 +140,10 @@ def bounds(variables: Sequence[Mapping[str, Any]], role: str) -> list[FormulaVie
 
 def _bounded(shown: Markup, low: Any, high: Any, whole: bool) -> tuple[Markup, str]:
     if whole and (low or 0.0) == 0 and high == 1:
-        return shown + " ∈ {0, 1}", "no or yes"
-    words = "whole numbers" if whole else ""
+        return shown + " ∈ {0, 1}", "binary"
+    words = "integers" if whole else ""
     if low is None and high is None:
-        return shown + Markup(" ∈ {}").format("ℤ" if whole else "ℝ"), words or "any amount"
+        return shown + Markup(" ∈ {}").format("ℤ" if whole else "ℝ"), words or "unbounded"
     left = Markup("") if low is None or (high is None) else Markup("{} ≤ ").format(number(low))
     if high is None:
         return shown + Markup(" ≥ {}").format(number(low)), words
@@ -151,7 +151,7 @@ def _bounded(shown: Markup, low: Any, high: Any, whole: bool) -> tuple[Markup, s
 
 
 Spec = Mapping[str, Any]
-# Rules that are written out; the specification has all of them.
+# Constraints shown; the specification has all.
 RULES = 12
 Z, Y, S, V = symbol("z"), symbol("y"), symbol("s", "j"), Markup("<i>V</i>")
 ZJ, YJ = symbol("z", "j"), symbol("y", "j")
@@ -159,15 +159,15 @@ ZJ, YJ = symbol("z", "j"), symbol("y", "j")
 
 @dataclass(frozen=True)
 class ModelView:
-    """A problem in mathematical notation: what is minimised, the rules, and what the symbols mean."""
+    """A problem in mathematical notation: objective, constraints, and the meaning of symbols."""
 
     goal: str
     objective: Markup
     rules: list[FormulaView] = field(default_factory=list)
     symbols: list[tuple[Markup, str]] = field(default_factory=list)
-    # of rules that were left out
+    # constraints left out
     more: int = 0
-    # decisions, outcomes and recourse stand there by their names
+    # formulas use the names of variables
     by_name: bool = False
     has_recourse: bool = False
     notes: list[Markup] = field(default_factory=list)
@@ -178,14 +178,14 @@ class ModelView:
 
 
 def model_of(spec: Spec, compiled: Spec | None = None) -> ModelView:
-    """``compiled`` is the linear model that a ready-made problem stands for."""
+    """Return the notation; ``compiled`` is the linear model of a ready-made problem."""
     write = _KINDS.get(spec["kind"])
     return write(spec) if write is not None else _linear(compiled if compiled is not None else spec)
 
 
 _RISK = Markup(
-    "Where the worst cases should weigh more, deciding takes (1 − <i>w</i>) · mean + <i>w</i> · CVaR instead of the "
-    "mean; CVaR is the mean cost of the worst cases (<code>risk</code> when deciding)."
+    "With risk aversion <i>w</i> (<code>risk</code> when deciding), the mean is replaced by "
+    "(1 − <i>w</i>) · mean + <i>w</i> · CVaR."
 )
 
 
@@ -201,25 +201,23 @@ def _newsvendor(spec: Spec) -> ModelView:
     short, over = symbol("u", "j"), symbol("o", "j")
     inside = join([total("j"), short, " (", left, ")", _PLUS, " + ", over, " (", right, ")", _PLUS])
     symbols = [
-        (ZJ, "how many of item j to order: decided now"),
-        (YJ, "the demand for it: not known yet, a column of the data"),
-        (short, "what each one too few costs"),
-        (over, "what each one too many costs"),
-        (Markup("( · )<sup>+</sup>"), "what is above zero, otherwise 0"),
+        (ZJ, "order of item j: decided now"),
+        (YJ, "its demand: uncertain, a column of the data"),
+        (short, "cost of each unit short"),
+        (over, "cost of each unit left over"),
+        (Markup("( · )<sup>+</sup>"), "positive part"),
     ]
     if stocked:
-        symbols.append((S, "what is on hand already; it meets demand first"))
+        symbols.append((S, "stock on hand; it meets demand first"))
     rules, more = _order_bounds(items), 0
     if any(item.get("minimum_service_level") for item in items):
         level = symbol("α", "j")
-        rules.append(
-            FormulaView(join([_P, "[ ", YJ, " ≤ ", have, " ] ≥ ", level]), "demand of an item met in full so often")
-        )
+        rules.append(FormulaView(join([_P, "[ ", YJ, " ≤ ", have, " ] ≥ ", level]), "minimum service level of an item"))
     overall = spec.get("minimum_service_level")
     if overall:
         met = mean(join([total("j"), "min(", YJ, ", ", have, ")"]))
         asked = join([escape(number(overall)), " ", mean(join([total("j"), YJ]))])
-        rules.append(FormulaView(join([met, " ≥ ", asked]), f"{share(overall)} of all demand is expected to be met"))
+        rules.append(FormulaView(join([met, " ≥ ", asked]), f"{share(overall)} of total demand met on average"))
     for place, row in enumerate(rows[:RULES]):
         terms = signed_sum(weighted_terms(row["coefficients"], "decision"))
         formula = join([terms, f" {SENSES[row['sense']]} ", escape(number(row["limit"]))])
@@ -239,11 +237,11 @@ def _order_bounds(items: Sequence[Spec]) -> list[FormulaView]:
     below = low if len(lowest) > 1 else None if lowest == {None} else escape(number(next(iter(lowest))))
     above = high if len(highest) > 1 else None if highest == {None} else escape(number(next(iter(highest))))
     if below is not None and above is not None:
-        rules.append(FormulaView(join([below, " ≤ ", ZJ, " ≤ ", above]), "least and largest orders"))
+        rules.append(FormulaView(join([below, " ≤ ", ZJ, " ≤ ", above]), "minimum and maximum orders"))
     elif below is not None:
-        rules.append(FormulaView(join([ZJ, " ≥ ", below]), "least orders"))
+        rules.append(FormulaView(join([ZJ, " ≥ ", below]), "minimum orders"))
     elif above is not None:
-        rules.append(FormulaView(join([ZJ, " ≤ ", above]), "largest orders"))
+        rules.append(FormulaView(join([ZJ, " ≤ ", above]), "maximum orders"))
     packs = {item["name"]: item["pack_size"] for item in items if item.get("pack_size")}
     whole = [item["name"] for item in items if item.get("integer") and not item.get("pack_size")]
     if packs:
@@ -254,7 +252,7 @@ def _order_bounds(items: Sequence[Spec]) -> list[FormulaView]:
         )
     if whole:
         words = "all items" if len(whole) == len(items) else ", ".join(whole[:4]) + (" …" if len(whole) > 4 else "")
-        rules.append(FormulaView(join([ZJ, " ∈ {0, 1, 2, …}"]), f"whole numbers: {words}"))
+        rules.append(FormulaView(join([ZJ, " ∈ {0, 1, 2, …}"]), f"integers: {words}"))
     return rules
 
 
@@ -262,7 +260,7 @@ def _order_bounds(items: Sequence[Spec]) -> list[FormulaView]:
 
 
 def _linear(spec: Spec) -> ModelView:
-    """Any linear model, by names."""
+    """Write any linear model with the names of its variables."""
     most = "maximise" if spec.get("sense") == "maximize" else "minimise"
     decisions, recourse, rows = spec["decisions"], spec.get("recourse") or [], spec.get("rows") or []
     now = weighted_terms({one["name"]: one.get("cost", 0.0) for one in decisions}, "decision")
@@ -281,7 +279,7 @@ def _linear(spec: Spec) -> ModelView:
 
 
 def _some(rows: Sequence[Spec]) -> list[tuple[int, Spec]]:
-    """Rules to show with their numbers: what holds now before what is mended later, and some of both."""
+    """Return the constraints to show with their index: some of the first stage, then some of recourse."""
     now = [(place, row) for place, row in enumerate(rows) if not row.get("recourse")]
     later = [(place, row) for place, row in enumerate(rows) if row.get("recourse")]
     half = max(RULES // 2, RULES - len(later))
@@ -303,17 +301,17 @@ def _shipment(spec: Spec) -> ModelView:
     limited = any(source.get("maximum_order") is not None for source in spec["sources"])
     bound = join(["0 ≤ ", z, " ≤ ", symbol("h", "s")]) if limited else join([z, " ≥ 0"])
     rules = [
-        FormulaView(join([total("s"), x, " ≥ ", symbol("y", "d")]), "every destination gets its demand"),
-        FormulaView(join([total("d"), x, " ≤ ", z, " + ", w]), "no source ships more than was ordered to it"),
+        FormulaView(join([total("s"), x, " ≥ ", symbol("y", "d")]), "demand is met at every destination"),
+        FormulaView(join([total("d"), x, " ≤ ", z, " + ", w]), "no source ships more than it has"),
         FormulaView(bound, "orders"),
         FormulaView(join([x, ", ", w, " ≥ 0"]), "shipments and emergency orders"),
     ]
     symbols = [
-        (z, "how much to order to source s: decided now"),
-        (symbol("y", "d"), "the demand of destination d: not known yet, a column of the data"),
-        (x, "what is shipped from s to d, once demand is known"),
-        (w, "what is ordered to s in an emergency, once demand is known"),
-        (join([order, ", ", express, ", ", way]), "what a unit costs: ordered, in an emergency, shipped"),
+        (z, "order to source s: decided now"),
+        (symbol("y", "d"), "demand of destination d: uncertain, a column of the data"),
+        (x, "shipment from s to d, once demand is known"),
+        (w, "emergency order to s, once demand is known"),
+        (join([order, ", ", express, ", ", way]), "unit costs: order, emergency order, shipment"),
     ]
     objective = join([total("s"), order, " ", z, " + ", mean(later)])
     return ModelView("minimise", objective, rules, symbols, notes=[_RISK])
@@ -334,17 +332,15 @@ def _return_constrained(spec: Spec) -> ModelView:
     confidence = spec.get("confidence")
     level = 0.95 if confidence is None else confidence
     if spec.get("target_on") == "mean":
-        rule = FormulaView(join([mean(gain), " ≥ ", target]), "the mean return reaches the target")
+        rule = FormulaView(join([mean(gain), " ≥ ", target]), "mean return reaches the target")
     else:
         tail = Markup('<span class="of">E</span>[ {} | the worst {} ]').format(gain, share(1 - level))
-        rule = FormulaView(join([tail, " ≥ ", target]), "the mean return of the worst cases reaches the target")
+        rule = FormulaView(join([tail, " ≥ ", target]), "mean return of the worst cases reaches the target")
     rules = [rule, *_positions(spec)]
     for name, sign, words in (("maximum_long", "+", "long"), ("maximum_short", "−", "short")):
         if spec.get(name) is not None:
             part = join([total("j"), "(", "−" if sign == "−" else "", ZJ, ")", _PLUS])
-            rules.append(
-                FormulaView(join([part, " ≤ ", escape(number(spec[name]))]), f"all {words} positions together")
-            )
+            rules.append(FormulaView(join([part, " ≤ ", escape(number(spec[name]))]), f"total {words} positions"))
     return ModelView("minimise", _variance(), rules, _portfolio_symbols(spec))
 
 
@@ -367,7 +363,7 @@ def _turnover_cost(spec: Spec, sign: str = " + ") -> Markup:
 
 def _positions(spec: Spec) -> list[FormulaView]:
     sense = "=" if spec.get("fully_invested") else "≤"
-    rules = [FormulaView(join([total("j"), ZJ, f" {sense} ", escape(number(spec.get("budget", 1.0)))]), "the budget")]
+    rules = [FormulaView(join([total("j"), ZJ, f" {sense} ", escape(number(spec.get("budget", 1.0)))]), "budget")]
     lowest = {asset.get("minimum", 0.0) for asset in spec["assets"]}
     highest = {asset.get("maximum") for asset in spec["assets"]}
     low = symbol("l", "j") if len(lowest) > 1 else escape(number(next(iter(lowest))))
@@ -383,21 +379,19 @@ def _positions(spec: Spec) -> list[FormulaView]:
         parts += [inside] + ([" ≤ ", escape(number(high_))] if high_ is not None else [])
         rules.append(FormulaView(join(parts), group.get("name") or f"group {place + 1}"))
     if spec.get("maximum_turnover") is not None:
-        rules.append(
-            FormulaView(join([_moved(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "the most turnover")
-        )
+        rules.append(FormulaView(join([_moved(), " ≤ ", escape(number(spec["maximum_turnover"]))]), "maximum turnover"))
     return rules
 
 
 def _portfolio_symbols(spec: Spec) -> list[tuple[Markup, str]]:
     given = spec.get("covariance") or spec.get("factors")
     symbols = [
-        (ZJ, "the position in asset j: decided now"),
-        (YJ, "its return: not known yet, a column of the data"),
-        (V, "the covariance of returns, " + ("as given" if given else "estimated from the data when learning")),
+        (ZJ, "position in asset j: decided now"),
+        (YJ, "its return: uncertain, a column of the data"),
+        (V, "covariance of returns, " + ("as given" if given else "estimated in training")),
     ]
     if spec.get("turnover_cost") or spec.get("maximum_turnover") is not None:
-        symbols.append((symbol("c", "j"), "what is held now"))
+        symbols.append((symbol("c", "j"), "current position"))
     return symbols
 
 

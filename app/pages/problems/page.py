@@ -20,9 +20,9 @@ from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
 
-# Data sets that are looked through for one that fits, and what was learned that is shown.
+# Data sets checked for a match, and posteriors shown.
 LOOKED_AT, SHOWN = 20, 5
-# Characters of a specification that a page shows.
+# Characters of a specification that are shown.
 LONG = 20_000
 _EMPTY_ROW = dict.fromkeys(("item", "few", "many", "least", "most", "stock", "pack", "level", "whole"), "")
 _EXAMPLE_ROWS = [
@@ -45,7 +45,7 @@ async def problems(request: Request, caller: Reader, cursor: str = "", kind: str
 
 @router.get("/problems/new")
 async def new_problem(request: Request, caller: Reader, kind: str = "", text: str = "", like: str = "") -> Response:
-    """Cards to choose a kind from, and then the form for it."""
+    """Choose a kind, then fill in its form."""
     if like:
         found = await Api(request).get(f"/v1/problems/{like}")
         form = form_of_spec(found["name"], found["spec"])
@@ -83,11 +83,11 @@ async def create_problem(request: Request, caller: Reader) -> Response:
 
 @router.post("/problems/check")
 async def check_problem(request: Request, caller: Reader) -> Response:
-    """What the API says of a form that is still being filled in: a part of a page."""
+    """Check an unfinished form: a part of a page."""
     form = read_problem_form(await forms.read_form(request))
     shown: dict[str, Any] = {"form": form, "checked": None, "model": None, "mistakes": [], "call": None}
     if form.body is not None:
-        # Whoever has not thought of a name yet wants to see the rest checked.
+        # A missing name must not hide other errors.
         body = form.body | {"name": form.name.strip() or "without a name"}
         if len(form.text) <= LONG:
             shown["call"] = Call("POST", "/v1/problems", body)
@@ -176,12 +176,12 @@ async def _render_problem(request: Request, problem_id: str, refusal: ApiRefusal
 
 
 def _shortened(text: str) -> str:
-    """Enough of a long text to see what it is; the API has all of it."""
+    """Cut a long text; the API has all of it."""
     return text if len(text) <= LONG else f"{text[:LONG]}\n…"
 
 
 async def _model(api: Api, problem: dict[str, Any], linear: bool) -> ModelView:
-    """Models that are described in short are shown as what they stand for."""
+    """Return the notation; ready-made linear problems are shown compiled."""
     compiled = None
     if linear and problem["spec"]["kind"] != "linear":
         compiled = (await api.get(f"/v1/problems/{problem['id']}/compiled"))["spec"]
@@ -189,7 +189,7 @@ async def _model(api: Api, problem: dict[str, Any], linear: bool) -> ModelView:
 
 
 async def _fitting(api: Api, outcomes: list[str]) -> list[dict[str, Any]]:
-    """Of the newest data sets, those that have the outcomes that a problem needs."""
+    """Return the newest data sets that have the problem's outcomes."""
     listed = (await api.get("/v1/datasets", limit=LOOKED_AT))["items"]
     described = await asyncio.gather(*(api.get(f"/v1/datasets/{one['id']}") for one in listed))
     known = [{column["name"] for column in one["columns"] if column["role"] == "outcome"} for one in described]
