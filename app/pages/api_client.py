@@ -206,7 +206,7 @@ class Api:
             await self._app({**scope, "caller": self._caller, "kept": kept}, receive, send)
 
         if not _ADDRESS.fullmatch(call.path.partition("?")[0]):
-            raise _refusal(404, "not-found", "Not found", "no object has this id or name")
+            raise _refusal(404, "not-found", "There is no such object", "no object has this id or name")
         given: dict[str, Any] = {}
         if call.file is not None:
             sent = {field: (name, content[field]) for field, name in call.files.items()}

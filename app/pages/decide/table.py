@@ -135,8 +135,8 @@ async def decide_table(named: str, request: Request, caller: Reader) -> Response
         wrong = refusal.detail
         if refusal.status == 403:
             wrong = (
-                f"This page decides for at most {MOST_ROWS} rows. Longer tables run as a job, which needs a key with the "
-                "scope train."
+                f"This page decides for at most {MOST_ROWS} rows. Longer tables run as a job, which needs a key with "
+                "the scope train."
             )
         return _render_table(request, asked, posterior, text[:200_000], refusal.status, wrong=wrong)
     if as_file:

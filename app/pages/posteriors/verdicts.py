@@ -100,7 +100,7 @@ def _compared_with(told: Json, cost: str, gain: str, what: str, constrained: boo
     verb, word = ("saves", "") if more.mean <= 0 else ("costs", " more")
     tone: Tone = "" if constrained or not more.is_clear else "ok" if more.mean < 0 else "bad"
     rules = " and need not meet the constraints" if constrained else ""
-    text = Markup("Compared with {}, which costs {}{}, it {} <b>{}</b>{} ({}).")
+    text = Markup("Compared with {}, which costs {}{}, it {} <b>{}</b>{}, {}.")
     return VerdictView(text.format(what, number(of.mean), rules, verb, size, word, more.chance), tone)
 
 
@@ -175,7 +175,7 @@ def _update(told: Json) -> VerdictView | None:
     if more is None or rows is None:
         return None
     word = "more" if more.mean > 0 else "less"
-    text = Markup("It updates an older posterior and costs {}{} {} on the newest {} rows ({}).")
+    text = Markup("It updates an older posterior and costs {}{} {} on the newest {} rows, {}.")
     size = number(abs(more.mean), 3)
     tone: Tone = "" if not more.is_clear else "ok" if more.mean < 0 else "warn"
     return VerdictView(text.format(size, margin(more), word, number(rows), more.chance), tone)

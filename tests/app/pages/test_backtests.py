@@ -17,22 +17,11 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
-from app.http import security
 from app.pages.backtests import BacktestForm, BacktestView, learned_like, parse_times, propose_columns, request_of
 from bco_core.backtest.rules import RULES
 from tests.support.backtesting import OURS, asked, days, finished, prepared
 from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
 from tests.support.looking import another_browser, charts, look, people, send, words
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def browser(client: TestClient) -> TestClient:
-    return another_browser(client)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +50,8 @@ def wrong(page: Any, field: str) -> list[str]:
 
 def test_who_has_nothing_to_judge_by_is_told_what_it_takes(browser: TestClient) -> None:
     said = words(look(browser, "/backtests"))
-    assert "needs a history and a problem" in said
-    assert "needs a history and a problem" in words(look(browser, "/backtests/new"))
+    assert "needs both" in said
+    assert "needs both" in words(look(browser, "/backtests/new"))
 
 
 def test_the_list_tells_verdicts_and_how_others_stand(browser: TestClient, client: TestClient, job: Json) -> None:
@@ -92,13 +81,13 @@ def test_the_form_proposes_what_was_learned_last_and_says_how_to_ask_by_api(
     about = look(browser, f"/backtests/new?posterior={posterior['id']}&how=like")
     assert "Learn anew as “shops” was" in words(about)
     assert '"name": "shops"' in html.unescape(about.text)
-    assert "What was learned already" in words(about)
+    assert "Existing posteriors" in words(about)
 
 
 def test_a_data_set_without_decisions_says_how_to_have_some(browser: TestClient, client: TestClient) -> None:
     dataset, problem = create_dataset(client), create_problem(client)
     page = look(browser, f"/backtests/new?dataset={dataset['id']}&problem={problem['id']}")
-    assert "has no column of decisions" in words(page)
+    assert "has no decision column" in words(page)
     assert 'name="judged"' not in page.text
 
 
@@ -209,7 +198,7 @@ def test_a_backtest_that_runs_is_followed_and_can_be_cancelled_and_run_again(
     assert f'data-follow="/v1/jobs/{made["id"]}/events"' in page.text
     send(browser, f"/backtests/{made['id']}/cancel")
     page = look(browser, f"/backtests/{made['id']}")
-    assert "It was cancelled" in words(page)
+    assert "was cancelled" in words(page)
     assert "data-follow" not in page.text
     send(browser, f"/backtests/{made['id']}/retry")
     assert answered(client.get(f"/v1/jobs/{made['id']}"))["state"] == "queued"
@@ -269,7 +258,7 @@ def test_the_drawn_sum_and_its_band_are_those_of_the_file(
 ) -> None:
     page = look(browser, f"/backtests/{job['id']}?against={other}")
     drawn = next(chart for title, chart in charts(page).items() if title.endswith("summed up"))
-    line = next(one for one in drawn["series"] if one["name"] == "difference so far")
+    line = next(one for one in drawn["series"] if one["name"] == "cumulative difference")
     band = next(one for one in drawn["series"] if one["style"] == "band")
     days, blocks, values = by_the_file(client, job, other)
     groups = len(np.unique(blocks))
@@ -286,11 +275,11 @@ def test_the_drawn_sum_and_its_band_are_those_of_the_file(
 def test_readers_choose_what_is_drawn(browser: TestClient, job: Json) -> None:
     page = look(browser, f"/backtests/{job['id']}?show=quick&show=season&against=season")
     drawn = charts(page)
-    names = [one["name"] for one in drawn["Cost a row over time"]["series"]]
+    names = [one["name"] for one in drawn["Cost per row over time"]["series"]]
     assert names == ["ours (quick)", "the best decision over the last eight of the same season"]
     assert any("less the best decision over the last eight" in title for title in drawn)
     over = job["summary"]["over_time"]
-    assert drawn["Cost a row over time"]["series"][0]["values"] == [line["cost"]["quick"] for line in over]
+    assert drawn["Cost per row over time"]["series"][0]["values"] == [line["cost"]["quick"] for line in over]
     # what is not there changes nothing
     assert look(browser, f"/backtests/{job['id']}?show=nothing&against=nobody")
 
@@ -303,7 +292,7 @@ def test_a_result_whose_rows_are_gone_still_tells_what_it_knows(
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job["id"]))
     page = look(browser, f"/backtests/{job['id']}")
     assert "BCO_KEEP_PARTS_DAYS" in words(page)
-    assert list(charts(page)) == ["Cost a row over time"]
+    assert list(charts(page)) == ["Cost per row over time"]
     assert "result?format=" not in page.text
 
 
@@ -311,9 +300,9 @@ def test_rows_without_time_are_summed_up_in_their_order(browser: TestClient, cli
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     body = ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "baselines": ["constant"]}
     page = look(browser, f"/backtests/{finished(client, body)['id']}")
-    assert "The rows have no time" in words(page)
+    assert "The data has no time column" in words(page)
     drawn = charts(page)
-    assert "Cost a row over time" not in drawn
+    assert "Cost per row over time" not in drawn
     summed = next(chart for title, chart in drawn.items() if title.endswith("summed up"))
     assert (summed["time"], summed["x"][-1]) == (False, 59)
 

@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, KeyRow, SessionRow
-from app.http import security
 from app.keys import service as keys
 from tests.support.journey import ROWS, Json, answered, counts, create_dataset, create_job, create_problem
 from tests.support.workbooks import sheet, workbook
@@ -23,11 +22,6 @@ from tests.support.workbooks import sheet, workbook
 HTML = {"Accept": "text/html"}
 SCRIPT = "<script>alert(1)</script>"
 PART = {"HX-Request": "true"}
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +98,7 @@ def test_the_list_is_empty_at_first_and_says_what_to_do(client: TestClient) -> N
     with transaction() as session:
         session.execute(sa.delete(DatasetRow))
     page = looked_at(client, "/datasets")
-    assert "There are no data yet" in page
+    assert "No data yet" in page
     assert 'href="/datasets/new"' in page
 
 
@@ -138,7 +132,7 @@ def test_a_file_is_looked_at_and_nothing_is_kept(client: TestClient) -> None:
     assert counts() == before
     assert uses(answer.text) == SHOPS
     assert "168 rows and 5 columns" in answer.text
-    assert "Nothing has been kept yet" in answer.text
+    assert "Nothing is saved yet" in answer.text
     assert 'name="name" value="shops"' in answer.text
     assert "days between first and last rows are missing" in answer.text
     assert "<td>01.01.2024</td><td>north</td>" in answer.text
@@ -182,7 +176,7 @@ def test_the_sheets_of_a_workbook_can_be_chosen(client: TestClient) -> None:
 def test_what_is_no_table_is_refused_in_place(client: TestClient, content: bytes, says: str) -> None:
     answer = previewed(client, content)
     assert answer.status_code == 422
-    assert "cannot be used" in answer.text
+    assert "Please correct" in answer.text
     assert says in answer.text
     assert "<html" not in answer.text
 
@@ -348,7 +342,7 @@ def test_without_time_and_without_oddities(client: TestClient) -> None:
     page = looked_at(client, f"/datasets/{dataset['id']}")
     assert f"{len(ROWS)} rows without a time column" in page
     assert "over time" not in page
-    assert "Nothing looks odd" in page or "to look at before learning" in page
+    assert "No warnings" in page or "check before training" in page
 
 
 def test_of_many_outcomes_one_is_chosen(client: TestClient) -> None:
@@ -471,4 +465,4 @@ def test_data_of_another_workspace_are_not_there(client: TestClient) -> None:
     form = {"csrf": looked_at(client, "/login").split('name="csrf" value="')[1].split('"')[0], "key": key, "next": "/"}
     client.post("/login", data=form)
     looked_at(client, f"/datasets/{dataset['id']}", 404)
-    assert "There are no data yet" in looked_at(client, "/datasets")
+    assert "No data yet" in looked_at(client, "/datasets")

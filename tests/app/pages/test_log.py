@@ -12,23 +12,12 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import PrescriptionRow
-from app.http import security
 from app.pages.format import format_value, one_line
 from app.pages.log import MOST_ROWS, LogEntryView, outcome_request, pointer_of
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.journey import CONTEXTS, Json, answered, learned
 from tests.support.looking import another_browser, look, people, send, words
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def browser(client: TestClient) -> TestClient:
-    return another_browser(client)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +44,7 @@ def wrong(page: Any) -> list[str]:
 def test_who_has_prescribed_nothing_is_led_to_deciding(
     browser: TestClient, client: TestClient, posterior: Json
 ) -> None:
-    assert "Nothing was prescribed yet" in words(look(browser, "/log"))
+    assert "No decisions yet" in words(look(browser, "/log"))
     assert f'href="/posteriors/{posterior["id"]}/decide"' in look(browser, "/log").text
 
 
@@ -93,7 +82,7 @@ def test_filters_narrow_the_list_and_the_export(browser: TestClient, client: Tes
     for query, there in found.items():
         page = look(browser, f"/log?{query}")
         assert (what_if["id"] in page.text) is there, query
-        assert ("Nothing was prescribed that fits" in words(page)) is ("2020-01-02" in query or query == "outcome=yes")
+        assert ("No decisions match the filter" in words(page)) is ("2020-01-02" in query or query == "outcome=yes")
     page = look(browser, f"/log?posterior={other['id']}&outcome=no")
     assert f"posterior_id={other['id']}&has_outcome=false&format=csv" in html.unescape(page.text)
     # the last day counts to its end
@@ -172,8 +161,8 @@ def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client
     record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
     assert (record["index"], record["outcomes"]) == (1, {"croissants": 70, "loaves": 80})
     said = words(look(browser, f"{path}?context=1"))
-    assert "With what happened, the prescribed decision costs" in said
-    assert "Nothing is recorded yet" in words(look(browser, path))
+    assert "The recommended decision cost" in said
+    assert "No outcome recorded yet" in words(look(browser, path))
     done: Json = {"context": "1", "done.croissants": "60", "done.loaves": "60"}
     send(browser, f"{path}/outcome", **done)
     record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
@@ -248,8 +237,8 @@ def test_forms_of_others_and_keys_that_may_not_train_are_refused(client: TestCli
     with people(client) as log_in:
         reader = log_in("read")
         page = look(reader, path)
-        assert "Record it" not in words(page)
-        assert "A key with the scope train can record it" in words(page)
+        assert "Record the outcome" not in words(page)
+        assert "Recording needs a key with the scope train" in words(page)
         assert "scope 'train'" in words(send(reader, f"{path}/outcome", 403, **{"outcome.loaves": "3"}))
         # reproducing changes nothing
         assert "Identical" in words(send(reader, f"{path}/reproduce", 200))
