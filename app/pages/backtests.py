@@ -176,14 +176,14 @@ class BacktestView:
     @property
     def verdict(self) -> tuple[str, str, str]:
         """Tone, heading and text of the verdict."""
-        told = self.summary["verdict"]
-        text = str(told["text"])
+        verdict = self.summary["verdict"]
+        text = str(verdict["text"])
         for identifier, name in self.named.items():
             text = text.replace(identifier, name)
         tone, word = {
             "yes": ("ok", "✓ Worth using here"),
             "no": ("bad", "✕ Not worth using here"),
-        }.get(told["worth_using"], ("warn", "! No clear difference"))
+        }.get(verdict["worth_using"], ("warn", "! No clear difference"))
         return tone, word, text
 
     @property
@@ -260,8 +260,8 @@ class BacktestView:
     @property
     def best_and_worst(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
         """Best and worst series (worst first) of a long list; None if it is short."""
-        told = [row for row in self.series if row["difference"] is not None]
-        return None if len(told) <= FEW_SERIES else (told[:ENDS], told[::-1][:ENDS])
+        rows = [row for row in self.series if row["difference"] is not None]
+        return None if len(rows) <= FEW_SERIES else (rows[:ENDS], rows[::-1][:ENDS])
 
     # charts
 
@@ -302,12 +302,12 @@ class BacktestView:
         """Cumulative difference of the candidate from the reference, with its band."""
         if self.over_time is None or self.reference is None:
             return None
-        told = next(one for one in self.over_time["differences"] if one["against"] == self.reference)
+        difference = next(one for one in self.over_time["differences"] if one["against"] == self.reference)
         x, is_time = parse_times(self.over_time["ends"])
         series = [
-            Series("95 % band", told["low"], "band", 0, told["high"]),
+            Series("95 % band", difference["low"], "band", 0, difference["high"]),
             Series("equal cost", [0.0] * len(x), colour=None, dashed=True),
-            Series("cumulative difference", told["sum"], colour=0),
+            Series("cumulative difference", difference["sum"], colour=0),
         ]
         by_time = self.over_time["by"] == "time"
         return Chart(

@@ -165,7 +165,7 @@ class OutcomeChartView:
     """An outcome over time: its chart, and its gaps and shifts as text."""
 
     chart: Chart
-    told: list[str]
+    texts: list[str]
 
 
 def outcome_charts(over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[OutcomeChartView]:
@@ -256,7 +256,7 @@ def _shift_word(shift: dict[str, Any]) -> str:
 
 def _mark_texts(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[str]:
     """What is marked, in words."""
-    told = [
+    texts = [
         f"Since about {shift['since']} the level is {_shift_word(shift)}: {number(shift['before'])} became "
         f"{number(shift['after'])} on average."
         for shift in outcome["shifts"]
@@ -264,10 +264,10 @@ def _mark_texts(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, A
     gaps = over["gaps"]
     for gap in sorted(gaps, key=lambda gap: -gap["periods"])[:MOST_GAPS]:
         whose = f" of {number(gap['series'], 9)} series" if series_count > 1 and over["series"] is None else ""
-        told.append(f"No rows{whose} between {gap['after']} and {gap['before']}: {_periods(gap, time)}.")
+        texts.append(f"No rows{whose} between {gap['after']} and {gap['before']}: {_periods(gap, time)}.")
     if len(gaps) > MOST_GAPS:
-        told.append(f"{len(gaps) - MOST_GAPS} shorter gaps are not listed.")
-    return told
+        texts.append(f"{len(gaps) - MOST_GAPS} shorter gaps are not listed.")
+    return texts
 
 
 router = APIRouter(include_in_schema=False)

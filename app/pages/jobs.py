@@ -157,11 +157,11 @@ def training_charts(figures: Sequence[Json], diagnostics: Json | None, method: s
         return [_chains({place + 1: _loss(chains, place) for place in range(len(chains[0]["loss"]))})]
     if any("step" in one for one in figures) or (method == "mh" and not figures):
         return [_chains(_by_part(figures, "step", "loss"))]
-    told = [one for one in figures if "epoch" in one]
-    if any("part" in one for one in told):
-        return _members(told)
+    epochs = [one for one in figures if "epoch" in one]
+    if any("part" in one for one in epochs):
+        return _members(epochs)
     trace = diagnostics.get("trace") or []
-    return _epochs(told if len(told) >= _ENOUGH_POINTS or not trace else trace)
+    return _epochs(epochs if len(epochs) >= _ENOUGH_POINTS or not trace else trace)
 
 
 def _loss(trace: Sequence[Json], chain: int) -> list[tuple[float, float]]:
@@ -318,27 +318,27 @@ async def new_job(request: Request, caller: Reader, problem: str = "", dataset: 
 
 @router.post("/jobs/new")
 async def create_job(request: Request, caller: Reader) -> Response:
-    asked = read_job_form(await forms.read_form(request))
-    if asked.wrong:
-        return await _render_form(request, asked, status=422)
+    form = read_job_form(await forms.read_form(request))
+    if form.wrong:
+        return await _render_form(request, form, status=422)
     try:
-        made = await Api(request).post("/v1/jobs", asked.body)
+        made = await Api(request).post("/v1/jobs", form.body)
     except ApiRefusal as refusal:
         if refusal.status not in (409, 422, 429):
             raise
-        return await _render_form(request, asked, refusal, refusal.status)
+        return await _render_form(request, form, refusal, refusal.status)
     return see_other(f"/jobs/{made['id']}")
 
 
 @router.post("/jobs/new/preview")
 async def preview_job(request: Request, caller: Reader) -> Response:
     """Preview the request and whether problem and data match: parts of a page."""
-    asked = read_job_form(await forms.read_form(request))
-    return render(request, "job_preview.html", **await _choices(request, asked))
+    form = read_job_form(await forms.read_form(request))
+    return render(request, "job_preview.html", **await _choices(request, form))
 
 
 async def _render_form(
-    request: Request, asked: JobFormView, refusal: ApiRefusal | None = None, status: int = 200
+    request: Request, form: JobFormView, refusal: ApiRefusal | None = None, status: int = 200
 ) -> Response:
     shown = [pointer for pointers in PLACES.values() for pointer in pointers]
     return render(
@@ -351,13 +351,13 @@ async def _render_form(
         methods=METHODS,
         predictors=PREDICTORS,
         policies=POLICIES,
-        **await _choices(request, asked),
+        **await _choices(request, form),
     )
 
 
-async def _choices(request: Request, asked: JobFormView) -> dict[str, Any]:
+async def _choices(request: Request, form: JobFormView) -> dict[str, Any]:
     """Return the options, whether they match, and the request that the form makes."""
-    api, given = Api(request), asked.given
+    api, given = Api(request), form.given
     problems, datasets = await asyncio.gather(
         api.get("/v1/problems", limit=CHOICES), api.get("/v1/datasets", limit=CHOICES)
     )
@@ -368,7 +368,7 @@ async def _choices(request: Request, asked: JobFormView) -> dict[str, Any]:
         asking = [_outcomes(api, one["id"]) for one in datasets["items"][:LOOKED_AT]]
         fits = {name: set(problem["outcomes"]) <= outcomes for name, outcomes in await asyncio.gather(*asking)}
     return {
-        "asked": asked,
+        "form": form,
         "given": given,
         "problems": _include_chosen(problems["items"], problem),
         "datasets": _include_chosen(datasets["items"], dataset),
@@ -377,7 +377,7 @@ async def _choices(request: Request, asked: JobFormView) -> dict[str, Any]:
         "fits": fits,
         "lacking": _missing_outcomes(problem, dataset),
         "has_time": dataset is not None and any(column["role"] == "time" for column in dataset["columns"]),
-        "call": Call("POST", "/v1/jobs", asked.body),
+        "call": Call("POST", "/v1/jobs", form.body),
         "advanced": is_advanced(given),
     }
 

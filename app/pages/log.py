@@ -188,11 +188,11 @@ def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dic
     """Build the API's request from a form about one context; empty fields are left out."""
     row: dict[str, Any] = {"index": index}
     for field, prefix in (("outcomes", OUTCOME), ("done", ACTUAL)):
-        told = {
+        numbers = {
             name.removeprefix(prefix): parse_number(text) for name, text in values.items() if name.startswith(prefix)
         }
-        if told := {name: value for name, value in told.items() if value != ""}:
-            row[field] = told
+        if numbers := {name: value for name, value in numbers.items() if value != ""}:
+            row[field] = numbers
     return {"rows": [row]} | ({"replace": True} if replace else {})
 
 

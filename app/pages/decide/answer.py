@@ -144,8 +144,10 @@ def entries_of(prescription: Mapping[str, Any], known: Mapping[str, EntryLimits]
 def _demand(prescription: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     """Return the scenarios of outcomes that are served by the entry of their name."""
     values = (prescription.get("scenarios") or {}).get("outcomes", {})
-    told = prescription.get("outcomes") or {}
-    return {name: values[name] for name, about in told.items() if about["service_level"] is not None and name in values}
+    outcomes = prescription.get("outcomes") or {}
+    return {
+        name: values[name] for name, about in outcomes.items() if about["service_level"] is not None and name in values
+    }
 
 
 def _reach(amount: float, rule: EntryLimits, scale: float, demand: Sequence[float]) -> tuple[float, float]:
@@ -293,8 +295,8 @@ class DecisionView:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """Further figures of the problem."""
-        told = self.prescription["facts"] or {}
-        return [(words, number(told[name])) for name, words in _FACTS.items() if name in told]
+        facts = self.prescription["facts"] or {}
+        return [(words, number(facts[name])) for name, words in _FACTS.items() if name in facts]
 
     @property
     def recourse(self) -> Mapping[str, Any] | None:
@@ -317,12 +319,12 @@ class DecisionView:
 
 def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimits]) -> DecisionView:
     """Build the view of a prescription that includes scenarios and outcomes."""
-    money, told = money_of(prescription), prescription.get("scenarios")
+    money, scenarios = money_of(prescription), prescription.get("scenarios")
     entries = entries_of(prescription, rules)
-    if told is None:
+    if scenarios is None:
         return DecisionView(prescription, entries, money, None, [])
-    weights = told["weights"]
-    costs = [money(cost) for cost in told["costs"]]
+    weights = scenarios["weights"]
+    costs = [money(cost) for cost in scenarios["costs"]]
     marks = _marks(money(prescription["expected_cost"]), money.ends(prescription["cost_quantiles"]))
     chart = histogram(f"Distribution of {money.word}", costs, weights, money.word, marks)
     orders = {entry.name: entry.amount + entry.rule.stock for entry in entries}
@@ -331,7 +333,7 @@ def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimi
         _outcome_view(
             name,
             about,
-            told["outcomes"][name],
+            scenarios["outcomes"][name],
             weights,
             orders.get(name) if about["service_level"] is not None else None,
         )

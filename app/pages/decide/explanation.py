@@ -56,32 +56,32 @@ class AttributionView:
 async def why(named: str, request: Request, caller: Reader) -> Response:
     """Explain a decision."""
     api = Api(request)
-    asked, posterior = await read_query(api, named, request.query_params)
+    query, posterior = await read_query(api, named, request.query_params)
     gone = ""
-    body = asked.body(include=["sensitivity", "neighbours"], neighbours=_NEIGHBOURS)
+    body = query.body(include=["sensitivity", "neighbours"], neighbours=_NEIGHBOURS)
     try:
         try:
-            answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
+            answer = await api.post(f"{query.api}/prescribe", body, kept=False)
         except ApiRefusal as refusal:
             # Without the training data there are no similar rows.
             if refusal.status != 409:
                 raise
             gone = refusal.detail
-            answer = await api.post(f"{asked.api}/prescribe", asked.body(include=["sensitivity"]), kept=False)
+            answer = await api.post(f"{query.api}/prescribe", query.body(include=["sensitivity"]), kept=False)
     except ApiRefusal as refusal:
-        return render_part(request, "decide_why.html", asked, posterior, refusal.status, refusal=refusal, asking=[])
+        return render_part(request, "decide_why.html", query, posterior, refusal.status, refusal=refusal, asking=[])
     found = answer["prescriptions"][0]
-    told, neighbours = found["sensitivity"], found.get("neighbours")
+    sensitivity, neighbours = found["sensitivity"], found.get("neighbours")
     return render_part(
         request,
         "decide_why.html",
-        asked,
+        query,
         posterior,
-        drivers=_drivers(told, asked.context) if told else [],
-        attribution=told["attribution"] if told else None,
-        moves=_moves(told, posterior, found) if told else [],
-        switches=_switches(told, found) if told else [],
-        prices=[(_rule(one["rule"]), one["price"]) for one in told["prices"]] if told else [],
+        drivers=_drivers(sensitivity, query.context) if sensitivity else [],
+        attribution=sensitivity["attribution"] if sensitivity else None,
+        moves=_moves(sensitivity, posterior, found) if sensitivity else [],
+        switches=_switches(sensitivity, found) if sensitivity else [],
+        prices=[(_rule(one["rule"]), one["price"]) for one in sensitivity["prices"]] if sensitivity else [],
         neighbours=neighbours,
         money=money_of(found),
         gone=gone,
@@ -89,9 +89,9 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
     )
 
 
-def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[AttributionView]:
+def _drivers(sensitivity: Mapping[str, Any], context: Mapping[str, Any]) -> list[AttributionView]:
     found = []
-    for name, one in list(told["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
+    for name, one in list(sensitivity["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
         if one["base"] is None or one["prediction"] is None:
             continue
         amounts = {column: amount or 0.0 for column, amount in one["contributions"].items()}
@@ -118,11 +118,13 @@ def _value(value: Any) -> str:
     return "missing" if value is None else number(value) if isinstance(value, int | float) else str(value)
 
 
-def _moves(told: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _moves(
+    sensitivity: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     """Describe the effect of increasing each number, as (cause, effect)."""
     spread = {column["name"]: column["std"] for column in posterior["columns"]}
     sentences = []
-    for name, one in told["derivatives"].items():
+    for name, one in sensitivity["derivatives"].items():
         if one["method"] is None:
             continue
         units = _units(spread.get(name))
@@ -139,11 +141,11 @@ def _units(spread: float | None) -> float:
     return float(10.0 ** math.floor(math.log10(spread)))
 
 
-def _switches(told: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _switches(sensitivity: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Describe the effect of other values of a column."""
     return [
         (name, _yes(value), _describe_change(one["decision"], one["expected_cost"], found))
-        for name, values in told["switches"].items()
+        for name, values in sensitivity["switches"].items()
         for value, one in list(values.items())[:_MOST_SWITCHES]
     ]
 
@@ -162,14 +164,14 @@ def _describe_change(moved: Mapping[str, float | None], cost: float | None, foun
     ]
     if len(ordered) > _MOST_NAMED:
         words.append(f"and {len(ordered) - _MOST_NAMED} more changes")
-    told = ", ".join(words) or "same decision"
+    sensitivity = ", ".join(words) or "same decision"
     if cost is None:
-        return told
+        return sensitivity
     money = money_of(found)
     change = money(cost) or 0.0
     if abs(change) <= 1e-4 * max(abs(found["expected_cost"] or 0.0), 1e-9):
-        return f"{told}; same expected {money.word}"
-    return f"{told}; expected {money.word} {number(abs(change), 3)} {'higher' if change > 0 else 'lower'}"
+        return f"{sensitivity}; same expected {money.word}"
+    return f"{sensitivity}; expected {money.word} {number(abs(change), 3)} {'higher' if change > 0 else 'lower'}"
 
 
 def _rule(place: str) -> str:

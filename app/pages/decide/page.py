@@ -67,22 +67,22 @@ async def _page(
     fields, source = read_fields(posterior, given) if is_part(request) or keep else None, ""
     if fields is None:
         fields, source = await form_fields(api, posterior, given)
-    asked = DecideQuery.of(named, fields, given)
+    query = DecideQuery.of(named, fields, given)
     rules = await get_limits(api, posterior)
     try:
-        answer = await api.post(f"{asked.api}/prescribe", asked.body(include=INCLUDE), kept=keep)
+        answer = await api.post(f"{query.api}/prescribe", query.body(include=INCLUDE), kept=keep)
     except ApiRefusal as refusal:
         if source == "" and not is_part(request):
             fields, source = await form_fields(api, posterior, given)
-            asked = DecideQuery.of(named, fields, given)
-        return _render_decision(request, asked, posterior, source, refusal.status, refusal=refusal)
+            query = DecideQuery.of(named, fields, given)
+        return _render_decision(request, query, posterior, source, refusal.status, refusal=refusal)
     asking = api.calls[-1:]
     if keep and not is_part(request):
-        return see_other(asked.address(kept=answer["id"] or ""))
+        return see_other(query.address(kept=answer["id"] or ""))
     found = decision_view(answer["prescriptions"][0], rules)
     response = _render_decision(
         request,
-        asked,
+        query,
         posterior,
         source,
         answer=answer,
@@ -94,16 +94,16 @@ async def _page(
         pressed=keep or bool(kept),
         tied=share_constraints(posterior["problem"]) and len(found.entries) > 1,
     )
-    response.headers["HX-Replace-Url"] = asked.address()
+    response.headers["HX-Replace-Url"] = query.address()
     return response
 
 
 def _render_decision(
-    request: Request, asked: DecideQuery, posterior: Mapping[str, Any], source: str, status: int = 200, **given: Any
+    request: Request, query: DecideQuery, posterior: Mapping[str, Any], source: str, status: int = 200, **given: Any
 ) -> Response:
     """Render the whole page, or its answer alone."""
     template = "decided.html" if is_part(request) else "decide.html"
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "answer": None,
         "decided": None,
         "refused": None,
@@ -116,14 +116,14 @@ def _render_decision(
         request,
         template,
         status,
-        asked=asked,
+        query=query,
         posterior=posterior,
         source=source,
         policies=POLICY_WORDS,
         is_part=is_part(request),
-        link=str(request.base_url).rstrip("/") + asked.address(),
+        link=str(request.base_url).rstrip("/") + query.address(),
         most_handles=MOST_HANDLES,
-        **told | given,
+        **defaults | given,
     )
 
 
@@ -131,13 +131,13 @@ def _render_decision(
 async def others(named: str, request: Request, caller: Reader) -> Response:
     """Compare policies over the same scenarios."""
     api = Api(request)
-    asked, posterior = await read_query(api, named, request.query_params)
+    query, posterior = await read_query(api, named, request.query_params)
     try:
-        tries = await _decisions(api, asked)
-        body = asked.body(alternatives=[{"name": name, "decision": decision} for name, decision in tries.items()])
-        answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
+        tries = await _decisions(api, query)
+        body = query.body(alternatives=[{"name": name, "decision": decision} for name, decision in tries.items()])
+        answer = await api.post(f"{query.api}/evaluate", body, kept=False)
     except ApiRefusal as refusal:
-        return render_part(request, "decide_others.html", asked, posterior, refusal.status, refusal=refusal, asking=[])
+        return render_part(request, "decide_others.html", query, posterior, refusal.status, refusal=refusal, asking=[])
     found = answer["evaluations"][0]
     money = money_of(found["ours"])
     size = abs(found["ours"]["expected_cost"] or 0.0)
@@ -145,7 +145,7 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
         {
             "name": one["name"],
             "words": POLICY_WORDS[one["name"]],
-            "told": one | {"regret": drop_rounding(one["regret"], size)},
+            "evaluation": one | {"regret": drop_rounding(one["regret"], size)},
         }
         for one in found["alternatives"]
     ]
@@ -154,7 +154,7 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
     return render_part(
         request,
         "decide_others.html",
-        asked,
+        query,
         posterior,
         answer=answer,
         ours=found["ours"],
@@ -166,16 +166,16 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
     )
 
 
-async def _decisions(api: Api, asked: DecideQuery) -> dict[str, dict[str, float]]:
+async def _decisions(api: Api, query: DecideQuery) -> dict[str, dict[str, float]]:
     """Return the decision of each policy; those without a decision are left out."""
     found = {}
     for name in COMPARED:
-        options = asked.options() | {"policy": name}
+        options = query.options() | {"policy": name}
         if not POLICIES[name].hedges:
             options.pop("risk", None)
-        body = {"contexts": [asked.context]} | options
+        body = {"contexts": [query.context]} | options
         try:
-            answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
+            answer = await api.post(f"{query.api}/prescribe", body, kept=False)
         except ApiRefusal as refusal:
             if refusal.status != 422:
                 raise

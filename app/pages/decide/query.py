@@ -95,9 +95,9 @@ def is_part(request: Request) -> bool:
 
 
 def render_part(
-    request: Request, template: str, asked: DecideQuery, posterior: Mapping[str, Any], status: int = 200, **given: Any
+    request: Request, template: str, query: DecideQuery, posterior: Mapping[str, Any], status: int = 200, **given: Any
 ) -> Response:
     """Render a part of the page, or a whole page around it."""
     shown = template if is_part(request) else "decide_part.html"
     is_piece = is_part(request)
-    return render(request, shown, status, piece=template, is_part=is_piece, asked=asked, posterior=posterior, **given)
+    return render(request, shown, status, piece=template, is_part=is_piece, query=query, posterior=posterior, **given)

@@ -64,20 +64,20 @@ class TableRowView:
     """A row with its decision, or the reason for none."""
 
     cells: list[str]
-    told: Mapping[str, Any] | None
+    prescription: Mapping[str, Any] | None
     reason: str = ""
 
     @property
     def status(self) -> str:
-        return "refused" if self.told is None else str(self.told["status"])
+        return "refused" if self.prescription is None else str(self.prescription["status"])
 
     @property
     def why(self) -> str:
-        return self.reason or (self.told or {}).get("reason", "")
+        return self.reason or (self.prescription or {}).get("reason", "")
 
     @property
     def warnings(self) -> list[str]:
-        return [] if self.told is None else list(self.told["warnings"])
+        return [] if self.prescription is None else list(self.prescription["warnings"])
 
 
 def parse_table(text: str, known: Mapping[str, FieldKind]) -> PastedTable:
@@ -104,9 +104,9 @@ def parse_table(text: str, known: Mapping[str, FieldKind]) -> PastedTable:
 @router.get("/posteriors/{named}/decide/table")
 async def form(named: str, request: Request, caller: Reader) -> Response:
     api = Api(request)
-    asked = DecideQuery.of(named, [], request.query_params)
-    posterior = await api.get(asked.api)
-    return _render_table(request, asked, posterior, "")
+    query = DecideQuery.of(named, [], request.query_params)
+    posterior = await api.get(query.api)
+    return _render_table(request, query, posterior, "")
 
 
 @router.post("/posteriors/{named}/decide/table")
@@ -114,23 +114,23 @@ async def decide_table(named: str, request: Request, caller: Reader) -> Response
     """Decide for every row and log the decisions; the CSV download is not logged again."""
     given = await forms.read_form(request)
     api = Api(request)
-    asked = DecideQuery.of(named, [], given)
-    posterior = await api.get(asked.api)
+    query = DecideQuery.of(named, [], given)
+    posterior = await api.get(query.api)
     text, as_file = forms.text(given, "table"), forms.text(given, "as") == "csv"
     known = field_kinds(posterior)
     try:
         name, content = await _file(given)
         if content:
             if content[:4] in (b"PK\x03\x04", b"PAR1"):
-                return await _batch(api, asked, name, content)
+                return await _batch(api, query, name, content)
             text = content.decode()
         pasted = parse_table(text, known)
         if len(pasted.rows) > MOST_ROWS:
-            return await _batch(api, asked, "contexts.csv", pasted.as_csv(known))
-        answer, lines = await _decide_rows(api, asked, pasted, known, kept=not as_file)
+            return await _batch(api, query, "contexts.csv", pasted.as_csv(known))
+        answer, lines = await _decide_rows(api, query, pasted, known, kept=not as_file)
     except (UnreadableTable, UnicodeDecodeError) as error:
         wrong = "the file is not CSV, Excel or Parquet" if isinstance(error, UnicodeDecodeError) else str(error)
-        return _render_table(request, asked, posterior, text[:200_000], 422, wrong=sentence(wrong) + ".")
+        return _render_table(request, query, posterior, text[:200_000], 422, wrong=sentence(wrong) + ".")
     except ApiRefusal as refusal:
         wrong = refusal.detail
         if refusal.status == 403:
@@ -138,23 +138,23 @@ async def decide_table(named: str, request: Request, caller: Reader) -> Response
                 f"This page decides for at most {MOST_ROWS} rows. Longer tables run as a job, which needs a key with "
                 "the scope train."
             )
-        return _render_table(request, asked, posterior, text[:200_000], refusal.status, wrong=wrong)
+        return _render_table(request, query, posterior, text[:200_000], refusal.status, wrong=wrong)
     if as_file:
         body = b"".join(csv_pieces([_decision_table(pasted, lines)]))
         headers = {"Content-Disposition": f'attachment; filename="decisions-{posterior["id"]}.csv"'}
         return Response(body, media_type=CSV, headers=headers)
-    told = next((line.told for line in lines if line.told is not None), None)
+    prescription = next((line.prescription for line in lines if line.prescription is not None), None)
     return _render_table(
         request,
-        asked,
+        query,
         posterior,
         text,
         answer=answer,
         pasted=pasted,
         lines=lines,
-        entries=list(told["decision"])[:_MOST_ENTRIES] if told else [],
-        left_out=max(0, len(told["decision"]) - _MOST_ENTRIES) if told else 0,
-        money=money_of(told) if told else Money(False),
+        entries=list(prescription["decision"])[:_MOST_ENTRIES] if prescription else [],
+        left_out=max(0, len(prescription["decision"]) - _MOST_ENTRIES) if prescription else 0,
+        money=money_of(prescription) if prescription else Money(False),
         asking=api.calls[-1:],
     )
 
@@ -167,36 +167,40 @@ async def _file(given: Any) -> tuple[str, bytes]:
         return "", b""
 
 
-async def _batch(api: Api, asked: DecideQuery, name: str, content: bytes) -> Response:
+async def _batch(api: Api, query: DecideQuery, name: str, content: bytes) -> Response:
     """Start a job for a long table."""
-    fields = {"policy": asked.policy, "cvar_weight": asked.risk}
-    job = await api.upload(f"{asked.api}/batch-prescriptions/upload", name, content, fields)
+    fields = {"policy": query.policy, "cvar_weight": query.risk}
+    job = await api.upload(f"{query.api}/batch-prescriptions/upload", name, content, fields)
     return see_other(f"/jobs/{job['id']}")
 
 
 async def _decide_rows(
-    api: Api, asked: DecideQuery, pasted: PastedTable, known: Mapping[str, FieldKind], *, kept: bool
+    api: Api, query: DecideQuery, pasted: PastedTable, known: Mapping[str, FieldKind], *, kept: bool
 ) -> tuple[Mapping[str, Any] | None, list[TableRowView]]:
     """Return the API's answer, None if every row is refused, and the view of each row."""
     fitting = [row for row in pasted.rows if len(row) == len(pasted.header)]
     contexts = [pasted.context(row, known) for row in fitting]
     answer, found = None, []
     if contexts:
-        body = {"contexts": contexts} | asked.options()
+        body = {"contexts": contexts} | query.options()
         try:
-            answer = await api.post(f"{asked.api}/prescribe", body, kept=kept)
-            found = [(told, "") for told in answer["prescriptions"]]
+            answer = await api.post(f"{query.api}/prescribe", body, kept=kept)
+            found = [(prescription, "") for prescription in answer["prescriptions"]]
         except ApiRefusal as refusal:
             reasons = _reasons(refusal)
             if not reasons:
                 raise
             found = [(None, reasons.get(number, refusal.detail)) for number in range(len(contexts))]
-    told_next, lines = iter(found), []
+    prescriptions, lines = iter(found), []
     for row in pasted.rows:
         if len(row) == len(pasted.header):
-            told, reason = next(told_next)
-            refused_here = told is not None and told["status"] == "refused"
-            lines.append(TableRowView(row, None if refused_here else told, told["reason"] if refused_here else reason))
+            prescription, reason = next(prescriptions)
+            refused_here = prescription is not None and prescription["status"] == "refused"
+            lines.append(
+                TableRowView(
+                    row, None if refused_here else prescription, prescription["reason"] if refused_here else reason
+                )
+            )
         else:
             words = f"this line has {len(row)} values, but the header has {len(pasted.header)} names"
             lines.append(TableRowView(row[: len(pasted.header)], None, words))
@@ -216,12 +220,12 @@ def _reasons(refusal: ApiRefusal) -> dict[int, str]:
 
 def _decision_table(pasted: PastedTable, lines: list[TableRowView]) -> pa.Table:
     """Return the table with its decisions, in the columns of a batch result."""
-    told = [line.told or {} for line in lines]
-    entries = next((list(one["decision"]) for one in told if one), [])
-    numbers = {f"decision.{name}": [one["decision"][name] if one else None for one in told] for name in entries}
-    numbers |= {name: [one.get(name) for one in told] for name in ("expected_cost", "cvar_95")}
+    prescription = [line.prescription or {} for line in lines]
+    entries = next((list(one["decision"]) for one in prescription if one), [])
+    numbers = {f"decision.{name}": [one["decision"][name] if one else None for one in prescription] for name in entries}
+    numbers |= {name: [one.get(name) for one in prescription] for name in ("expected_cost", "cvar_95")}
     for level in _QUANTILES:
-        numbers[f"cost_quantiles.{level}"] = [one["cost_quantiles"][level] if one else None for one in told]
+        numbers[f"cost_quantiles.{level}"] = [one["cost_quantiles"][level] if one else None for one in prescription]
     texts: dict[str, list[Any]] = {"status": [line.status for line in lines], "reason": [line.why for line in lines]}
     for place in range(max((len(line.warnings) for line in lines), default=0)):
         said = [line.warnings[place] if place < len(line.warnings) else None for line in lines]
@@ -237,9 +241,9 @@ def _decision_table(pasted: PastedTable, lines: list[TableRowView]) -> pa.Table:
 
 
 def _render_table(
-    request: Request, asked: DecideQuery, posterior: Mapping[str, Any], text: str, status: int = 200, **given: Any
+    request: Request, query: DecideQuery, posterior: Mapping[str, Any], text: str, status: int = 200, **given: Any
 ) -> Response:
-    told: dict[str, Any] = {
+    prescription: dict[str, Any] = {
         "wrong": "",
         "answer": None,
         "pasted": None,
@@ -252,11 +256,11 @@ def _render_table(
         request,
         "decide_table.html",
         status,
-        asked=asked,
+        query=query,
         posterior=posterior,
         text=text,
         columns=list(field_kinds(posterior)),
         most_rows=MOST_ROWS,
         words=STATUS_WORDS,
-        **told | {"money": Money(False)} | given,
+        **prescription | {"money": Money(False)} | given,
     )

@@ -134,7 +134,7 @@ def amounts(given: FormValues) -> dict[str, Any]:
     return found
 
 
-async def tried_decision(api: Api, asked: DecideQuery, given: FormValues) -> dict[str, Any]:
+async def tried_decision(api: Api, query: DecideQuery, given: FormValues) -> dict[str, Any]:
     """Return the decision to evaluate: entries of the form, the others as recommended or left to be adjusted."""
     mine = amounts(given)
     if given.get("rest") == "free":
@@ -142,7 +142,7 @@ async def tried_decision(api: Api, asked: DecideQuery, given: FormValues) -> dic
         return {chosen: mine.get(chosen)} if isinstance(chosen, str) and chosen in mine else mine
     if given.get("all") == "1":
         return mine
-    answer = await api.post(f"{asked.api}/prescribe", asked.body(), kept=False)
+    answer = await api.post(f"{query.api}/prescribe", query.body(), kept=False)
     return dict(answer["prescriptions"][0]["decision"]) | mine
 
 
@@ -151,20 +151,20 @@ async def try_decision(named: str, request: Request, caller: Reader) -> Response
     """Evaluate the planner's decision without logging it."""
     form = await forms.read_form(request)
     api = Api(request)
-    asked, posterior = await read_query(api, named, form)
-    decision = await tried_decision(api, asked, form)
-    body = asked.body(alternatives=[{"name": YOURS, "decision": decision}], time_limit_seconds=_SECONDS)
+    query, posterior = await read_query(api, named, form)
+    decision = await tried_decision(api, query, form)
+    body = query.body(alternatives=[{"name": YOURS, "decision": decision}], time_limit_seconds=_SECONDS)
     try:
-        answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
+        answer = await api.post(f"{query.api}/evaluate", body, kept=False)
     except ApiRefusal as refusal:
         return render_part(
-            request, "decide_mine.html", asked, posterior, refusal.status, refusal=refusal, tried=None, asking=[]
+            request, "decide_mine.html", query, posterior, refusal.status, refusal=refusal, tried=None, asking=[]
         )
     found = answer["evaluations"][0]
     tried = WhatIfView(
-        found["ours"], found["alternatives"][0], money_of(found["ours"]), answer["policy"], "risk" in asked.options()
+        found["ours"], found["alternatives"][0], money_of(found["ours"]), answer["policy"], "risk" in query.options()
     )
-    return render_part(request, "decide_mine.html", asked, posterior, tried=tried, asking=api.calls[-1:])
+    return render_part(request, "decide_mine.html", query, posterior, tried=tried, asking=api.calls[-1:])
 
 
 @router.post("/posteriors/{named}/decide/curve")
@@ -172,10 +172,10 @@ async def curve(named: str, request: Request, caller: Reader) -> Response:
     """Draw the cost over the amounts of one entry, with the others fixed or adjusted."""
     form = await forms.read_form(request)
     api = Api(request)
-    asked, posterior = await read_query(api, named, form)
+    query, posterior = await read_query(api, named, form)
     rules = await get_limits(api, posterior)
-    body = asked.body(include=["scenarios", "outcomes"])
-    ours = (await api.post(f"{asked.api}/prescribe", body, kept=False))["prescriptions"][0]
+    body = query.body(include=["scenarios", "outcomes"])
+    ours = (await api.post(f"{query.api}/prescribe", body, kept=False))["prescriptions"][0]
     entries = {entry.name: entry for entry in entries_of(ours, rules)}
     entry = entries.get(forms.text(form, "entry")) or next(iter(entries.values()), None)
     if entry is None:
@@ -183,25 +183,25 @@ async def curve(named: str, request: Request, caller: Reader) -> Response:
     rest = {} if form.get("rest") == "free" else dict(ours["decision"]) | amounts(form)
     points = entry.points()
     tries = [{"name": f"{point:g}"[:100], "decision": rest | {entry.name: point}} for point in points]
-    body = asked.body(alternatives=tries, time_limit_seconds=_SECONDS)
+    body = query.body(alternatives=tries, time_limit_seconds=_SECONDS)
     try:
-        answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
+        answer = await api.post(f"{query.api}/evaluate", body, kept=False)
     except ApiRefusal as refusal:
         return render_part(
-            request, "decide_curve.html", asked, posterior, refusal.status, refusal=refusal, chart=None, asking=[]
+            request, "decide_curve.html", query, posterior, refusal.status, refusal=refusal, chart=None, asking=[]
         )
     chart = _curve(entry, points, answer["evaluations"][0], money_of(ours))
-    return render_part(request, "decide_curve.html", asked, posterior, chart=chart, entry=entry, asking=api.calls[-1:])
+    return render_part(request, "decide_curve.html", query, posterior, chart=chart, entry=entry, asking=api.calls[-1:])
 
 
 def _curve(entry: EntryView, points: list[float], found: Mapping[str, Any], money: Money) -> Chart:
-    told = found["alternatives"]
-    ends = [money.ends(one["cost_quantiles"]) for one in told]
-    expected = [money(one["expected_cost"]) for one in told]
+    alternatives = found["alternatives"]
+    ends = [money.ends(one["cost_quantiles"]) for one in alternatives]
+    expected = [money(one["expected_cost"]) for one in alternatives]
     series = [
         Series("5–95 % of cases", [low for low, _ in ends], "band", 0, upper=[high for _, high in ends]),
         Series(f"expected {money.word}", expected, "line", 0),
-        Series("mean of the worst 5 %", [money(one["cvar_95"]) for one in told], "line", 1, dashed=True),
+        Series("mean of the worst 5 %", [money(one["cvar_95"]) for one in alternatives], "line", 1, dashed=True),
     ]
     marks = [Mark(entry.amount, "recommended", colour=2)]
     for bound, word in ((entry.rule.minimum, "minimum"), (entry.rule.maximum, "maximum")):

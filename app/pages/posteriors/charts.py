@@ -59,9 +59,9 @@ class _Axis:
 
 def clock_of(recipe: Json | None) -> Clock | None:
     """Return the clock of a feature recipe."""
-    told = part(recipe, "recipe", "clock")
+    diagnostics = part(recipe, "recipe", "clock")
     try:
-        return Clock(**told) if isinstance(told, dict) else None
+        return Clock(**diagnostics) if isinstance(diagnostics, dict) else None
     except (InvalidInput, TypeError):
         return None
 
@@ -74,17 +74,17 @@ def periods(recipe: Json | None) -> str:
     return f"{clock.unit}s" if clock.step == 1 else f"steps of {clock.step} {clock.unit}s"
 
 
-def over_time(told: Json, recipe: Json | None) -> list[Chart]:
+def over_time(diagnostics: Json, recipe: Json | None) -> list[Chart]:
     """Draw expected and realised cost over time, and how often costs exceeded the 95 % limit."""
     axis = _Axis(clock_of(recipe))
-    found = _forward_lines(lines(told, "forward", "stretches"), "from_period", "to_period", axis)
+    found = _forward_lines(lines(diagnostics, "forward", "stretches"), "from_period", "to_period", axis)
     when = "time" if axis.is_time else "period"
     return found.charts("over time", when, ("from", "to")) if found.spans else []
 
 
-def by_distance(told: Json, recipe: Json | None) -> list[Chart]:
+def by_distance(diagnostics: Json, recipe: Json | None) -> list[Chart]:
     """Draw the same by the distance from the last known row."""
-    found = _forward_lines(lines(told, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
+    found = _forward_lines(lines(diagnostics, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
     label = f"{periods(recipe)} after the last known row"
     return found.charts("by distance ahead", label, ("from", "to")) if found.spans else []
 
@@ -95,13 +95,13 @@ class _ForwardLines:
 
     axis: _Axis
     spans: list[tuple[float, float]]
-    told: list[Json]
+    diagnostics: list[Json]
 
     def charts(self, words: str, label: str, heads: tuple[str, str]) -> list[Chart]:
-        costs = [estimate(line, "cost") or EstimateView(math.nan) for line in self.told]
-        promised = [value(line, "promised") for line in self.told]
-        above = [value(line, "above_95") for line in self.told]
-        rows = [value(line, "rows") or 0.0 for line in self.told]
+        costs = [estimate(line, "cost") or EstimateView(math.nan) for line in self.diagnostics]
+        promised = [value(line, "promised") for line in self.diagnostics]
+        above = [value(line, "above_95") for line in self.diagnostics]
+        rows = [value(line, "rows") or 0.0 for line in self.diagnostics]
         x = [place for span in self.spans for place in span]
         chance = [MARGIN * 100 * math.sqrt(0.0475 / count) if count else None for count in rows]
         shared: dict[str, Any] = {
@@ -131,7 +131,7 @@ class _ForwardLines:
                 heads=[*heads, "rows", "expected", "realised", "± (two standard errors)"],
                 cells=[
                     [*self._edges(index), rows[index], promised[index], finite(costs[index].mean), costs[index].margin]
-                    for index in range(len(self.told))
+                    for index in range(len(self.diagnostics))
                 ],
                 **shared,
             ),
@@ -153,7 +153,7 @@ class _ForwardLines:
                 heads=[*heads, "rows", "% above the limit"],
                 cells=[
                     [*self._edges(index), rows[index], None if above[index] is None else 100 * (above[index] or 0.0)]
-                    for index in range(len(self.told))
+                    for index in range(len(self.diagnostics))
                 ],
                 **shared,
             ),
@@ -165,12 +165,12 @@ class _ForwardLines:
 
     @property
     def _last(self) -> list[str]:
-        return [self.axis.text(value(line, "to_period") or 0.0) for line in self.told]
+        return [self.axis.text(value(line, "to_period") or 0.0) for line in self.diagnostics]
 
 
-def _forward_lines(told: list[Json], first: str, last: str, axis: _Axis) -> _ForwardLines:
+def _forward_lines(diagnostics: list[Json], first: str, last: str, axis: _Axis) -> _ForwardLines:
     kept, spans = [], []
-    for line in told:
+    for line in diagnostics:
         begin, end = value(line, first), value(line, last)
         if begin is not None and end is not None:
             spans.append((axis.place(begin), axis.place(end)))
@@ -206,13 +206,13 @@ _CARRIES = {
 }
 
 
-def promise(told: Json) -> Intervals | None:
+def promise(diagnostics: Json) -> Intervals | None:
     """Compare expected and realised cost on held-out rows."""
     rows = [
         Interval(name, of.mean, of.low, of.high, strong=strong)
         for name, of, strong in (
-            ("expected", estimate(told, "promise", "expected"), False),
-            ("realised", estimate(told, "promise", "realised"), True),
+            ("expected", estimate(diagnostics, "promise", "expected"), False),
+            ("realised", estimate(diagnostics, "promise", "realised"), True),
         )
         if of is not None
     ]
@@ -226,14 +226,14 @@ def promise(told: Json) -> Intervals | None:
     )
 
 
-def baselines(told: Json) -> Intervals | None:
+def baselines(diagnostics: Json) -> Intervals | None:
     """Compare other rules with these decisions on the same rows."""
     rows = []
     for name, cost, gain in (
         ("one constant decision", "constant_decision_cost", "gain_over_constant"),
         ("plain regression with its residuals", "regression_cost", "gain_over_regression"),
     ):
-        of, more = estimate(told, cost), estimate(told, gain)
+        of, more = estimate(diagnostics, cost), estimate(diagnostics, gain)
         if more is not None:
             other = more.turned
             note = "" if of is None else f"costs {number(of.mean)}; {other.chance}"
@@ -249,9 +249,9 @@ def baselines(told: Json) -> Intervals | None:
     )
 
 
-def policies(told: Json) -> Intervals | None:
+def policies(diagnostics: Json) -> Intervals | None:
     """Compare the policies with the first of them."""
-    rows = _selection(lines(told, "policies"), "policy", str(part(told, "policy") or ""))
+    rows = _selection(lines(diagnostics, "policies"), "policy", str(part(diagnostics, "policy") or ""))
     if not rows:
         return None
     first = rows[0].name
@@ -260,25 +260,28 @@ def policies(told: Json) -> Intervals | None:
         rows,
         "paired difference in mean cost",
         zero=0.0,
-        note=f"Left of the dashed line is cheaper. The policy in use is bold.{_other_rows(told)}",
+        note=f"Left of the dashed line is cheaper. The policy in use is bold.{_other_rows(diagnostics)}",
     )
 
 
-def _other_rows(told: Json) -> str:
+def _other_rows(diagnostics: Json) -> str:
     """Explain why the cost of the policy in use differs from the verdict."""
-    here, there = value(told, "held_out_cost", str(part(told, "policy")), "mean"), value(told, "judged_cost", "mean")
+    here, there = (
+        value(diagnostics, "held_out_cost", str(part(diagnostics, "policy")), "mean"),
+        value(diagnostics, "judged_cost", "mean"),
+    )
     if here is None or there is None or math.isclose(here, there, rel_tol=1e-3):
         return ""
     return " These rows also chose its settings; the verdict leaves out each row it judges."
 
 
-def candidates(told: Json) -> list[Intervals]:
+def candidates(diagnostics: Json) -> list[Intervals]:
     """Return a chart for each group of candidates that were compared."""
-    by_error = [line for line in lines(told, "candidates") if estimate(line, "squared_error") is not None]
+    by_error = [line for line in lines(diagnostics, "candidates") if estimate(line, "squared_error") is not None]
     if by_error:
         return [_by_error(by_error)]
     groups: list[list[Json]] = []
-    for line in lines(told, "candidates"):
+    for line in lines(diagnostics, "candidates"):
         same = estimate(line, "against_default")
         is_first = same is not None and same.mean == 0 and same.error in (0, None)
         if not groups or (is_first and line.get("predictor") not in {one.get("predictor") for one in groups[-1]}):
@@ -351,13 +354,13 @@ def _selection(table: Sequence[Json], name: str, used: str) -> list[Interval]:
     return rows
 
 
-def shares(told: Json) -> Chart | None:
+def shares(diagnostics: Json) -> Chart | None:
     """Draw held-out cost over the share of the network."""
-    table = [(value(line, "share"), value(line, "cost")) for line in lines(told, "shares")]
+    table = [(value(line, "share"), value(line, "cost")) for line in lines(diagnostics, "shares")]
     points = [(share, cost) for share, cost in table if share is not None and cost is not None]
     if len(points) < 2:
         return None
-    chosen = value(told, "network_share")
+    chosen = value(diagnostics, "network_share")
     return Chart(
         "Cost by share of the network",
         [100 * share for share, _ in points],
@@ -369,9 +372,9 @@ def shares(told: Json) -> Chart | None:
     )
 
 
-def mixture(told: Json) -> list[tuple[str, float]]:
+def mixture(diagnostics: Json) -> list[tuple[str, float]]:
     """Return the parts of the mixture with their shares, largest first."""
-    network, boosted = value(told, "network_share"), value(told, "boosted_share")
+    network, boosted = value(diagnostics, "network_share"), value(diagnostics, "boosted_share")
     if network is None and boosted is None:
         return []
     rest = 1 - (boosted or 0.0)
@@ -381,9 +384,9 @@ def mixture(told: Json) -> list[tuple[str, float]]:
     return sorted(((name, share) for name, share in parts if share > 0), key=lambda one: -one[1])
 
 
-def pit(told: Json) -> Chart | None:
+def pit(diagnostics: Json) -> Chart | None:
     """Draw the probability integral transform of held-out outcomes."""
-    found, rows = numbers(told, "calibration", "pit"), value(told, "calibration", "rows")
+    found, rows = numbers(diagnostics, "calibration", "pit"), value(diagnostics, "calibration", "rows")
     if not found:
         return None
     usual, count = 100 / len(found), len(found)
@@ -408,9 +411,9 @@ def pit(told: Json) -> Chart | None:
     )
 
 
-def coverage(told: Json) -> Intervals | None:
+def coverage(diagnostics: Json) -> Intervals | None:
     """Compare the coverage of ranges with their nominal level."""
-    given, rows = part(told, "calibration", "coverage"), value(told, "calibration", "rows")
+    given, rows = part(diagnostics, "calibration", "coverage"), value(diagnostics, "calibration", "rows")
     if not isinstance(given, dict):
         return None
     found = []
@@ -440,10 +443,10 @@ def _level(name: str) -> float | None:
         return None
 
 
-def carriers(told: Json) -> Intervals | None:
+def carriers(diagnostics: Json) -> Intervals | None:
     """Compare the ways to transfer outcomes to a new context."""
     named = []
-    for line in lines(told, "carriers"):
+    for line in lines(diagnostics, "carriers"):
         width = value(line, "bandwidth")
         near = "" if width is None else f", rows with similar predictions first ({number(width, 2)})"
         carry = str(line.get("carry", ""))
@@ -483,14 +486,14 @@ _TERMS = {
 }
 
 
-def traces(told: Json) -> list[Chart]:
+def traces(diagnostics: Json) -> list[Chart]:
     """Draw cost, KL and width by epoch, as far as recorded."""
-    table = [line for line in lines(told, "trace") if value(line, "epoch") is not None]
+    table = [line for line in lines(diagnostics, "trace") if value(line, "epoch") is not None]
     if not table:
         return []
     epochs = [value(line, "epoch") or 0.0 for line in table]
     columns = {name: [value(line, name) for line in table] for name in ("risk", "validation_cost", "kl", "scale")}
-    what = "cost" if part(told, "loss") in (None, "cost") else "loss"
+    what = "cost" if part(diagnostics, "loss") in (None, "cost") else "loss"
     drawn = [
         (
             f"{sentence(what)} during training",
@@ -511,12 +514,12 @@ def traces(told: Json) -> list[Chart]:
     return charts
 
 
-def stopping_text(told: Json) -> str:
+def stopping_text(diagnostics: Json) -> str:
     """Describe when members stopped training."""
-    best = part(told, "best_epochs")
+    best = part(diagnostics, "best_epochs")
     epochs = [one for row in best if isinstance(row, list) for one in row] if isinstance(best, list) else []
     epochs = [one for one in epochs if isinstance(one, int | float)]
-    early = part(told, "stopped_early")
+    early = part(diagnostics, "stopped_early")
     words = []
     # Updates record no epochs.
     if any(epochs):
@@ -531,17 +534,17 @@ def stopping_text(told: Json) -> str:
     return " ".join(words)
 
 
-def agreement_text(told: Json) -> str:
+def agreement_text(diagnostics: Json) -> str:
     """Describe how far members agree."""
-    count, effective = value(told, "members", "count"), value(told, "members", "effective")
+    count, effective = value(diagnostics, "members", "count"), value(diagnostics, "members", "effective")
     if count is None:
         return ""
-    if count <= 1 and part(told, "loss") == "spo_plus":
+    if count <= 1 and part(diagnostics, "loss") == "spo_plus":
         return "A Gaussian around a regression, trained on all rows."
     if count <= 1:
         return "There is a single member, so agreement is unknown."
     worth = "" if effective is None else f" (effectively {number(effective, 2)})"
-    apart = value(told, "members", "disagreement")
+    apart = value(diagnostics, "members", "disagreement")
     spread = "decide together" if apart is None else f"differ by {percent(apart, 1)} of the outcomes' own spread"
     return f"The {number(count)} weighted members{worth} {spread}."
 
@@ -570,22 +573,22 @@ class MixingView:
         return {"ok": "mixed", "warn": "nearly mixed", "bad": "not mixed"}.get(self.tone, "not known")
 
 
-def mixing(told: Json) -> list[MixingView]:
+def mixing(diagnostics: Json) -> list[MixingView]:
     found = []
     for name, words in (("loss", "cost of decisions"), ("predictions", "predictions")):
-        if isinstance(part(told, "chains", name), Mapping):
-            figures = (value(told, "chains", name, one) for one in ("r_hat", "ess_bulk", "ess_tail"))
+        if isinstance(part(diagnostics, "chains", name), Mapping):
+            figures = (value(diagnostics, "chains", name, one) for one in ("r_hat", "ess_bulk", "ess_tail"))
             found.append(MixingView(words, *figures))
     return found
 
 
-def chain_trace(told: Json) -> Chart | None:
+def chain_trace(diagnostics: Json) -> Chart | None:
     """Draw the loss of every chain by step."""
-    table = [line for line in lines(told, "chains", "trace") if value(line, "step") is not None]
+    table = [line for line in lines(diagnostics, "chains", "trace") if value(line, "step") is not None]
     count = max((len(numbers(line, "loss")) for line in table), default=0)
     if not count:
         return None
-    burn_in = value(told, "chains", "burn_in")
+    burn_in = value(diagnostics, "chains", "burn_in")
     losses = [numbers(line, "loss") for line in table]
     return Chart(
         "Cost along the chains",
@@ -600,9 +603,9 @@ def chain_trace(told: Json) -> Chart | None:
     )
 
 
-def chain_facts(told: Json) -> list[tuple[str, str]]:
+def chain_facts(diagnostics: Json) -> list[tuple[str, str]]:
     """Return further facts of the chains, name and value."""
-    chains = part(told, "chains") or {}
+    chains = part(diagnostics, "chains") or {}
     found = []
     for name, words in (("count", "chains"), ("steps", "steps per chain"), ("burn_in", "burn-in steps")):
         if value(chains, name) is not None:
@@ -610,20 +613,20 @@ def chain_facts(told: Json) -> list[tuple[str, str]]:
     taken = numbers(chains, "acceptance")
     if taken:
         found.append(("proposals accepted", " · ".join(percent(one) for one in taken)))
-    if value(told, "effective_draws") is not None:
+    if value(diagnostics, "effective_draws") is not None:
         found.append(
-            ("effective draws when a row is left out", f"at least {number(value(told, 'effective_draws'), 3)}")
+            ("effective draws when a row is left out", f"at least {number(value(diagnostics, 'effective_draws'), 3)}")
         )
-    kept = value(told, "history", "feasibility")
-    if kept is not None and value(told, "history", "required_feasibility") is not None:
-        asked = percent(value(told, "history", "required_feasibility"), 1)
+    kept = value(diagnostics, "history", "feasibility")
+    if kept is not None and value(diagnostics, "history", "required_feasibility") is not None:
+        asked = percent(value(diagnostics, "history", "required_feasibility"), 1)
         found.append(("constraints met on training rows", f"{percent(kept, 1)}; required: {asked}"))
     return found
 
 
-def temperatures(told: Json) -> tuple[list[str], list[list[Any]]]:
+def temperatures(diagnostics: Json) -> tuple[list[str], list[list[Any]]]:
     """Return the table of inverse temperatures: heads and rows."""
-    table = lines(told, "temperatures")
+    table = lines(diagnostics, "temperatures")
     words = {
         "inverse_temperature": "inverse temperature",
         "loss_before": "cost, first half",
@@ -648,8 +651,8 @@ class CertificateView:
     notes: tuple[str, ...] = ()
 
 
-def certificate(told: Json) -> CertificateView | None:
-    given = part(told, "certificate")
+def certificate(diagnostics: Json) -> CertificateView | None:
+    given = part(diagnostics, "certificate")
     if not isinstance(given, Mapping) or not given:
         return None
     bound, confidence = value(given, "bound"), value(given, "confidence")
@@ -671,7 +674,7 @@ def certificate(told: Json) -> CertificateView | None:
             for name in (bounds if isinstance(bounds, Mapping) else {})
             if (found := value(bounds, name)) is not None
         ),
-        tuple(_notes(given, str(part(told, "policy") or ""))),
+        tuple(_notes(given, str(part(diagnostics, "policy") or ""))),
     )
 
 

@@ -51,38 +51,38 @@ class EstimateView:
         return self.error is not None and abs(self.mean) > CLEAR * self.error
 
 
-def part(told: Any, *path: str) -> Any:
+def part(data: Any, *path: str) -> Any:
     """Return the value at a path of keys, or None."""
     for name in path:
-        if not isinstance(told, Mapping):
+        if not isinstance(data, Mapping):
             return None
-        told = told.get(name)
-    return told
+        data = data.get(name)
+    return data
 
 
-def value(told: Any, *path: str) -> float | None:
+def value(data: Any, *path: str) -> float | None:
     """Return the finite number at a path, or None."""
-    found = part(told, *path)
+    found = part(data, *path)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
 
 
-def estimate(told: Any, *path: str) -> EstimateView | None:
+def estimate(data: Any, *path: str) -> EstimateView | None:
     """Return the mean with its standard error at a path."""
-    mean = value(told, *path, "mean")
-    return None if mean is None else EstimateView(mean, value(told, *path, "standard_error"))
+    mean = value(data, *path, "mean")
+    return None if mean is None else EstimateView(mean, value(data, *path, "standard_error"))
 
 
-def lines(told: Any, *path: str) -> list[Json]:
+def lines(data: Any, *path: str) -> list[Json]:
     """Return the rows of the table at a path."""
-    found = part(told, *path)
+    found = part(data, *path)
     return [line for line in found if isinstance(line, Mapping)] if _is_list(found) else []
 
 
-def numbers(told: Any, *path: str) -> list[float]:
+def numbers(data: Any, *path: str) -> list[float]:
     """Return the finite numbers of the list at a path."""
-    found = part(told, *path)
+    found = part(data, *path)
     return [one for one in map(_number, found) if one is not None] if _is_list(found) else []
 
 

@@ -46,26 +46,30 @@ class ProvenanceView:
     code: bool = False
 
 
-def provenance(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
+def provenance(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
     """Return all provenance facts in order."""
-    found = [*_data(posterior, told, dataset, job), *_learning(posterior, told, job), *_features(posterior)]
+    found = [
+        *_data(posterior, diagnostics, dataset, job),
+        *_learning(posterior, diagnostics, job),
+        *_features(posterior),
+    ]
     found.append(ProvenanceView("Posterior digest", posterior["digest"], word="digest", code=True))
-    versions = part(told, "origin", "versions")
+    versions = part(diagnostics, "origin", "versions")
     if isinstance(versions, dict) and versions:
         found.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
     return found
 
 
-def revision_of(posterior: Any, told: Any, job: Any) -> float | None:
+def revision_of(posterior: Any, diagnostics: Any, job: Any) -> float | None:
     """Return the data set revision that a posterior was trained on, if known."""
-    noted = value(posterior, "recipe", "revision") or value(told, "origin", "revision")
+    noted = value(posterior, "recipe", "revision") or value(diagnostics, "origin", "revision")
     return noted or value(job, "spec", "revision")
 
 
-def _data(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
+def _data(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
     if dataset is None:
         return [ProvenanceView("Data", "unavailable", "the posterior was imported, or its data set was deleted")]
-    revision, newest = revision_of(posterior, told, job), dataset["revision"]
+    revision, newest = revision_of(posterior, diagnostics, job), dataset["revision"]
     rows = value(posterior, "recipe", "rows")
     words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"trained on {number(rows, 9)} rows"
     left_out = value(posterior, "recipe", "left_out")
@@ -74,15 +78,15 @@ def _data(posterior: Any, told: Any, dataset: Any, job: Any) -> list[ProvenanceV
     if revision is not None:
         later = "the newest" if revision == newest else f"the newest is {newest}"
         found.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
-    digest = part(told, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
+    digest = part(diagnostics, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
     if digest:
         found.append(ProvenanceView("Data digest", digest, word="digest", code=True))
     return found
 
 
-def _learning(posterior: Any, told: Any, job: Any) -> list[ProvenanceView]:
+def _learning(posterior: Any, diagnostics: Any, job: Any) -> list[ProvenanceView]:
     description = posterior["description"]
-    method, why = str(part(told, "method") or ""), str(part(told, "inference_reason") or "")
+    method, why = str(part(diagnostics, "method") or ""), str(part(diagnostics, "inference_reason") or "")
     found = [ProvenanceView("Method", _METHODS.get(method, method or "unknown"), why)]
     predictor = str(part(description, "predictor", "kind") or "")
     if predictor:
@@ -95,13 +99,13 @@ def _learning(posterior: Any, told: Any, job: Any) -> list[ProvenanceView]:
     seed = value(description, "seed")
     if seed is not None:
         found.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
-    temperature = value(told, "inverse_temperature")
+    temperature = value(diagnostics, "inverse_temperature")
     if temperature is not None:
-        scale = value(told, "cost_scale")
+        scale = value(diagnostics, "cost_scale")
         units = "" if scale is None else f"for costs divided by {number(scale)}"
         found.append(ProvenanceView("Inverse temperature", number(temperature), units, word="inverse temperature"))
     found.append(ProvenanceView("Stored draws", number(posterior["particles"], 9)))
-    found += _before(told, job)
+    found += _before(diagnostics, job)
     if job is not None:
         found.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
     else:
@@ -114,12 +118,12 @@ def _took(job: Any) -> str:
     return "" if attempts == 1 else f"{attempts} attempts"
 
 
-def _before(told: Any, job: Any) -> list[ProvenanceView]:
+def _before(diagnostics: Any, job: Any) -> list[ProvenanceView]:
     """Return the posterior that this one updates."""
-    before = part(told, "update", "from_posterior")
+    before = part(diagnostics, "update", "from_posterior")
     if not before:
         return []
-    new = value(told, "update", "new_rows")
+    new = value(diagnostics, "update", "new_rows")
     words = "" if new is None else f"with {number(new, 9)} new rows"
     if part(job, "spec", "from_posterior", "as_prior"):
         forgotten = value(job, "spec", "from_posterior", "forgetting") or 0.0
@@ -193,15 +197,15 @@ async def drivers(api: Api, posterior: Json) -> DriversView:
     contexts = [{column["name"]: row.get(column["name"]) for column in columns} for row in drawn]
     body = {"contexts": contexts, "include": ["sensitivity"], "time_limit_seconds": _SECONDS}
     answer = await api.post(f"/v1/posteriors/{posterior['id']}/prescribe", body, kept=False)
-    told = [found for one in answer["prescriptions"] if (found := part(one, "sensitivity", "attribution"))]
+    report = [found for one in answer["prescriptions"] if (found := part(one, "sensitivity", "attribution"))]
     roles = {column["name"]: column["role"] for column in columns}
-    names = list(told[0]["outcomes"]) if told else []
+    names = list(report[0]["outcomes"]) if report else []
     return DriversView(
-        len(told),
+        len(report),
         len(latest),
-        [(name, _ranked([part(one, "outcomes", name, "contributions") for one in told], roles)) for name in names],
-        str(told[0].get("method", "")) if told else "",
-        str(told[0].get("baseline", "")) if told else "",
+        [(name, _ranked([part(one, "outcomes", name, "contributions") for one in report], roles)) for name in names],
+        str(report[0].get("method", "")) if report else "",
+        str(report[0].get("baseline", "")) if report else "",
     )
 
 
@@ -253,24 +257,24 @@ async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
         if source == "dataset" and posterior["dataset_id"] is None:
             continue
         try:
-            told = await api.get(f"/v1/posteriors/{posterior['id']}/drift", source=source)
+            report = await api.get(f"/v1/posteriors/{posterior['id']}/drift", source=source)
         except ApiRefusal as refusal:
             if refusal.status == STARTING:
                 raise
             found.append(MonitoringView(words, "", refusal.detail, None, 0, None))
             continue
-        chart = _stretches(told, words) if len(lines(told, "stretches")) > 1 else None
+        chart = _stretches(report, words) if len(lines(report, "stretches")) > 1 else None
         found.append(
             MonitoringView(
-                words, told["verdict"], told["sentence"], told["overall"], int(told.get("left_out") or 0), chart
+                words, report["verdict"], report["sentence"], report["overall"], int(report.get("left_out") or 0), chart
             )
         )
     return found
 
 
-def _stretches(told: Json, words: str) -> Chart:
+def _stretches(report: Json, words: str) -> Chart:
     """Draw expected and realised cost by period, over time if the rows have one."""
-    table = lines(told, "stretches")
+    table = lines(report, "stretches")
     spans = [(_seconds(line.get("first")), _seconds(line.get("last"))) for line in table]
     is_time = all(first is not None and last is not None for first, last in spans)
     edges = [edge for span in spans for edge in span] if is_time else []
@@ -382,7 +386,7 @@ async def _render_posterior(
 ) -> Response:
     """A posterior; ``refused`` is what was wrong with a form of the page, which stands ``at`` names or at the end."""
     api = Api(request)
-    posterior, told = await asyncio.gather(
+    posterior, diagnostics = await asyncio.gather(
         api.get(f"/v1/posteriors/{_safe(named)}"), api.get(f"/v1/posteriors/{_safe(named)}/diagnostics")
     )
     problem, dataset, job, alike = await asyncio.gather(
@@ -404,38 +408,38 @@ async def _render_posterior(
         typed=typed,
         taken=taken,
         posterior=posterior,
-        told=told,
+        diagnostics=diagnostics,
         problem=problem,
         dataset=dataset,
         job=job,
-        reason=verdicts.quality_reason(told),
-        said=verdicts.verdict_sentences(told, posterior["problem"]),
-        facts=verdicts.key_figures(told),
-        forward=[charts.over_time(told, recipe), charts.by_distance(told, recipe)],
-        season=estimate(told, "forward", "season"),
-        promise=charts.promise(told),
-        baselines=charts.baselines(told),
-        policies=charts.policies(told),
-        candidates=charts.candidates(told),
-        shares=charts.shares(told),
-        mixture=charts.mixture(told),
-        pit=charts.pit(told),
-        coverage=charts.coverage(told),
-        coverage_words=verdicts.coverage_text(told),
-        carriers=charts.carriers(told),
-        skill=_skill(told),
-        traces=charts.traces(told),
-        stopped=charts.stopping_text(told),
-        agreement=charts.agreement_text(told),
-        chain_trace=charts.chain_trace(told),
-        mixing=charts.mixing(told),
-        chain_facts=charts.chain_facts(told),
-        temperatures=charts.temperatures(told),
-        certificate=charts.certificate(told),
-        origin=provenance(posterior, told, dataset, job),
+        reason=verdicts.quality_reason(diagnostics),
+        said=verdicts.verdict_sentences(diagnostics, posterior["problem"]),
+        facts=verdicts.key_figures(diagnostics),
+        forward=[charts.over_time(diagnostics, recipe), charts.by_distance(diagnostics, recipe)],
+        season=estimate(diagnostics, "forward", "season"),
+        promise=charts.promise(diagnostics),
+        baselines=charts.baselines(diagnostics),
+        policies=charts.policies(diagnostics),
+        candidates=charts.candidates(diagnostics),
+        shares=charts.shares(diagnostics),
+        mixture=charts.mixture(diagnostics),
+        pit=charts.pit(diagnostics),
+        coverage=charts.coverage(diagnostics),
+        coverage_words=verdicts.coverage_text(diagnostics),
+        carriers=charts.carriers(diagnostics),
+        skill=_skill(diagnostics),
+        traces=charts.traces(diagnostics),
+        stopped=charts.stopping_text(diagnostics),
+        agreement=charts.agreement_text(diagnostics),
+        chain_trace=charts.chain_trace(diagnostics),
+        mixing=charts.mixing(diagnostics),
+        chain_facts=charts.chain_facts(diagnostics),
+        temperatures=charts.temperatures(diagnostics),
+        certificate=charts.certificate(diagnostics),
+        origin=provenance(posterior, diagnostics, dataset, job),
         names=[(name, found["items"]) for name, found in zip(aliases, moves, strict=True)],
-        others=_others(alike["items"], posterior, told),
-        grown=_grown(posterior, told, dataset, job),
+        others=_others(alike["items"], posterior, diagnostics),
+        grown=_grown(posterior, diagnostics, dataset, job),
         actions=_actions(posterior["id"]),
     )
 
@@ -444,23 +448,23 @@ def _safe(named: str) -> str:
     return quote(named, safe="")
 
 
-def _skill(told: Any) -> float | None:
+def _skill(diagnostics: Any) -> float | None:
     """Return the skill score of scenarios compared with the unconditional history."""
-    score, constant = value(told, "calibration", "score"), value(told, "calibration", "constant_score")
+    score, constant = value(diagnostics, "calibration", "score"), value(diagnostics, "calibration", "constant_score")
     return None if score is None or not constant else 1 - score / constant
 
 
-def _grown(posterior: Any, told: Any, dataset: Any, job: Any) -> str:
+def _grown(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> str:
     """Return how to train on newer rows: ``on`` updates, ``again`` starts over, empty without newer rows."""
-    revision = revision_of(posterior, told, job)
+    revision = revision_of(posterior, diagnostics, job)
     if dataset is None or revision is None or dataset["revision"] <= revision:
         return ""
     return "again" if part(posterior, "description", "family") == "chains" else "on"
 
 
-def _others(alike: list[Any], posterior: Any, told: Any) -> list[Any]:
+def _others(alike: list[Any], posterior: Any, diagnostics: Any) -> list[Any]:
     """Return aliases of other posteriors of the problem, with the cost difference if known."""
-    before, more = part(told, "update", "from_posterior"), estimate(told, "update", "difference")
+    before, more = part(diagnostics, "update", "from_posterior"), estimate(diagnostics, "update", "difference")
     return [
         {"alias": name, "names": one, "more": more if one["id"] == before else None}
         for one in alike

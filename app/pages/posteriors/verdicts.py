@@ -35,19 +35,19 @@ def margin(found: EstimateView) -> str:
     return "" if found.margin is None else f" ± {number(found.margin, 2)}"
 
 
-def verdict_sentences(told: Json, problem: Json) -> list[VerdictView]:
+def verdict_sentences(diagnostics: Json, problem: Json) -> list[VerdictView]:
     """Return sentences on held-out cost, comparisons, calibration and constraints."""
     asked = required_feasibility(problem)
     constant, regression = "one constant decision", "plain regression with its residuals"
     said = [
-        _cost(told),
-        _compared_with(told, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
-        _compared_with(told, "regression_cost", "gain_over_regression", regression, asked is not None),
-        _promise(told),
-        None if asked is None else _constraints(told, asked),
+        _cost(diagnostics),
+        _compared_with(diagnostics, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
+        _compared_with(diagnostics, "regression_cost", "gain_over_regression", regression, asked is not None),
+        _promise(diagnostics),
+        None if asked is None else _constraints(diagnostics, asked),
         # Policies that meet constraints less often are cheaper.
-        _policy(told) if asked is None else None,
-        _update(told),
+        _policy(diagnostics) if asked is None else None,
+        _update(diagnostics),
     ]
     return [VerdictView(_no_breaks(one.text), one.tone) for one in said if one is not None]
 
@@ -57,41 +57,41 @@ def _no_breaks(text: Markup) -> Markup:
     return text.replace(" %", "\u00a0%").replace(" ±", "\u00a0±").replace("± ", "±\u00a0")
 
 
-def key_figures(told: Json) -> list[FigureView]:
+def key_figures(diagnostics: Json) -> list[FigureView]:
     """Return the key figures behind the verdict."""
     found = []
     for name, of in (
-        ("cost per decision", estimate(told, "judged_cost")),
-        ("one constant decision", estimate(told, "constant_decision_cost")),
-        ("plain regression", estimate(told, "regression_cost")),
-        ("expected cost", estimate(told, "promise", "expected")),
+        ("cost per decision", estimate(diagnostics, "judged_cost")),
+        ("one constant decision", estimate(diagnostics, "constant_decision_cost")),
+        ("plain regression", estimate(diagnostics, "regression_cost")),
+        ("expected cost", estimate(diagnostics, "promise", "expected")),
     ):
         if of is not None:
             found.append(FigureView(name, number(of.mean, 3), margin(of)))
-    covered = value(told, "calibration", "coverage", "0.9")
+    covered = value(diagnostics, "calibration", "coverage", "0.9")
     if covered is not None:
         found.append(FigureView("coverage of the 90 % range", percent(covered)))
     return found
 
 
-def _cost(told: Json) -> VerdictView | None:
-    found = estimate(told, "judged_cost")
+def _cost(diagnostics: Json) -> VerdictView | None:
+    found = estimate(diagnostics, "judged_cost")
     if found is None:
         return VerdictView(Markup("The cost of its decisions on held-out rows is unknown."), "warn")
-    if part(told, "forward") is not None:
+    if part(diagnostics, "forward") is not None:
         rows = term("forward", "later rows, by models trained on earlier rows")
     else:
         rows = term("held-out", "held-out rows")
-    count = value(told, "held_out_rows")
+    count = value(diagnostics, "held_out_rows")
     many = Markup("") if not count else Markup("{} ").format(number(count, 9))
     text = Markup("A decision costs <b>{}{}</b> on average on {}{}.")
     return VerdictView(text.format(number(found.mean), margin(found), many, rows))
 
 
-def _compared_with(told: Json, cost: str, gain: str, what: str, constrained: bool) -> VerdictView | None:
+def _compared_with(diagnostics: Json, cost: str, gain: str, what: str, constrained: bool) -> VerdictView | None:
     """Compare the cost with another rule, paired by row. Where constraints are uncertain, the other rule may be cheaper
     because it does not meet them."""
-    of, more = estimate(told, cost), estimate(told, gain)
+    of, more = estimate(diagnostics, cost), estimate(diagnostics, gain)
     if of is None or more is None:
         return None
     part_of_it = abs(more.mean) / of.mean if of.mean > 0 else None
@@ -104,27 +104,27 @@ def _compared_with(told: Json, cost: str, gain: str, what: str, constrained: boo
     return VerdictView(text.format(what, number(of.mean), rules, verb, size, word, more.chance), tone)
 
 
-def _promise(told: Json) -> VerdictView | None:
-    expected, realised = estimate(told, "promise", "expected"), estimate(told, "promise", "realised")
-    warning = str(part(told, "promise_warning") or "")
+def _promise(diagnostics: Json) -> VerdictView | None:
+    expected, realised = estimate(diagnostics, "promise", "expected"), estimate(diagnostics, "promise", "realised")
+    warning = str(part(diagnostics, "promise_warning") or "")
     if warning:
         return VerdictView(Markup("<b>Costs differed from expectations:</b> {}.").format(warning), "warn")
     if expected is None or realised is None:
         return None
-    covered = value(told, "calibration", "coverage", "0.9")
+    covered = value(diagnostics, "calibration", "coverage", "0.9")
     ranges = "" if covered is None else f", and 90 % ranges covered {percent(covered)} of outcomes"
     if expected.mean <= 0:
-        told_cost = f"decisions cost {number(realised.mean, 3)}; {number(expected.mean, 3)} was expected"
+        cost_text = f"decisions cost {number(realised.mean, 3)}; {number(expected.mean, 3)} was expected"
     else:
-        told_cost = off_by(realised.mean / expected.mean, _ratio_error(told))
+        cost_text = off_by(realised.mean / expected.mean, _ratio_error(diagnostics))
     # Drift in some period is explained by the reason.
-    whole = " overall" if "drift" in str(part(told, "reason")) else ""
-    return VerdictView(Markup("<b>Costs were as expected{}:</b> {}{}.").format(whole, told_cost, ranges), "ok")
+    whole = " overall" if "drift" in str(part(diagnostics, "reason")) else ""
+    return VerdictView(Markup("<b>Costs were as expected{}:</b> {}{}.").format(whole, cost_text, ranges), "ok")
 
 
-def _ratio_error(told: Json) -> float | None:
+def _ratio_error(diagnostics: Json) -> float | None:
     """Return the standard error of realised ÷ expected cost; the diagnostics have that of the inverse ratio."""
-    ratio, error = value(told, "promise", "ratio"), value(told, "promise", "standard_error")
+    ratio, error = value(diagnostics, "promise", "ratio"), value(diagnostics, "promise", "standard_error")
     return None if not ratio or error is None else error / ratio**2
 
 
@@ -145,20 +145,20 @@ def required_feasibility(problem: Json) -> float | None:
     return 0.95 if given is None else given
 
 
-def _constraints(told: Json, asked: float) -> VerdictView | None:
-    kept = value(told, "held_out_feasibility")
+def _constraints(diagnostics: Json, asked: float) -> VerdictView | None:
+    kept = value(diagnostics, "held_out_feasibility")
     if kept is None:
         return None
     text = Markup("Constraints were met on <b>{}</b> of held-out rows; {} is required.")
     return VerdictView(text.format(percent(kept, 1), percent(asked)), "ok" if kept >= asked else "warn")
 
 
-def _policy(told: Json) -> VerdictView | None:
+def _policy(diagnostics: Json) -> VerdictView | None:
     """Warn if another policy is clearly cheaper on held-out rows."""
-    table = {str(line.get("policy")): line for line in lines(told, "policies")}
-    policy = str(part(told, "policy"))
+    table = {str(line.get("policy")): line for line in lines(diagnostics, "policies")}
+    policy = str(part(diagnostics, "policy"))
     best = next((name for name, line in table.items() if line.get("chosen")), policy)
-    mine, other = value(told, "held_out_cost", policy, "mean"), value(table.get(best), "cost", "mean")
+    mine, other = value(diagnostics, "held_out_cost", policy, "mean"), value(table.get(best), "cost", "mean")
     # Both are compared with the same default, row by row.
     more, less = estimate(table.get(policy), "against_default"), estimate(table.get(best), "against_default")
     if mine is None or other is None or more is None or less is None or more.low is None or less.high is None:
@@ -169,9 +169,9 @@ def _policy(told: Json) -> VerdictView | None:
     return VerdictView(text.format(term("policy"), policy, best, number(other, 3), number(mine, 3)), "warn")
 
 
-def _update(told: Json) -> VerdictView | None:
+def _update(diagnostics: Json) -> VerdictView | None:
     """Compare the cost with the posterior that this one updates."""
-    more, rows = estimate(told, "update", "difference"), value(told, "update", "compared_rows")
+    more, rows = estimate(diagnostics, "update", "difference"), value(diagnostics, "update", "compared_rows")
     if more is None or rows is None:
         return None
     word = "more" if more.mean > 0 else "less"
@@ -181,9 +181,9 @@ def _update(told: Json) -> VerdictView | None:
     return VerdictView(text.format(size, margin(more), word, number(rows), more.chance), tone)
 
 
-def coverage_text(told: Json) -> str:
+def coverage_text(diagnostics: Json) -> str:
     """Describe the calibration of the predicted ranges."""
-    pit, rows = part(told, "calibration", "pit"), value(told, "calibration", "rows")
+    pit, rows = part(diagnostics, "calibration", "pit"), value(diagnostics, "calibration", "rows")
     if not isinstance(pit, list) or len(pit) < 4 or not rows or any(not isinstance(one, int | float) for one in pit):
         return ""
     ends, below = pit[0] + pit[-1], sum(pit[: len(pit) // 2])
@@ -199,6 +199,6 @@ def coverage_text(told: Json) -> str:
     return "Ranges are well calibrated."
 
 
-def quality_reason(told: Json) -> str:
-    found = sentence(str(part(told, "reason") or ""))
+def quality_reason(diagnostics: Json) -> str:
+    found = sentence(str(part(diagnostics, "reason") or ""))
     return found if not found or found.endswith(".") else f"{found}."
