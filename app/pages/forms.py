@@ -23,6 +23,8 @@ FIELD, HEADER = "csrf", "x-csrf-token"
 # Enough for a pasted table or a model as text.
 _MOST_TEXT = 16_000_000
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,3})?")
+# 1,200 may mean 1200 or 1.2.
+_AMBIGUOUS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 
 
 def browser_token(request: Request) -> str:
@@ -62,11 +64,11 @@ def text(form: FormData, name: str) -> str:
 
 
 def parse_number(text: str) -> int | float | str:
-    """Return the number that was typed, with a point or a comma for decimals; text that is no number stays text, for
-    the API to refuse at its place."""
+    """Return the number that was typed, with a point or a comma for decimals; text that is no number, or an
+    ambiguous one such as 1,200, stays text, for the API to refuse at its place."""
     text = text.strip()
     plain = text.replace("−", "-").replace("\N{NO-BREAK SPACE}", "")
-    if not _NUMBER.fullmatch(plain):
+    if not _NUMBER.fullmatch(plain) or _AMBIGUOUS.fullmatch(plain):
         return text
     value = float(plain.replace(",", "."))
     if not math.isfinite(value):

@@ -98,7 +98,7 @@ def test_a_backtest_is_asked_for_watched_and_read(
 def read_closely(page: Page) -> None:
     """Choose what is drawn, point at it, search a series, and take the file."""
     page.get_by_label("Cumulative difference from").select_option("constant")
-    expect(page.locator("#over-time figcaption").first).to_contain_text("less the best constant decision, summed up")
+    expect(page.locator("#over-time figcaption").first).to_contain_text("minus the best constant decision")
     expect(page).to_have_url(re.compile("against=constant"))
     page.locator("#over-time .u-over").first.hover()
     expect(page.locator("#over-time .hover").first).to_contain_text("cumulative difference")

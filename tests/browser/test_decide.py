@@ -64,7 +64,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
-    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    expect(page.locator("[data-verdict]")).to_contain_text("than the recommended decision")
     expect(mine).not_to_have_value(ours)
     by_handle = cost.inner_text()
     # By the line in the chart, with the mouse.
@@ -90,7 +90,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     loaves.fill("many")
     expect(page.locator("#judged").get_by_role("alert")).to_be_visible()
     page.get_by_role("button", name="Reset").click()
-    expect(page.locator("[data-verdict]")).to_have_text("It costs the same as ours.")
+    expect(page.locator("[data-verdict]")).to_have_text("It costs the same as the recommended decision.")
     expect(mine).to_have_value(ours)
 
 
@@ -217,7 +217,7 @@ def test_it_works_without_scripts(posterior: str, new_context: Callable[..., Bro
     expect(page.get_by_role("link", name="see the entry")).to_be_visible()
     page.get_by_role("textbox", name="croissants").fill("100")
     page.get_by_role("button", name="Show the cost").click()
-    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    expect(page.locator("[data-verdict]")).to_contain_text("than the recommended decision")
     page.go_back()
     page.get_by_role("link", name="Explain this decision").click()
     expect(page.get_by_role("heading", name="Drivers of the prediction")).to_be_visible()

@@ -40,7 +40,7 @@ def test_a_table_of_items_is_checked_while_it_is_filled_in(page: Page) -> None:
     rows = page.locator("#items tr")
     cost = rows.first.locator("input[name=few]")
     cost.fill("-1")
-    expect(check).to_contain_text("Not yet")
+    expect(check).to_contain_text("Not complete yet")
     expect(check).to_contain_text("items › 1 › underage cost")
     cost.fill("2")
     expect(check).to_contain_text("Valid")

@@ -123,7 +123,7 @@ def test_from_an_empty_workspace_to_a_decision(someone: Callable[..., Page], loc
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
-    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    expect(page.locator("[data-verdict]")).to_contain_text("than the recommended decision")
     looked_at(page, "decide-series")
     page.get_by_role("button", name="Decide", exact=True).click()
     page.get_by_role("link", name="see the entry").click()

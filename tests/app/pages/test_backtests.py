@@ -79,7 +79,7 @@ def test_the_form_proposes_what_was_learned_last_and_says_how_to_ask_by_api(
         assert re.search(rf'name="baselines" value="{name}" checked', page.text)
     assert "curl" in page.text
     about = look(browser, f"/backtests/new?posterior={posterior['id']}&how=like")
-    assert "Learn anew as “shops” was" in words(about)
+    assert "Train like “shops”" in words(about)
     assert '"name": "shops"' in html.unescape(about.text)
     assert "Existing posteriors" in words(about)
 
@@ -206,7 +206,7 @@ def test_a_backtest_that_runs_is_followed_and_can_be_cancelled_and_run_again(
     with transaction() as session:
         failed = {"state": "failed", "error": "it took too long"}
         session.execute(sa.update(JobRow).where(JobRow.id == made["id"]).values(failed))
-    assert "It has failed. It took too long" in words(look(browser, f"/backtests/{made['id']}"))
+    assert "The backtest failed. It took too long" in words(look(browser, f"/backtests/{made['id']}"))
 
 
 def test_another_kind_of_job_is_shown_where_jobs_are(browser: TestClient, client: TestClient) -> None:
@@ -257,7 +257,7 @@ def test_the_drawn_sum_and_its_band_are_those_of_the_file(
     browser: TestClient, client: TestClient, job: Json, other: str
 ) -> None:
     page = look(browser, f"/backtests/{job['id']}?against={other}")
-    drawn = next(chart for title, chart in charts(page).items() if title.endswith("summed up"))
+    drawn = next(chart for title, chart in charts(page).items() if title.startswith("Cumulative cost"))
     line = next(one for one in drawn["series"] if one["name"] == "cumulative difference")
     band = next(one for one in drawn["series"] if one["style"] == "band")
     days, blocks, values = by_the_file(client, job, other)
@@ -277,7 +277,7 @@ def test_readers_choose_what_is_drawn(browser: TestClient, job: Json) -> None:
     drawn = charts(page)
     names = [one["name"] for one in drawn["Cost per row over time"]["series"]]
     assert names == ["ours (quick)", "the best decision over the last eight of the same season"]
-    assert any("less the best decision over the last eight" in title for title in drawn)
+    assert any("minus the best decision over the last eight" in title for title in drawn)
     over = job["summary"]["over_time"]
     assert drawn["Cost per row over time"]["series"][0]["values"] == [line["cost"]["quick"] for line in over]
     # what is not there changes nothing
@@ -303,7 +303,7 @@ def test_rows_without_time_are_summed_up_in_their_order(browser: TestClient, cli
     assert "The data has no time column" in words(page)
     drawn = charts(page)
     assert "Cost per row over time" not in drawn
-    summed = next(chart for title, chart in drawn.items() if title.endswith("summed up"))
+    summed = next(chart for title, chart in drawn.items() if title.startswith("Cumulative cost"))
     assert (summed["time"], summed["x"][-1]) == (False, 59)
 
 

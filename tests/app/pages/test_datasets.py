@@ -145,7 +145,7 @@ def test_outcomes_of_a_problem_are_suggested(client: TestClient) -> None:
     spec = {"kind": "newsvendor", "items": [{"name": "stocked", "underage_cost": 2, "overage_cost": 1}]}
     problem = create_problem(client, spec=spec)
     page = looked_at(client, f"/datasets/new?problem={problem['id']}")
-    assert "needs this column of outcomes: <b>stocked</b>" in page
+    assert "needs this outcome column: <b>stocked</b>" in page
     assert uses(previewed(client, shops(), problem=problem["id"]).text)["stocked"] == "outcome"
     looked_at(client, "/datasets/new?problem=prob_nothing", 404)
 
@@ -302,7 +302,7 @@ def test_the_call_follows_what_is_chosen(client: TestClient) -> None:
 
 def test_keeping_without_having_looked_is_refused(client: TestClient) -> None:
     answer = sent(client, "/datasets/new", {"csrf": token(client), "columns": "oh"}, ("a.csv", shops()), **PART)
-    assert (answer.status_code, "looked at" in answer.text) == (422, True)
+    assert (answer.status_code, "wait for the preview" in answer.text) == (422, True)
     answer = sent(client, "/datasets/new", {"csrf": token(client)}, **PART)
     assert (answer.status_code, "Choose a file first" in answer.text) == (422, True)
 
@@ -313,12 +313,12 @@ def test_keeping_without_having_looked_is_refused(client: TestClient) -> None:
 def test_a_data_set_says_what_it_is(client: TestClient) -> None:
     dataset = history(client)
     page = looked_at(client, f"/datasets/{dataset['id']}")
-    verdict = "168 rows of 2 series (by shop), each day from 2024-01-01 to 2024-03-30. A decision is made 1 day ahead."
+    verdict = "168 rows of 2 series (by shop), each day from 2024-01-01 to 2024-03-30. You decide 1 day ahead."
     assert verdict in page
     for warning in dataset["warnings"]:
         assert warning[1:] in html.unescape(page)
     assert "sold over time" in page
-    assert "No rows of 2 series after 2024-02-09 and before 2024-02-16: 6 days." in page
+    assert "No rows of 2 series between 2024-02-09 and 2024-02-16: 6 days." in page
     assert page.count('class="histogram"') == 5
     assert f'href="/jobs/new?dataset={dataset["id"]}"' in page
     assert f'href="/backtests/new?dataset={dataset["id"]}"' in page
@@ -367,7 +367,7 @@ def test_periods_and_long_histories(client: TestClient) -> None:
 
 
 def test_large_data_are_drawn_after_the_page_is_there(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.pages.datasets.page._DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr("app.pages.datasets._DRAWN_AT_ONCE", 100)
     dataset = history(client)
     page = looked_at(client, f"/datasets/{dataset['id']}?series=north")
     (address,) = re.findall(r'hx-get="(/datasets/[^"]+/drawn[^"]*)"', page)

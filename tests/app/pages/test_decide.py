@@ -272,10 +272,10 @@ def test_our_own_decision_costs_what_ours_costs(client: TestClient, browser: Tes
     ours = answer_of(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
     entries = entries_of(ours, limits_of(posterior["problem"]))
     page = mine(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
-    assert "It costs the same as ours" in page
+    assert "It costs the same as the recommended decision" in page
     # What a form leaves out is ours.
     fewer = mine(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].written}).text
-    assert "It costs the same as ours" in fewer
+    assert "It costs the same as the recommended decision" in fewer
 
 
 def test_the_rest_can_be_chosen_anew(client: TestClient, browser: TestClient, posterior: Json) -> None:
@@ -310,7 +310,7 @@ def test_the_curve_is_what_the_api_says_of_each_amount(
     ours = told["ours"]["decision"]["loaves"]
     assert data["x"] == sorted(data["x"])
     assert ours in data["x"]
-    assert data["marks"][0] == {"x": ours, "text": "ours", "until": None, "colour": 2}
+    assert data["marks"][0] == {"x": ours, "text": "recommended", "until": None, "colour": 2}
 
 
 def test_other_policies_are_compared_over_the_same_scenarios(
@@ -353,7 +353,7 @@ def test_a_date_is_the_first_that_is_not_known_yet_and_keys_are_chosen(
     address = f"/posteriors/{shops['id']}/decide"
     page = browser.get(address).text
     assert 'type="date" value="2024-04-02"' in page
-    assert "The history ends with 2024-03-30; decisions are made 3 days ahead." in page
+    assert "The history ends at 2024-03-30; you decide 3 days ahead." in page
     assert "<option selected>south</option>" in page
     context = {"day": "2024-04-01", "shop": "north", "promotion": 1}
     told = answer_of(client, shops, "prescribe", contexts=[context])["prescriptions"][0]

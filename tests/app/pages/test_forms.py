@@ -23,6 +23,6 @@ def test_a_number_has_a_point_or_a_comma_for_decimals(typed: str, number: float)
     assert parse_number(typed) == number
 
 
-@pytest.mark.parametrize("typed", ["", "x", "1.234,5", "nan", "inf", "1e999", "1_000", "about 3"])
+@pytest.mark.parametrize("typed", ["", "x", "1.234,5", "1,200", "nan", "inf", "1e999", "1_000", "about 3"])
 def test_text_that_is_no_number_stays_text(typed: str) -> None:
     assert parse_number(f" {typed} ") == typed

@@ -22,7 +22,7 @@ def cancel_all(client: TestClient) -> None:
 def test_who_has_nothing_is_taught_in_four_steps_and_shown_the_demo(browser: TestClient) -> None:
     page = look(browser, "/")
     said = words(page)
-    for step in ("Four steps", "Data", "Problem", "Learn", "Decide"):
+    for step in ("Four steps", "Data", "Problem", "Train", "Decide"):
         assert step in said
     for address in ("/datasets/new", "/problems/new", "/jobs/new"):
         assert f'href="{address}"' in page.text

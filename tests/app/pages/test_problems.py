@@ -64,7 +64,7 @@ def test_every_kind_is_shown_as_a_model_with_its_numbers(client: TestClient, bro
     assert page.status_code == 200
     shown = words(page)
     assert "minimise" in shown or "maximise" in shown
-    assert "so that" in shown
+    assert "subject to" in shown
     assert f"<b>{name}</b>" not in page.text
     assert all(outcome in shown for outcome in made["outcomes"][:12])
     assert ("As MPS" in shown) == KINDS[name].linear
@@ -102,10 +102,10 @@ def newsvendor(**changes: Any) -> Json:
         (newsvendor(), "E [ Σ j u j ( y j − z j ) + + o j ( z j − y j ) + ]"),
         (newsvendor(item={"stock": 4}), "u j ( y j − s j − z j ) +"),
         (newsvendor(item={"pack_size": 6}), "in packs: rolls of 6"),
-        (newsvendor(item={"integer": True}), "whole numbers: rolls"),
+        (newsvendor(item={"integer": True}), "integers: rolls"),
         (newsvendor(item={"maximum_order": 9}), "0 ≤ z j ≤ h j"),
         (newsvendor(item={"minimum_service_level": 0.9}), "P [ y j ≤ z j ] ≥ α j"),
-        (newsvendor(minimum_service_level=0.975), "97.5 % of all demand is expected to be met"),
+        (newsvendor(minimum_service_level=0.975), "97.5 % of total demand met on average"),
         (
             newsvendor(decision_rows=[{"coefficients": {"rolls": 1, "buns": -2.5}, "sense": "<=", "limit": 1360}]),
             "rolls − 2.5 buns ≤ 1,360 row 1",
@@ -150,7 +150,7 @@ def test_large_models_are_abbreviated(client: TestClient, browser: TestClient) -
     page = browser.get(f"/problems/{made['id']}")
     shown = words(page)
     assert "(52 more)" in shown
-    assert "… and 49 more rules" in shown
+    assert "… and 49 more constraints" in shown
     assert "≥ demand meet" in shown
     assert "60 things at once" in shown
     assert len(page.content) < 60_000
@@ -174,7 +174,7 @@ def test_a_problem_shows_data_that_fit_and_what_was_learned(client: TestClient, 
     made = learned(client, name="learned from days")
     create_dataset(client, name="other outcomes", outcomes=["temperature"], contexts=["weekday"])
     shown = words(browser.get(f"/problems/{made['problem_id']}"))
-    fitting = shown[shown.index("Matching data sets") : shown.index("Posteriors")]
+    fitting = shown[shown.index("Matching data sets") : shown.rindex("Posteriors")]
     assert "days" in fitting
     assert "other outcomes" not in fitting
     assert "learned from days" in shown
@@ -267,7 +267,7 @@ def test_text_that_is_no_json_yet_says_where(browser: TestClient) -> None:
     for address, status in (("/problems/check", 200), ("/problems/new", 422)):
         page = send(browser, address, fields, at=at)
         assert page.status_code == status
-        assert "Invalid JSON: line 3, column 3" in words(page)
+        assert "Invalid JSON at line 3, column 3" in words(page)
     assert "oops" in page.text
     assert "The JSON must be an object" in words(send(browser, "/problems/check", fields | {"spec": "[1]"}, at=at))
     assert parse_json('{"a": NaN}')[1] == "Invalid JSON: NaN is no number of JSON."
@@ -280,7 +280,7 @@ def test_a_check_says_the_apis_sentence_with_its_place_and_line(browser: TestCli
     fields = {"kind": "linear", "name": "x", "spec": text}
     shown = words(send(browser, "/problems/check", fields, at="/problems/new?kind=linear"))
     line = text[: text.index("wheat stolen")].count("\n") + 1
-    assert "Not yet" in shown
+    assert "Not complete yet" in shown
     assert "rows › 2" in shown
     assert f"line {line}" in shown or f"line {line - 3}" in shown
     made = send(browser, "/problems/new", fields, at="/problems/new?kind=linear")
