@@ -78,7 +78,7 @@ class DatasetUpload(Request):
         description="outcome columns, separated by commas; a name that holds a comma stands in quotes",
         examples=["croissants,loaves"],
     )
-    contexts: str = Field("", description="context columns; empty for all others, a comma alone for none")
+    contexts: str = Field("", description="context columns; empty for all others, [] for none")
     categorical: str = Field("", description="contexts to treat as categories although they hold numbers")
     time: str = Field("", description=TIME)
     series: str = Field("", description=SERIES + "; separated by commas")
