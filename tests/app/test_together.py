@@ -28,7 +28,7 @@ from bco_core.policies import POLICIES
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, predictor={"kind": "skip_mlp", "hidden": [9]}, posterior=QUICK | {"particles": 60})
+    return learned(client, seed=4, predictor={"kind": "skip_mlp", "hidden": [9]}, inference=QUICK | {"particles": 60})
 
 
 def path(posterior: Json) -> str:

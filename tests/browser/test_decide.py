@@ -15,7 +15,7 @@ from screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
 from app.demo import bakery_rows, example_problem
 
-QUICK = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 5}}
+QUICK = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "epochs": 5}}
 SATURDAY = {"weekday": "SAT", "temperature": "21.5", "rain": "0", "promotion": "1", "holiday": "0"}
 
 
