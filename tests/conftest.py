@@ -74,7 +74,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep how long the whole tier took: ``make stats`` shows it."""
     config = session.config
-    if hasattr(config, "workerinput") or config.args != [str(TESTS)] and config.args != ["tests"]:
+    if hasattr(config, "workerinput") or (config.args != [str(TESTS)] and config.args != ["tests"]):
         return
     tier = "test-all" if config.getoption("--all") else "test"
     path = config.rootpath / "var" / "test-seconds.json"

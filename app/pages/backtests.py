@@ -26,7 +26,7 @@ AUTO, QUICK, LIKE, EXISTING = "auto", "quick", "like", "existing"
 QUICK_OPTIONS: dict[str, Any] = {
     "name": "quick",
     "predictor": {"kind": "linear"},
-    "posterior": {"method": "vi", "epochs": 30},
+    "inference": {"method": "vi", "epochs": 30},
 }
 # Names and descriptions of the rules.
 BASELINES = {
@@ -41,7 +41,7 @@ BASELINES = {
     "kernel": ("Similar days weigh more", "the best decision for the history, weighted by similarity"),
     "ieo": ("Trained for cost", "models trained on decision cost, without hedging; slowest"),
 }
-_DONE = re.compile(r"done\.(.+)")
+_ACTUAL_FIELD = re.compile(r"actual_decision\.(.+)")
 
 
 @dataclass
@@ -55,7 +55,7 @@ class BacktestForm:
     how: str = AUTO
     posteriors: list[str] = field(default_factory=list)
     baselines: list[str] = field(default_factory=lambda: list(BASELINES))
-    done: dict[str, str] = field(default_factory=dict)
+    actual_decision: dict[str, str] = field(default_factory=dict)
     splits: str = "4"
     judged: str = ""
     seed: str = "0"
@@ -71,7 +71,9 @@ class BacktestForm:
         typed.posteriors = [str(one) for one in given.getlist("posteriors")]
         if "sent" in plain:
             typed.baselines = [name for name in BASELINES if name in given.getlist("baselines")]
-        typed.done = {found[1]: value for key, value in plain.items() if (found := _DONE.fullmatch(key))}
+        typed.actual_decision = {
+            found[1]: value for key, value in plain.items() if (found := _ACTUAL_FIELD.fullmatch(key))
+        }
         return typed
 
 
@@ -80,17 +82,17 @@ def request_of(typed: BacktestForm, has_time: bool, like: Mapping[str, Any] | No
     body: dict[str, Any] = {"kind": "backtest", "problem_id": typed.problem, "dataset_id": typed.dataset}
     if typed.name:
         body["name"] = typed.name
-    done = {name: column for name, column in typed.done.items() if column}
+    actual = {name: column for name, column in typed.actual_decision.items() if column}
     if typed.how == EXISTING:
-        return body | {"posteriors": typed.posteriors} | ({"done": done} if done else {}) | _seed(typed)
+        return body | {"posteriors": typed.posteriors} | ({"actual_decision": actual} if actual else {}) | _seed(typed)
     if typed.how == QUICK:
         body["ours"] = [QUICK_OPTIONS]
     elif typed.how == LIKE and like is not None:
         body |= like
     if len(typed.baselines) < len(BASELINES):
         body["baselines"] = typed.baselines
-    if done:
-        body["done"] = done
+    if actual:
+        body["actual_decision"] = actual
     body["splits"] = parse_number(typed.splits)
     if has_time and typed.judged:
         share = parse_number(typed.judged)
@@ -106,7 +108,7 @@ def _seed(typed: BacktestForm) -> dict[str, Any]:
 def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that retrain a posterior in a backtest, from its job's specification."""
     ours: dict[str, Any] = {"name": name}
-    for part in ("predictor", "posterior"):
+    for part in ("predictor", "inference"):
         ours[part] = {key: value for key, value in spec.get(part, {}).items() if value is not None}
     if spec.get("policy") is not None:
         ours["policy"] = spec["policy"]
@@ -114,13 +116,13 @@ def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"ours": [ours]} | ({} if features == "auto" else {"features": features})
 
 
-def propose_columns(decisions: list[str], columns: list[str], done: Mapping[str, str]) -> dict[str, str]:
+def propose_columns(decisions: list[str], columns: list[str], actual: Mapping[str, str]) -> dict[str, str]:
     """Choose the column of each actual decision: as typed, the column of that name, or the only one."""
     only = columns[0] if len(columns) == len(decisions) == 1 else ""
-    return {name: done.get(name, name if name in columns else only) for name in decisions}
+    return {name: actual.get(name, name if name in columns else only) for name in decisions}
 
 
-DONE = "done"
+ACTUAL_DECISION = "actual_decision"
 # Above FEW_SERIES, the ENDS best and worst series are shown first.
 FEW_SERIES, ENDS = 20, 10
 # More lines cannot be told apart in one chart.
@@ -271,9 +273,9 @@ class BacktestView:
         chosen = [name for name in self._policies if name in self.show]
         if chosen:
             return chosen[:MOST_LINES]
-        rest = [name for name in self.others if name != DONE and self.mean(name) is not None]
+        rest = [name for name in self.others if name != ACTUAL_DECISION and self.mean(name) is not None]
         cheapest = min(rest, key=lambda name: self.mean(name) or 0.0, default=None)
-        return [name for name in self._policies if name in (self.candidate, DONE, cheapest)]
+        return [name for name in self._policies if name in (self.candidate, ACTUAL_DECISION, cheapest)]
 
     @cached_property
     def costs(self) -> Chart | None:
@@ -349,7 +351,7 @@ def repeat_call(job: Json) -> Call:
             body["features"] = (
                 _drop_defaults(spec["features"]) if isinstance(spec["features"], dict) else spec["features"]
             )
-    body |= {name: spec[name] for name in ("done", "seed") if spec[name]}
+    body |= {name: spec[name] for name in ("actual_decision", "seed") if spec[name]}
     return Call("POST", "/v1/jobs", body)
 
 
@@ -428,7 +430,7 @@ async def _render_form(request: Request, api: Api, typed: BacktestForm, refusal:
         await _propose(api, typed, datasets["items"], problems["items"])
     there = await _get_chosen(api, typed)
     decisions = [] if there["problem"] is None else there["problem"]["decisions"]
-    typed.done = propose_columns(decisions, there["decision_columns"], typed.done)
+    typed.actual_decision = propose_columns(decisions, there["decision_columns"], typed.actual_decision)
     body = request_of(typed, there["has_time"], there["like"])
     return render(
         request,

@@ -288,6 +288,8 @@ MISSING = {
     "impute": "fill in numbers",
 }
 UNSEEN = {"reject": "reject them", "other": "group them as “other”"}
+# An empty list of names in the upload form.
+NO_NAMES = "[]"
 # Form fields that show their own errors.
 FIELDS = ("name", "lead", "missing", "unseen", "sheet")
 _LONGEST_NAME = 200
@@ -408,7 +410,7 @@ class ColumnChoices:
     @staticmethod
     def of(form: FormData) -> ColumnChoices:
         try:
-            listed = json.loads(forms.text(form, "columns") or "[]")
+            listed = json.loads(forms.text(form, "columns") or NO_NAMES)
         except ValueError:
             listed = []
         names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
@@ -429,9 +431,9 @@ class ColumnChoices:
         contexts = join_names(self.used("context", "category"))
         return {
             "name": self.others["name"] or _default_name(filename),
-            # A comma alone means none; the API then says that too few are chosen.
-            "outcomes": join_names(self.used("outcome")) or ",",
-            "contexts": contexts or ",",
+            # Without outcomes the API says that too few are chosen.
+            "outcomes": join_names(self.used("outcome")) or NO_NAMES,
+            "contexts": contexts or NO_NAMES,
             "categorical": join_names(self.used("category")),
             "time": "".join(times),
             "series": join_names(self.used("series")),
@@ -453,10 +455,10 @@ def _call(filename: str, chosen: ColumnChoices) -> Call | None:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names with commas, quoting names that contain commas."""
+    """Join names with commas, quoting names that contain commas or read as no names."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)
-    return line.getvalue()
+    return f'"{NO_NAMES}"' if line.getvalue() == NO_NAMES else line.getvalue()
 
 
 _A_PAGE, _FIRST_ROWS, _USES = 25, 15, 10

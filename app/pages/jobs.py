@@ -64,7 +64,7 @@ PLACES = {
     "name": ("#/name",),
     "problem_id": ("#/problem_id",),
     "dataset_id": ("#/dataset_id",),
-    "method": ("#/posterior/method",),
+    "method": ("#/inference/method",),
     "predictor": ("#/predictor", "#/predictor/kind", "#/predictor/hidden"),
     "seed": ("#/seed",),
     "features": ("#/features",),
@@ -102,7 +102,7 @@ def _job_form(given: dict[str, str]) -> JobFormView:
         del body["name"]
     options = _options(given["options"], "options", wrong)
     if given["method"] != "auto" or options:
-        body["posterior"] = {"method": given["method"]} | options
+        body["inference"] = {"method": given["method"]} | options
     if given["predictor"] != "auto":
         body["predictor"] = {"kind": given["predictor"]}
     if given["features"] == "own":
@@ -454,7 +454,7 @@ async def _posterior_of(api: Api, job: dict[str, Any]) -> dict[str, Any] | None:
 def _charts(job: dict[str, Any], lines: list[dict[str, Any]], posterior: dict[str, Any] | None) -> list[Any]:
     if job["kind"] != "learn":
         return []
-    method = (job["spec"].get("posterior") or {}).get("method", "auto")
+    method = (job["spec"].get("inference") or {}).get("method", "auto")
     charts = training_charts(log_figures(lines), None if posterior is None else posterior["diagnostics"], method)
     # Jobs that ended before the first figures have no charts.
     return charts if job["state"] in UNFINISHED or any(chart.x for chart in charts) else []

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import httpx
 from fastapi import APIRouter, Request, Response
 
+from app.db.former_names import logged_answer
 from app.http.security import Reader
 from app.pages import forms
 from app.pages.api_client import Api, ApiRefusal, Call, sentence
@@ -23,7 +24,7 @@ from app.pages.render import render, see_other
 
 # Contexts and columns shown of a long call.
 MOST_ROWS, MOST_COLUMNS = 50, 10
-OUTCOME, ACTUAL = "outcome.", "done."
+OUTCOME, ACTUAL = "outcome.", "actual_decision."
 
 Json = Mapping[str, Any]
 
@@ -59,7 +60,8 @@ class LogEntryView:
         """Other decisions evaluated for the context."""
         if self.record["kind"] != "evaluate":
             return []
-        found: list[Json] = self.record["answer"]["evaluations"][self.index]["alternatives"]
+        answer = logged_answer(self.record["answer"])
+        found: list[Json] = answer["evaluations"][self.index]["alternatives"]
         return found
 
     @property
@@ -168,7 +170,7 @@ class LogEntryView:
         """Return a field's text: as typed or, at first, as recorded."""
         if values is not None:
             return values.get(f"{kind}{name}", "")
-        known = {} if self.outcome is None else self.outcome["outcomes" if kind == OUTCOME else "done"]
+        known = {} if self.outcome is None else self.outcome["outcomes" if kind == OUTCOME else "actual_decision"]
         return "" if known.get(name) is None else _typed(known[name])
 
     @property
@@ -176,7 +178,7 @@ class LogEntryView:
         """A call that records an outcome, with the decision as example numbers."""
         values = {name: _rounded(self.answer["decision"].get(name)) for name in self.decision_names}
         happened = {name: values.get(name, 0) for name in self.outcome_names}
-        body = {"rows": [{"index": self.index, "outcomes": happened, "done": values}]}
+        body = {"rows": [{"index": self.index, "outcomes": happened, "actual_decision": values}]}
         return Call("POST", f"/v1/prescriptions/{self.record['id']}/outcome", body)
 
     @property
@@ -187,7 +189,7 @@ class LogEntryView:
 def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dict[str, Any]:
     """Build the API's request from a form about one context; empty fields are left out."""
     row: dict[str, Any] = {"index": index}
-    for field, prefix in (("outcomes", OUTCOME), ("done", ACTUAL)):
+    for field, prefix in (("outcomes", OUTCOME), ("actual_decision", ACTUAL)):
         numbers = {
             name.removeprefix(prefix): parse_number(text) for name, text in values.items() if name.startswith(prefix)
         }
@@ -209,7 +211,7 @@ def _rounded(value: Any) -> Any:
 
 def pointer_of(kind: str, name: str) -> str:
     """Return the JSON pointer of a field's errors; the request has one row."""
-    field = "outcomes" if kind == OUTCOME else "done"
+    field = "outcomes" if kind == OUTCOME else "actual_decision"
     return f"#/rows/0/{field}/{name.replace('~', '~0').replace('/', '~1')}"
 
 

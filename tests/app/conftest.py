@@ -40,4 +40,3 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield change
     monkeypatch.undo()
     read_settings()
-

@@ -145,7 +145,7 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
         {
             "name": one["name"],
             "words": POLICY_WORDS[one["name"]],
-            "evaluation": one | {"regret": drop_rounding(one["regret"], size)},
+            "evaluation": one | {"extra_cost": drop_rounding(one["extra_cost"], size)},
         }
         for one in found["alternatives"]
     ]

@@ -55,8 +55,8 @@ class WhatIfView:
     @property
     def why_better(self) -> str:
         """Why the planner's decision is clearly better on average; empty if it is not."""
-        regret, error = self.yours["regret"], self.yours["regret_standard_error"]
-        if regret is None or error is None or not regret < -2 * error < 0:
+        extra_cost, error = self.yours["extra_cost"], self.yours["extra_cost_standard_error"]
+        if extra_cost is None or error is None or not extra_cost < -2 * error < 0:
             return ""
         if self.minds_risk:
             return "The recommended decision avoids the worst cases, at a higher mean cost."
@@ -97,15 +97,15 @@ class WhatIfView:
 
 def verdict(yours: Mapping[str, Any], our_cost: float | None, money: Money) -> str:
     """Say whether another decision is better than the recommended one, and how surely."""
-    regret, error = yours["regret"], yours["regret_standard_error"]
-    if regret is None:
+    extra_cost, error = yours["extra_cost"], yours["extra_cost_standard_error"]
+    if extra_cost is None:
         return yours["reason"] or "The cost is unknown: in some scenario no recourse is feasible."
-    if not drop_rounding(regret, abs(our_cost or 0.0)):
+    if not drop_rounding(extra_cost, abs(our_cost or 0.0)):
         return f"It {'brings' if money.is_value else 'costs'} the same as the recommended decision."
     more, less = ("brings {} less", "brings {} more") if money.is_value else ("costs {} more", "costs {} less")
-    amount = (more if regret > 0 else less).format(number(abs(regret)))
+    amount = (more if extra_cost > 0 else less).format(number(abs(extra_cost)))
     margin = f"± {number(2 * error)}" if error is not None else "standard error unknown"
-    if error is not None and abs(regret) <= 2 * error:
+    if error is not None and abs(extra_cost) <= 2 * error:
         return f"No clear difference: on average it {amount} than the recommended decision ({margin})."
     worse = f"{100 * yours['worse_in']:.0f} %" if yours["worse_in"] is not None else "–"
     return f"On average it {amount} than the recommended decision ({margin}); it is worse in {worse} of cases."
