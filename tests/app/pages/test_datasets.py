@@ -302,7 +302,7 @@ def test_the_call_follows_what_is_chosen(client: TestClient) -> None:
 
 def test_keeping_without_having_looked_is_refused(client: TestClient) -> None:
     answer = sent(client, "/datasets/new", {"csrf": token(client), "columns": "oh"}, ("a.csv", shops()), **PART)
-    assert (answer.status_code, "wait for the preview" in answer.text) == (422, True)
+    assert (answer.status_code, "Wait for the preview" in answer.text) == (422, True)
     answer = sent(client, "/datasets/new", {"csrf": token(client)}, **PART)
     assert (answer.status_code, "Choose a file first" in answer.text) == (422, True)
 

@@ -218,7 +218,7 @@ def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: Tes
     assert attempt is not None
     service.fail(job_id, attempt, "the rows were too <strange>")
     page = browser.get(f"/jobs/{job_id}")
-    assert "It failed. The rows were too &lt;strange&gt;." in re.sub(r"</?b>", "", page.text)
+    assert "The job failed. The rows were too &lt;strange&gt;." in re.sub(r"</?b>", "", page.text)
     assert "<strange>" not in page.text
     assert "Run it again" in words(page)
 
@@ -232,7 +232,7 @@ def test_a_job_that_has_learned_leads_on(
     shown = words(page)
     assert "See the posterior" in shown
     assert f"/posteriors/{job['posterior_id']}/decide" in page.text
-    assert "How learning went" in shown
+    assert "Training" in shown
     assert "Cost of decisions" in shown
     assert "Run it again" not in shown
     reason = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["reason"]

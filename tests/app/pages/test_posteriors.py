@@ -297,7 +297,7 @@ def test_no_part_of_the_diagnostics_is_needed(
         for one in tried:
             changed(posterior, one)
             page = opened(browser, f"/posteriors/{posterior['id']}")
-            assert "How learning went" in page
+            assert "Training" in page
         changed(posterior, BARE)
         page = words(opened(browser, f"/posteriors/{posterior['id']}"))
         assert "Too long ago." in page

@@ -67,7 +67,7 @@ def test_every_kind_is_shown_as_a_model_with_its_numbers(client: TestClient, bro
     assert "subject to" in shown
     assert f"<b>{name}</b>" not in page.text
     assert all(outcome in shown for outcome in made["outcomes"][:12])
-    assert ("As MPS" in shown) == KINDS[name].linear
+    assert ("Download MPS" in shown) == KINDS[name].linear
     assert "/jobs/new?problem=" in page.text
     assert f"/datasets/new?problem={made['id']}" in page.text
     assert f"curl -s http://localhost/v1/problems/{made['id']}" in shown
@@ -152,7 +152,7 @@ def test_large_models_are_abbreviated(client: TestClient, browser: TestClient) -
     assert "(52 more)" in shown
     assert "… and 49 more constraints" in shown
     assert "≥ demand meet" in shown
-    assert "60 things at once" in shown
+    assert "60 quantities at once" in shown
     assert len(page.content) < 60_000
 
 
@@ -270,7 +270,7 @@ def test_text_that_is_no_json_yet_says_where(browser: TestClient) -> None:
         assert "Invalid JSON at line 3, column 3" in words(page)
     assert "oops" in page.text
     assert "The JSON must be an object" in words(send(browser, "/problems/check", fields | {"spec": "[1]"}, at=at))
-    assert parse_json('{"a": NaN}')[1] == "Invalid JSON: NaN is no number of JSON."
+    assert parse_json('{"a": NaN}')[1] == "Invalid JSON: NaN is not a JSON number."
 
 
 def test_a_check_says_the_apis_sentence_with_its_place_and_line(browser: TestClient) -> None:
