@@ -143,7 +143,7 @@ def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Ser
     shoot(page, "job-running")
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("was cancelled")).to_be_visible()
-    expect(page.get_by_role("button", name="Run it again")).to_be_visible()
+    expect(page.get_by_role("button", name="Run again")).to_be_visible()
     page.goto("/jobs?state=cancelled")
     expect(page.get_by_role("link", name="a long one")).to_be_visible()
     axe(page)

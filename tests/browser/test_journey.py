@@ -76,7 +76,7 @@ def test_from_an_empty_workspace_to_a_decision(someone: Callable[..., Page], loc
     # The demo takes its time; somebody changes their mind.
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("was cancelled")).to_be_visible(timeout=LONG)
-    expect(page.get_by_role("button", name="Run it again")).to_be_visible()
+    expect(page.get_by_role("button", name="Run again")).to_be_visible()
 
     page.get_by_role("link", name="Data", exact=True).click()
     page.goto("/datasets/new")

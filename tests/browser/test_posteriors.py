@@ -116,8 +116,8 @@ def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: di
     page.get_by_role("button", name="Move read.live here").click()
     expect(page.locator("#names .plain")).to_contain_text("read.live points to this posterior")
     assert service.http.get("/v1/aliases/read.live").json()["posterior_id"] == learned["read of"]
-    page.get_by_text("Moves of read.live").click()
-    expect(page.get_by_role("region", name="Moves of read.live").locator("tbody tr")).to_have_count(2)
+    page.get_by_text("History of read.live").click()
+    expect(page.get_by_role("region", name="History of read.live").locator("tbody tr")).to_have_count(2)
     page.get_by_label("Then").select_option("read.live")
     axe(page)
 

@@ -507,7 +507,7 @@ async def monitoring_part(request: Request, named: str, caller: Reader, attempt:
         if _is_early(one, attempt):
             return _retry_later(request, posterior, "since", attempt)
         refusal = one
-    return render(request, "html", api=api, refusal=refusal, since=found, posterior=posterior)
+    return render(request, "posterior_since.html", api=api, refusal=refusal, since=found, posterior=posterior)
 
 
 def _is_early(refusal: ApiRefusal, attempt: int) -> bool:

@@ -480,7 +480,7 @@ def test_a_pasted_table_is_decided_for_row_by_row(client: TestClient, browser: T
     words = text_of(page.text)
     assert "2 of 4 rows decided" in words
     assert "'weekday' was never seen in the history with this value" in words
-    assert "This line has 3 values, and the first line has 6 names" in words
+    assert "This line has 3 values, but the header has 6 names" in words
     monday = SATURDAY | {"weekday": "MON", "temperature": 4, "rain": 6.5, "promotion": 0}
     for context in (SATURDAY, monday):
         told = answer_of(client, posterior, "prescribe", contexts=[context])["prescriptions"][0]
@@ -518,7 +518,7 @@ def test_a_table_none_of_whose_rows_can_be_used_says_why_for_each(browser: TestC
     ("table", "said"),
     [
         ("", "Paste a header line with the column names"),
-        ("weekday,rain\nSAT,1", "The first line lacks temperature, promotion, holiday"),
+        ("weekday,rain\nSAT,1", "The header lacks temperature, promotion, holiday"),
         ("weekday\n", "Paste a header line with the column names"),
     ],
 )

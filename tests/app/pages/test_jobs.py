@@ -220,7 +220,7 @@ def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: Tes
     page = browser.get(f"/jobs/{job_id}")
     assert "The job failed. The rows were too &lt;strange&gt;." in re.sub(r"</?b>", "", page.text)
     assert "<strange>" not in page.text
-    assert "Run it again" in words(page)
+    assert "Run again" in words(page)
 
 
 def test_a_job_that_has_learned_leads_on(
@@ -234,7 +234,7 @@ def test_a_job_that_has_learned_leads_on(
     assert f"/posteriors/{job['posterior_id']}/decide" in page.text
     assert "Training" in shown
     assert "Cost of decisions" in shown
-    assert "Run it again" not in shown
+    assert "Run again" not in shown
     reason = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["reason"]
     assert reason[1:] in shown
     assert client.delete(f"/v1/posteriors/{job['posterior_id']}").status_code == 204

@@ -87,7 +87,7 @@ def test_the_list_can_be_narrowed_and_goes_on(browser: TestClient, made: dict[st
         assert (f'href="/posteriors/{one["id"]}"' in page) == (one["quality"] == quality)
     page = opened(browser, f"/posteriors?problem_id={made['feasibility']['problem_id']}")
     assert words(page).count("Decide") == 1
-    assert "Only those for the problem fund" in words(page)
+    assert "Filtered: for the problem fund" in words(page)
     assert "No posterior matches the filter" in words(opened(browser, f"/posteriors?dataset_id={made['time']['id']}"))
     opened(browser, "/posteriors?quality=splendid", 422)
 
@@ -120,7 +120,7 @@ def test_every_kind_of_posterior_is_told_of(
         assert number(found["mean"], 3) in text, path
     saved = told["gain_over_constant"]
     assert f"{number(abs(saved['mean']), 3)}±{number(2 * saved['standard_error'], 2)}".replace(" ", "") in plain
-    assert f"held{percent(told['calibration']['coverage']['0.8'], 1)}".replace(" ", "") in plain
+    assert f"covered{percent(told['calibration']['coverage']['0.8'], 1)}".replace(" ", "") in plain
     assert posterior["digest"] in page
     for address in ("decide", "drivers", "since"):
         assert (f"/posteriors/{posterior['id']}/{address}" in page) == (address != "drivers" or kind != "imported")
@@ -167,7 +167,7 @@ def test_mixtures_show_what_they_were_chosen_from_and_how_they_learned(
         assert number(line["against_default"]["mean"]) in page
         assert f"costs {number(line['cost']['mean'])}" in page
     assert f"network {percent(told['network_share'])}" in page or told["network_share"] in (0, 1)
-    for title in ("Cost by share of the network", "Cost while learning", "Distance from the prior"):
+    for title in ("Cost by share of the network", "Cost during training", "Distance from the prior"):
         assert title in page
 
 
@@ -186,8 +186,8 @@ def test_chains_show_how_they_mixed(client: TestClient, browser: TestClient, mad
 def test_what_was_learned_on_is_said(browser: TestClient, made: dict[str, Json], kind: str, loss: str) -> None:
     assert made[kind]["loss"] == loss
     page = words(opened(browser, f"/posteriors/{made[kind]['id']}"))
-    assert f"It is the posterior of a surrogate : {made[kind]['loss_meaning']}." in page
-    assert "Loss while learning" in page or "No training trace was recorded" in page
+    assert f"Trained on a surrogate : {made[kind]['loss_meaning']}." in page
+    assert "Loss during training" in page or "No training trace was recorded" in page
 
 
 def test_constraints_that_are_uncertain_are_spoken_of(
@@ -198,7 +198,7 @@ def test_constraints_that_are_uncertain_are_spoken_of(
         words(opened(browser, f"/posteriors/{made['feasibility']['id']}")),
     )
     kept = percent(told["held_out_feasibility"], 1)
-    assert f"constraints were kept in {kept}" in page.replace("\u00a0", " ")
+    assert f"Constraints were met on {kept}" in page.replace("\u00a0", " ")
     assert "need not meet the constraints" in page
 
 
@@ -212,7 +212,7 @@ def test_a_certificate_is_shown_with_its_terms_or_with_what_fails(
     assert "With a confidence of 95 %" in page or "it is vacuous" in page
     for kind in ("mixture", "chains", "surrogate"):
         why = told_of(client, made[kind])["certificate"]["reason"]
-        assert f"There is none. {why[:1].upper()}{why[1:]}." in words(
+        assert f"No certificate. {why[:1].upper()}{why[1:]}." in words(
             opened(browser, f"/posteriors/{made[kind]['id']}")
         )
 
@@ -227,7 +227,7 @@ def test_a_posterior_says_where_it_came_from(client: TestClient, browser: TestCl
         assert f'href="/jobs/{posterior["job_id"]}"' in page
         assert f'href="/datasets/{posterior["dataset_id"]}"' in page
     assert f'href="/posteriors/{made["time"]["id"]}"' in page
-    assert "with 80 new rows, as the prior, 25 % of it forgotten" in words(page)
+    assert "with 80 new rows, as the prior, forgetting 25 %" in words(page)
     assert "calendar: weekday" in words(page)
     page = words(opened(browser, f"/posteriors/{made['imported']['id']}"))
     assert "the posterior was imported" in page
@@ -301,7 +301,7 @@ def test_no_part_of_the_diagnostics_is_needed(
         changed(posterior, BARE)
         page = words(opened(browser, f"/posteriors/{posterior['id']}"))
         assert "Too long ago." in page
-        assert "is not known" in page
+        assert "is unknown" in page
     finally:
         changed(posterior, stored)
 
@@ -316,7 +316,7 @@ def test_drivers_are_shapley_values_over_the_latest_rows(
     posterior = made[kind]
     asked = client.get("/v1/prescriptions").json()["items"]
     text = patiently(browser, f"/posteriors/{posterior['id']}/drivers")
-    assert "over 12 rows drawn from the latest" in text
+    assert "over 12 rows sampled from the latest" in text
     for column in posterior["columns"]:
         assert (column["name"] in text) == (column["role"] in ("context", "time", "series", "outcome"))
     assert client.get("/v1/prescriptions").json()["items"] == asked
@@ -417,7 +417,7 @@ def test_a_name_that_is_taken_is_moved_only_when_asked_again(
     answered(client.put("/v1/aliases/taken", json={"posterior_id": made["surrogate"]["id"]}))
     answer = send(browser, made["chains"], "aliases", name="taken")
     assert answer.status_code == 409
-    assert "taken names another posterior now" in words(answer.text)
+    assert "taken points to another posterior" in words(answer.text)
     assert f'name="names_now" value="{made["surrogate"]["id"]}"' in answer.text
     assert answered(client.get("/v1/aliases/taken"))["posterior_id"] == made["surrogate"]["id"]
     stale = send(browser, made["chains"], "aliases", name="taken", names_now=made["time"]["id"])
