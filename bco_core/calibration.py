@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bco_core.predictive import Carrier, History, carried, predictive_scenarios, spread_at, weights
+from bco_core.predictive import Carrier, History, carry_outcomes, predictive_scenarios, row_weights, spread_at
 from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.select import Table, select
@@ -38,7 +38,7 @@ _PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Choice:
+class HistoryChoice:
     """The history with the carrier of least score, the ``order`` (H,) in which it holds the rows, and every candidate's
     score."""
 
@@ -74,7 +74,7 @@ def choose_history(
     shrink: Tensor,
     problem: DecisionProblem | None = None,
     periods: Tensor | None = None,
-) -> Choice:
+) -> HistoryChoice:
     """The way of carrying that scores best, for out-of-fold predictions and outcomes (H, d_y) of rows with features
     (H, width). Where there is a problem of several outcomes, its costs are scored, too. Features that only tell the
     time, by periods (H,), have no say in how far outcomes scatter: their next values have never been seen."""
@@ -95,7 +95,7 @@ def choose_history(
     choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
     carrier = replace(chosen.carrier, shrink=shrink, bandwidth=_sharper(chosen.carrier.bandwidth, shrink))
-    return Choice(replace(chosen, carrier=carrier), order, choice.table)
+    return HistoryChoice(replace(chosen, carrier=carrier), order, choice.table)
 
 
 def _sharper(bandwidth: float | None, shrink: Tensor) -> float | None:
@@ -161,8 +161,8 @@ def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Te
     """All the history's atoms (m, H, d_y) and their shares (m, H) at rows (m,) of it, each without its own row."""
     predictions = history.predictions[rows]
     everything = torch.arange(len(history)).expand(len(rows), -1)
-    atoms = carried(history, everything, predictions, history.scales_at(features[rows]))
-    share = weights(history, predictions, rows)
+    atoms = carry_outcomes(history, everything, predictions, history.scales_at(features[rows]))
+    share = row_weights(history, predictions, rows)
     return atoms, share / share.sum(dim=1, keepdim=True)
 
 

@@ -26,10 +26,10 @@ from bco_core.prescribe import (
     QUANTILES,
     ROOM_SECONDS,
     PrescribeOptions,
+    check_constraints,
     feasibility,
-    kept_or_said,
-    shown_decisions,
-    what_may_happen,
+    hide_infeasible,
+    scenario_sets,
 )
 from bco_core.problems.answers import breaches, covered
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Status
@@ -54,7 +54,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluation:
     """What N decisions (N, d_z), completed where something was left to us, may cost; NaN where nothing is known.
 
     ``status`` is GIVEN, OURS, or says how the rest was found. ``regret`` (N,) is the expected cost less that of ours
@@ -88,7 +88,7 @@ def evaluate(
     options: PrescribeOptions | None = None,
     draws: Tensor | None = None,
     seconds: float = math.inf,
-) -> Evaluated:
+) -> Evaluation:
     """Judge N decisions ``given`` (N, d_z), each for the one of the contexts (B, d_x) that ``owners`` (N,) names.
 
     ``ours`` (B, d_z) are what :func:`bco_core.prescribe.prescribe` decides with the same options and draws. After
@@ -98,23 +98,23 @@ def evaluate(
     _check_shapes(problem, contexts, ours, given, owners)
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
     ends = monotonic() + seconds
-    found = _Found(problem, len(contexts), given)
+    found = _EvaluationBuilder(problem, len(contexts), given)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, ends, options.blend)
-    completing = _Completing(fix, options, terms, int(given.isnan().any(1).sum()))
+    completing = _Completion(fix, options, terms, int(given.isnan().any(1).sum()))
     try:
         with deadline.until(ends + ROOM_SECONDS):
             for first in range(0, len(contexts), size):
                 here = slice(first, min(first + size, len(contexts)))
                 rows = ((owners >= here.start) & (owners < here.stop)).nonzero()[:, 0]
-                over = _Over.of(posterior, problem, contexts[here], theta, options, ours[here])
+                over = _ContextScenarios.of(posterior, problem, contexts[here], theta, options, ours[here])
                 found.serve_ours(here, over.atoms, ours[here])
                 # What is given is quick to judge; what is left to us takes a search.
                 whole = ~given[rows].isnan().any(1)
                 for some in rows[whole].split(size):
                     found.judge(some, given[some], over, owners[some] - first)
-                for some in _alike(given, rows[~whole]):
+                for some in _group_by_fixed(given, rows[~whole]):
                     for piece in some.split(size):
                         if monotonic() >= ends:
                             break
@@ -137,7 +137,7 @@ def _check_shapes(problem: DecisionProblem, contexts: Tensor, ours: Tensor, give
         raise InvalidInput("a decision needs finite numbers", ("decisions",))
 
 
-def _alike(given: Tensor, rows: Tensor) -> list[Tensor]:
+def _group_by_fixed(given: Tensor, rows: Tensor) -> list[Tensor]:
     """The rows with the same entries fixed at the same values, together."""
     groups: dict[bytes, list[int]] = {}
     for number in rows.tolist():
@@ -146,7 +146,7 @@ def _alike(given: Tensor, rows: Tensor) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Over:
+class _ContextScenarios:
     """What may happen in some contexts: what decisions hedge over, what costs are over, and the costs of ours there."""
 
     draws: Scenarios
@@ -162,20 +162,20 @@ class _Over:
         theta: Tensor,
         options: PrescribeOptions,
         ours: Tensor,
-    ) -> _Over:
+    ) -> _ContextScenarios:
         encoded = posterior.encode(contexts)
         draws = posterior.scenarios(contexts, theta, encoded)
-        predictive, atoms = what_may_happen(posterior, contexts, encoded, draws, options)
+        predictive, atoms = scenario_sets(posterior, contexts, encoded, draws, options)
         hedged = atoms if options.risk else draws
-        return _Over(hedged, predictive, atoms, problem.cost(ours[:, None], atoms.outcomes))
+        return _ContextScenarios(hedged, predictive, atoms, problem.cost(ours[:, None], atoms.outcomes))
 
 
-def _of(scenarios: Scenarios, numbers: Tensor) -> Scenarios:
+def _scenarios_of(scenarios: Scenarios, numbers: Tensor) -> Scenarios:
     return replace(scenarios, outcomes=scenarios.outcomes[numbers], mode=scenarios.mode[numbers])
 
 
 @dataclass
-class _Completing:
+class _Completion:
     """Decides what is left to us, ``left`` decisions in all sharing the time there is."""
 
     fix: Fix
@@ -184,7 +184,7 @@ class _Completing:
     left: int
 
     def complete(
-        self, given: Tensor, over: _Over, contexts: Tensor, ours: Tensor
+        self, given: Tensor, over: _ContextScenarios, contexts: Tensor, ours: Tensor
     ) -> tuple[Tensor, list[str], list[str]]:
         """Decisions (n, d_z) that have what is given (d_z,), one for each of the contexts, and how they were found."""
         count, share = len(contexts), len(contexts) / max(self.left, 1)
@@ -201,15 +201,15 @@ class _Completing:
             nowhere = torch.full((count, len(given)), torch.nan, dtype=torch.float64)
             return nowhere, [str(Status.INFEASIBLE)] * count, [reason] * count
         terms = replace(self.terms, ends=ends)
-        draws, predictive = _of(over.draws, contexts), _of(over.predictive, contexts)
+        draws, predictive = _scenarios_of(over.draws, contexts), _scenarios_of(over.predictive, contexts)
         found = decide_over(problem, draws, predictive, self.options.chosen_policy, terms)
         # Solvers keep bounds up to rounding.
-        decisions = shown_decisions(found).where(free, given)
-        decisions[shown_decisions(found).isnan().any(1)] = torch.nan
+        decisions = hide_infeasible(found).where(free, given)
+        decisions[hide_infeasible(found).isnan().any(1)] = torch.nan
         return decisions, [str(status) for status in found.status], list(found.reasons or ("",) * count)
 
 
-class _Found:
+class _EvaluationBuilder:
     """What is known so far of N decisions; NaN and ``time_limit`` for the others."""
 
     def __init__(self, problem: DecisionProblem, contexts: int, given: Tensor) -> None:
@@ -234,10 +234,10 @@ class _Found:
             self._serves = True
             self.our_service[here] = served
 
-    def judge(self, rows: Tensor, decisions: Tensor, over: _Over, contexts: Tensor) -> None:
+    def judge(self, rows: Tensor, decisions: Tensor, over: _ContextScenarios, contexts: Tensor) -> None:
         """Fill in what decisions (n, d_z) cost, each in its context."""
         deadline.check()
-        problem, atoms = self._problem, _of(over.atoms, contexts)
+        problem, atoms = self._problem, _scenarios_of(over.atoms, contexts)
         costs = problem.cost(decisions[:, None], atoms.outcomes)
         ordered, share = sort_atoms(costs, atoms.weights)
         self.decisions[rows] = decisions
@@ -258,7 +258,7 @@ class _Found:
             self.service[rows] = served
         count = len(decisions)
         best, kept = [Status.OPTIMAL] * count, self.feasibility[rows]
-        _, said = kept_or_said(problem, best, ("",) * count, kept, decisions, atoms)
+        _, said = check_constraints(problem, best, ("",) * count, kept, decisions, atoms)
         for number, decision, reason in zip(rows.tolist(), decisions, said, strict=True):
             self.breaches[number], self.reasons[number] = self._breaks(decision), reason
 
@@ -278,11 +278,11 @@ class _Found:
             self._broken[key] = breaches(self._problem, decision)
         return self._broken[key]
 
-    def told(self) -> Evaluated:
+    def told(self) -> Evaluation:
         # What was given is told without a judgement where there was no time for one.
         late = [reason == NO_TURN for reason in self.reasons]
         status = [str(Status.TIME_LIMIT) if one else said for one, said in zip(late, self.status, strict=True)]
-        return Evaluated(
+        return Evaluation(
             self.decisions,
             status,
             self.reasons,

@@ -75,7 +75,7 @@ def decide(problem: DecisionProblem, scenarios: Scenarios, policy: str, terms: T
     return POLICIES[policy].decide(problem, scenarios, terms or Terms())
 
 
-def decide_for(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None = None) -> Tensor:
+def decide_for_outcomes(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None = None) -> Tensor:
     """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain; NaN where none was found."""
     if problem.relaxation is problem:
         return problem.decide(outcomes)
@@ -85,10 +85,10 @@ def decide_for(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None =
 def first_policy(problem: DecisionProblem) -> str:
     """What is left only for a clear gain. Where decisions jump as predictions move, a mean of them is a mix of plans,
     and the plan for the mean prediction is one."""
-    return competing(problem)[0]
+    return competing_policies(problem)[0]
 
 
-def competing(problem: DecisionProblem) -> tuple[str, ...]:
+def competing_policies(problem: DecisionProblem) -> tuple[str, ...]:
     """The policies that held-out rows recommend from, the first first. Where a decision's cost is linear in outcomes,
     ``blended`` is ``bcp``, and ``averaged`` would mix plans; where it is not, noise is worth hedging from the first."""
     if not isinstance(problem, Surrogate):
@@ -108,14 +108,14 @@ def _averaged(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> P
     each = problem.decide(scenarios.outcomes)
     mean = mean_of_atoms(each, scenarios.weights)
     # Rounding must not carry the mean past a bound that every draw's decision keeps.
-    return _evaluated(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
+    return _with_expected_cost(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
 
 
 def _blended(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     mean, outcomes, alpha = scenarios.mean()[:, None], scenarios.outcomes, terms.alpha
     # From the nearer end, so that both ends are exact.
     drawn_in = mean + alpha * (outcomes - mean) if alpha < 0.5 else outcomes - (1 - alpha) * (outcomes - mean)
-    return _judged(problem, problem.prescribe(drawn_in, scenarios.weights, terms.risk, terms.time_limit), scenarios)
+    return _revalue(problem, problem.prescribe(drawn_in, scenarios.weights, terms.risk, terms.time_limit), scenarios)
 
 
 def _bcp(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
@@ -139,16 +139,16 @@ def _for_certain(problem: DecisionProblem, outcomes: Tensor, terms: Terms) -> Pr
 
 def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenarios, terms: Terms) -> Prescription:
     if problem.relaxation is problem:
-        return _evaluated(problem, problem.decide(outcomes), scenarios)
-    return _judged(problem, _for_certain(problem, outcomes, terms), scenarios)
+        return _with_expected_cost(problem, problem.decide(outcomes), scenarios)
+    return _revalue(problem, _for_certain(problem, outcomes, terms), scenarios)
 
 
-def _judged(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
+def _revalue(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
     """The same decisions, their objective the expected cost over the scenarios; gaps stay those of what was solved."""
     return replace(prescription, objective=expected_cost(problem, prescription.decisions, scenarios), bounds=None)
 
 
-def _evaluated(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Prescription:
+def _with_expected_cost(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Prescription:
     known = decisions.isfinite().all(dim=1).tolist()
     status = [Status.OPTIMAL if one else Status.INFEASIBLE for one in known]
     reasons = () if all(known) else tuple("" if one else "no decision keeps all constraints" for one in known)

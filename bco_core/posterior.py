@@ -97,7 +97,7 @@ class Posterior:
         return Posterior(predictor, distribution, tensors["particles"], description["seed"], history)
 
 
-def drawn_particles(description: dict[str, Any], arrays: Arrays, count: int) -> np.ndarray[Any, Any]:
+def draw_particles(description: dict[str, Any], arrays: Arrays, count: int) -> np.ndarray[Any, Any]:
     """``count`` particles (K, d) as they are drawn when the posterior of ``arrays`` is made from a mixture."""
     distribution = distribution_from_arrays(
         description, {name: torch.tensor(values) for name, values in arrays.items()}
@@ -106,10 +106,10 @@ def drawn_particles(description: dict[str, Any], arrays: Arrays, count: int) -> 
     return np.asarray(distribution.sample(count, generator).numpy())
 
 
-def without_particles(description: dict[str, Any], arrays: Arrays) -> Arrays:
+def strip_particles(description: dict[str, Any], arrays: Arrays) -> Arrays:
     """What has to be stored: no particles where drawing gives exactly these again, as it does for mixtures."""
     particles = arrays["particles"]
-    again = drawn_particles(description, arrays, len(particles))
+    again = draw_particles(description, arrays, len(particles))
     if again.dtype != particles.dtype or not np.array_equal(again, particles):
         return arrays
     return {name: values for name, values in arrays.items() if name != "particles"}

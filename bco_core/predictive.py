@@ -111,12 +111,12 @@ def predictive_scenarios(
     for first in range(0, len(predictions), size):
         deadline.check()
         chunk = slice(first, first + size)
-        chosen = sampled(history, predictions[chunk], count, None if own is None else own[chunk])
-        parts.append(carried(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
+        chosen = sample_rows(history, predictions[chunk], count, None if own is None else own[chunk])
+        parts.append(carry_outcomes(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
     return Scenarios.equal(torch.cat(parts), predictions)
 
 
-def weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
+def row_weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
     """How much each row of the history counts at predictions (B, d_y): (B, H), the largest near one."""
     if history.carrier.bandwidth is None:
         distance = torch.zeros(len(predictions), len(history), dtype=torch.float64)
@@ -130,7 +130,7 @@ def weights(history: History, predictions: Tensor, own: Tensor | None = None) ->
     return (distance.amin(dim=1, keepdim=True) - distance).exp()
 
 
-def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tensor | None) -> Tensor:
+def carry_outcomes(history: History, chosen: Tensor, predictions: Tensor, scales: Tensor | None) -> Tensor:
     """The outcomes of chosen rows (B, K) at predictions (B, d_y): (B, K, d_y)."""
     carrier, outcomes = history.carrier, history.outcomes[chosen]
     if carrier.carry == "keep":
@@ -147,7 +147,7 @@ def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tenso
     return here + residuals
 
 
-def sampled(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
+def sample_rows(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
     """Rows (B, count) of the history by systematic sampling, in its order."""
     places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     if history.carrier.bandwidth is None and own is None:
@@ -155,5 +155,5 @@ def sampled(history: History, predictions: Tensor, count: int, own: Tensor | Non
     if history.carrier.bandwidth is not None and own is None:
         scaled = predictions / history.spread, history.predictions / history.spread
         return sample_near(*scaled, history.carrier.bandwidth, count)
-    share = weights(history, predictions, own).cumsum(dim=1)
+    share = row_weights(history, predictions, own).cumsum(dim=1)
     return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)

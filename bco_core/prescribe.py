@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.policies import POLICIES, Terms, check_risk, decide_for, decide_over
+from bco_core.policies import POLICIES, Terms, check_risk, decide_for_outcomes, decide_over
 from bco_core.posterior import Posterior
 from bco_core.problems.answers import facts, has_facts, missed
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
@@ -80,7 +80,7 @@ class PrescribeOptions:
 
 
 @dataclass(frozen=True)
-class Prescribed:
+class PrescribeResult:
     """Decisions (B, d_z) for B contexts and what they may cost; NaN where there is no decision to show.
 
     ``feasibility`` (B,) is the share of the cost scenarios in which a decision keeps uncertain constraints, NaN where
@@ -114,7 +114,7 @@ def prescribe(
     draws: Tensor | None = None,
     seconds: float = math.inf,
     solver_seconds: float = math.inf,
-) -> Prescribed:
+) -> PrescribeResult:
     """A decision for each of the contexts (B, d_x), in chunks: memory is bounded however many there are.
 
     ``draws`` (K, d) spares drawing again what a caller has kept of ``posterior.draws``. Solvers stop with the best they
@@ -130,7 +130,7 @@ def prescribe(
     # Where every cost takes a search, a context that has had its turn must not wait for the next to be priced.
     slow = searches and bool(getattr(problem, "decides_slowly", False))
     size = 1 if slow else max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
-    parts: list[Prescribed] = []
+    parts: list[PrescribeResult] = []
     began, done = monotonic(), 0
     last, soft = began + seconds, began + solver_seconds
     try:
@@ -151,7 +151,7 @@ def prescribe(
             raise OutOfTime(f"{text}; fewer contexts or scenarios take less") from None
     if done < len(contexts):
         parts.append(_undecided(len(contexts) - done, parts[0]))
-    return _joined(parts)
+    return _join_results(parts)
 
 
 def _part_of_the_way(until: float, share: float) -> float:
@@ -162,13 +162,13 @@ def _part_of_the_way(until: float, share: float) -> float:
     return until - left * (1 - share) if left > 0 else until
 
 
-def _undecided(count: int, like: Prescribed) -> Prescribed:
+def _undecided(count: int, like: PrescribeResult) -> PrescribeResult:
     """So many contexts without a decision, for want of time; NaN in the shapes of ``like``."""
 
     def nothing(values: Tensor) -> Tensor:
         return torch.full((count, *values.shape[1:]), torch.nan, dtype=torch.float64)
 
-    return Prescribed(
+    return PrescribeResult(
         nothing(like.decisions),
         [Status.TIME_LIMIT] * count,
         (NO_TURN,) * count,
@@ -197,7 +197,7 @@ def decisions(
     """
     options, encoded = options or PrescribeOptions(), posterior.encode(contexts)
     scenarios = posterior.scenarios(contexts, posterior.draws(options.scenarios, options.seed), encoded)
-    predictive, atoms = what_may_happen(posterior, contexts, encoded, scenarios, options)
+    predictive, atoms = scenario_sets(posterior, contexts, encoded, scenarios, options)
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, alpha=options.blend)
     hedged = atoms if options.risk else scenarios
@@ -211,24 +211,24 @@ def _prescribe(
     theta: Tensor,
     options: PrescribeOptions,
     terms: Terms,
-) -> Prescribed:
+) -> PrescribeResult:
     encoded = posterior.encode(contexts)
     scenarios = posterior.scenarios(contexts, theta, encoded)
     if not torch.isfinite(scenarios.outcomes).all():
         raise InvalidInput("a context lies so far from the history that no prediction is possible", ("contexts",))
-    predictive, atoms = what_may_happen(posterior, contexts, encoded, scenarios, options)
+    predictive, atoms = scenario_sets(posterior, contexts, encoded, scenarios, options)
     searches, policy = problem.relaxation is not problem, options.chosen_policy
     share = 1 - _MAP_SHARE if searches and policy != "map" else 1.0
     own = replace(terms, ends=_part_of_the_way(terms.ends, share))
     found = decide_over(problem, atoms if options.risk else scenarios, predictive, policy, own)
-    decisions = shown_decisions(found)
+    decisions = hide_infeasible(found)
     costs = cost_distribution(problem, decisions, atoms, torch.tensor(QUANTILES, dtype=torch.float64), CVAR_LEVEL)
     # The decision of the policy ``map`` is the alternative itself; no search would find another.
-    map_decisions = found.decisions if policy == "map" else decide_for(problem, scenarios.mode, terms)
+    map_decisions = found.decisions if policy == "map" else decide_for_outcomes(problem, scenarios.mode, terms)
     nothing = ("",) * len(decisions)
     kept = feasibility(problem, decisions, atoms)
-    status, reasons = kept_or_said(problem, found.status, found.reasons or nothing, kept, decisions, atoms)
-    return Prescribed(
+    status, reasons = check_constraints(problem, found.status, found.reasons or nothing, kept, decisions, atoms)
+    return PrescribeResult(
         decisions,
         status,
         reasons,
@@ -242,7 +242,7 @@ def _prescribe(
     )
 
 
-def what_may_happen(
+def scenario_sets(
     posterior: Posterior, contexts: Tensor, encoded: Tensor, scenarios: Scenarios, options: PrescribeOptions
 ) -> tuple[Scenarios, Scenarios]:
     """The scenarios that a predictive policy decides over, and those that costs are computed over."""
@@ -253,7 +253,7 @@ def what_may_happen(
     return atoms, scenarios if over_draws else atoms
 
 
-def shown_decisions(found: Prescription) -> Tensor:
+def hide_infeasible(found: Prescription) -> Tensor:
     """Decisions (B, d_z), NaN where the status is infeasible: a problem's best effort is hidden unless asked for."""
     decisions = found.decisions.clone()
     decisions[torch.tensor([status == Status.INFEASIBLE for status in found.status])] = torch.nan
@@ -276,7 +276,7 @@ def _facts(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> tup
     return tuple(facts(problem, one, outcomes, atoms.weights) if there else {} for there, one, outcomes in each)
 
 
-def kept_or_said(
+def check_constraints(
     problem: DecisionProblem,
     status: list[Status],
     reasons: tuple[str, ...],
@@ -287,7 +287,7 @@ def kept_or_said(
     """No decision is called optimal that keeps constraints clearly less often than asked, or not even on average."""
     if not isinstance(problem, UncertainConstraints):
         promises = missed(problem, decisions, atoms.outcomes, atoms.weights)
-        return _demoted(status, reasons, promises) if promises else (status, reasons)
+        return _demote(status, reasons, promises) if promises else (status, reasons)
     asked = problem.confidence
     # Few scenarios leave the share uncertain; that is no reason to call a low one what was asked for.
     room = min(2 * math.sqrt(asked * (1 - asked) / atoms.outcomes.shape[1]), _FEASIBILITY_ROOM) + _FEASIBILITY_ROOM
@@ -304,10 +304,10 @@ def kept_or_said(
         else f"on average over what may happen it misses its constraints by {-short:.3g}"
         for bad, rare, share, short in zip(broken, seldom.tolist(), kept.tolist(), mean.tolist(), strict=True)
     ]
-    return _demoted(status, reasons, sentences)
+    return _demote(status, reasons, sentences)
 
 
-def _demoted(
+def _demote(
     status: list[Status], reasons: tuple[str, ...], sentences: list[str]
 ) -> tuple[list[Status], tuple[str, ...]]:
     """What was optimal but for what a sentence says is a best effort, for that reason."""
@@ -318,10 +318,10 @@ def _demoted(
     )
 
 
-def _joined(parts: list[Prescribed]) -> Prescribed:
+def _join_results(parts: list[PrescribeResult]) -> PrescribeResult:
     if len(parts) == 1:
         return parts[0]
-    return Prescribed(
+    return PrescribeResult(
         torch.cat([part.decisions for part in parts]),
         [status for part in parts for status in part.status],
         tuple(reason for part in parts for reason in part.reasons),

@@ -43,6 +43,6 @@ def part_of(progress: Progress, first: float, last: float) -> Progress:
     return lambda fraction, message: progress(first + fraction * (last - first), message)
 
 
-def in_words(progress: Progress) -> Progress:
+def without_figures(progress: Progress) -> Progress:
     """Progress without figures, for work whose figures would be taken for others."""
     return lambda fraction, message: progress(fraction, str(message))

@@ -17,7 +17,7 @@ from torch import Tensor
 from bco_core.features.standardized import Standardized
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
-from bco_core.predictive import History, carried, sampled
+from bco_core.predictive import History, carry_outcomes, sample_rows
 from bco_core.prescribe import POSTERIOR, PrescribeOptions
 from bco_core.problems.base import DecisionProblem, fractiles
 from bco_core.problems.surrogate import Surrogate
@@ -94,8 +94,8 @@ def _predictive(posterior: Posterior, outcomes: Tensor, encoded: Tensor, options
         return outcomes
     if history.carrier.bandwidth is not None:
         return None
-    chosen = sampled(history, mean.detach(), options.scenarios, None)
-    return carried(history, chosen, mean, _scales(history, encoded))
+    chosen = sample_rows(history, mean.detach(), options.scenarios, None)
+    return carry_outcomes(history, chosen, mean, _scales(history, encoded))
 
 
 def _scales(history: History, encoded: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bco_core.posterior import Posterior
-from bco_core.prescribe import QUANTILES, PrescribeOptions, what_may_happen
+from bco_core.prescribe import QUANTILES, PrescribeOptions, scenario_sets
 from bco_core.problems.answers import covered
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
@@ -19,7 +19,7 @@ def cost_scenarios(posterior: Posterior, contexts: Tensor, options: PrescribeOpt
     """The scenarios that :func:`bco_core.prescribe.prescribe` costs decisions over, for contexts (B, d_x)."""
     encoded = posterior.encode(contexts)
     scenarios = posterior.scenarios(contexts, draws, encoded)
-    return what_may_happen(posterior, contexts, encoded, scenarios, options)[1]
+    return scenario_sets(posterior, contexts, encoded, scenarios, options)[1]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 from bco_core.calibration import Calibration
 from bco_core.certificates import Certificate
 from bco_core.estimates import Estimate
-from bco_core.inference.forward import Forward
-from bco_core.inference.held_out import HeldOut, Promise
+from bco_core.inference.forward import ForwardReport
+from bco_core.inference.held_out import HeldOutReport, Promise
 from bco_core.problems.surrogate import COST, SQUARED_ERROR
 from bco_core.select import Table
 
@@ -74,7 +74,7 @@ class Diagnostics:
     carriers: Table
     order: float
     forward_cost: dict[str, Estimate] | None = None
-    forward: Forward | None = None
+    forward: ForwardReport | None = None
     loss: str = COST
     method: str = ""
     inference: str = ""
@@ -83,7 +83,7 @@ class Diagnostics:
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, texts, lists and dicts; what is not finite is null."""
         own = {"certificate": self.certificate.to_json(), "loss_meaning": self.loss_meaning}
-        told: dict[str, Any] = plain(asdict(self) | own)
+        told: dict[str, Any] = finite_json(asdict(self) | own)
         return told
 
     @property
@@ -91,16 +91,16 @@ class Diagnostics:
         return LOSSES[self.loss]
 
 
-def plain(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
     """The same without numbers that JSON has not."""
     if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
+        return {name: finite_json(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [finite_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def of_held_out(found: HeldOut) -> dict[str, Any]:
+def held_out_fields(found: HeldOutReport) -> dict[str, Any]:
     """The fields of :class:`Diagnostics` that held-out rows fill."""
     return {
         "held_out_rows": found.rows,
@@ -121,7 +121,7 @@ def of_held_out(found: HeldOut) -> dict[str, Any]:
     }
 
 
-def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
+def judge_held_out(rows: int, found: HeldOutReport) -> Quality | None:
     """What speaks against decisions from so many rows of history, worst news first; None if nothing does."""
     gain, beside = found.over_constant, found.over_regression
     if gain.mean > gain.standard_error:
@@ -139,7 +139,7 @@ def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
             "the bound: what they really cost is not in these figures",
         )
     if found.forward is not None:
-        aged = _aged(found.forward)
+        aged = _drift_warning(found.forward)
         if aged:
             return Quality("warn", aged)
     elif found.order > max(ORDERED, _ORDERED_ERRORS / math.sqrt(rows)):
@@ -152,7 +152,7 @@ def judge_held_out(rows: int, found: HeldOut) -> Quality | None:
     return Quality("warn", said) if said else None
 
 
-def _aged(forward: Forward) -> str:
+def _drift_warning(forward: ForwardReport) -> str:
     """What is wrong with promises in time, in a sentence; nothing if they held in every stretch of it."""
     if forward.worst_tail > _TAIL_ROOM:
         return (

@@ -28,7 +28,7 @@ _TAIL = 0.95
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardReport:
     """``cost`` of every policy on later rows. ``stretches`` has a line for each block of time that was judged, and
     ``distances`` one for each range of periods since the last row that was learned from: rows, realised and promised
     cost, and the share of rows that cost more than the promised 95 % quantile. ``season`` is what the quantile (for
@@ -45,7 +45,7 @@ class Forward:
         return float(max(line["above_95"] for line in self.stretches))
 
 
-def look_forward(
+def report_forward(
     problem: DecisionProblem,
     sample: Sample,
     rows: Tensor,
@@ -53,7 +53,7 @@ def look_forward(
     realised: Tensor,
     expected: Tensor,
     tails: Tensor,
-) -> Forward:
+) -> ForwardReport:
     """Of judged rows (H,): what each policy cost (H,), and what the chosen one did, was expected to, and might (H,)."""
     timeline = sample.timeline
     if timeline is None:
@@ -75,7 +75,7 @@ def look_forward(
             line = _line(realised[inside], expected[inside], tails[inside])
             by_distance.append({"from_distance": low, "to_distance": high} | line)
     season = season_costs(problem, sample, rows)
-    return Forward(
+    return ForwardReport(
         {name: estimate(values) for name, values in costs.items()},
         stretches,
         by_distance,
@@ -105,7 +105,7 @@ def distances(timeline: Timeline) -> Tensor:
     return found
 
 
-def tail_of(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
+def promised_tail(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
     """The promised 95 % quantile (H,) of the cost of decisions (H, d_z)."""
     return problem.cost(decisions[:, None], atoms.outcomes).quantile(_TAIL, dim=1)
 

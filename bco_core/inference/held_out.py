@@ -16,8 +16,8 @@ from bco_core.calibration import Calibration, calibrate
 from bco_core.data import FOLDS, Sample, Standardizer
 from bco_core.estimates import Estimate, estimate, paired_difference
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.forward import Forward, constant_before, look_forward, regression_before, tail_of
-from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing, decide_over, first_policy
+from bco_core.inference.forward import ForwardReport, constant_before, promised_tail, regression_before, report_forward
+from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing_policies, decide_over, first_policy
 from bco_core.predictive import History, predictive_scenarios
 from bco_core.problems.answers import promises
 from bco_core.problems.base import DecisionProblem, counted_within
@@ -35,7 +35,7 @@ _NEIGHBOURS = 30
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredHistory:
     """The history that a posterior keeps, which ``rows`` (H,) of the sample it is made of, in its order, the carriers
     that competed for it, and the correlation of neighbouring rows' errors."""
 
@@ -46,7 +46,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Judged:
+class PolicyResults:
     """What policies do on the rows of the history: the cost (H,) and the decisions (H, d_z) of each, and of the one
     recommended, row by row without the row's own block; ``atoms`` are what may happen on each row, made without it."""
 
@@ -57,7 +57,7 @@ class Judged:
     policy_decisions: Tensor
     atoms: Scenarios
 
-    def under(self, policy: str | None) -> Judged:
+    def under(self, policy: str | None) -> PolicyResults:
         """The same with a policy of the caller's choice."""
         if policy is None:
             return self
@@ -76,7 +76,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutReport:
     """``cost`` of every policy, and of the recommended one where it is ``judged`` under what other rows would have
     recommended; the best constant decision's and plain regression's cost on the same rows, with paired differences;
     whether promises held; ``order``, the correlation of neighbouring rows' errors; ``beyond``, how many rows of the
@@ -95,16 +95,16 @@ class HeldOut:
     carriers: Table
     order: float
     beyond: int
-    forward: Forward | None = None
+    forward: ForwardReport | None = None
 
 
-def judge_scenarios(
+def judge_policies(
     target: GibbsTarget,
     seen: Sequence[tuple[Tensor, Scenarios]],
-    kept: Kept,
+    kept: StoredHistory,
     block: Tensor,
     generator: torch.Generator,
-) -> Judged:
+) -> PolicyResults:
     """Judge every policy over scenarios that are given for groups of the history's rows, by their places in it.
 
     The policy of a row is the one that the other blocks (H,) recommend.
@@ -119,28 +119,32 @@ def judge_scenarios(
         for name in POLICIES:
             decisions[name][places] = decide_over(problem, scenarios, what, name, terms).decisions.double()
     costs = {name: problem.cost(values, outcomes) for name, values in decisions.items()}
-    judged = Judged(
-        costs, decisions, "", *_chosen(problem, costs, decisions, block), Scenarios.equal(atoms, atoms[:, 0])
+    judged = PolicyResults(
+        costs,
+        decisions,
+        "",
+        *_by_recommended_policy(problem, costs, decisions, block),
+        Scenarios.equal(atoms, atoms[:, 0]),
     )
-    return replace(judged, policy=_recommended(problem, costs, slice(None)))
+    return replace(judged, policy=_recommend(problem, costs, slice(None)))
 
 
-def _chosen(
+def _by_recommended_policy(
     problem: DecisionProblem, costs: dict[str, Tensor], decisions: dict[str, Tensor], block: Tensor
 ) -> tuple[Tensor, Tensor]:
     own_costs, own_decisions = (values[first_policy(problem)].clone() for values in (costs, decisions))
     for number in block.unique().tolist():
         inside, outside = sides(block, number)
-        name = _recommended(problem, costs, outside)
+        name = _recommend(problem, costs, outside)
         own_costs[inside], own_decisions[inside] = costs[name][inside], decisions[name][inside]
     return own_costs, own_decisions
 
 
-def _recommended(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
+def _recommend(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
     """The cheapest; of a problem that promises something of what may happen, the one that looks at it."""
     if promises(problem):
         return policy_of_paper(problem)
-    names = competing(problem)
+    names = competing_policies(problem)
     return names[select([costs[name][rows] for name in names], [{} for _ in names]).chosen]
 
 
@@ -155,7 +159,7 @@ def sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
     return inside, ~inside if (~inside).any() else inside
 
 
-def summarize(target: GibbsTarget, kept: Kept, judged: Judged, forward: bool = False) -> HeldOut:
+def summarize(target: GibbsTarget, kept: StoredHistory, judged: PolicyResults, forward: bool = False) -> HeldOutReport:
     """What the judged rows say; ``forward`` where they were decided for by who only knew the past."""
     problem, sample, costs = target.problem, target.sample.rows(kept.rows), judged.policy_costs
     if forward:
@@ -164,17 +168,17 @@ def summarize(target: GibbsTarget, kept: Kept, judged: Judged, forward: bool = F
     else:
         constant, regression = constant_costs(problem, sample.outcomes), regression_costs(problem, sample)
     expected = expected_cost(target.problem, judged.policy_decisions, judged.atoms)
-    labels = [{"policy": name} for name in competing(problem)]
-    return HeldOut(
+    labels = [{"policy": name} for name in competing_policies(problem)]
+    return HeldOutReport(
         rows=len(kept.rows),
         cost={name: estimate(values) for name, values in judged.costs.items()},
-        policies=select([judged.costs[name] for name in competing(problem)], labels).table,
+        policies=select([judged.costs[name] for name in competing_policies(problem)], labels).table,
         judged=estimate(costs),
         constant=estimate(constant),
         over_constant=paired_difference(costs, constant),
         regression=None if regression is None else estimate(regression),
         over_regression=None if regression is None else paired_difference(costs, regression),
-        promise=promise(expected, costs),
+        promise=compare_promise(expected, costs),
         calibration=calibrate(kept.history, target.features[kept.rows]),
         carriers=kept.carriers,
         order=kept.order,
@@ -183,13 +187,13 @@ def summarize(target: GibbsTarget, kept: Kept, judged: Judged, forward: bool = F
     )
 
 
-def _forward(target: GibbsTarget, kept: Kept, judged: Judged, expected: Tensor) -> Forward:
-    tails = tail_of(target.problem, judged.policy_decisions, judged.atoms)
+def _forward(target: GibbsTarget, kept: StoredHistory, judged: PolicyResults, expected: Tensor) -> ForwardReport:
+    tails = promised_tail(target.problem, judged.policy_decisions, judged.atoms)
     realised = judged.policy_costs
-    return look_forward(target.problem, target.sample, kept.rows, judged.costs, realised, expected, tails)
+    return report_forward(target.problem, target.sample, kept.rows, judged.costs, realised, expected, tails)
 
 
-def promise(expected: Tensor, realised: Tensor) -> Promise:
+def compare_promise(expected: Tensor, realised: Tensor) -> Promise:
     """The ratio of two means over the same rows (m,), with the delta method's standard error."""
     known = expected.isfinite() & realised.isfinite()
     expected, realised = expected[known], realised[known]

@@ -20,7 +20,7 @@ from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.method import MH
 from bco_core.inference.options import AutoOptions, LearningOptions
 from bco_core.inference.vi.auto import AUTO
-from bco_core.inference.vi.plain import VI
+from bco_core.inference.vi.method import VI
 from bco_core.inference.vi.surrogate import SURROGATE, serves
 from bco_core.problems.base import DecisionProblem, Outline
 from bco_core.problems.surrogate import Surrogate

@@ -73,7 +73,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """Each member's best parameters (P, R, d), its held-out cost then, that epoch, and whether it stopped by itself."""
 
     value: Tensor
@@ -105,7 +105,7 @@ def train(
     progress: Progress = no_progress,
     watch: Callable[[Epoch], Mapping[str, float | None] | None] = lambda epoch: None,
     together: int = 1,
-) -> Trained:
+) -> TrainingResult:
     """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch and may say its figures.
 
     Members that stand ``together``, so many in a row, are a group, which leaves the batch once all of them have stopped
@@ -149,7 +149,7 @@ def train(
             break
 
     still = set(active.tolist())
-    return Trained(best, best_cost, best_epoch.tolist(), [member not in still for member in range(members)])
+    return TrainingResult(best, best_cost, best_epoch.tolist(), [member not in still for member in range(members)])
 
 
 def _better_half(costs: Tensor, with_first: bool) -> Tensor:

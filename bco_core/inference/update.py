@@ -26,11 +26,11 @@ from bco_core.distributions import MatrixGaussian, Mixture
 from bco_core.errors import InvalidInput
 from bco_core.estimates import Estimate, paired_difference
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.held_out import HISTORY_ROWS, Kept, autocorrelation, judge_scenarios, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, StoredHistory, autocorrelation, judge_policies, summarize
 from bco_core.inference.method import Learned
 from bco_core.inference.training import TrainingOptions, by_autograd, train
-from bco_core.inference.vi.around_regression import go_on
 from bco_core.inference.vi.diagnostics import diagnose
+from bco_core.inference.vi.surrogate import continue_member
 from bco_core.inference.vi.variational import VariationalFit, member_scenarios
 from bco_core.policies import decide, first_policy
 from bco_core.posterior import Posterior
@@ -47,7 +47,7 @@ _LEAST_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True)
-class Comparison:
+class UpdateComparison:
     """How much more the new posterior costs than the old one on the same ``rows``, the newest; negative is better."""
 
     rows: int
@@ -55,10 +55,10 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Updated(Learned):
+class UpdateResult(Learned):
     """What learning on hands over."""
 
-    comparison: Comparison
+    comparison: UpdateComparison
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def update(
     fresh: Tensor,
     options: UpdateOptions,
     progress: Progress = no_progress,
-) -> Updated:
+) -> UpdateResult:
     """Learn on from ``previous``, which has not seen the ``fresh`` rows, a mask (n,)."""
     mixture, problem = previous.distribution, problem.relaxation
     if not isinstance(mixture, Mixture):
@@ -105,13 +105,13 @@ def update(
     old = torch.empty(0, dtype=torch.long) if apart else _in_order(sample, (~fresh).nonzero().flatten())
     generator = torch.Generator().manual_seed(options.seed)
 
-    challenger = _learned(problem, sample, previous, mixture, torch.cat([old, known]), options, generator)
+    challenger = _continue_learning(problem, sample, previous, mixture, torch.cat([old, known]), options, generator)
     progress(0.5, "compared with the old posterior on the newest rows")
-    comparison = _compared(problem, sample.rows(newest), previous, replace(previous, distribution=challenger), options)
-    final = _learned(
+    comparison = _compare(problem, sample.rows(newest), previous, replace(previous, distribution=challenger), options)
+    final = _continue_learning(
         problem, sample, previous, challenger, torch.cat([old, new]), options, generator, part_of(progress, 0.5, 1.0)
     )
-    return _concluded(problem, sample, previous, challenger, final, known, newest, options, comparison, generator)
+    return _conclude(problem, sample, previous, challenger, final, known, newest, options, comparison, generator)
 
 
 def _in_order(sample: Sample, rows: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _target(
     return make_target(problem, posterior.predictor, sample, mixture.family, scale, seen)
 
 
-def _learned(
+def _continue_learning(
     problem: DecisionProblem,
     sample: Sample,
     previous: Posterior,
@@ -143,7 +143,7 @@ def _learned(
     assert isinstance(old, Mixture)  # noqa: S101
     if isinstance(old, MatrixGaussian):
         weight = options.kl_weight * (1 - options.forgetting)
-        return go_on(target, old, options.as_prior, max(weight, _LEAST_WEIGHT), generator)
+        return continue_member(target, old, options.as_prior, max(weight, _LEAST_WEIGHT), generator)
     folds = make_folds(len(used), len(start.loc), generator)
     centre = old.loc if options.as_prior else torch.zeros_like(old.loc)
     width = old.scale if options.as_prior else torch.full_like(old.scale, options.prior_scale)
@@ -169,19 +169,19 @@ def _learned(
     return Mixture(family, start.weights, trained.value[0], softplus(trained.value[1]))
 
 
-def _compared(
+def _compare(
     problem: DecisionProblem, newest: Sample, previous: Posterior, challenger: Posterior, options: UpdateOptions
-) -> Comparison:
+) -> UpdateComparison:
     costs = []
     for posterior in (previous, challenger):
         draws = posterior.distribution.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
         own = replace(posterior, particles=draws)
         found = decisions(own, problem, newest.contexts, PrescribeOptions(policy=options.policy))
         costs.append(problem.cost(found, newest.outcomes))
-    return Comparison(len(newest), paired_difference(costs[1], costs[0]))
+    return UpdateComparison(len(newest), paired_difference(costs[1], costs[0]))
 
 
-def _concluded(
+def _conclude(
     problem: DecisionProblem,
     sample: Sample,
     previous: Posterior,
@@ -190,9 +190,9 @@ def _concluded(
     known: Tensor,
     newest: Tensor,
     options: UpdateOptions,
-    comparison: Comparison,
+    comparison: UpdateComparison,
     generator: torch.Generator,
-) -> Updated:
+) -> UpdateResult:
     """The new posterior, judged by what the old one and the challenger said of new rows they had not seen."""
     rows = torch.cat([known, newest])[-HISTORY_ROWS:]
     own = sample.rows(rows)
@@ -211,9 +211,9 @@ def _concluded(
         predictions, own.outcomes, previous.predictor.outcomes.scale, target.features, full, problem
     )
     order = autocorrelation(own.outcomes - predictions, torch.arange(len(rows)))
-    kept = Kept(choice.history, choice.order, choice.table, order)
+    kept = StoredHistory(choice.history, choice.order, choice.table, order)
     places_of = torch.empty_like(choice.order).index_copy_(0, choice.order, torch.arange(len(rows)))
-    judged = judge_scenarios(
+    judged = judge_policies(
         target,
         [(places_of[places], scenarios) for places, scenarios in seen],
         kept,
@@ -236,4 +236,4 @@ def _concluded(
     )
     particles = final.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
     posterior = Posterior(previous.predictor, final, particles, options.seed, choice.history)
-    return Updated(posterior, diagnostics, comparison)
+    return UpdateResult(posterior, diagnostics, comparison)

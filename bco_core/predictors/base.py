@@ -15,18 +15,27 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from bco_core import deadline
+from bco_core.batch_kernels import OPTIONS, compiled
 from bco_core.data import Standardizer
 from bco_core.errors import InvalidInput
 from bco_core.features.base import Features
-from bco_core.predictors import kernel
 
 # Contexts are evaluated in chunks so that one hidden layer of one chunk stays near this many numbers.
 _CHUNK_NUMBERS = 2_000_000
+# Contexts that share what is loaded of the parameters.
+ROWS = 4
+# The widest layer there is room for.
+WIDEST = 4096
+# From one row of a block to the next: known when compiling, so that rows run side by side, and no multiple of a page,
+# so that they do not drive each other out of the cache.
+_B = WIDEST + 16
+_C, _D = 2 * _B, 3 * _B
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class Predictor(ABC):
     @property
     def predicts_alone(self) -> bool:
         """Whether :meth:`predict_each` gives a context the same bits whatever contexts are beside it."""
-        return self.skips is not None and max(self.widths) <= kernel.WIDEST
+        return self.skips is not None and max(self.widths) <= WIDEST
 
     def predict_each(self, theta: Tensor, contexts: Tensor) -> Tensor:
         """Predictions (n, S, d_y), context by context, for new contexts (n, d_x): one pass over θ where that is known.
@@ -133,10 +142,10 @@ class Predictor(ABC):
         if self.skips is None or not self.predicts_alone:
             return self.predict_encoded(theta, features).transpose(0, 1)
         encoded = features.numpy()
-        rows = np.zeros((-(-len(encoded) // kernel.ROWS) * kernel.ROWS, self.widths[0]), encoded.dtype)
+        rows = np.zeros((-(-len(encoded) // ROWS) * ROWS, self.widths[0]), encoded.dtype)
         rows[: len(encoded)] = encoded[:, : self.widths[0]]
         found = np.empty((len(rows), len(theta), self.outcome_dim), encoded.dtype)
-        kernel.outputs(theta.contiguous().numpy(), rows, np.array(self.widths), self.skips, found)
+        _layer_outputs(theta.contiguous().numpy(), rows, np.array(self.widths), self.skips, found)
         outputs = torch.from_numpy(found[: len(encoded)]).double()
         return self.clip(self._departing(outputs, torch.from_numpy(encoded)[:, None]))
 
@@ -161,3 +170,76 @@ def affine(theta: Tensor, layers: list[tuple[int, int]]) -> list[tuple[Tensor, T
         (weight.view(len(theta), fan_in, fan_out), bias[:, None])
         for (fan_in, fan_out), weight, bias in zip(layers, parts[::2], parts[1::2], strict=True)
     ]
+
+
+@numba.njit(inline="always", **OPTIONS)
+def _add_layer(theta, at, fan_in, fan_out, inputs, into):  # type: ignore[no-untyped-def]
+    """into[r, :fan_out] += inputs[r, :fan_in] W, four inputs at a time, with W (fan_in, fan_out) at ``at`` of θ."""
+    whole = fan_in - fan_in % 4
+    for i in range(0, whole, 4):
+        first = at + i * fan_out
+        w0, w1 = theta[first : first + fan_out], theta[first + fan_out : first + 2 * fan_out]
+        w2, w3 = theta[first + 2 * fan_out : first + 3 * fan_out], theta[first + 3 * fan_out : first + 4 * fan_out]
+        a0, a1, a2, a3 = inputs[i], inputs[i + 1], inputs[i + 2], inputs[i + 3]
+        b0, b1, b2, b3 = inputs[_B + i], inputs[_B + i + 1], inputs[_B + i + 2], inputs[_B + i + 3]
+        c0, c1, c2, c3 = inputs[_C + i], inputs[_C + i + 1], inputs[_C + i + 2], inputs[_C + i + 3]
+        d0, d1, d2, d3 = inputs[_D + i], inputs[_D + i + 1], inputs[_D + i + 2], inputs[_D + i + 3]
+        for j in range(fan_out):
+            p, q, r, s = w0[j], w1[j], w2[j], w3[j]
+            into[j] = (((into[j] + a0 * p) + a1 * q) + a2 * r) + a3 * s
+            into[_B + j] = (((into[_B + j] + b0 * p) + b1 * q) + b2 * r) + b3 * s
+            into[_C + j] = (((into[_C + j] + c0 * p) + c1 * q) + c2 * r) + c3 * s
+            into[_D + j] = (((into[_D + j] + d0 * p) + d1 * q) + d2 * r) + d3 * s
+    for i in range(whole, fan_in):
+        w0 = theta[at + i * fan_out : at + (i + 1) * fan_out]
+        a0, b0, c0, d0 = inputs[i], inputs[_B + i], inputs[_C + i], inputs[_D + i]
+        for j in range(fan_out):
+            p = w0[j]
+            into[j] += a0 * p
+            into[_B + j] += b0 * p
+            into[_C + j] += c0 * p
+            into[_D + j] += d0 * p
+
+
+@compiled
+def _layer_outputs(theta, encoded, widths, skip, found):  # type: ignore[no-untyped-def]
+    """Standardised predictions ``found`` (n, S, d_y) for parameters (S, d) and features (n, width), n whole blocks.
+
+    Layers of these ``widths`` have ReLU between them; ``skip`` says that a linear path from features to outcomes
+    follows them in θ.
+    """
+    zero = theta.dtype.type(0)
+    features, outcomes, layers = widths[0], widths[-1], len(widths) - 1
+    first = np.zeros(ROWS * _B, theta.dtype)
+    here, there = np.zeros(ROWS * _B, theta.dtype), np.zeros(ROWS * _B, theta.dtype)
+    for number in range(len(theta)):
+        one = theta[number]
+        for begin in range(0, len(encoded), ROWS):
+            for row in range(ROWS):
+                for i in range(features):
+                    first[row * _B + i] = encoded[begin + row, i]
+            inputs, at = first, 0
+            for layer in range(layers):
+                fan_in, fan_out = widths[layer], widths[layer + 1]
+                bias = at + fan_in * fan_out
+                for row in range(ROWS):
+                    for j in range(fan_out):
+                        here[row * _B + j] = one[bias + j]
+                _add_layer(one, at, fan_in, fan_out, inputs, here)
+                if layer < layers - 1:
+                    for row in range(ROWS):
+                        for j in range(fan_out):
+                            value = here[row * _B + j]
+                            # NaN stays what it is.
+                            here[row * _B + j] = zero if value < zero else value
+                at, inputs = bias + fan_out, here
+                here, there = there, here
+            if skip:
+                bias = at + features * outcomes
+                for row in range(ROWS):
+                    for j in range(outcomes):
+                        inputs[row * _B + j] += one[bias + j]
+                _add_layer(one, at, features, outcomes, first, inputs)
+            for row in range(ROWS):
+                for j in range(outcomes):
+                    found[begin + row, number, j] = inputs[row * _B + j]

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 
 from bco_core import certificates
-from bco_core.certificates import Certificate, ModelClass, certify
+from bco_core.certificates import BOUNDS, Certificate, ModelClass, Moments, certify, largest_average
 from bco_core.data import Sample
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import FAMILIES
@@ -20,7 +20,6 @@ from bco_core.inference.method import Task
 from bco_core.inference.options import make_options
 from bco_core.inference.vi import plain
 from bco_core.inference.vi.warm_start import ridge
-from bco_core.pac_bayes import BOUNDS, Moments, largest_average
 from bco_core.policies import decide
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor

@@ -18,11 +18,11 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.evaluate import GIVEN, OURS, Evaluated, evaluate
+from bco_core.evaluate import GIVEN, OURS, Evaluation, evaluate
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.posterior import Posterior
-from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, what_may_happen
+from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, scenario_sets
 from bco_core.problems.base import DecisionProblem, Risk
 from bco_core.problems.registry import PROBLEMS, build_problem, fixed
 from bco_core.scenarios import Scenarios
@@ -74,7 +74,7 @@ def tensor(*rows: Any) -> Tensor:
 
 def judged(
     spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
-) -> tuple[Tensor, Evaluated]:
+) -> tuple[Tensor, Evaluation]:
     """Ours for all contexts, and what is found of the given decisions."""
     problem, asked = build_problem(spec), PrescribeOptions(**options)
     ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
@@ -96,7 +96,7 @@ def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenari
     asked = PrescribeOptions(**options)
     encoded = posterior.encode(CONTEXTS)
     draws = posterior.scenarios(CONTEXTS, posterior.draws(asked.scenarios, asked.seed), encoded)
-    return draws, what_may_happen(posterior, CONTEXTS, encoded, draws, asked)[1]
+    return draws, scenario_sets(posterior, CONTEXTS, encoded, draws, asked)[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
@@ -363,7 +363,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
     problem = build_problem(ITEMS)
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
 
-    def found(given_: Tensor, seconds: float) -> Evaluated:
+    def found(given_: Tensor, seconds: float) -> Evaluation:
         return evaluate(
             POSTERIOR,
             problem,

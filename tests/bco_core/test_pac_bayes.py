@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 from scipy.stats import binom
 
-from bco_core.pac_bayes import (
+from bco_core.certificates import (
     BOUNDS,
     Moments,
     bernstein,

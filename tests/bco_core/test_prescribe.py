@@ -23,7 +23,7 @@ from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import predictive_scenarios
 from bco_core.predictors.registry import build_predictor
-from bco_core.prescribe import CVAR_LEVEL, QUANTILES, Prescribed, PrescribeOptions, decisions, prescribe
+from bco_core.prescribe import CVAR_LEVEL, QUANTILES, PrescribeOptions, PrescribeResult, decisions, prescribe
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
@@ -170,7 +170,7 @@ def test_the_alternative_is_the_decision_of_the_mode_under_the_same_scenarios() 
     np.testing.assert_allclose(found.hedging_gain, costs - found.costs.mean.numpy(), atol=1e-3)
 
 
-def assert_same(first: Prescribed, second: Prescribed) -> None:
+def assert_same(first: PrescribeResult, second: PrescribeResult) -> None:
     for name in ("decisions", "map_decisions", "map_costs"):
         torch.testing.assert_close(getattr(first, name), getattr(second, name))
     torch.testing.assert_close(first.feasibility, second.feasibility, equal_nan=True)

@@ -53,7 +53,7 @@ MUTANTS = [
         ),
     ),
     *group(
-        "bco_core/pac_bayes.py",
+        "bco_core/certificates.py",
         "tests/bco_core/test_pac_bayes.py",
         ("union bound over λ, lemma", "math.log(len(LEMMA_GRID) / failure)", "math.log(1 / failure)"),
         ("union bound over λ, Bernstein", "math.log(len(grid) / failure)", "math.log(1 / failure)"),
@@ -222,7 +222,7 @@ MUTANTS = [
         ("rounds that are left out", "min(end, start + most)", "end"),
     ),
     *group(
-        "bco_core/inference/vi/mixture.py",
+        "bco_core/inference/vi/fold_mixture.py",
         "tests/bco_core/features/test_boosted.py: test_a_mixture_inside_a_larger_predictor_predicts_the_same",
         ("the base taken away", "slopes[:, column, outcome] -= units[outcome]", "pass"),
     ),

@@ -12,10 +12,9 @@ import torch
 from bco_core.estimates import Estimate, estimate
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.diagnostics import CLEAR, FEW_ROWS, Diagnostics, Quality, judge_held_out
-from bco_core.inference.held_out import HeldOut
-from bco_core.inference.mh.chains import Chains
-from bco_core.inference.mh.metropolis import MetropolisOptions
-from bco_core.inference.mh.thinning import probed
+from bco_core.inference.held_out import HeldOutReport
+from bco_core.inference.mh.metropolis import Chains, MetropolisOptions
+from bco_core.inference.mh.thinning import probe_predictions
 from bco_core.policies import decide
 from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
@@ -58,13 +57,13 @@ class ChainReport:
 
 
 @dataclass(frozen=True)
-class Prior:
+class PriorReport:
     family: str
     scale: float
 
 
 @dataclass(frozen=True)
-class Start:
+class StartReport:
     """How far the predictions of each start were shifted, in standard deviations, and the feasibility it then had."""
 
     shift: list[float]
@@ -72,7 +71,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class LearnedRows:
+class LearnedRowsReport:
     """What decisions for the learned rows cost, and how often they keep their constraints."""
 
     rows: int
@@ -89,19 +88,19 @@ class ChainDiagnostics(Diagnostics):
 
     temperatures: Table
     chains: ChainReport
-    prior: Prior
-    start: Start
-    history: LearnedRows
+    prior: PriorReport
+    start: StartReport
+    history: LearnedRowsReport
     held_out_feasibility: float
     effective_draws: float
 
 
-def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> ChainReport:
+def report_chains(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> ChainReport:
     """How well the chains mixed, by predictions and loss."""
     info, scale = chains.info, target.cost_scale
     sampled = info.risks[plan.burn_in :]
     steps, count, _ = info.kept.shape
-    seen = probed(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
+    seen = probe_predictions(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
     between = seen.mean(dim=0).std(dim=0) if count > 1 else torch.zeros(seen.shape[2])
     within = seen.std(dim=0).mean(dim=0) if steps > 1 else torch.ones(seen.shape[2])
     picks = torch.linspace(0, len(info.risks) - 1, min(_TRACE_POINTS, len(info.risks))).long()
@@ -121,12 +120,14 @@ def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> Chai
     )
 
 
-def learned_rows(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, posterior: Posterior) -> LearnedRows:
+def report_learned_rows(
+    target: GibbsTarget, plan: MetropolisOptions, chains: Chains, posterior: Posterior
+) -> LearnedRowsReport:
     """What BCP's decisions do on the history that the chains learned from."""
     sample, particles = target.sample, posterior.particles
     outcomes = target.predictor.predict_encoded(particles, target.encoded(particles.dtype)).transpose(0, 1)
     found = decide(target.problem, Scenarios.equal(outcomes, outcomes.mean(dim=1)), "bcp")
-    return LearnedRows(
+    return LearnedRowsReport(
         rows=len(sample),
         cost=estimate(target.problem.cost(found.decisions, sample.outcomes)),
         feasibility=target.problem.feasible(found.decisions, sample.outcomes).double().mean().item(),
@@ -136,7 +137,7 @@ def learned_rows(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, p
     )
 
 
-def temperatures(ladder: np.ndarray[Any, Any], how: str) -> Table:
+def temperature_table(ladder: np.ndarray[Any, Any], how: str) -> Table:
     """The inverse temperatures tried, with what each was judged by."""
     judged = ("loss_before", "loss_after") if how == "settle" else ("cost", "feasibility")
     names = ("inverse_temperature", *judged, "chosen")
@@ -170,7 +171,7 @@ def judge_chains(
     found: ChainReport,
     plan: MetropolisOptions,
     problem: DecisionProblem,
-    held_out: HeldOut,
+    held_out: HeldOutReport,
     feasibility: float,
 ) -> Quality:
     """A verdict in a planner's words; ``feasibility`` is the share of held-out rows that keep uncertain constraints."""

@@ -23,29 +23,35 @@ from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.diagnostics import of_held_out
+from bco_core.inference.diagnostics import held_out_fields
 from bco_core.inference.held_out import (
     HISTORY_ROWS,
-    Judged,
-    Kept,
+    PolicyResults,
+    StoredHistory,
     autocorrelation,
-    judge_scenarios,
+    judge_policies,
     policy_of_paper,
     summarize,
 )
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
-from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
     ChainDiagnostics,
-    Prior,
-    Start,
+    PriorReport,
+    StartReport,
     judge_chains,
-    learned_rows,
-    report,
-    temperatures,
+    report_chains,
+    report_learned_rows,
+    temperature_table,
 )
 from bco_core.inference.mh.leave_one_out import LeaveOneOut, leave_one_out
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
+from bco_core.inference.mh.metropolis import (
+    Chains,
+    MetropolisOptions,
+    init_chains,
+    join_chains,
+    run_chains,
+    split_chains,
+)
 from bco_core.inference.mh.starts import choose_predictor, find_starts
 from bco_core.inference.mh.temperature import LADDER, PILOT, find_temperature
 from bco_core.inference.mh.thinning import thin
@@ -84,8 +90,8 @@ def _split(task: Task, progress: Progress) -> list[Part]:
     }
     asked = _reachable(plan, facts)
     facts["ladder"] = find_temperature(target, asked, starts, options, progress)
-    chains = begin(target, _planned(plan, facts), starts.theta, options.seed)
-    return [Part(plan.steps, one.to_arrays() | facts) for one in dealt(chains)]
+    chains = init_chains(target, _planned(plan, facts), starts.theta, options.seed)
+    return [Part(plan.steps, one.to_arrays() | facts) for one in split_chains(chains)]
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
@@ -97,14 +103,14 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
         if checkpoint is not None:
             checkpoint(current.to_arrays() | facts)
 
-    return run(target, plan, Chains.from_arrays(data), progress, save).to_arrays() | facts
+    return run_chains(target, plan, Chains.from_arrays(data), progress, save).to_arrays() | facts
 
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     options: MhOptions = task.options
     facts = {name: results[0][name] for name in _FACTS}
     target, plan = _target(task, str(facts["kind"][0])), _planned(_plan(task), facts)
-    chains = joined([Chains.from_arrays(one) for one in results])
+    chains = join_chains([Chains.from_arrays(one) for one in results])
     progress(0.0, "judging the chains")
     draws, best, chosen = _draws(target, plan, chains, options)
     # Few rows are enough to judge by and to carry outcomes from.
@@ -113,7 +119,7 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     kept, judged = _judged(target, rows, without, options)
     held_out = summarize(target, kept, judged)
     posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, kept.history)
-    found = report(chains, plan, target)
+    found = report_chains(chains, plan, target)
     share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[kept.rows]).double().mean().item()
     quality = judge_chains(len(task.sample), found, plan, task.problem, held_out, share)
     diagnostics = ChainDiagnostics(
@@ -125,14 +131,14 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         cost_scale=target.cost_scale,
         certificate=Certificate.absent("a certificate needs variational inference"),
         candidates=_candidates(facts),
-        temperatures=temperatures(facts["ladder"], options.temperature),
+        temperatures=temperature_table(facts["ladder"], options.temperature),
         chains=found,
-        prior=Prior(target.family.name, target.prior_scale.item()),
-        start=Start(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
-        history=learned_rows(target, plan, chains, posterior),
+        prior=PriorReport(target.family.name, target.prior_scale.item()),
+        start=StartReport(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
+        history=report_learned_rows(target, plan, chains, posterior),
         held_out_feasibility=share,
         effective_draws=without.effective,
-        **of_held_out(held_out),
+        **held_out_fields(held_out),
     )
     return Learned(posterior, diagnostics)
 
@@ -195,18 +201,20 @@ def _draws(
     return draws, best, draws[chosen]
 
 
-def _judged(target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: MhOptions) -> tuple[Kept, Judged]:
+def _judged(
+    target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: MhOptions
+) -> tuple[StoredHistory, PolicyResults]:
     """The history, each of its rows predicted without it, and what policies do on those rows."""
     spread, outcomes = target.predictor.outcomes.scale, target.sample.outcomes[rows]
     ones = torch.ones_like(spread)
     choice = choose_history(without.predictions, outcomes, spread, target.features[rows], ones, target.problem)
     order = autocorrelation(outcomes - without.predictions, rows)
-    kept = Kept(choice.history, rows[choice.order], choice.table, order)
+    kept = StoredHistory(choice.history, rows[choice.order], choice.table, order)
     seen = without.scenarios
     ordered = Scenarios(seen.outcomes[choice.order], seen.weights, seen.mode[choice.order])
     everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
     generator = torch.Generator().manual_seed(options.seed)
-    judged = judge_scenarios(target, [(everything, ordered)], kept, one_block, generator)
+    judged = judge_policies(target, [(everything, ordered)], kept, one_block, generator)
     return kept, judged.under(options.policy or policy_of_paper(target.problem))
 
 

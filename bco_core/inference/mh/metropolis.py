@@ -27,17 +27,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bco_core.data import Arrays
 from bco_core.errors import Diverged, InvalidInput
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.mh.chains import Adaptation, Chains, MetropolisInfo, MetropolisState
 from bco_core.problems.base import UncertainConstraints, cost_floor
 from bco_core.progress import Message, Progress, no_progress
 
@@ -47,6 +47,72 @@ _DECAY = 0.6
 BLOCK = 50
 # The share of the rows that is visited first, the most endangered ones.
 _FIRST = 0.2
+
+
+class Adaptation(NamedTuple):
+    """What proposals are made with: ``mean`` and ``variance`` (C, d) and ``log_scale`` (C,)."""
+
+    mean: Tensor
+    variance: Tensor
+    log_scale: Tensor
+
+
+class MetropolisState(NamedTuple):
+    """Where C chains are after ``step`` steps: all that the next step depends on.
+
+    ``theta`` (C, d), its scaled ``risk`` and ``log_prior`` (C,), how many rows its decisions fail, ``failures`` (C,),
+    the ``order`` (C, n) in which rows are visited, and the state of the chains' random numbers, ``generators`` (C, ·).
+    """
+
+    step: int
+    theta: Tensor
+    risk: Tensor
+    log_prior: Tensor
+    failures: Tensor
+    order: Tensor
+    adaptation: Adaptation
+    generators: Tensor
+
+
+class MetropolisInfo(NamedTuple):
+    """What some steps of C chains left behind: ``accepted`` and ``risks`` (steps, C), the ``kept`` draws (k, C, d), and
+    how often a proposal was rejected ``unseen``, or ``early``, with rows to go (C,)."""
+
+    accepted: Tensor
+    risks: Tensor
+    kept: Tensor
+    unseen: Tensor
+    early: Tensor
+
+    @staticmethod
+    def of(pieces: Sequence[MetropolisInfo]) -> MetropolisInfo:
+        """What stretches of steps, one after the other, left behind together."""
+        growing = (torch.cat([getattr(one, name) for one in pieces]) for name in ("accepted", "risks", "kept"))
+        counts = (torch.stack([getattr(one, name) for one in pieces]).sum(dim=0) for name in ("unseen", "early"))
+        return MetropolisInfo(*growing, *counts)
+
+
+class Chains(NamedTuple):
+    """C chains: where they are, and what they left behind on the way."""
+
+    state: MetropolisState
+    info: MetropolisInfo
+
+    def to_arrays(self) -> Arrays:
+        """Plain arrays; :meth:`from_arrays` restores exactly these chains."""
+        state, info = self.state._asdict(), self.info._asdict()
+        step, adaptation = state.pop("step"), state.pop("adaptation")._asdict()
+        return {name: value.numpy() for name, value in (state | adaptation | info).items()} | {"step": np.array([step])}
+
+    @staticmethod
+    def from_arrays(arrays: Arrays) -> Chains:
+        def tensors(kind: type[NamedTuple]) -> dict[str, Any]:
+            return {name: torch.from_numpy(np.array(arrays[name])) for name in kind._fields if name in arrays}
+
+        adaptation = Adaptation(**tensors(Adaptation))
+        state = tensors(MetropolisState) | {"step": int(arrays["step"][0]), "adaptation": adaptation}
+        return Chains(MetropolisState(**state), MetropolisInfo(**tensors(MetropolisInfo)))
+
 
 Checkpoint = Callable[[Chains], None]
 CHECKPOINT_SECONDS = 10.0
@@ -83,7 +149,7 @@ class MetropolisOptions:
         return [self.burn_in + round(length * (k + 1) / count) for k in range(count)]
 
 
-def begin(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: int) -> Chains:
+def init_chains(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: int) -> Chains:
     """Chains that start at θ (C, d), each with random numbers of its own drawn from the seed."""
     chains, dim = theta.shape
     rows = _Rows.of(target, replace(options, early_rejection=False))
@@ -122,7 +188,7 @@ def begin(target: GibbsTarget, options: MetropolisOptions, theta: Tensor, seed: 
     return Chains(state, nothing)
 
 
-def run(
+def run_chains(
     target: GibbsTarget,
     options: MetropolisOptions,
     chains: Chains,
@@ -159,7 +225,7 @@ def _message(state: MetropolisState, options: MetropolisOptions, recent: Tensor)
     return f"{phase}, step {state.step} of {options.steps}, {recent.double().mean():.0%} of proposals accepted"
 
 
-class _Evaluated(NamedTuple):
+class _RiskEvaluation(NamedTuple):
     """What a visit to the rows found: the risk, infinite for a θ that is rejected, and how many rows were visited and
     how many failed; ``order`` is how the next proposal should visit them."""
 
@@ -209,7 +275,7 @@ class _Rows:
     def visit(self, order: Tensor) -> _Visit:
         return _Visit(order, self.encoded[order], self.target.sample.outcomes[order])
 
-    def evaluate(self, theta: Tensor, visit: _Visit, limit: float) -> _Evaluated:
+    def evaluate(self, theta: Tensor, visit: _Visit, limit: float) -> _RiskEvaluation:
         """Visit the rows for one θ (d,); a risk of infinity says that θ is rejected, early or late."""
         problem, constrained = self.target.problem, self.constrained
         total, failures, first, rejected, danger, room = 0.0, 0, 0, False, [], 0.0
@@ -230,12 +296,12 @@ class _Rows:
                 least = total + ((self.count - last) * self.floor if last < self.count else 0.0)
                 rejected = rejected or failures > self.allowed or least > limit * self.count
                 if rejected and self.early:
-                    return _Evaluated(math.inf, last, failures, visit.order)
+                    return _RiskEvaluation(math.inf, last, failures, visit.order)
                 first = last
         if rejected or not math.isfinite(total) or (self.keep_mean and room < 0):
-            return _Evaluated(math.inf, self.count, failures, visit.order)
+            return _RiskEvaluation(math.inf, self.count, failures, visit.order)
         order = visit.order[torch.cat(danger).argsort(stable=True)]
-        return _Evaluated(total / self.count, self.count, failures, order)
+        return _RiskEvaluation(total / self.count, self.count, failures, order)
 
 
 def _log_prior(target: GibbsTarget, theta: Tensor) -> Tensor:
@@ -300,3 +366,38 @@ def advance(
     )
     drawn = torch.stack(kept) if kept else theta.new_zeros(0, *theta.shape)
     return after, MetropolisInfo(torch.stack(accepted), torch.stack(risks), drawn, unseen, early)
+
+
+def split_chains(chains: Chains) -> list[Chains]:
+    """Every chain by itself."""
+    state, info = chains
+
+    def one(chain: int) -> Chains:
+        def own(value: Tensor) -> Tensor:
+            return value[chain, None]
+
+        adaptation = Adaptation(*map(own, state.adaptation))
+        fields = {name: own(value) for name, value in state._asdict().items() if name not in ("step", "adaptation")}
+        growing = (value[:, chain, None] for value in info[:3])
+        return Chains(
+            MetropolisState(step=state.step, adaptation=adaptation, **fields),
+            MetropolisInfo(*growing, *map(own, info[3:])),
+        )
+
+    return [one(chain) for chain in range(len(state.theta))]
+
+
+def join_chains(parts: Sequence[Chains]) -> Chains:
+    """All chains again, in their order."""
+    states, infos = [part.state for part in parts], [part.info for part in parts]
+    adaptation = Adaptation(*(torch.cat(values) for values in zip(*(s.adaptation for s in states), strict=True)))
+    fields = {
+        name: torch.cat([getattr(state, name) for state in states])
+        for name in MetropolisState._fields
+        if name not in ("step", "adaptation")
+    }
+    growing = (torch.cat(values, dim=1) for values in zip(*(info[:3] for info in infos), strict=True))
+    counts = (torch.cat(values) for values in zip(*(info[3:] for info in infos), strict=True))
+    return Chains(
+        MetropolisState(step=states[0].step, adaptation=adaptation, **fields), MetropolisInfo(*growing, *counts)
+    )

@@ -27,7 +27,7 @@ _FIT = TrainingOptions(epochs=300, patience=15, batch_size=64, learning_rate=0.0
 
 
 @dataclass(frozen=True)
-class Starts:
+class ChainStarts:
     """θ (C, d) with the least shift, in standard deviations of the outcomes, that reaches F_0; what F_n it has, and
     whether its decisions keep their constraints on average, (C,)."""
 
@@ -52,7 +52,7 @@ def choose_predictor(
         predictor = build_predictor(kind, sample, options.predictor.layers(kind), features)
         target = make_target(problem, predictor, sample, FAMILIES[options.family])
         folds = make_folds(len(sample), FOLDS, generator)
-        theta = fitted(target, folds, generator)
+        theta = fit_squared_error(target, folds, generator)
         with torch.no_grad():
             seen = predictor.forward(theta, target.encoded(torch.float32)[folds.validation])
         surrogate = SquaredError(predictor.outcomes.scale)
@@ -62,14 +62,14 @@ def choose_predictor(
     return AUTO[chosen], [estimate(error) for error in errors]
 
 
-def find_starts(target: GibbsTarget, chains: int, required: float | None, generator: torch.Generator) -> Starts:
+def find_starts(target: GibbsTarget, chains: int, required: float | None, generator: torch.Generator) -> ChainStarts:
     """A start for each chain, fitted to squared error on four fifths of the rows, dealt anew for each."""
     predictor, sample = target.predictor, target.sample
     folds = make_folds(len(sample), chains, generator)
-    theta = fitted(target, folds, generator)
+    theta = fit_squared_error(target, folds, generator)
     if required is None:
         nothing = torch.zeros(chains, dtype=torch.float64)
-        return Starts(theta, nothing, torch.ones_like(nothing), nothing > 0)
+        return ChainStarts(theta, nothing, torch.ones_like(nothing), nothing > 0)
     best_shift, best_share = torch.zeros(chains, dtype=torch.float64), torch.full((chains,), -2.0).double()
     encoded = target.encoded(theta.dtype)
     predictions = predictor.predict_encoded(theta, encoded)
@@ -93,7 +93,7 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
     # Predictions clipped at zero, or rounding of θ, may say otherwise than the shifted ones: believe θ itself.
     decisions = target.problem.decide(predictor.predict_encoded(theta, encoded))
     share = _kept(target.problem, decisions, sample.outcomes).double().mean(dim=1)
-    return Starts(theta, best_shift, share, _keeps_mean(target.problem, decisions, sample.outcomes))
+    return ChainStarts(theta, best_shift, share, _keeps_mean(target.problem, decisions, sample.outcomes))
 
 
 def _kept(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _keeps_mean(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -
     return problem.slack(decisions, outcomes).mean(dim=1) >= 0
 
 
-def fitted(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:
+def fit_squared_error(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:
     """θ (R, d) of least squared error on each of the folds' training rows: ridge regression, or a network from it."""
     predictor, sample = target.predictor, target.sample
     encoded = target.encoded()

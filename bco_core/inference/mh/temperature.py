@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bco_core.data import make_folds
 from bco_core.gibbs import GibbsTarget, perfect_cost
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
-from bco_core.inference.mh.starts import Starts, find_starts
+from bco_core.inference.mh.metropolis import MetropolisOptions, init_chains, run_chains
+from bco_core.inference.mh.starts import ChainStarts, find_starts
 from bco_core.inference.options import MhOptions
 from bco_core.policies import decide
 from bco_core.problems.base import UncertainConstraints
@@ -33,7 +33,7 @@ _DRIFT = 0.05
 
 
 def find_temperature(
-    target: GibbsTarget, plan: MetropolisOptions, starts: Starts, options: MhOptions, progress: Progress
+    target: GibbsTarget, plan: MetropolisOptions, starts: ChainStarts, options: MhOptions, progress: Progress
 ) -> np.ndarray[Any, Any]:
     """What was tried: rows of (λn, figure before, figure after, chosen).
 
@@ -51,7 +51,7 @@ def find_temperature(
     for number, level in enumerate(LADDER):
         progress(0.2 + 0.8 * number / len(LADDER), f"trying an inverse temperature of {level:g}")
         colder = replace(pilot, inverse_temperature=level)
-        done = run(target, colder, begin(target, colder, theta, options.seed))
+        done = run_chains(target, colder, init_chains(target, colder, theta, options.seed))
         quarters = done.info.risks.chunk(4)
         before, after = quarters[1].mean().item(), quarters[3].mean().item()
         # Against what there is to lose, so that fixed costs and gains make no difference.
@@ -85,7 +85,7 @@ def _by_validation(
             burn_in=PILOT // 2,
             kept=_PILOT_DRAWS,
         )
-        done = run(training, colder, begin(training, colder, starts.theta, options.seed))
+        done = run_chains(training, colder, init_chains(training, colder, starts.theta, options.seed))
         outcomes = held_out.sample.outcomes
         decisions = decide(target.problem, _scenarios(held_out, done.info.kept.flatten(0, 1)), "bcp").decisions
         cost = target.problem.cost(decisions, outcomes).mean().item()

@@ -30,12 +30,18 @@ from bco_core.features.standardized import STANDARDIZED
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.options import AutoOptions
-from bco_core.inference.vi.finalize import Candidate, conclude, keep_history
-from bco_core.inference.vi.mixture import embedded, joined, learn_all
-from bco_core.inference.vi.nested_judging import Views, judge, stretches_of
-from bco_core.inference.vi.out_of_fold import OutOfFold, averaged_costs, out_of_fold, pooled
-from bco_core.inference.vi.plan import Plan, Settings, make_plan
-from bco_core.inference.vi.recipes import (
+from bco_core.inference.vi.cross_validation import (
+    CandidateViews,
+    OutOfFoldView,
+    averaged_costs,
+    judge_nested,
+    out_of_fold,
+    pool_views,
+    stretches_of,
+)
+from bco_core.inference.vi.finalize import Candidate, keep_history, make_posterior
+from bco_core.inference.vi.fold_mixture import embed, join_fits, learn_all
+from bco_core.inference.vi.hyperparameters import (
     AS_BOOSTED,
     BESIDE_BOOSTED,
     DEPARTING,
@@ -48,6 +54,7 @@ from bco_core.inference.vi.recipes import (
     recipe_for,
     sweep_for,
 )
+from bco_core.inference.vi.plan import LearningSettings, MixturePlan, make_plan
 from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalFit, VariationalOptions
 from bco_core.policies import first_policy
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
@@ -66,7 +73,7 @@ _CLEARLY, _DEARER = 2.0, 0.05
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """One way to learn: the predictor, whether it departs from boosted features and sees contexts beside them, and the
     configurations that compete."""
 
@@ -91,11 +98,11 @@ def _boosts(task: Task) -> bool:
     return plain and len(task.sample) >= LEAST_ROWS and not options.certify
 
 
-def _plan(task: Task) -> Plan:
+def _plan(task: Task) -> MixturePlan:
     options: AutoOptions = task.options
     rows = min(len(task.sample), POSTERIOR_ROWS)
 
-    def settle(folds: Folds) -> Settings:
+    def settle(folds: Folds) -> LearningSettings:
         variational = VariationalOptions(
             kl_weight=resolve_kl_weight(
                 folds.train.shape[1], options.kl_weight, options.inverse_temperature, KL_WEIGHT
@@ -115,12 +122,12 @@ def _plan(task: Task) -> Plan:
         if options.has_temperature:
             sweeps = {kind: at_one_temperature(sweep) for kind, sweep in sweeps.items()}
         scales = {kind: recipe_for(kind).prior_scale for kind in {*kinds, "linear", "skip_mlp"}}
-        return Settings(variational, scales, sweeps)
+        return LearningSettings(variational, scales, sweeps)
 
     return make_plan(task, options.members or members_for(rows), settle, POSTERIOR_ROWS, _boosts(task))
 
 
-def _boosting(plan: Plan) -> Boosting | None:
+def _boosting(plan: MixturePlan) -> Boosting | None:
     if not _boosts(plan.task):
         return None
     return Boosting.of(plan.task.sample, plan.rows, plan.task.problem, plan.task.options.seed)
@@ -143,7 +150,7 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
     return boosting.fit(int(data["part"][0]))
 
 
-def _boosted(plan: Plan, results: Sequence[Arrays], progress: Progress) -> Boosted | None:
+def _boosted(plan: MixturePlan, results: Sequence[Arrays], progress: Progress) -> Boosted | None:
     boosting = _boosting(plan)
     if boosting is None:
         return None
@@ -161,14 +168,14 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     boosted = _boosted(plan, results, part_of(progress, 0.0, 0.0 if results else 0.3))
     rest = part_of(progress, 0.0 if results or boosted is None else 0.3, 1.0)
     learned: list[Candidate] = []
-    views: list[Views] = []
+    views: list[CandidateViews] = []
     departing = None
     if boosted is not None:
         departing = _compete(plan.boosted, _departures(plan, boosted), part_of(rest, 0.0, 0.3))
     kinds = task.options.predictor.kinds
     rest = part_of(rest, 0.0 if boosted is None else 0.3, 1.0)
     for index, kind in enumerate(kinds):
-        family, is_network = Family(kind, plan.settings.sweeps[kind]), PREDICTORS[kind].is_network
+        family, is_network = ModelFamily(kind, plan.settings.sweeps[kind]), PREDICTORS[kind].is_network
         beside = is_network and departing is not None
         if beside and not task.options.has_temperature:
             family = replace(family, sweep=BESIDE_BOOSTED)
@@ -189,30 +196,32 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         final = _mixed(plan, final, other, boosted)
     final = replace(final, candidates=[row for one in learned for row in one.candidates])
     kept = keep_history(plan, final)
-    judged = judge(final.target, views, kept, plan.judging, plan.generator)
-    return conclude(plan, final, kept, judged.under(task.options.policy))
+    judged = judge_nested(final.target, views, kept, plan.judging, plan.generator)
+    return make_posterior(plan, final, kept, judged.under(task.options.policy))
 
 
-def _departures(plan: Plan, boosted: Boosted) -> list[Family]:
+def _departures(plan: MixturePlan, boosted: Boosted) -> list[ModelFamily]:
     """What competes on boosted features, the plain boosted rule first."""
     narrow = boosted.only(contexts=False)
     sweep: tuple[Configuration, ...] = DEPARTING
     if plan.task.options.has_temperature:
         sweep = at_one_temperature(sweep)
-    found = [Family("linear", (AS_BOOSTED, *sweep), narrow), Family("linear", sweep, boosted)]
+    found = [ModelFamily("linear", (AS_BOOSTED, *sweep), narrow), ModelFamily("linear", sweep, boosted)]
     if len(plan.rows) <= MANY_ROWS:
-        found.append(Family("skip_mlp", (sweep[0],), boosted))
+        found.append(ModelFamily("skip_mlp", (sweep[0],), boosted))
     return found
 
 
-def _compete(plan: Plan, families: Sequence[Family], progress: Progress) -> tuple[Candidate, Views]:
+def _compete(
+    plan: MixturePlan, families: Sequence[ModelFamily], progress: Progress
+) -> tuple[Candidate, CandidateViews]:
     """Let configurations compete, those of several families as well, and learn as the winner does.
 
     Without time they compete on the first partition, and the winner learns on all; linear members are cheap, and
     compete on all partitions. With time they compete forward, and the winner learns again from all rows.
     """
     generator, options = plan.generator, plan.settings.variational
-    tried: list[tuple[Family, Configuration, GibbsTarget, VariationalFit, OutOfFold]] = []
+    tried: list[tuple[ModelFamily, Configuration, GibbsTarget, VariationalFit, OutOfFoldView]] = []
     several = len(families) > 1 or not PREDICTORS[families[0].kind].is_network
     competing = plan.judging if plan.forward or several else plan.folds[:FOLDS]
     for index, family in enumerate(families):
@@ -231,21 +240,26 @@ def _compete(plan: Plan, families: Sequence[Family], progress: Progress) -> tupl
     if plan.forward or len(folds.train) > len(competing.train):
         later = folds if plan.forward else folds[len(competing.train) :]
         (again,) = learn_all(target, later, recipe, [best], options, generator, part_of(progress, 0.8, 1.0))
-        fit = again if plan.forward else joined([fit, again])
+        fit = again if plan.forward else join_fits([fit, again])
         seen = seen if plan.forward else out_of_fold(target, folds, fit.mixture, generator)
-    views = Views([view for *_, view in tried], costs, choice.chosen, seen, target)
+    views = CandidateViews([view for *_, view in tried], costs, choice.chosen, seen, target)
     return _candidate(plan, best, target, fit, seen, choice), views
 
 
 def _candidate(
-    plan: Plan, best: Configuration, target: GibbsTarget, fit: VariationalFit, seen: OutOfFold, choice: Selection
+    plan: MixturePlan,
+    best: Configuration,
+    target: GibbsTarget,
+    fit: VariationalFit,
+    seen: OutOfFoldView,
+    choice: Selection,
 ) -> Candidate:
     kl_weight = plan.kl_weight * best.whole_kl_factor
     return Candidate(target, fit.mixture, [ModelClass(target, fit.mixture, 1.0)], seen, [fit], kl_weight, choice.table)
 
 
 def _piloted(
-    plan: Plan, family: Family, departing: tuple[Candidate, Views] | None, progress: Progress
+    plan: MixturePlan, family: ModelFamily, departing: tuple[Candidate, CandidateViews] | None, progress: Progress
 ) -> Configuration | None:
     """The configuration of a network that one member, learning from some of its rows, finds to cost least; None where
     it is clearly dearer than a boosted rule on the same rows."""
@@ -267,7 +281,7 @@ def _piloted(
     return family.sweep[chosen]
 
 
-def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | None) -> Candidate:
+def _mixed(plan: MixturePlan, first: Candidate, second: Candidate, boosted: Boosted | None) -> Candidate:
     """The mixture of two candidates whose averaged decisions cost least on held-out rows, in one parameter space."""
     sample, rows = first.target.sample, first.seen.rows
     stretches = stretches_of(second.target, rows) if plan.forward else None
@@ -280,7 +294,7 @@ def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | N
     departs = second.target.predictor.features.bases is not None
     used = [one for one in classes if one.weight > 0]
     target = _common(plan, [one.target for one in used], boosted)
-    parts = [embedded(one.target, one.mixture, target, _columns(one.target, target)) for one in used]
+    parts = [embed(one.target, one.mixture, target, _columns(one.target, target)) for one in used]
     mixture = Mixture(
         parts[0].family,
         torch.cat([part.weights * one.weight for part, one in zip(parts, used, strict=True)]),
@@ -292,7 +306,7 @@ def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | N
         target,
         mixture,
         classes,
-        pooled(first.seen, second.seen, share),
+        pool_views(first.seen, second.seen, share),
         first.fits + second.fits,
         heavier.kl_weight if departs else second.kl_weight,
         share=first.share if departs else share,
@@ -301,7 +315,7 @@ def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | N
     )
 
 
-def _common(plan: Plan, targets: Sequence[GibbsTarget], boosted: Boosted | None) -> GibbsTarget:
+def _common(plan: MixturePlan, targets: Sequence[GibbsTarget], boosted: Boosted | None) -> GibbsTarget:
     """The smallest target that all of some fit into."""
     if len(targets) == 1:
         return targets[0]

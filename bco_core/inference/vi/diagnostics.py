@@ -9,8 +9,8 @@ import torch
 
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.diagnostics import Diagnostics, Quality, judge_held_out, of_held_out
-from bco_core.inference.held_out import HeldOut
+from bco_core.inference.diagnostics import Diagnostics, Quality, held_out_fields, judge_held_out
+from bco_core.inference.held_out import HeldOutReport
 from bco_core.inference.vi.variational import TracePoint, VariationalFit
 from bco_core.problems.surrogate import loss_of
 from bco_core.select import Table
@@ -52,7 +52,7 @@ class VariationalDiagnostics(Diagnostics):
 
 def diagnose(
     target: GibbsTarget,
-    held_out: HeldOut,
+    held_out: HeldOutReport,
     mixture: Mixture,
     fits: list[VariationalFit],
     kl_weight: float,
@@ -72,7 +72,7 @@ def diagnose(
         best_epochs=[fit.best_epochs for fit in fits],
         stopped_early=converged,
         trace=fits[-1].trace,
-        **of_held_out(held_out),
+        **held_out_fields(held_out),
         **told,
     )
 

@@ -12,11 +12,11 @@ from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, autocorrelation, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, PolicyResults, StoredHistory, autocorrelation, summarize
 from bco_core.inference.method import Learned
+from bco_core.inference.vi.cross_validation import OutOfFoldView
 from bco_core.inference.vi.diagnostics import diagnose
-from bco_core.inference.vi.out_of_fold import OutOfFold
-from bco_core.inference.vi.plan import Plan
+from bco_core.inference.vi.plan import MixturePlan
 from bco_core.inference.vi.variational import VariationalFit
 from bco_core.posterior import Posterior
 from bco_core.select import Table
@@ -37,7 +37,7 @@ class Candidate:
     target: GibbsTarget
     mixture: Mixture
     classes: list[ModelClass]
-    seen: OutOfFold
+    seen: OutOfFoldView
     fits: list[VariationalFit]
     kl_weight: float
     candidates: Table = field(default_factory=list)
@@ -46,7 +46,7 @@ class Candidate:
     boosted_share: float | None = None
 
 
-def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Learned:
+def make_posterior(plan: MixturePlan, learned: Candidate, kept: StoredHistory, judged: PolicyResults) -> Learned:
     """The posterior, and what held-out rows say of it."""
     options = plan.task.options
     diagnostics = diagnose(
@@ -67,7 +67,7 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Lear
     return Learned(posterior, diagnostics)
 
 
-def keep_history(plan: Plan, learned: Candidate) -> Kept:
+def keep_history(plan: MixturePlan, learned: Candidate) -> StoredHistory:
     """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
     target, rows = learned.target, learned.seen.rows
     order = autocorrelation(target.sample.outcomes[rows] - learned.seen.scenarios.mean(), rows)
@@ -77,10 +77,10 @@ def keep_history(plan: Plan, learned: Candidate) -> Kept:
     spread, features = target.predictor.outcomes.scale, target.features[rows]
     periods = None if plan.forward is None or target.sample.timeline is None else target.sample.timeline.periods[rows]
     choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem, periods)
-    return Kept(choice.history, rows[choice.order], choice.table, order)
+    return StoredHistory(choice.history, rows[choice.order], choice.table, order)
 
 
-def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
+def _averaging_gain(plan: MixturePlan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
     """How much smaller errors (H, d_y) are, as a factor (d_y,), when all members predict instead of those few that
     held a row out: by the variance that averaging takes away.
 

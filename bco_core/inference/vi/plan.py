@@ -18,7 +18,7 @@ from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.method import Task
 from bco_core.inference.options import AutoOptions, ViOptions
-from bco_core.inference.vi.recipes import Configuration
+from bco_core.inference.vi.hyperparameters import Configuration
 from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.predictors.registry import build_predictor
 from bco_core.timeline import blocks
@@ -29,7 +29,7 @@ SHARED_ROWS = 8000
 _PILOT_ROWS, _PILOT_HELD_OUT = 3000, 1000
 
 
-class Settings(NamedTuple):
+class LearningSettings(NamedTuple):
     """How members learn, and for each kind of predictor its prior's scale and the configurations that compete: none
     where the caller chose."""
 
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class MixturePlan:
     """``generator`` goes on from here; ``rows`` are those of the task's that θ learns from, ``scaling`` those of them
     that predictors are scaled with, ``judged`` those that a certificate may be judged by.
 
@@ -54,7 +54,7 @@ class Plan:
     judged: Tensor | None
     folds: Folds
     forward: Folds | None
-    settings: Settings
+    settings: LearningSettings
 
     @property
     def shared(self) -> bool:
@@ -73,7 +73,7 @@ class Plan:
         return Folds(one.train, one.validation[:, evenly(one.validation.shape[1], _PILOT_HELD_OUT)])
 
     @property
-    def beside_boosted(self) -> Plan:
+    def beside_boosted(self) -> MixturePlan:
         """The same for networks beside a boosted rule: they learn from as many rows as a pilot."""
         return replace(self, folds=_fewer(self.folds), forward=None if self.forward is None else _fewer(self.forward))
 
@@ -104,7 +104,7 @@ class Plan:
         return make_target(self.task.problem, predictor, self.sample, family, self.settings.prior_scales[kind])
 
     @cached_property
-    def boosted(self) -> Plan:
+    def boosted(self) -> MixturePlan:
         """The same for members that learn on boosted features: with time, the first block has none."""
         timeline = self.sample.timeline
         if timeline is None or self.forward is None:
@@ -119,8 +119,8 @@ def _fewer(folds: Folds) -> Folds:
 
 
 def make_plan(
-    task: Task, members: int, settle: Callable[[Folds], Settings], most: int | None = None, boosts: bool = False
-) -> Plan:
+    task: Task, members: int, settle: Callable[[Folds], LearningSettings], most: int | None = None, boosts: bool = False
+) -> MixturePlan:
     """A plan for so many members to learn from up to ``most`` of the rows, some of them on boosted features."""
     options: AutoOptions | ViOptions = task.options
     generator = torch.Generator().manual_seed(options.seed)
@@ -136,7 +136,7 @@ def make_plan(
         except InvalidInput:
             # Too short to be cut in time: it is judged as if it had none.
             forward = None
-    return Plan(task, generator, rows, scaling, judged, folds, forward, settle(folds))
+    return MixturePlan(task, generator, rows, scaling, judged, folds, forward, settle(folds))
 
 
 def _thinned(sample: Sample, most: int | None, seed: int) -> Tensor:

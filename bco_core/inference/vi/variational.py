@@ -131,7 +131,7 @@ def fit_variational(
     initial = torch.stack([loc, rho])
     trained = train(initial, folds.train, loss, judge, options, generator, progress, watch, options.peers)
     mixture = equal_mixture(family, trained.value[0], softplus(trained.value[1]))
-    return VariationalFit(mixture, trained.best_epochs, trained.stopped_early, _thinned(trace))
+    return VariationalFit(mixture, trained.best_epochs, trained.stopped_early, _thin_trace(trace))
 
 
 def _rows_of_others(validation: Tensor, rows: int) -> Tensor:
@@ -158,7 +158,7 @@ def member_scenarios(
     return Scenarios.equal(predictions[:, :-1], predictions[:, -1])
 
 
-def _thinned(trace: list[TracePoint]) -> list[TracePoint]:
+def _thin_trace(trace: list[TracePoint]) -> list[TracePoint]:
     """At most 200 points, first and last among them."""
     if len(trace) <= _TRACE_POINTS:
         return trace

@@ -284,7 +284,7 @@ def test_alternatives_that_had_no_turn_say_so_beside_ours(
         raise OutOfTime("later")
 
     monkeypatch.setattr(deadline, "before_long_work", lambda: None)
-    monkeypatch.setattr("bco_core.evaluate._Over.of", late)
+    monkeypatch.setattr("bco_core.evaluate._ContextScenarios.of", late)
     answer = evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
     (one,) = answer["evaluations"][0]["alternatives"]
     assert (one["status"], one["expected_cost"], one["decision"]["loaves"]) == ("time_limit", None, 60)

@@ -18,7 +18,7 @@ from bco_core.gibbs import make_target
 from bco_core.inference.learn import MINIMUM_ROWS, learn
 from bco_core.inference.options import LearningOptions, make_options
 from bco_core.inference.vi import plain
-from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold
+from bco_core.inference.vi.cross_validation import OutOfFoldView, out_of_fold
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES, decide
 from bco_core.posterior import Posterior, digest
@@ -159,9 +159,9 @@ def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_ave
 
 
 def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    views: list[OutOfFold] = []
+    views: list[OutOfFoldView] = []
 
-    def with_an_odd_mode(*arguments: Any) -> OutOfFold:
+    def with_an_odd_mode(*arguments: Any) -> OutOfFoldView:
         seen = out_of_fold(*arguments)
         views.append(replace(seen, scenarios=replace(seen.scenarios, mode=seen.scenarios.mode + 1000)))
         return views[-1]

@@ -19,9 +19,9 @@ from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options
 from bco_core.inference.update import UpdateOptions, update
-from bco_core.inference.vi.around_regression import Regression, bends, fit_around
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
-from bco_core.posterior import Posterior, without_particles
+from bco_core.inference.vi.surrogate import BayesianRegression, bends, fit_around
+from bco_core.posterior import Posterior, strip_particles
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
 from bco_core.problems.linear.uncertain_cost import UncertainObjective
@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_posterior_and_it_survives_storing(found: L
     again = learn(problem_of(instance), sample_of(instance, slice(100)))
     torch.testing.assert_close(again.posterior.particles, found.posterior.particles, rtol=0, atol=0)
     description, arrays = found.posterior.to_arrays()
-    assert "particles" not in without_particles(description, arrays)
+    assert "particles" not in strip_particles(description, arrays)
     restored = Posterior.from_arrays(description, arrays)
     assert isinstance(restored.distribution, MatrixGaussian)
     torch.testing.assert_close(restored.draws(7, 3), found.posterior.draws(7, 3))
@@ -137,7 +137,7 @@ def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance:
     problem, sample = problem_of(instance), sample_of(instance, slice(100))
     target = target_of(problem, sample)
     rows = torch.arange(100)[None]
-    start = Regression.of(target, rows)
+    start = BayesianRegression.of(target, rows)
     wanted = target.predictor.wanted(sample.outcomes, target.features)
     expected = torch.linalg.lstsq(torch.from_numpy(start.inputs[0]), wanted).solution
     np.testing.assert_allclose(start.theta[0], expected, atol=1e-4)
@@ -158,7 +158,7 @@ def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance:
 def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instance: Instance) -> None:
     target = target_of(problem_of(instance), sample_of(instance, slice(100)))
     rows, generator = torch.arange(100).repeat(2, 1), torch.Generator()
-    start = Regression.of(target, rows)
+    start = BayesianRegression.of(target, rows)
     fit = fit_around(target, rows, torch.tensor([0.0, 0.3]).double(), 1e4, generator)
     free = fit_around(target, rows, torch.tensor([0.0, 0.3]).double(), 1e-2, generator)
     at = torch.from_numpy(start.theta).flatten(1).float()

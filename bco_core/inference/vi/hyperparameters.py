@@ -12,7 +12,7 @@ from bco_core.select import Table
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How a kind of predictor is learned. ``fit_rate`` None means that ridge regression is fit enough.
 
     From a warm start a network soon finds what there is to gain; a linear model may have a longer way. After the epochs
@@ -30,7 +30,7 @@ class Recipe:
     departs: bool = False
 
 
-NETWORK = Recipe(
+NETWORK = TrainingRecipe(
     initial_scale=0.03,
     prior_scale=0.1,
     fit_rate=0.01,
@@ -39,10 +39,10 @@ NETWORK = Recipe(
     fit_rungs=(20, 40),
     rungs=(5, 12),
 )
-LINEAR = Recipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
+LINEAR = TrainingRecipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
 
 
-class Start(NamedTuple):
+class WarmStart(NamedTuple):
     """How a warm start departs from the recipe, as factors on its temperature and width: narrow members under a weak
     prior fit what a wide one takes for noise."""
 
@@ -50,7 +50,7 @@ class Start(NamedTuple):
     scale_factor: float = 1.0
 
 
-AS_PRESCRIBED, NARROWER, NARROW = Start(), Start(0.3, 0.3), Start(0.1, 0.1)
+AS_PRESCRIBED, NARROWER, NARROW = WarmStart(), WarmStart(0.3, 0.3), WarmStart(0.1, 0.1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Configuration:
     scale_factor: float = 1.0
     rate_factor: float = 1.0
     own_units: bool = False
-    start: Start = AS_PRESCRIBED
+    start: WarmStart = AS_PRESCRIBED
     recent: float = 1.0
 
     @property
@@ -106,14 +106,14 @@ BESIDE_BOOSTED = (FREER[1], FREE[0], FREE[2])
 FEW_ROWS, MANY_ROWS = 500, 2000
 
 
-def recipe_for(kind: str, departs: bool = False) -> Recipe:
+def recipe_for(kind: str, departs: bool = False) -> TrainingRecipe:
     """The recipe of a kind of predictor. One that ``departs`` from a boosted rule starts there: a fit to the outcomes
     would lead away from it."""
     recipe = NETWORK if PREDICTORS[kind].is_network else LINEAR
     return replace(recipe, fit_rate=None, fit_rungs=(), departs=True) if departs else recipe
 
 
-def sweep_for(rows: int, recipe: Recipe, in_time: bool = False) -> tuple[Configuration, ...]:
+def sweep_for(rows: int, recipe: TrainingRecipe, in_time: bool = False) -> tuple[Configuration, ...]:
     """What competes, the one to be left only for a clear gain first.
 
     A linear model may start near its recipe or far from it. Up to 200 rows no gain is clear, and the first had better

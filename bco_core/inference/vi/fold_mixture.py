@@ -18,22 +18,22 @@ from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import Family
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.vi.recipes import AS_BOOSTED, Configuration, Recipe, Start
+from bco_core.inference.vi.hyperparameters import AS_BOOSTED, Configuration, TrainingRecipe, WarmStart
 from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational
 from bco_core.inference.vi.warm_start import SquaredError, ridge_start, shift_to_decisions
 from bco_core.predictors.base import Predictor
-from bco_core.progress import Progress, in_words, no_progress, part_of
+from bco_core.progress import Progress, no_progress, part_of, without_figures
 
 # The scale of a coordinate that is not there.
-NOTHING = 1e-6
+ZERO_SCALE = 1e-6
 # Locations and scales (R, d) to learn from.
-Begin = tuple[Tensor, Tensor]
+StartValues = tuple[Tensor, Tensor]
 
 
 def learn_all(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
     generator: torch.Generator,
@@ -44,14 +44,14 @@ def learn_all(
     for recent in dict.fromkeys(one.recent for one in configurations):
         same = [one for one in configurations if one.recent == recent and one is not AS_BOOSTED]
         if same:
-            rows = folds if recent == 1 else latest(target, folds, recent)
+            rows = folds if recent == 1 else latest_rows(target, folds, recent)
             found |= zip(same, _learn(target, rows, recipe, same, options, generator, progress), strict=True)
     if AS_BOOSTED in configurations:
         found[AS_BOOSTED] = as_boosted(target, len(folds.train))
     return [found[one] for one in configurations]
 
 
-def latest(target: GibbsTarget, folds: Folds, share: float) -> Folds:
+def latest_rows(target: GibbsTarget, folds: Folds, share: float) -> Folds:
     """Folds whose members learn from the latest rows alone."""
     timeline = target.sample.timeline
     if timeline is None:
@@ -64,14 +64,14 @@ def latest(target: GibbsTarget, folds: Folds, share: float) -> Folds:
 def as_boosted(target: GibbsTarget, members: int) -> VariationalFit:
     """Members that do not depart from the base."""
     loc = torch.zeros(members, target.predictor.dim)
-    mixture = equal_mixture(target.family, loc, torch.full_like(loc, NOTHING))
+    mixture = equal_mixture(target.family, loc, torch.full_like(loc, ZERO_SCALE))
     return VariationalFit(mixture, [0] * members, [True] * members, [])
 
 
 def _learn(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
     generator: torch.Generator,
@@ -86,12 +86,12 @@ def _learn(
 def warm_starts(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
-    starts: Iterable[Start],
+    recipe: TrainingRecipe,
+    starts: Iterable[WarmStart],
     options: VariationalOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
-) -> dict[Start, Begin]:
+) -> dict[WarmStart, StartValues]:
     """Where each member begins: a good predictor of the outcomes, moved to where its decisions cost least."""
     predictor, members = target.predictor, len(folds.train)
     encoded = target.encoded()
@@ -117,7 +117,9 @@ def warm_starts(
             rungs=recipe.fit_rungs,
         )
         # Squared errors are no costs, and are not told as such.
-        fitted = fit_variational(surrogate, everyone, options, generator, in_words(progress), (loc, scale)).mixture
+        fitted = fit_variational(
+            surrogate, everyone, options, generator, without_figures(progress), (loc, scale)
+        ).mixture
         loc, scale = fitted.loc, fitted.scale
     loc = shift_to_decisions(target, encoded, everyone.train, loc)
     begins = zip(loc.split(members), scale.split(members), strict=True)
@@ -127,10 +129,10 @@ def warm_starts(
 def fit_configurations(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
-    starts: Mapping[Start, Begin],
+    starts: Mapping[WarmStart, StartValues],
     generator: torch.Generator,
     progress: Progress = no_progress,
 ) -> list[VariationalFit]:
@@ -167,7 +169,7 @@ def _of_members(fit: VariationalFit, chosen: slice) -> VariationalFit:
     return VariationalFit(part, fit.best_epochs[chosen], fit.stopped_early[chosen], fit.trace)
 
 
-def joined(fits: Sequence[VariationalFit]) -> VariationalFit:
+def join_fits(fits: Sequence[VariationalFit]) -> VariationalFit:
     """One fit of all the members of several, equally weighted, with the first one's trace."""
     mixture = equal_mixture(
         fits[0].mixture.family,
@@ -178,7 +180,7 @@ def joined(fits: Sequence[VariationalFit]) -> VariationalFit:
     return VariationalFit(mixture, epochs, [stop for fit in fits for stop in fit.stopped_early], fits[0].trace)
 
 
-def packed(fit: VariationalFit) -> Arrays:
+def pack_fit(fit: VariationalFit) -> Arrays:
     """A fit as plain arrays."""
     return {
         "loc": fit.mixture.loc.numpy(),
@@ -189,7 +191,7 @@ def packed(fit: VariationalFit) -> Arrays:
     }
 
 
-def unpacked(arrays: Arrays, family: Family) -> VariationalFit:
+def unpack_fit(arrays: Arrays, family: Family) -> VariationalFit:
     """The fit again."""
     trace = [
         TracePoint(int(epoch), risk, kl, None if math.isnan(cost) else cost, scale)
@@ -199,7 +201,7 @@ def unpacked(arrays: Arrays, family: Family) -> VariationalFit:
     return VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
 
 
-def embedded(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: Sequence[int]) -> Mixture:
+def embed(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: Sequence[int]) -> Mixture:
     """A mixture as members of a larger predictor, ``onto``, that predict the same: a network with a linear path, or a
     linear model. ``columns`` say where the features of the source are among those of ``onto``.
 
@@ -211,8 +213,8 @@ def embedded(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: 
     cancels = bases is not None and source.predictor.features.bases is None
     if cancels:
         units = units / onto.predictor.features.shrink.to(units)
-    loc = _embedded(source.predictor, mixture.loc, onto.predictor, columns, units, 0.0)
-    scale = _embedded(source.predictor, mixture.scale, onto.predictor, columns, units, NOTHING)
+    loc = _embed_values(source.predictor, mixture.loc, onto.predictor, columns, units, 0.0)
+    scale = _embed_values(source.predictor, mixture.scale, onto.predictor, columns, units, ZERO_SCALE)
     if cancels:
         outcomes = onto.predictor.outcome_dim
         slopes = loc[:, -onto.predictor.linear_dim : -outcomes].view(len(loc), -1, outcomes)
@@ -221,7 +223,7 @@ def embedded(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: 
     return Mixture(mixture.family, mixture.weights, loc, scale)
 
 
-def _embedded(
+def _embed_values(
     source: Predictor, values: Tensor, onto: Predictor, columns: Sequence[int], units: Tensor, fill: float
 ) -> Tensor:
     members, outcomes = len(values), onto.outcome_dim

@@ -17,9 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bco_core.baselines.ieo import ENSEMBLE_PENALTIES, HIDDEN, PointEstimates, fit_points
 from bco_core.calibration import choose_history, score
-from bco_core.data import FOLDS, Sample, Standardizer, fold_numbers
+from bco_core.data import FOLDS, Sample, Standardizer, fold_numbers, make_folds
+from bco_core.inference.vi.warm_start import SquaredError
 from bco_core.predictive import History, predictive_scenarios
+from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios
@@ -77,7 +80,7 @@ def boosted(sample: Sample, contexts: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Regressed:
+class RegressionRule:
     """The chosen regression with its setting, fitted to all rows, and the history of its out-of-fold errors."""
 
     sample: Sample
@@ -103,14 +106,14 @@ class Regressed:
         return torch.cat([problem.prescribe(chunk, found.weights).decisions for chunk in chunks])
 
 
-def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> Regressed:
+def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> RegressionRule:
     """The regression whose carried errors score best on rows that it did not see."""
     fitted, scores = zip(*(_fit(sample, regression, seed) for regression in regressions), strict=True)
-    chosen: Regressed = fitted[select(list(scores), [{} for _ in scores]).chosen]
+    chosen: RegressionRule = fitted[select(list(scores), [{} for _ in scores]).chosen]
     return chosen
 
 
-def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[Regressed, Tensor]:
+def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[RegressionRule, Tensor]:
     """A regression in its best setting, and the score of what it carries on each kept row (H,)."""
     fold = fold_numbers(len(sample), seed)
     predictions = torch.empty(0)
@@ -130,7 +133,7 @@ def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[Regressed, 
     # The history has an order of its own; regressions are compared row by row.
     scores = torch.empty(len(kept), dtype=torch.float64)
     scores[choice.order] = score(choice.history, torch.arange(len(kept)), features[choice.order])
-    return Regressed(sample, regression, setting, choice.history), scores
+    return RegressionRule(sample, regression, setting, choice.history), scores
 
 
 def _ridge(inputs: Tensor, outcomes: Tensor, contexts: Tensor) -> Tensor:
@@ -138,3 +141,53 @@ def _ridge(inputs: Tensor, outcomes: Tensor, contexts: Tensor) -> Tensor:
     fitted = ridge(scale.apply(inputs), outcomes)
     predicted: Tensor = scale.apply(contexts) @ fitted[:-1] + fitted[-1]
     return predicted
+
+
+MAXIMUM_RESIDUALS = 1000
+_RESIDUAL_CHUNK_NUMBERS = 4_000_000
+
+
+@dataclass(frozen=True)
+class PredictThenOptimize:
+    """Five fold members that predict together, and their held-out residuals (m, d_y)."""
+
+    estimates: PointEstimates
+    residuals: Tensor
+
+    def predictions(self, contexts: Tensor) -> Tensor:
+        """The members' mean prediction (n, d_y) for contexts (n, d_x)."""
+        return self.estimates.predictor.predict(self.estimates.theta, contexts).mean(dim=0)
+
+    def point_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
+        """Decisions (n, d_z) that take the prediction for the truth."""
+        return problem.decide(self.predictions(contexts))
+
+    def residual_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
+        """Decisions (n, d_z) of least mean cost over prediction plus residuals."""
+        residuals = _thin_residuals(self.residuals)
+        weights = torch.full((len(residuals),), 1 / len(residuals), dtype=torch.float64)
+        chunks = self.predictions(contexts).split(max(1, _RESIDUAL_CHUNK_NUMBERS // residuals.numel()))
+        return torch.cat([problem.prescribe(chunk[:, None] + residuals, weights).decisions for chunk in chunks])
+
+
+def fit_predict_then_optimize(
+    sample: Sample, generator: torch.Generator, hidden: tuple[int, ...] = HIDDEN
+) -> PredictThenOptimize:
+    """Fit squared error on five folds, with an l1 penalty chosen on held-out rows."""
+    folds = make_folds(len(sample), FOLDS, generator)
+    predictor = build_predictor("mlp", sample, hidden)
+    problem = SquaredError(predictor.outcomes.scale)
+    estimates = fit_points(problem, predictor, sample, folds, generator, ENSEMBLE_PENALTIES)
+    held_out = folds.validation
+    with torch.no_grad():
+        predictions = predictor.forward(estimates.theta, predictor.encode(sample.contexts)[held_out])
+    return PredictThenOptimize(estimates, (sample.outcomes[held_out] - predictions).flatten(0, 1))
+
+
+def _thin_residuals(residuals: Tensor) -> Tensor:
+    """At most ``MAXIMUM_RESIDUALS`` of them, evenly spread over their order, which keeps a single item's quantiles."""
+    if len(residuals) <= MAXIMUM_RESIDUALS:
+        return residuals
+    order = residuals.sum(dim=1).argsort()
+    places = (torch.arange(MAXIMUM_RESIDUALS) + 0.5) * len(residuals) / MAXIMUM_RESIDUALS
+    return residuals[order[places.long()]]
