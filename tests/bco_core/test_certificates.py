@@ -18,7 +18,7 @@ from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Task
 from bco_core.inference.options import make_options
-from bco_core.inference.vi import plain
+from bco_core.inference.vi import method as vi_method
 from bco_core.inference.vi.warm_start import ridge
 from bco_core.policies import decide
 from bco_core.predictors.registry import build_predictor
@@ -234,13 +234,13 @@ def test_the_prior_does_not_depend_on_the_judged_rows() -> None:
     """Predictors are scaled with the rows set aside alone: any other rows may change without a trace."""
     sample = demand(200, 0)
     options = make_options(method="vi", predictor="linear", hidden=(), certify=True)
-    plan = plain._plan(Task(BOUNDED, sample, options))
+    plan = vi_method._plan(Task(BOUNDED, sample, options))
     assert plan.judged is not None
     assert sorted([*plan.judged.tolist(), *plan.scaling.tolist()]) == list(range(200))
     changed = Sample(sample.contexts.clone(), sample.outcomes.clone())
     changed.contexts[plan.judged] *= 7
     changed.outcomes[plan.judged] = 50 - changed.outcomes[plan.judged]
-    before, after = plan.target("linear"), plain._plan(Task(BOUNDED, changed, options)).target("linear")
+    before, after = plan.target("linear"), vi_method._plan(Task(BOUNDED, changed, options)).target("linear")
     theta, contexts = torch.tensor([[0.7, 0.2]]), demand(20, 3).contexts
     assert torch.equal(before.predictor.predict(theta, contexts), after.predictor.predict(theta, contexts))
     assert torch.equal(before.prior_scale, after.prior_scale)
