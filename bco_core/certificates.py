@@ -51,7 +51,7 @@ class Moments(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """An upper bound on E_ρ[R], and the λ that it was found with."""
+    """An upper bound on E_ρ[R], and the λ of least bound."""
 
     value: float
     inverse_temperature: float | None = None
@@ -74,7 +74,7 @@ def bernstein(found: Moments, divergence: float, rows: int, failure: float) -> B
     return _smallest(grid, found.risk + complexity / (grid * rows) + by_square * found.square)
 
 
-# Every bound by name. Each is a function of the moments, KL, the number of rows and the probability that it may fail.
+# Every bound by name: a function of the moments, KL, the number of rows and the probability of failure.
 BOUNDS: dict[str, Callable[[Moments, float, int, float], Bound]] = {"lemma": lemma, "kl": kl, "bernstein": bernstein}
 
 
@@ -84,7 +84,7 @@ def _smallest(grid: Tensor, values: Tensor) -> Bound:
 
 
 def divergence_of(observed: float, mean: float) -> float:
-    """kl(observed ‖ mean) of Bernoulli variables."""
+    """Return kl(observed ‖ mean) of Bernoulli variables."""
     parts = ((observed, mean), (1 - observed, 1 - mean))
     if any(a > 0 and b <= 0 for a, b in parts):
         return math.inf
@@ -92,19 +92,20 @@ def divergence_of(observed: float, mean: float) -> float:
 
 
 def largest_mean(observed: float, budget: float) -> float:
-    """The largest mean p ≥ ``observed`` with kl(observed ‖ p) ≤ ``budget``."""
+    """Return the largest mean p ≥ ``observed`` with kl(observed ‖ p) ≤ ``budget``."""
     return _largest(observed, lambda mean: divergence_of(observed, mean) <= budget)
 
 
 def largest_average(mean: float, count: int, failure: float) -> float:
-    """What the average of ``count`` independent draws from [0, 1] exceeds with probability ``failure`` at most, if the
-    mean of their expectations is ``mean`` (Hoeffding, 1963, Theorem 1: kl(average ‖ mean) ≤ ln(1/η)/count)."""
+    """Return the value that the average of ``count`` independent draws from [0, 1] exceeds with probability at most
+    ``failure`` if the mean of their expectations is ``mean`` (Hoeffding, 1963, Theorem 1: kl(average ‖ mean) ≤
+    ln(1/η)/count)."""
     budget = math.log(1 / failure) / count
     return _largest(mean, lambda average: divergence_of(average, mean) <= budget)
 
 
 def _largest(low: float, holds: Callable[[float], bool]) -> float:
-    """The end, rounded up, of the interval from ``low`` towards one on which ``holds`` is true."""
+    """Return the end, rounded up, of the interval from ``low`` towards one on which ``holds`` is true."""
     high = 1.0
     if holds(high):
         return high
@@ -115,20 +116,20 @@ def _largest(low: float, holds: Callable[[float], bool]) -> float:
 
 
 def bernstein_margin(values: Tensor, failure: float) -> float:
-    """How far the average of independent draws (m,) from [0, 1] lies below their mean at most, but for ``failure``
-    (empirical Bernstein: Maurer and Pontil, 2009, Theorem 4)."""
+    """Return how far the average of independent draws (m,) from [0, 1] lies below their mean at most, except with
+    probability ``failure`` (empirical Bernstein: Maurer and Pontil, 2009, Theorem 4)."""
     count, log = len(values), math.log(2 / failure)
     return math.sqrt(2 * values.var().item() * log / count) + 7 * log / (3 * (count - 1))
 
 
-# Draws of each class and rows that each of them is judged on. Margins shrink with draws, and a million costs are quick.
+# Draws of each class, and rows that price each draw. Margins shrink with draws, and a million costs are quick.
 _DRAWS, _ROWS_A_DRAW = 16_384, 64
 _CHUNK = 256
-# The share of η that pays for estimating E_ρ[R_n] by draws: there are so many that a small one will do.
+# The share of η for estimating E_ρ[R_n] from draws: with this many draws a small share is enough.
 _DRAWS_SHARE = 0.1
 NO_CERTIFICATE = (
-    "this is the posterior of a surrogate of the cost, around a regression on the same rows: a bound for it would say "
-    "nothing of what decisions cost"
+    "this posterior minimises a surrogate of the cost, around a regression on the same rows: a bound on the surrogate "
+    "would not bound the cost of decisions"
 )
 
 
@@ -143,10 +144,10 @@ class ModelClass:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The bound with its terms, in the user's units; where an assumption fails there is a reason instead.
+    """The bound with its terms, in the user's units, or the reason why an assumption fails.
 
-    ``by`` names the bound that is the smallest, ``bounds`` gives all of them, ``failure`` how η is split between them
-    and the draws. ``particles`` bounds the averaged decision of the stored particles, with its own confidence.
+    ``by`` names the smallest bound, ``bounds`` holds all of them, ``failure`` the split of η between them and the
+    draws. ``particles`` bounds the averaged decision of the stored particles, with a confidence of its own.
     """
 
     bound: float | None
@@ -171,17 +172,17 @@ class Certificate:
     def to_json(self) -> dict[str, Any]:
         if self.bound is None:
             return {"bound": None, "reason": self.reason}
-        told = asdict(self)
-        del told["reason"]
-        return told | {"policies": list(self.policies)}
+        fields = asdict(self)
+        del fields["reason"]
+        return fields | {"policies": list(self.policies)}
 
 
 def certify(
     classes: Sequence[ModelClass], rows: Tensor | None, confidence: float, particles: int, generator: torch.Generator
 ) -> Certificate:
-    """The bound for these classes of models, of which ``particles`` are stored, or why there is none.
+    """Return the certificate of these model classes with ``particles`` stored draws, or the reason for its absence.
 
-    ``rows`` are those that the prior does not depend on; None if it depends on all of them.
+    ``rows`` (m,) are those that the prior does not depend on; None if it depends on all of them.
     """
     target = classes[0].target
     if isinstance(target.problem, Surrogate):
@@ -191,7 +192,7 @@ def certify(
         return Certificate.absent(f"no bound on the cost is known: {cost_bound_remedy(target.problem)}")
     if rows is None:
         return Certificate.absent(
-            "the prior is scaled with all rows; learn with certify, which sets rows aside to scale it with"
+            "the prior is scaled with all rows; learn with certify, which sets rows aside to scale it"
         )
     breach = _outcome_breach(target.problem, target.sample.outcomes)
     if breach:
@@ -244,7 +245,7 @@ def certify(
 
 
 def _outcome_breach(problem: DecisionProblem, outcomes: Tensor) -> str:
-    """Which outcome (n, d_y) is beyond the bounds that the problem states, in a sentence; "" if none is."""
+    """Return a sentence on the first outcome (n, d_y) beyond the problem's stated bounds; "" if there is none."""
     bounds = outcome_bounds(problem)
     if bounds is None:
         return ""
@@ -262,8 +263,8 @@ def _outcome_breach(problem: DecisionProblem, outcomes: Tensor) -> str:
 
 
 class _CostDraws(NamedTuple):
-    """Of independent posterior draws, each judged on some rows: mean cost and mean squared cost (_DRAWS,), both as
-    shares of the largest possible, and the largest single cost met."""
+    """Costs of independent posterior draws, each on rows of its own: mean and mean square (_DRAWS,), as shares of the
+    largest possible cost, and the largest single cost."""
 
     risk: Tensor
     square: Tensor
@@ -271,7 +272,7 @@ class _CostDraws(NamedTuple):
 
 
 def _draw_costs(part: ModelClass, rows: Tensor, scale: float, generator: torch.Generator) -> _CostDraws:
-    """Every draw is judged on rows of its own, so that a draw's mean is an unbiased estimate of E_ρ[R_n]."""
+    """Price every draw on rows of its own, so that its mean cost is an unbiased estimate of E_ρ[R_n]."""
     target, mixture = part.target, part.mixture
     encoded, outcomes = target.encoded(mixture.loc.dtype), target.sample.outcomes
     members = torch.multinomial(mixture.weights, _DRAWS, replacement=True, generator=generator)
@@ -290,7 +291,7 @@ def _draw_costs(part: ModelClass, rows: Tensor, scale: float, generator: torch.G
 
 
 def _moments(used: Sequence[ModelClass], drawn: Sequence[_CostDraws], failure: float) -> tuple[Moments, Moments]:
-    """The estimates, and how far they may be too low; each may fail with this probability."""
+    """Return the estimates and their margins; each margin may fail with probability ``failure``."""
     weights = [part.weight for part in used]
 
     def estimate(values: Sequence[Tensor]) -> tuple[float, float]:
@@ -306,17 +307,17 @@ def _moments(used: Sequence[ModelClass], drawn: Sequence[_CostDraws], failure: f
 
 
 def _mean_kl(part: ModelClass) -> float:
-    """KL of the members to the prior, by their weights."""
+    """Return the weighted mean KL of the members to the prior."""
     mixture = part.mixture
     kl = mixture.family.kl(mixture.loc.double(), mixture.scale.double(), part.target.prior_scale.double()).sum(dim=1)
     return (kl * mixture.weights.double()).sum().item() / mixture.weights.double().sum().item()
 
 
 def _particles(used: Sequence[ModelClass], count: int, value: float, scale: float, failure: float) -> dict[str, float]:
-    """The bound for the averaged decision of K particles that are drawn once and kept.
+    """Return the bound for the averaged decision of K particles that are drawn once and stored.
 
     By Jensen's inequality it costs at most the average of the particles' risks: K independent numbers in [0, 1]. Their
-    mean expectation is E_ρ[R] but for the rounding that gives every member a whole number of particles.
+    mean expectation is E_ρ[R], up to the rounding that gives every member a whole number of particles.
     """
     weights = torch.cat([part.weight * part.mixture.weights.double() / part.mixture.weights.sum() for part in used])
     taken = strata(weights, count).bincount(minlength=len(weights)) / count

@@ -34,8 +34,7 @@ def sorted_cvar(ordered: Tensor, share: Tensor, level: float) -> Tensor:
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
-    """Return the quantile of each column at its level: values (B, K, m), weights (K,) or (B, K), levels (m,) → (B,
-    m)."""
+    """Return quantiles (B, m), each column at its own level: values (B, K, m), weights (K,) or (B, K), levels (m,)."""
     columns = values.transpose(1, 2).contiguous()
     ordered, share = sort_atoms(columns, weights if weights.ndim == 1 else weights[:, None])
     return sorted_quantile(ordered, share, levels[:, None]).squeeze(-1)

@@ -261,7 +261,7 @@ def test_nothing_is_called_optimal_that_keeps_its_constraints_too_seldom() -> No
     assert found.status == ["best_effort", GIVEN]
     for reason, share in zip(found.reasons, found.feasibility.tolist(), strict=True):
         assert share < 0.8
-        assert f"it keeps its constraints in {share:.1%} of what may happen, and 90% is asked" in reason
+        assert f"it satisfies its constraints in {share:.1%} of the scenarios, and 90% is required" in reason
 
 
 def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_why() -> None:

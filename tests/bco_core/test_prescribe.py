@@ -367,7 +367,7 @@ def test_a_decision_that_breaks_its_constraints_too_often_is_not_called_optimal(
     broken = (kept < 0.8 - 0.04) | (earned.mean(axis=1) < target)
     assert found.status == [Status.BEST_EFFORT if one else Status.OPTIMAL for one in broken]
     for one, share, reason in zip(broken, kept, found.reasons, strict=True):
-        said = f"it keeps its constraints in {share:.1%} of what may happen, and 80% is asked"
+        said = f"it satisfies its constraints in {share:.1%} of the scenarios, and 80% is required"
         assert reason == (said if one else "")
     if target in (0.02, 0.12):
         assert broken.all() == broken.any() == (target == 0.12)

@@ -159,7 +159,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     )["evaluations"][0]["alternatives"][0]
     assert plan["expected_cost"] == pytest.approx(min(one["expected_cost"] for one in tried), rel=1e-6)
     assert (found[3]["status"], found[3]["expected_cost"], found[3]["regret"]) == ("infeasible", None, None)
-    assert "nothing that is left keeps all rules beside what is given" in found[3]["reason"]
+    assert "no choice of the open entries satisfies all constraints with the given ones" in found[3]["reason"]
     assert found[3]["decision"] == {"small": None, "large": None}
 
 
