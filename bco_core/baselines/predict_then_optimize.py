@@ -1,12 +1,16 @@
-"""Predict, then optimise, as a good planner would: the best of several regressions, and the errors it made out of fold.
+"""Predict, then optimise: regressions fitted to squared error, with decisions over their out-of-fold residuals.
 
-Regressions compete by squared error on rows they did not see: ridge on the contexts, ridge on cubic splines of each
-context (an additive model), and boosted trees, the last two with their own settings. The winner of each sort then
-predicts every row out of fold, and its errors are carried to new predictions in the way that scores best
-(:mod:`bco_core.calibration`). The first sort is left for another only where the score is clearly better, and the chosen
-one decides by SAA over what it carries. Outcomes that were never negative are not carried below zero.
+``fit_regressions``: ridge on the contexts, ridge on cubic splines of each context (an additive model) and boosted
+trees. Each chooses its setting by squared error on held-out rows, predicts every row out of fold, and carries its
+errors to new predictions by the carrier of best score (:mod:`bco_core.calibration`). The first regression is replaced
+only where another scores clearly better. Decisions minimise mean cost over the carried outcomes (SAA). Outcomes that
+were never negative are not carried below zero.
 
-Splines need the package ``scikit-learn`` and trees ``lightgbm``; both are imported when they are asked for.
+``fit_predict_then_optimize``: a network, i.e. maximum likelihood under Gaussian noise. ``point_decisions`` treat the
+predicted mean as certain. ``residual_decisions`` optimise over the prediction plus its held-out errors: the strong
+form, which knows the spread of outcomes but takes it to be the same in every context.
+
+Splines need the package ``scikit-learn`` and trees ``lightgbm``; both are imported on first use.
 """
 
 from __future__ import annotations
@@ -28,23 +32,24 @@ from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios
 from bco_core.select import select
 
-# Fits the rows of a sample; predictions (settings, m, d_y) for contexts (m, d_x), one for each of its settings.
+# Fits the rows of a sample and returns predictions (settings, m, d_y) for contexts (m, d_x), one for each setting.
 Regression = Callable[[Sample, Tensor], Tensor]
 
 KNOTS = (3, 5, 8)
 LEAVES = (2, 4, 8)
 ROUNDS = (50, 100, 200, 400)
 HISTORY_ROWS = 1000
+MAXIMUM_RESIDUALS = 1000
 _CHUNK_NUMBERS = 4_000_000
 
 
 def linear(sample: Sample, contexts: Tensor) -> Tensor:
-    """Ridge regression, its penalty by leave-one-out error."""
+    """Predict by ridge regression, its penalty chosen by leave-one-out error."""
     return _ridge(sample.contexts, sample.outcomes, contexts)[None]
 
 
 def additive(sample: Sample, contexts: Tensor) -> Tensor:
-    """Ridge regression on cubic splines of every context, for several numbers of knots."""
+    """Predict by ridge regression on cubic splines of every context, for several numbers of knots."""
     from sklearn.preprocessing import SplineTransformer
 
     found = []
@@ -56,7 +61,7 @@ def additive(sample: Sample, contexts: Tensor) -> Tensor:
 
 
 def boosted(sample: Sample, contexts: Tensor) -> Tensor:
-    """Boosted trees of squared error, one model for each outcome, for several sizes and numbers of trees."""
+    """Predict by boosted trees, one model for each outcome, for several sizes and numbers of trees."""
     import lightgbm
 
     found = []
@@ -89,32 +94,32 @@ class RegressionRule:
     history: History
 
     def predictions(self, contexts: Tensor) -> Tensor:
-        """(m, d_y) for contexts (m, d_x)."""
+        """Return predictions (m, d_y) for contexts (m, d_x)."""
         return self.regression(self.sample, contexts)[self.setting]
 
     def scenarios(self, contexts: Tensor, atoms: int) -> Scenarios:
-        """``atoms`` equally weighted outcomes carried to the prediction in each of contexts (m, d_x)."""
+        """Return ``atoms`` equally weighted outcomes, carried to the prediction for each of the contexts (m, d_x)."""
         features = Standardizer.fit(self.sample.contexts).apply(contexts)
         found = predictive_scenarios(self.history, self.predictions(contexts), atoms, features)
         lowest = 0.0 if (self.sample.outcomes >= 0).all() else -torch.inf
         return replace(found, outcomes=found.outcomes.clamp_min(lowest))
 
     def decisions(self, problem: DecisionProblem, contexts: Tensor, atoms: int) -> Tensor:
-        """Decisions (m, d_z) of least mean cost over those outcomes."""
+        """Return decisions (m, d_z) of least mean cost over those outcomes."""
         found = self.scenarios(contexts, atoms)
         chunks = found.outcomes.split(max(1, _CHUNK_NUMBERS // (atoms * problem.outcome_dim)))
         return torch.cat([problem.prescribe(chunk, found.weights).decisions for chunk in chunks])
 
 
 def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> RegressionRule:
-    """The regression whose carried errors score best on rows that it did not see."""
+    """Return the regression whose carried errors score best on held-out rows."""
     fitted, scores = zip(*(_fit(sample, regression, seed) for regression in regressions), strict=True)
     chosen: RegressionRule = fitted[select(list(scores), [{} for _ in scores]).chosen]
     return chosen
 
 
 def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[RegressionRule, Tensor]:
-    """A regression in its best setting, and the score of what it carries on each kept row (H,)."""
+    """Return a regression in its best setting, and the score of its carried errors on each stored row (H,)."""
     fold = fold_numbers(len(sample), seed)
     predictions = torch.empty(0)
     for number in range(FOLDS):
@@ -130,7 +135,7 @@ def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[RegressionR
     choice = choose_history(
         predictions[setting][kept], sample.outcomes[kept], spread, features, torch.ones_like(spread)
     )
-    # The history has an order of its own; regressions are compared row by row.
+    # The history orders rows in its own way; regressions are compared row by row.
     scores = torch.empty(len(kept), dtype=torch.float64)
     scores[choice.order] = score(choice.history, torch.arange(len(kept)), features[choice.order])
     return RegressionRule(sample, regression, setting, choice.history), scores
@@ -143,10 +148,6 @@ def _ridge(inputs: Tensor, outcomes: Tensor, contexts: Tensor) -> Tensor:
     return predicted
 
 
-MAXIMUM_RESIDUALS = 1000
-_RESIDUAL_CHUNK_NUMBERS = 4_000_000
-
-
 @dataclass(frozen=True)
 class PredictThenOptimize:
     """Five fold members that predict together, and their held-out residuals (m, d_y)."""
@@ -155,18 +156,18 @@ class PredictThenOptimize:
     residuals: Tensor
 
     def predictions(self, contexts: Tensor) -> Tensor:
-        """The members' mean prediction (n, d_y) for contexts (n, d_x)."""
+        """Return the members' mean prediction (n, d_y) for contexts (n, d_x)."""
         return self.estimates.predictor.predict(self.estimates.theta, contexts).mean(dim=0)
 
     def point_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
-        """Decisions (n, d_z) that take the prediction for the truth."""
+        """Return decisions (n, d_z) that treat the prediction as certain."""
         return problem.decide(self.predictions(contexts))
 
     def residual_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
-        """Decisions (n, d_z) of least mean cost over prediction plus residuals."""
+        """Return decisions (n, d_z) of least mean cost over prediction plus residuals."""
         residuals = _thin_residuals(self.residuals)
         weights = torch.full((len(residuals),), 1 / len(residuals), dtype=torch.float64)
-        chunks = self.predictions(contexts).split(max(1, _RESIDUAL_CHUNK_NUMBERS // residuals.numel()))
+        chunks = self.predictions(contexts).split(max(1, _CHUNK_NUMBERS // residuals.numel()))
         return torch.cat([problem.prescribe(chunk[:, None] + residuals, weights).decisions for chunk in chunks])
 
 
@@ -185,7 +186,7 @@ def fit_predict_then_optimize(
 
 
 def _thin_residuals(residuals: Tensor) -> Tensor:
-    """At most ``MAXIMUM_RESIDUALS`` of them, evenly spread over their order, which keeps a single item's quantiles."""
+    """Return at most ``MAXIMUM_RESIDUALS``, evenly spaced in their order, which keeps a single item's quantiles."""
     if len(residuals) <= MAXIMUM_RESIDUALS:
         return residuals
     order = residuals.sum(dim=1).argsort()

@@ -288,7 +288,7 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
     assert found.costs.mean[:3].isfinite().all()
     assert found.regret[:3].isfinite().all()
     assert found.status == [GIVEN, GIVEN, GIVEN, "infeasible", GIVEN]
-    assert "beside what is given" in found.reasons[3]
+    assert "with the given ones" in found.reasons[3]
     assert "decision rows" in found.reasons[3]
     assert found.decisions[3].isnan().all()
     assert found.costs.mean[3].isnan()

@@ -294,7 +294,7 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
     ("posterior", "pointer", "words"),
     [
         ({"method": "vi"}, "#/posterior/method", "use mh or auto"),
-        ({"members": 3}, "#/posterior/members", "auto samples chains, and members would make no difference"),
+        ({"members": 3}, "#/posterior/members", "auto samples chains, and members would have no effect"),
     ],
 )
 def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(

@@ -238,7 +238,7 @@ def test_auto_picks_the_inference_by_the_problem_and_says_why(
     options = make_options(predictor="linear", kl_weight=1e-2, **brief)
     diagnostics = learn(problem, make_sample(), options).diagnostics
     assert (diagnostics.method, diagnostics.inference) == ("auto", inference)
-    assert "gradient by the prediction" in diagnostics.inference_reason
+    assert "gradient with respect to predictions" in diagnostics.inference_reason
 
 
 def test_cancelling_from_the_progress_callback_ends_learning() -> None:
