@@ -1,11 +1,11 @@
-"""Learning on from an old posterior, when new rows have come: a small part of the work of starting over.
+"""Update an old posterior with new rows, for a fraction of the work of learning from scratch.
 
-The old components are where members start. If asked, they are the prior, too, which makes it the coherent Gibbs update:
+Members start from the old components. With ``as_prior`` these are also the prior, which is the coherent Gibbs update:
 
     minimise  E_q[mean cost of the new rows] + κ (1 − f) KL(q ‖ old component)
 
-where f, the forgetting, says how much of the old posterior's say is given up. Without it members learn from old and new
-rows under their first prior. On boosted features they always learn from new rows alone, which the trees have not seen.
+where the forgetting f reduces the weight of the old posterior. Without ``as_prior`` members learn from old and new rows
+under their first prior. On boosted features they always learn from the new rows alone, which the trees have not seen.
 
 The old posterior and a challenger are compared on the newest third of the new rows, which neither has learned from;
 then the challenger learns from that third as well.
@@ -42,13 +42,13 @@ LEAST_ROWS = 30
 MOST_ROWS = 4000
 _EPOCHS, _PATIENCE, _RATE, _BATCH = 60, 3, 0.001, 128
 _DRAWS = 4
-# What is left of a prior that is forgotten.
+# The smallest weight of a forgotten prior.
 _LEAST_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True)
 class UpdateComparison:
-    """How much more the new posterior costs than the old one on the same ``rows``, the newest; negative is better."""
+    """Cost of the new posterior less that of the old one on the newest ``rows``; negative is better."""
 
     rows: int
     difference: Estimate
@@ -56,15 +56,15 @@ class UpdateComparison:
 
 @dataclass(frozen=True)
 class UpdateResult(Learned):
-    """What learning on hands over."""
+    """The updated posterior, its diagnostics, and its comparison with the old posterior."""
 
     comparison: UpdateComparison
 
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """``kl_weight`` and ``policy`` are the old posterior's. ``as_prior`` takes its components as the prior, of which
-    ``forgetting``, from 0 to 1, is given up."""
+    """``kl_weight`` and ``policy`` are the old posterior's. ``as_prior`` makes its components the prior, whose weight
+    ``forgetting``, from 0 to 1, reduces."""
 
     kl_weight: float
     policy: str
@@ -75,9 +75,9 @@ class UpdateOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.forgetting <= 1:
-            raise InvalidInput("forgetting is a share, from 0 to 1", ("forgetting",))
+            raise InvalidInput("forgetting must be a share from 0 to 1", ("forgetting",))
         if self.forgetting and not self.as_prior:
-            raise InvalidInput("only a prior can be forgotten; ask for the old posterior as prior", ("forgetting",))
+            raise InvalidInput("forgetting needs as_prior: only a prior can be forgotten", ("forgetting",))
 
 
 def update(
@@ -88,16 +88,18 @@ def update(
     options: UpdateOptions,
     progress: Progress = no_progress,
 ) -> UpdateResult:
-    """Learn on from ``previous``, which has not seen the ``fresh`` rows, a mask (n,)."""
+    """Update ``previous``, which has not seen the ``fresh`` rows, a mask (n,)."""
     mixture, problem = previous.distribution, problem.relaxation
     if not isinstance(mixture, Mixture):
-        raise InvalidInput("only a posterior learned by auto or vi can be learned on from", ("from_posterior",))
+        raise InvalidInput("only a posterior learned by auto or vi can be updated", ("from_posterior",))
     if sample.contexts.shape[1] != previous.predictor.features.context_dim:
-        raise InvalidInput("the rows have other columns than the posterior was learned from", ("from_posterior",))
+        raise InvalidInput(
+            "the rows have other columns than those that the posterior learned from", ("from_posterior",)
+        )
     new = _in_order(sample, fresh.nonzero().flatten())
     if len(new) < LEAST_ROWS:
         raise InvalidInput(
-            f"learning on needs at least {LEAST_ROWS} rows that the posterior has not seen, and there are {len(new)}",
+            f"an update needs at least {LEAST_ROWS} rows that the posterior has not seen, and there are {len(new)}",
             ("from_posterior",),
         )
     known, newest = new[: len(new) * 2 // 3], new[len(new) * 2 // 3 :]
@@ -115,7 +117,7 @@ def update(
 
 
 def _in_order(sample: Sample, rows: Tensor) -> Tensor:
-    """Rows by their time or, without one, as they came."""
+    """Return rows ordered by time or, without one, as they are."""
     return rows if sample.timeline is None else rows[sample.timeline.periods[rows].argsort(stable=True)]
 
 
@@ -136,7 +138,7 @@ def _continue_learning(
     generator: torch.Generator,
     progress: Progress = no_progress,
 ) -> Mixture:
-    """Members that went on from ``start`` with some rows, each stopped early by a fifth of them."""
+    """Train members from ``start`` on some rows, each stopped early by a fifth of them."""
     used = rows[evenly(len(rows), MOST_ROWS)]
     target = _target(problem, sample.rows(used), previous, start, options.prior_scale)
     old = previous.distribution
@@ -193,7 +195,7 @@ def _conclude(
     comparison: UpdateComparison,
     generator: torch.Generator,
 ) -> UpdateResult:
-    """The new posterior, judged by what the old one and the challenger said of new rows they had not seen."""
+    """Return the new posterior, judged by the old one's and the challenger's predictions of rows they had not seen."""
     rows = torch.cat([known, newest])[-HISTORY_ROWS:]
     own = sample.rows(rows)
     target = _target(problem, own, previous, final, options.prior_scale)
