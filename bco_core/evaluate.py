@@ -48,10 +48,10 @@ class Evaluation:
     """N decisions (N, d_z), with open entries decided, and their costs; NaN where nothing is known.
 
     ``status`` is GIVEN, OURS, or the status of deciding the open entries. ``costs`` has quantiles at QUANTILES and CVaR
-    at CVAR_LEVEL. ``regret`` (N,) is the expected cost less that of our decision in the same context, with its Monte
-    Carlo standard error and its quantiles (N, m); ``worse_in`` (N,) is the share of scenarios in which a decision costs
-    more than ours. ``service`` (N, d_y) is the share of scenarios in which each outcome is served, ``our_service``
-    (B, d_y) the same for our decisions; None where a problem does not define it.
+    at CVAR_LEVEL. ``extra_cost`` (N,) is the expected cost less that of our decision in the same context, with its
+    Monte Carlo standard error and its quantiles (N, m); ``worse_in`` (N,) is the share of scenarios in which a decision
+    costs more than ours. ``service`` (N, d_y) is the share of scenarios in which each outcome is served,
+    ``our_service`` (B, d_y) the same for our decisions; None where a problem does not define it.
     """
 
     decisions: Tensor
@@ -59,9 +59,9 @@ class Evaluation:
     reasons: list[str]
     costs: CostDistribution
     feasibility: Tensor
-    regret: Tensor
-    regret_error: Tensor
-    regret_quantiles: Tensor
+    extra_cost: Tensor
+    extra_cost_error: Tensor
+    extra_cost_quantiles: Tensor
     worse_in: Tensor
     breaches: list[list[Breach]]
     service: Tensor | None
@@ -213,8 +213,8 @@ class _EvaluationBuilder:
         self.status = [GIVEN if whole else str(Status.TIME_LIMIT) for whole in (~given.isnan().any(1)).tolist()]
         self.reasons = [NO_TURN] * count
         self.costs = CostDistribution(nothing.clone(), several.clone(), nothing.clone())
-        self.feasibility, self.regret, self.regret_error = nothing.clone(), nothing.clone(), nothing.clone()
-        self.regret_quantiles, self.worse_in = several.clone(), nothing.clone()
+        self.feasibility, self.extra_cost, self.extra_cost_error = nothing.clone(), nothing.clone(), nothing.clone()
+        self.extra_cost_quantiles, self.worse_in = several.clone(), nothing.clone()
         self.breaches: list[list[Breach]] = [[] for _ in range(count)]
         self._broken: dict[bytes, list[Breach]] = {}
         self.service = torch.full((count, problem.outcome_dim), torch.nan, dtype=torch.float64)
@@ -241,10 +241,10 @@ class _EvaluationBuilder:
         more = costs - over.ours[contexts]
         ordered, share = sort_atoms(more, atoms.weights)
         mean = mean_of_atoms(more, atoms.weights)
-        self.regret[rows] = mean
-        self.regret_error[rows] = _standard_error(more, mean, atoms.weights)
+        self.extra_cost[rows] = mean
+        self.extra_cost_error[rows] = _standard_error(more, mean, atoms.weights)
         unknown = more.isnan().any(1)
-        self.regret_quantiles[rows] = sorted_quantile(ordered, share, _LEVELS).where(~unknown[:, None], torch.nan)
+        self.extra_cost_quantiles[rows] = sorted_quantile(ordered, share, _LEVELS).where(~unknown[:, None], torch.nan)
         self.worse_in[rows] = _share(more > 0, atoms.weights).where(~unknown, torch.nan)
         served = _served(problem, decisions, atoms)
         if served is not None:
@@ -281,9 +281,9 @@ class _EvaluationBuilder:
             self.reasons,
             self.costs,
             self.feasibility,
-            self.regret,
-            self.regret_error,
-            self.regret_quantiles,
+            self.extra_cost,
+            self.extra_cost_error,
+            self.extra_cost_quantiles,
             self.worse_in,
             self.breaches,
             self.service if self._serves else None,
