@@ -1,4 +1,13 @@
-"""Few draws that stand for all: the particles of a posterior that was sampled by chains."""
+"""Thinning: a few particles that represent all draws of the chains, at regular intervals or as support points.
+
+Support points (Mak and Joseph, 2018), chosen among the draws themselves, minimise the energy distance between the
+chosen K points and all N,
+
+    (2/KN) Σ_k Σ_n ‖x_k − x_n‖ − (1/K²) Σ_k Σ_l ‖x_k − x_l‖ − (1/N²) Σ_n Σ_m ‖x_n − x_m‖,
+
+first greedily, one point at a time, then by exchanges as long as these improve it. The points of draws of θ are their
+predictions, which decisions depend on.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +17,36 @@ from torch import Tensor
 from bco_core.predictors.base import Predictor
 
 _PROBES = 10
+_PASSES = 10
 
 
 def thin(predictor: Predictor, kept: Tensor, contexts: Tensor, count: int, how: str) -> Tensor:
-    """Which of the draws (k, C, d), numbered along both axes, to decide from: at regular intervals, or support points.
+    """Return the numbers of ``count`` of the draws (k, C, d), flattened: at regular intervals, or support points.
 
-    Support points are sought in the space of predictions at up to ten contexts.
+    Support points are chosen by predictions at up to ten contexts.
     """
     steps, chains, _ = kept.shape
     draws = kept.flatten(0, 1)
     count = min(count, len(draws))
     if how == "regular":
-        # Every chain gives the same share, at regular intervals, in an order that mixes chains.
+        # Every chain contributes the same share, at regular intervals, in an order that mixes chains.
         places = ((torch.arange(count) // chains + 0.5) * steps * chains / count).long().clamp_max(steps - 1)
         return places * chains + torch.arange(count) % chains
     return support_points(probe_predictions(predictor, draws, contexts), count)
 
 
 def probe_predictions(predictor: Predictor, draws: Tensor, contexts: Tensor) -> Tensor:
-    """Standardised predictions (N, probes·d_y) of draws (N, d) at up to ten contexts of the history."""
+    """Return standardised predictions (N, probes·d_y) of draws (N, d) at up to ten contexts of the history."""
     probes = contexts[torch.linspace(0, len(contexts) - 1, min(_PROBES, len(contexts))).long()]
     return (predictor.predict(draws, probes) / predictor.outcomes.scale).flatten(1)
 
 
-_PASSES = 10
-
-
 def support_points(features: Tensor, count: int) -> Tensor:
-    """``count`` of the N points (N, f), as indices in the order in which each adds most to those before it."""
+    """Return ``count`` of the N points (N, f) as indices, each adding most to those before it."""
     distances = torch.cdist(features.double(), features.double())
     count = min(count, len(features))
     chosen = _exchange(distances, _greedy(distances, torch.arange(len(features)), count))
-    # In greedy order among themselves, any first part of them is spread out too.
+    # In greedy order, every prefix of the points is spread out too.
     return _greedy(distances, chosen, count)
 
 

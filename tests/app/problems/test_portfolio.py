@@ -115,7 +115,7 @@ def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClien
     assert job["state"] == "succeeded", job["error"]
     made = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert made["quality"] == "bad"
-    assert "keep their constraints in 95% of the history" in made["reason"]
+    assert "satisfy their constraints in 95% of the history" in made["reason"]
     contexts = [{"mood": 0.0, "rates": 0.0}, {"mood": 0.1, "rates": 0.3}]
     response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": contexts, "scenarios": 40})
     for one in answered(response)["prescriptions"]:

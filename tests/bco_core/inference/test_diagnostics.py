@@ -92,10 +92,10 @@ def test_rows_whose_errors_go_together_by_more_than_chance_look_ordered_in_time(
         (0.98, 300, 1.0, 0.05, "the 90 % range of an outcome held 98% of the held-out ones"),
         (0.82, 100, 1.0, 0.05, ""),
         (0.90, 300, 1.24, 0.05, ""),
-        (0.90, 300, 1.26, 0.05, "1.26 times what decisions cost"),
-        (0.90, 300, 0.74, 0.05, "0.74 times what decisions cost"),
+        (0.90, 300, 1.26, 0.05, "1.26 times the realised costs"),
+        (0.90, 300, 0.74, 0.05, "0.74 times the realised costs"),
         (0.90, 300, 0.74, 0.06, ""),
-        (0.90, 300, math.inf, 0.0, "inf times what decisions cost"),
+        (0.90, 300, math.inf, 0.0, "inf times the realised costs"),
     ],
 )
 def test_promises_that_are_off_by_more_than_chance_are_said_to_be_off(

@@ -229,13 +229,13 @@ def test_chains_whose_decisions_break_constraints_on_held_out_rows_are_warned_of
     # 95 % are asked of 400 rows: two and a half standard errors are 2.7 %, and a hundredth is left besides.
     far, near = (judge_chains(400, REPORT, PLAN, PROBLEM, HELD_OUT, share) for share in (0.905, 0.92))
     assert (far.verdict, near.verdict) == ("warn", "ok")
-    assert far.reason == "on held-out rows decisions keep their constraints in 90.5%, and 95% is asked"
+    assert far.reason == "on held-out rows decisions satisfy their constraints in 90.5%, and 95% is required"
 
 
 @pytest.mark.parametrize(
     ("gain", "verdict", "words"),
     [
-        (Estimate(-10.0, 1.0), "ok", "held-out rows bear them out"),
+        (Estimate(-10.0, 1.0), "ok", "held-out rows confirm them"),
         (Estimate(-1.0, 1.0), "warn", "no clear gain over one constant decision"),
         (Estimate(2.0, 1.0), "bad", "cost more than one constant decision"),
     ],
