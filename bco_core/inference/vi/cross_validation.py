@@ -1,9 +1,12 @@
-"""What decisions cost on rows that neither taught, nor stopped, nor selected what made them.
+"""Cross-validation of fold mixtures: out-of-fold views of rows, and nested judgement of decisions.
+
+The out-of-fold view of a row holds the predictions of the members that did not learn from it. Selection and judgement
+use these views.
 
 Members hold out the rows they are judged on and are stopped by others (:mod:`bco_core.inference.vi.variational`). But
-the same rows also pick the configuration, the share of the network and the policy, and the best of several looks better
-than it is. So rows are judged a block at a time, under what all other blocks would have picked. Blocks are the folds of
-the first partition.
+the same rows also select the configuration, the share of the network and the policy, and the best of several looks
+better than it is. So rows are judged one block at a time, under the selection of all other blocks, which is nested
+cross-validation. Blocks are the folds of the first partition.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ class OutOfFoldView:
     scenarios: Scenarios
 
     def at(self, rows: Tensor) -> OutOfFoldView:
-        """The view of some of its rows, by their numbers in the sample."""
+        """Return the view of some of its rows, by their numbers in the sample."""
         places, seen = torch.searchsorted(self.rows, rows), self.scenarios
         return OutOfFoldView(rows, Scenarios(seen.outcomes[places], seen.weights, seen.mode[places]))
 
 
 def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: torch.Generator) -> OutOfFoldView:
-    """Judge every row that each full partition of the folds holds out, by draws of the members that did not see it."""
+    """Return the view of every row that each full partition holds out, by draws of the members that did not see it."""
     members, size = folds.validation.shape
     partitions = max(1, members // FOLDS)
     used = min(members, partitions * FOLDS)
@@ -59,25 +62,25 @@ def out_of_fold(target: GibbsTarget, folds: Folds, mixture: Mixture, generator: 
 
 
 def averaged_costs(target: GibbsTarget, seen: OutOfFoldView) -> Tensor:
-    """What averaged decisions, or those of the problem's own first policy, cost on each row of the view (m,)."""
+    """Return the cost (m,) of the default policy's decisions on each row of the view."""
     decisions = decide(target.problem, seen.scenarios, first_policy(target.problem)).decisions
     return target.problem.cost(decisions, target.sample.outcomes[seen.rows])
 
 
 def pool_views(first: OutOfFoldView, second: OutOfFoldView, share: float) -> OutOfFoldView:
-    """Out-of-fold scenarios of the mixture that gives ``share`` of its weight to ``second``."""
+    """Return the view of the mixture that gives ``share`` of its weight to ``second``."""
     parts = (first.scenarios, 1 - share), (second.scenarios, share)
     outcomes = torch.cat([scenarios.outcomes for scenarios, _ in parts], dim=1)
     weights = torch.cat([scenarios.weights * part for scenarios, part in parts])
-    # As the mixture's own mode: the heavier class, and of equals the one of fewer dimensions, which is denser.
+    # Like the mixture's own mode: that of the heavier class and, of equals, the one of fewer dimensions.
     mode = (second if share > 0.5 else first).scenarios.mode
     return OutOfFoldView(first.rows, Scenarios(outcomes, weights, mode))
 
 
 @dataclass(frozen=True)
 class CandidateViews:
-    """How one kind of predictor sees rows that it holds out: under every configuration that competed, with the cost of
-    its averaged decisions (m,), and under the chosen one with all its members."""
+    """Out-of-fold views of one kind of predictor: under every ``competing`` configuration, with ``costs`` (m,) of its
+    decisions, and ``final``, under the chosen one with all its members."""
 
     competing: list[OutOfFoldView]
     costs: list[Tensor]
@@ -87,17 +90,17 @@ class CandidateViews:
 
 
 def stretches_of(target: GibbsTarget, rows: Tensor) -> Tensor | None:
-    """The block of time (m,) of some rows, where what is mixed in departs from a boosted rule; None elsewhere.
+    """Return the blocks of time (m,) of some rows if the target is a residual model of a boosted rule, else None.
 
-    The more a boosted rule has learned from, the better it becomes beside others, so that of what did better in some
-    stretches little may be left in the next.
+    A boosted rule improves with more rows relative to others, so a candidate that did better in some stretches of time
+    may not do so in the next.
     """
     timeline, departs = target.sample.timeline, target.predictor.features.bases is not None
     return None if timeline is None or not departs else blocks(timeline)[rows]
 
 
 def blocks_of(folds: Folds, rows: int) -> Tensor:
-    """The block (n,) of every row: its fold in the first partition, or a block of its own where it is in none."""
+    """Return the block (n,) of every row: its fold in the first partition, or one more block if it is in none."""
     blocks = torch.full((rows,), FOLDS, dtype=torch.long)
     for number, held_out in enumerate(folds.validation[:FOLDS]):
         blocks[held_out] = number
@@ -105,30 +108,30 @@ def blocks_of(folds: Folds, rows: int) -> Tensor:
 
 
 def judge_nested(
-    target: GibbsTarget, kinds: list[CandidateViews], kept: StoredHistory, folds: Folds, generator: torch.Generator
+    target: GibbsTarget, kinds: list[CandidateViews], stored: StoredHistory, folds: Folds, generator: torch.Generator
 ) -> PolicyResults:
-    """Judge one kind of predictor, or several that are mixed one after the other, on the rows of the history."""
-    block = blocks_of(folds, len(target.sample))[kept.rows]
-    outcomes, mixed = target.sample.outcomes[kept.rows], kinds[0].final.at(kept.rows)
+    """Judge one kind of predictor, or several that are mixed one after another, on the rows of the history."""
+    block = blocks_of(folds, len(target.sample))[stored.rows]
+    outcomes, mixed = target.sample.outcomes[stored.rows], kinds[0].final.at(stored.rows)
     shares: list[ShareCosts] = []
     for kind in kinds[1:]:
-        other = kind.final.at(kept.rows)
-        stretches = None if kind.target is None else stretches_of(kind.target, kept.rows)
+        other = kind.final.at(stored.rows)
+        stretches = None if kind.target is None else stretches_of(kind.target, stored.rows)
         shares.append(share_costs(target.problem, mixed.scenarios, other.scenarios, outcomes, stretches))
         mixed = pool_views(mixed, other, shares[-1].best())
     seen: list[tuple[Tensor, Scenarios]] = []
     for number in block.unique().tolist():
         inside, outside = sides(block, number)
-        views = [_view(kind, kept.rows, inside, outside) for kind in kinds]
+        views = [_view(kind, stored.rows, inside, outside) for kind in kinds]
         view = views[0]
         for other, costs in zip(views[1:], shares, strict=True):
             view = pool_views(view, other, costs.best(outside))
         seen.append((inside.nonzero().flatten(), view.scenarios))
-    return judge_policies(target, seen, kept, block, generator)
+    return judge_policies(target, seen, stored, block, generator)
 
 
 def _view(kind: CandidateViews, rows: Tensor, inside: Tensor, outside: Tensor) -> OutOfFoldView:
-    """The rows inside a block as the configuration sees them that the rows outside would choose."""
+    """Return the view of the rows inside a block under the configuration that the rows outside select."""
     places = torch.searchsorted(kind.competing[0].rows, rows[outside])
     choice = select([costs[places] for costs in kind.costs], [{} for _ in kind.costs]).chosen
     view = kind.final if choice == kind.chosen else kind.competing[choice]

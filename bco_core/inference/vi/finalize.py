@@ -1,4 +1,4 @@
-"""From what a mixture has learned to the posterior: judge policies on held-out rows, certify, draw, keep a history."""
+"""From a learned mixture to the posterior: diagnose on held-out rows, certify, draw particles, store a history."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from bco_core.posterior import Posterior
 from bco_core.select import Table
 
 CONFIDENCE = 0.95
-# Errors are not believed to shrink to less than half, whatever members say.
+# Squared errors shrink at most to a quarter, whatever the members' spread suggests.
 _LEAST_GAIN = 0.25
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mixture in its predictor's space, its out-of-fold view, and the tables that its selection left.
+    """A mixture in its predictor's space, its out-of-fold view ``seen``, and the tables of its selection.
 
-    ``share`` is the weight of the network where two sorts of predictor were mixed, and ``shares`` the costs at each;
-    ``boosted_share`` is the weight of departures from a boosted rule.
+    ``share`` is the weight of the network where two kinds of predictor were mixed, and ``shares`` the cost at each
+    share; ``boosted_share`` is the weight of residual models of a boosted rule.
     """
 
     target: GibbsTarget
@@ -47,7 +47,7 @@ class Candidate:
 
 
 def make_posterior(plan: MixturePlan, learned: Candidate, kept: StoredHistory, judged: PolicyResults) -> Learned:
-    """The posterior, and what held-out rows say of it."""
+    """Return the posterior and its diagnostics on held-out rows."""
     options = plan.task.options
     diagnostics = diagnose(
         learned.target,
@@ -68,7 +68,7 @@ def make_posterior(plan: MixturePlan, learned: Candidate, kept: StoredHistory, j
 
 
 def keep_history(plan: MixturePlan, learned: Candidate) -> StoredHistory:
-    """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
+    """Return out-of-fold predictions and outcomes of up to 1,000 rows, with the carrier that scores best on them."""
     target, rows = learned.target, learned.seen.rows
     order = autocorrelation(target.sample.outcomes[rows] - learned.seen.scenarios.mean(), rows)
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
@@ -81,13 +81,12 @@ def keep_history(plan: MixturePlan, learned: Candidate) -> StoredHistory:
 
 
 def _averaging_gain(plan: MixturePlan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
-    """How much smaller errors (H, d_y) are, as a factor (d_y,), when all members predict instead of those few that
-    held a row out: by the variance that averaging takes away.
+    """Return the factor (d_y,) on errors (H, d_y) when all members predict instead of the few that held a row out.
 
-    Members of a class of models differ by V, which averaging m of them divides by m.
+    Members of a model class differ by a variance V, which averaging m of them divides by m.
     """
     if plan.forward is not None:
-        # Those who predicted knew less of the past, not fewer rows of the same: that is for later rows to show.
+        # The members that predicted knew a shorter past, which averaging does not make up for.
         return torch.ones(residuals.shape[1], dtype=torch.float64)
     partitions = max(1, len(plan.folds.train) // FOLDS)
     removed = torch.zeros(residuals.shape[1], dtype=torch.float64)

@@ -1,4 +1,7 @@
-"""``vi``: variational inference with the caller's own settings; with one member it is the paper's Algorithm 1."""
+"""The method ``vi``: variational inference with the caller's settings; one member is the paper's Algorithm 1.
+
+From 8,000 rows on, members are parts that may learn in different processes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from bco_core.seeds import entropy
 
 # κ at 256 rows, for the paper's unit prior.
 KL_WEIGHT = 1e-5
-# More rows than these do not tell better when to stop.
+# More rows do not improve early stopping.
 _STOPPING_ROWS = 2000
 
 
@@ -86,7 +89,7 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         fit = fit_variational(target, plan.folds, plan.settings.variational, plan.generator, progress)
     judging = fit
     if plan.forward is not None:
-        # Members that only know the past are judged; those that know all of it decide.
+        # Members that know only earlier rows are judged; those that know all rows decide.
         options = replace(plan.settings.variational, peers=len(plan.forward.train))
         judging = fit_variational(target, plan.forward, options, plan.generator)
     seen = out_of_fold(target, plan.judging, judging.mixture, plan.generator)
@@ -100,7 +103,7 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
 
 
 def _vectors(options: ViOptions, rows: int) -> int:
-    """A location and a scale for each member."""
+    """Count a location and a scale for each member."""
     return 2 * options.members
 
 
@@ -108,4 +111,4 @@ def _passes(options: ViOptions, rows: int) -> float:
     return PASSES_A_STEP * options.epochs * options.members * options.draws
 
 
-VI = Method("vi", "vi", "variational inference, as asked for", True, _split, _work, _join, _vectors, _passes)
+VI = Method("vi", "vi", "variational inference, as requested", True, _split, _work, _join, _vectors, _passes)
