@@ -21,7 +21,7 @@ from bco_core.inference.mh.method import MH
 from bco_core.inference.options import AutoOptions, LearningOptions
 from bco_core.inference.vi.auto import AUTO
 from bco_core.inference.vi.method import VI
-from bco_core.inference.vi.surrogate import SURROGATE, serves
+from bco_core.inference.vi.surrogate import SURROGATE, allows_linear
 from bco_core.problems.base import DecisionProblem, Outline
 from bco_core.problems.surrogate import Surrogate
 from bco_core.progress import Progress, no_progress, part_of
@@ -59,7 +59,7 @@ class Learning:
         if isinstance(problem.relaxation, Surrogate) and method.inference == "vi":
             if getattr(own, "certify", None):
                 raise InvalidInput(f"there is no certificate here: {NO_CERTIFICATE}", ("certify",))
-            if isinstance(own, AutoOptions) and serves(own):
+            if isinstance(own, AutoOptions) and allows_linear(own):
                 method, reason = SURROGATE, SURROGATE.reason
         return Learning(method, Task(problem.relaxation, sample, own), options.method, reason)
 

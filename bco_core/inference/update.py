@@ -213,19 +213,19 @@ def _conclude(
         predictions, own.outcomes, previous.predictor.outcomes.scale, target.features, full, problem
     )
     order = autocorrelation(own.outcomes - predictions, torch.arange(len(rows)))
-    kept = StoredHistory(choice.history, choice.order, choice.table, order)
+    stored = StoredHistory(choice.history, choice.order, choice.table, order)
     places_of = torch.empty_like(choice.order).index_copy_(0, choice.order, torch.arange(len(rows)))
     judged = judge_policies(
         target,
         [(places_of[places], scenarios) for places, scenarios in seen],
-        kept,
+        stored,
         compared[choice.order].long(),
         generator,
     ).under(options.policy)
     fit = VariationalFit(final, [0] * len(final.loc), [True] * len(final.loc), [])
     diagnostics = diagnose(
         target,
-        summarize(target, kept, judged),
+        summarize(target, stored, judged),
         final,
         [fit],
         options.kl_weight,

@@ -116,11 +116,11 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     # Few rows are enough for judgement and for predictive scenarios.
     rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
     without = leave_one_out(target, rows, chosen, plan.inverse_temperature)
-    kept, judged = _judge(target, rows, without, options)
-    held_out = summarize(target, kept, judged)
-    posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, kept.history)
+    stored, judged = _judge(target, rows, without, options)
+    held_out = summarize(target, stored, judged)
+    posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, stored.history)
     found = report_chains(chains, plan, target)
-    share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[kept.rows]).double().mean().item()
+    share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[stored.rows]).double().mean().item()
     quality = judge_chains(len(task.sample), found, plan, task.problem, held_out, share)
     diagnostics = ChainDiagnostics(
         quality=quality.verdict,
@@ -209,13 +209,13 @@ def _judge(
     ones = torch.ones_like(spread)
     choice = choose_history(without.predictions, outcomes, spread, target.features[rows], ones, target.problem)
     order = autocorrelation(outcomes - without.predictions, rows)
-    kept = StoredHistory(choice.history, rows[choice.order], choice.table, order)
+    stored = StoredHistory(choice.history, rows[choice.order], choice.table, order)
     seen = without.scenarios
     ordered = Scenarios(seen.outcomes[choice.order], seen.weights, seen.mode[choice.order])
     everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
     generator = torch.Generator().manual_seed(options.seed)
-    judged = judge_policies(target, [(everything, ordered)], kept, one_block, generator)
-    return kept, judged.under(options.policy or policy_of_paper(target.problem))
+    judged = judge_policies(target, [(everything, ordered)], stored, one_block, generator)
+    return stored, judged.under(options.policy or policy_of_paper(target.problem))
 
 
 def _candidates(facts: Arrays) -> Table:

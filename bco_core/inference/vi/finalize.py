@@ -46,12 +46,12 @@ class Candidate:
     boosted_share: float | None = None
 
 
-def make_posterior(plan: MixturePlan, learned: Candidate, kept: StoredHistory, judged: PolicyResults) -> Learned:
+def make_posterior(plan: MixturePlan, learned: Candidate, stored: StoredHistory, judged: PolicyResults) -> Learned:
     """Return the posterior and its diagnostics on held-out rows."""
     options = plan.task.options
     diagnostics = diagnose(
         learned.target,
-        summarize(learned.target, kept, judged, forward=plan.forward is not None),
+        summarize(learned.target, stored, judged, forward=plan.forward is not None),
         learned.mixture,
         learned.fits,
         learned.kl_weight,
@@ -63,7 +63,7 @@ def make_posterior(plan: MixturePlan, learned: Candidate, kept: StoredHistory, j
         certificate=certify(learned.classes, plan.judged, CONFIDENCE, options.particles, plan.generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
-    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, kept.history)
+    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, stored.history)
     return Learned(posterior, diagnostics)
 
 

@@ -95,11 +95,13 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     seen = out_of_fold(target, plan.judging, judging.mixture, plan.generator)
     classes = [ModelClass(target, fit.mixture, 1.0)]
     candidate = Candidate(target, fit.mixture, classes, seen, [fit], plan.kl_weight)
-    kept = keep_history(plan, candidate)
-    block = blocks_of(plan.judging, len(task.sample))[kept.rows]
-    whole = [(torch.arange(len(block)), seen.at(kept.rows).scenarios)]
-    judged = judge_policies(target, whole, kept, block, plan.generator)
-    return make_posterior(plan, candidate, kept, judged.under(task.options.policy or policy_of_paper(task.problem)))
+    stored = keep_history(plan, candidate)
+    block = blocks_of(plan.judging, len(task.sample))[stored.rows]
+    whole = [(torch.arange(len(block)), seen.at(stored.rows).scenarios)]
+    policy_results = judge_policies(target, whole, stored, block, plan.generator)
+    return make_posterior(
+        plan, candidate, stored, policy_results.under(task.options.policy or policy_of_paper(task.problem))
+    )
 
 
 def _vectors(options: ViOptions, rows: int) -> int:

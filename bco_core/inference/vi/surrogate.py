@@ -1,10 +1,24 @@
-"""``auto`` where decisions jump as predictions move: the posterior of the problem's surrogate around a regression.
+"""Variational inference with a surrogate loss, such as SPO+, around a Bayesian regression; ``auto`` uses it where
+decisions jump as predictions change.
 
-Members that hold a fold out, or with time know the past alone, compete and are judged by what their decisions really
-cost there; one that learns from all rows as the winner does is the posterior. What competes is how far the posterior
-may leave the regression: its width τ, of which zero leaves it as it is. Where outcomes bend and rows are many, so does
-a linear model of contexts and their products. The first is left only for a clear gain: a regression that fits as well
-as a bent one decides as well as anything, and is held fast; one that does not is let go.
+The model is linear, and R members learn as one batch. With X the rows' features and a constant, Y the outcomes in units
+of their spread, G = X'X/n, Θ₀ the regression of Y on X and Σ the covariance of its errors, prior and posterior of the
+matrix Θ are
+
+    ρ_0 = N(Θ₀, τ² G⁻¹ ⊗ diag Σ),    q = N(M, τ² G⁻¹ ⊗ Σ̃),    Σ̃ = .95 Σ + .05 diag Σ,
+
+and M minimises equation (15) of the paper with the surrogate for the cost: with κ = 1/(λn),
+
+    E_q[mean loss] + κ/(2τ²) tr[(M − Θ₀)' G (M − Θ₀) diag(Σ)⁻¹].
+
+The covariance of q is that of the regression, so only M is learned. A row's prediction under q is Gaussian around its
+mean, so noise is drawn for predictions, not for Θ, in pairs of opposite sign, and reused for some steps.
+
+Members that hold out a fold or, with time, know only earlier rows, compete and are judged by the true cost of their
+decisions on held-out rows; one member that learns from all rows with the winning settings is the posterior. The width τ
+competes: how far the posterior may leave the regression, with zero for the regression itself. Where outcomes are
+nonlinear and rows are many, a linear model of contexts and their products competes too. The first candidate is replaced
+only for a clear gain: it is close to the regression where the regression fits well, and freer where it does not.
 """
 
 from __future__ import annotations
@@ -41,21 +55,21 @@ from bco_core.solvers.linear_form import Array
 STEPS = 50
 _NOISE_STEPS = 5
 _RATE = 0.055
-# What the regression's errors are taken to be at least, as shares of the outcomes' variances.
+# Lower bounds on the regression's error variance, as shares of the outcomes' variances.
 _LEAST_ERROR, _LEAST_VARIANCE = 1e-3, 0.1
 _OWN = 0.05
-# With fewer rows for each column the regression is shrunk.
+# With fewer rows for each column the regression is a ridge regression.
 _ROWS_A_COLUMN = 5
 _JITTER = 1e-6
-# A narrower member is a regression as it is.
+# A narrower member counts as the regression itself.
 _LEAST_WIDTH = 1e-3
-# A bend shows in errors left out one by one where fitting it makes them smaller by so many standard errors.
+# Standard errors by which leave-one-out errors must fall for outcomes to count as nonlinear.
 _CLEAR_BEND = 1.0
 
 
 @dataclass(frozen=True)
 class BayesianRegression:
-    """Of R members: X (R, n, a), Θ₀ (R, a, d_y), G (R, a, a) and Σ (R, d_y, d_y)."""
+    """The regressions of R members: X (R, n, a), Θ₀ (R, a, d_y), G (R, a, a) and Σ (R, d_y, d_y)."""
 
     inputs: Array
     theta: Array
@@ -64,7 +78,7 @@ class BayesianRegression:
 
     @staticmethod
     def of(target: GibbsTarget, rows: Tensor) -> BayesianRegression:
-        """Fitted to rows (R, n) of the sample."""
+        """Fit to rows (R, n) of the sample."""
         inputs, wanted = (one[rows.numpy()] for one in _inputs_and_outputs(target))
         count, width = inputs.shape[1:]
         across = inputs.transpose(0, 2, 1)
@@ -82,7 +96,7 @@ class BayesianRegression:
 
 
 def _inputs_and_outputs(target: GibbsTarget) -> tuple[Array, Array]:
-    """Features with a constant (n, a), and the outputs (n, d_y) that would predict the outcomes."""
+    """Return features with a constant (n, a), and the outputs (n, d_y) that predict the outcomes exactly."""
     features = target.encoded(torch.float64)
     wanted = target.predictor.wanted(target.sample.outcomes, features).numpy()
     inputs = features[:, : target.predictor.widths[0]].numpy()
@@ -92,7 +106,7 @@ def _inputs_and_outputs(target: GibbsTarget) -> tuple[Array, Array]:
 def fit_around(
     target: GibbsTarget, rows: Tensor, widths: Tensor, kl_weight: float, generator: torch.Generator
 ) -> VariationalFit:
-    """Members of rows (R, n) with widths τ (R,), zero for the regression as it is."""
+    """Fit members to rows (R, n) with widths τ (R,), zero for the regression itself."""
     start = BayesianRegression.of(target, rows)
     own = np.diagonal(start.errors, axis1=1, axis2=2)
     between = (1 - _OWN) * start.errors + _OWN * np.eye(own.shape[1]) * own[:, None]
@@ -115,12 +129,12 @@ def fit_around(
 def continue_member(
     target: GibbsTarget, old: MatrixGaussian, as_prior: bool, kl_weight: float, generator: torch.Generator
 ) -> MatrixGaussian:
-    """What becomes of one member when it learns from the target's rows: around it, or around their own regression."""
+    """Update one member with the target's rows: around the member itself, or around the rows' own regression."""
     inputs, _ = _inputs_and_outputs(target)
     rows, (by_rows, by_columns) = torch.arange(len(inputs))[None], (old.by_rows[:1], old.by_columns[:1])
     factors = by_rows.double().numpy(), by_columns.double().numpy()
     if not as_prior:
-        # Its width is what its factor has beside the regression's own.
+        # Its width is the ratio of its factor to the regression's.
         width = np.sqrt(np.square(inputs @ factors[0][0]).sum() / inputs.size)
         fit = fit_around(target, rows, torch.tensor([width if width > _LEAST_WIDTH else 0.0]), kl_weight, generator)
         mixture = fit.mixture
@@ -142,7 +156,7 @@ def _descend(
     kl_weight: float,
     generator: torch.Generator,
 ) -> tuple[Array, list[TracePoint]]:
-    """The members' M (R, a, d_y), and how they came there; numbers are many and small, and NumPy wakes no threads."""
+    """Return the members' M (R, a, d_y) and the trace. NumPy is faster than torch for these many small arrays."""
     problem, predictor, known = target.problem, target.predictor, target.hindsight
     if not isinstance(problem, Surrogate) or known is None:
         raise RuntimeError("only problems with a surrogate are learned around a regression")
@@ -176,7 +190,7 @@ def _descend(
 
 
 class _Adam:
-    """Adam from a value (R, a, d_y) with a rate that falls to zero; ``average`` is that of the last half of steps."""
+    """Adam on a value (R, a, d_y) with a rate that falls to zero; ``average`` is the mean of the last half of steps."""
 
     def __init__(self, value: Array) -> None:
         self.value, self.average = value.copy(), np.zeros_like(value)
@@ -192,16 +206,18 @@ class _Adam:
             self.average += self.value / (STEPS - STEPS // 2)
 
 
-def bends(target: GibbsTarget) -> bool:
-    """Whether outcomes bend where the regression is straight: the square of what it fits, as one more column, makes
-    errors that are left out one by one clearly smaller, in the mean over outcomes (after Ramsey's test)."""
+def is_nonlinear(target: GibbsTarget) -> bool:
+    """Return whether outcomes are nonlinear in the features (after Ramsey's RESET test).
+
+    They are if the squared fit as one more column clearly reduces leave-one-out errors, in the mean over outcomes.
+    """
     inputs, wanted = _inputs_and_outputs(target)
     if len(inputs) <= inputs.shape[1] + 1:
         return False
     fitted = inputs @ BayesianRegression.of(target, torch.arange(len(inputs))[None]).theta[0]
     basis = np.linalg.qr(inputs).Q
     room = 1 - np.square(basis).sum(axis=1, keepdims=True)
-    # Of the column beside the others, only what they leave of it adds to the fit and to the leverage.
+    # Only the part of the new column that is orthogonal to the others adds to fit and leverage.
     column = np.square(fitted - fitted.mean(axis=0))
     column = column - basis @ (basis.T @ column)
     size = np.sqrt(np.square(column).sum(axis=0))
@@ -215,14 +231,14 @@ def bends(target: GibbsTarget) -> bool:
 
 
 POSTERIOR_ROWS = 8000
-# Rows for each column from which on products of contexts compete.
+# Rows for each column from which products of contexts compete.
 _ROWS_A_PRODUCT = 10
-# Numbers of predictions that are learned from at once.
+# Number of predictions in one batch.
 _NUMBERS_AT_ONCE = 20_000_000
 
 
 class Strength(NamedTuple):
-    """How far the posterior may leave the regression: τ."""
+    """A named width τ: how far the posterior may leave the regression."""
 
     name: str
     width: float
@@ -235,13 +251,13 @@ FREE, HELD, LOOSE, REGRESSION = (
     Strength("none", 0.0),
 )
 STRAIGHT, BENT = (HELD, FREE, REGRESSION), (FREE, HELD, REGRESSION)
-# From so many rows on the data may lead far from the regression.
+# From this many rows on the posterior may go far from the regression.
 _MANY_ROWS = 400
 
 
 @dataclass(frozen=True)
 class _Competitor:
-    """One candidate: its target, its strength, and members that hold rows out, with what they say and cost there."""
+    """One candidate: its target and width, and members that hold rows out, with their views and costs there."""
 
     target: GibbsTarget
     strength: Strength
@@ -256,8 +272,8 @@ class _Competitor:
         return {"predictor": name, "name": self.strength.name, "width": self.strength.width}
 
 
-def serves(options: AutoOptions) -> bool:
-    """Whether the predictor asked for is a linear model, or any."""
+def allows_linear(options: AutoOptions) -> bool:
+    """Return whether the options allow a linear model."""
     return options.predictor.kind in ("auto", "linear")
 
 
@@ -274,7 +290,7 @@ def _plan(task: Task) -> MixturePlan:
 
 
 def _kl_weight(options: AutoOptions, rows: int) -> float:
-    """κ as given or 1/n: λ is one over what there is to gain, the scale of costs."""
+    """Return κ as given, or 1/n: λ = 1 for scaled costs."""
     if options.inverse_temperature is not None:
         return 1 / options.inverse_temperature
     return options.kl_weight if options.kl_weight is not None else 1 / rows
@@ -285,13 +301,13 @@ def _split(task: Task, progress: Progress) -> list[Part]:
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
-    raise RuntimeError("there is nothing to share here")
+    raise RuntimeError("this method has no parts")
 
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     plan = _plan(task)
     target = plan.target("linear")
-    bent = bends(target)
+    bent = is_nonlinear(target)
     strengths: tuple[Strength, ...] = BENT if bent else STRAIGHT
     if bent and len(plan.sample) >= _MANY_ROWS:
         strengths += (LOOSE,)
@@ -308,16 +324,16 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     progress(0.8, "judging decisions on rows held out")
     classes = [ModelClass(best.target, final.mixture, 1.0)]
     learned = Candidate(
-        best.target, final.mixture, classes, best.seen, [_told(best.fit, final)], kl_weight, choice.table
+        best.target, final.mixture, classes, best.seen, [_with_final_trace(best.fit, final)], kl_weight, choice.table
     )
-    kept = keep_history(plan, learned)
+    stored = keep_history(plan, learned)
     views = CandidateViews([one.seen for one in tried], [one.costs for one in tried], choice.chosen, best.seen)
-    judged = judge_nested(best.target, [views], kept, plan.judging, plan.generator)
-    return make_posterior(plan, learned, kept, judged.under(task.options.policy))
+    policy_results = judge_nested(best.target, [views], stored, plan.judging, plan.generator)
+    return make_posterior(plan, learned, stored, policy_results.under(task.options.policy))
 
 
 def _products(plan: MixturePlan) -> Features | None:
-    """Products of contexts, where the caller left the choice and there are rows enough."""
+    """Return products of contexts where the caller left the choice open and there are enough rows."""
     options: AutoOptions = plan.task.options
     free = options.predictor.kind == "auto" and options.predictor.features == STANDARDIZED.name
     columns = products_width(plan.sample.contexts.shape[1])
@@ -326,7 +342,7 @@ def _products(plan: MixturePlan) -> Features | None:
 
 
 def _compete(plan: MixturePlan, target: GibbsTarget, strengths: Sequence[Strength]) -> list[_Competitor]:
-    """Members of all strengths, as one batch where there is room, and what they say of the rows they hold out."""
+    """Fit members of all widths, as one batch where memory allows, with their views of the rows they hold out."""
     folds = plan.judging
     members, rows = folds.train.shape
     kl_weight = _kl_weight(plan.task.options, rows)
@@ -347,7 +363,7 @@ def _compete(plan: MixturePlan, target: GibbsTarget, strengths: Sequence[Strengt
 def _held_out(
     target: GibbsTarget, folds: Folds, mixture: Mixture, members: Tensor, generator: torch.Generator
 ) -> OutOfFoldView:
-    """Every row by draws of the member that did not see it, in pairs whose mean is the member's own prediction."""
+    """Return the view of every row by draws of the member that did not see it, in pairs around its own prediction."""
     encoded, pairs = target.encoded(mixture.loc.dtype), OUT_OF_FOLD_DRAWS // 2
     noise = torch.randn(pairs, mixture.dim, generator=generator, dtype=mixture.loc.dtype)
     noise = torch.cat([noise, -noise, torch.zeros_like(noise[:1])])
@@ -367,13 +383,13 @@ def _held_out(
 
 
 def _costs(target: GibbsTarget, seen: OutOfFoldView) -> Tensor:
-    """What decisions for the mean prediction cost on each row of the view (m,)."""
+    """Return the cost (m,) of decisions for the mean prediction on each row of the view."""
     decisions = target.problem.decide(seen.scenarios.mean())
     return target.problem.cost(decisions, target.sample.outcomes[seen.rows])
 
 
-def _told(judged: VariationalFit, final: VariationalFit) -> VariationalFit:
-    """Members that were judged, and how the one that decides learned."""
+def _with_final_trace(judged: VariationalFit, final: VariationalFit) -> VariationalFit:
+    """Return the fit of the judged members with the trace of the final one."""
     return VariationalFit(judged.mixture, [STEPS], [True], final.trace)
 
 
@@ -385,5 +401,5 @@ def _passes(options: AutoOptions, rows: int) -> float:
     return 2.0 * STEPS * FOLDS * (len(BENT) + 2)
 
 
-_REASON = "variational inference on a surrogate around a regression, because decisions jump as predictions move"
+_REASON = "variational inference on a surrogate around a regression, because decisions jump as predictions change"
 SURROGATE = Method("auto", "vi", _REASON, True, _split, _work, _join, _vectors, _passes)

@@ -20,7 +20,7 @@ from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options
 from bco_core.inference.update import UpdateOptions, update
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
-from bco_core.inference.vi.surrogate import BayesianRegression, bends, fit_around
+from bco_core.inference.vi.surrogate import BayesianRegression, fit_around, is_nonlinear
 from bco_core.posterior import Posterior, strip_particles
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
@@ -169,7 +169,7 @@ def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instanc
 def test_a_bend_is_noticed_and_a_straight_line_is_none() -> None:
     for degree, bent in ((1, False), (4, True), (6, True)):
         instance = shortest_path(100, degree, 8)
-        assert bends(target_of(problem_of(instance), sample_of(instance, slice(None)))) is bent
+        assert is_nonlinear(target_of(problem_of(instance), sample_of(instance, slice(None)))) is bent
 
 
 @pytest.mark.parametrize("kind", ["relu_affine", "skip_mlp", "mlp"])
