@@ -246,7 +246,7 @@ def test_the_prior_does_not_depend_on_the_judged_rows() -> None:
     assert torch.equal(before.prior_scale, after.prior_scale)
 
 
-def test_stored_particles_may_cost_more_than_the_posterior_by_what_their_number_allows() -> None:
+def test_the_particles_margin_depends_on_their_number() -> None:
     certificate = certified([point_class(linear_target(demand(100, 0)))], torch.arange(100), particles=50)
     found, scale = certificate.particles, BOUNDED.cost_bound
     assert certificate.bound is not None
@@ -292,7 +292,7 @@ def test_the_bound_holds_for_posteriors_learned_from_few_rows(monkeypatch: pytes
     assert informative == 60
 
 
-def test_the_bound_of_a_learned_linear_posterior_is_near_the_truth_and_holds_on_fresh_rows() -> None:
+def test_the_bound_of_a_linear_posterior_is_tight_and_holds_on_fresh_rows() -> None:
     fresh = demand(20_000, 99)
     for seed in range(3):
         options = make_options(predictor="linear", hidden=(), certify=True, epochs=60, seed=seed)
@@ -317,7 +317,7 @@ def test_rows_set_aside_for_scaling_do_not_count_in_the_certificate() -> None:
     assert without.to_json() == {"bound": None, "reason": without.reason}
 
 
-def test_a_certificate_told_as_json_keeps_its_figures_and_leaves_out_the_reason_it_has_not() -> None:
+def test_a_certificate_as_json_has_its_figures_and_no_empty_reason() -> None:
     target = linear_target(demand(100, 0))
     mixture = equal_mixture(target.family, torch.zeros(1, 2), torch.ones(1, 2))
     certificate = certified([ModelClass(target, mixture, 1.0)], torch.arange(100))

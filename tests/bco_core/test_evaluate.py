@@ -157,7 +157,7 @@ def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> 
         assert all(status == "optimal" for status in found.status)
 
 
-def test_what_is_left_of_two_stage_problems_is_the_best_that_cvxpy_finds_with_the_rest_fixed() -> None:
+def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
     @settings(max_examples=25)
     @given(st.integers(0, 10**9))
     def check(seed: int) -> None:
@@ -223,7 +223,7 @@ def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
-def test_what_is_left_of_portfolios_is_the_best_that_cvxpy_finds_with_the_rest_fixed(kind: str) -> None:
+def test_open_entries_of_portfolios_are_those_of_cvxpy(kind: str) -> None:
     spec = ASSETS | {"kind": kind} | ({"target_return": 0.02, "confidence": 0.5} if kind[0] == "r" else {})
     spec = {name: value for name, value in spec.items() if kind[0] == "m" or name != "risk_aversion"}
     posterior = make_posterior(0.05, 0.02, 3)

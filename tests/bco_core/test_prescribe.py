@@ -397,7 +397,7 @@ def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert 1 <= len(slow.asked) <= 3
 
 
-def test_solvers_are_told_how_many_seconds_are_left_and_late_contexts_have_no_decision(
+def test_solvers_get_the_remaining_seconds_and_late_contexts_no_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)

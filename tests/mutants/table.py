@@ -165,7 +165,7 @@ MUTANTS = [
         "tests/bco_core/test_select.py",
         ("a gain that is not clear", "if gain.mean < -errors * gain.standard_error", "if gain.mean < 0"),
         ("the smallest clear gain", "chosen = min(clear, ", "chosen = max(clear, "),
-        ("the dearest share", ".mean(dim=1).argmin()", ".mean(dim=1).argmax()"),
+        ("the dearest share", "means.argmin()", "means.argmax()"),
     ),
     *group(
         "bco_core/regression.py",
@@ -198,7 +198,7 @@ MUTANTS = [
         "tests/bco_core/inference/test_training.py",
         ("own patience", " & (epoch - best_epoch[active] <= options.patience)", ""),
         ("halving", "(len(order) + 1) // 2", "len(order)"),
-        ("the first stays", "kept[0] |= keep_first", "kept[0] |= False"),
+        ("the first stays", "survivors[0] |= keep_first", "survivors[0] |= False"),
         ("clearly beaten", "costs[0] <= CLEARLY_WORSE * costs.min()", "costs[0] >= 0"),
     ),
     *group(

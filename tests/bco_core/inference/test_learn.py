@@ -101,7 +101,7 @@ def test_learning_neither_reads_nor_disturbs_the_global_random_state() -> None:
     assert digest(*first.to_arrays()) == digest(*second.to_arrays())
 
 
-def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_asked_for() -> None:
+def test_the_posterior_is_an_equal_mixture_with_the_requested_particles() -> None:
     posterior = learn(PROBLEM, make_sample(), replace(BRIEF, members=3, particles=33)).posterior
     assert isinstance(posterior.distribution, Mixture)
     assert posterior.distribution.weights.tolist() == pytest.approx([1 / 3] * 3)
@@ -110,7 +110,7 @@ def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_ask
 
 
 @pytest.mark.parametrize("members", [1, 3])
-def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_averages_its_steps(members: int) -> None:
+def test_every_option_reaches_vi_and_only_a_mixture_averages_its_steps(members: int) -> None:
     sample = make_sample()
     options = make_options(
         method="vi",

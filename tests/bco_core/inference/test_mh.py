@@ -134,7 +134,7 @@ def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
     assert density.argmax() == draws.best
 
 
-def test_decisions_from_chains_keep_the_return_as_often_as_asked_and_point_predictions_do_not() -> None:
+def test_decisions_from_chains_keep_the_return_and_point_predictions_do_not() -> None:
     sample, fresh = make_sample(200), make_sample(600, seed=5)
     posterior, _ = learned(replace(QUICK, particles=100), sample)
     scenarios = posterior.scenarios(fresh.contexts, posterior.particles)
@@ -148,7 +148,7 @@ def test_decisions_from_chains_keep_the_return_as_often_as_asked_and_point_predi
 
 
 @pytest.mark.parametrize("rows", [320, 640])
-def test_chains_ask_two_standard_errors_more_of_the_history_than_the_problem_of_the_future(rows: int) -> None:
+def test_chains_require_two_standard_errors_more_of_the_history(rows: int) -> None:
     _, told = learned(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
     assert min(told.start.feasibility) >= min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / rows)) - 1e-12
     assert told.history.required_feasibility == pytest.approx(0.95 + 2 * math.sqrt(0.95 * 0.05 / rows))

@@ -95,7 +95,7 @@ def test_configurations_that_learn_as_one_batch_are_stopped_apart() -> None:
     assert min(slow) > max(quick)
 
 
-def test_a_member_that_learns_alone_is_stopped_by_rows_it_does_not_learn_from_and_is_not_judged_on() -> None:
+def test_a_lone_member_is_stopped_by_rows_it_neither_learns_nor_is_judged_on() -> None:
     inside = _stop_inside(APART[1:2])
     taught, stopping, judged = (
         set(rows[0].tolist()) for rows in (inside.train, inside.validation, APART.validation[1:2])
@@ -162,7 +162,7 @@ def test_what_is_chosen_for_a_block_does_not_depend_on_its_rows(block: int) -> N
         assert torch.equal(judged_costs(outcomes, flattered, levels)[inside], plain[inside])
 
 
-def test_blocks_are_the_folds_of_the_first_partition_and_rows_in_none_have_one_of_their_own() -> None:
+def test_blocks_are_the_first_partitions_folds_and_one_for_other_rows() -> None:
     folds = Folds(torch.empty(7, 0, dtype=torch.long), torch.tensor([[r, r + 5] for r in range(5)] + [[0, 1], [2, 3]]))
     assert blocks_of(folds, 12).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 5]
 

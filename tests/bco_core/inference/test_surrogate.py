@@ -58,7 +58,7 @@ def learned_and_regression(degree: int, seed: int, rows: int = 100) -> tuple[flo
 
 
 @pytest.mark.parametrize(("degree", "most"), [(6, -0.015), (4, -0.003), (1, 0.003)])
-def test_it_decides_better_than_least_squares_where_costs_bend_and_no_worse_where_they_do_not(
+def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(
     degree: int, most: float
 ) -> None:
     pairs = np.array([learned_and_regression(degree, seed) for seed in range(20, 25)])
