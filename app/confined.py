@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 PLACES = 2
 
 
-class Refused(Exception):
+class InvalidFile(Exception):
     """The file cannot be used; the sentence says why, and ``where`` in which part of the request."""
 
     def __init__(self, sentence: str, where: Sequence[str | int] = ()) -> None:
@@ -31,11 +31,11 @@ class Refused(Exception):
         self.where = tuple(where)
 
 
-class Busy(Exception):
+class ReadersBusy(Exception):
     """No place became free in time."""
 
 
-class Confined:
+class FileReaders:
     """Processes that run a module's ``main``; at most one that is idle is kept."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -50,7 +50,7 @@ class Confined:
     def ask(self, question: dict[str, Any], megabytes: int, seconds: float) -> dict[str, Any]:
         """What a process says of a file; if it says nothing, the signal that has ended it, as ``ended``."""
         if not self._places.acquire(timeout=seconds):
-            raise Busy
+            raise ReadersBusy
         try:
             return self._ask(question | {"memory": megabytes * 1_000_000, "seconds": seconds})
         finally:
@@ -99,7 +99,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # the process
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def serve_files(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer file after file until the input ends: with the process that asks, this one ends too."""
     at_rest = _address_space()
     for line in sys.stdin:
@@ -110,7 +110,7 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         signal.setitimer(signal.ITIMER_REAL, asked["seconds"])
         try:
             told = answer(asked)
-        except Refused as refusal:
+        except InvalidFile as refusal:
             told = {"refused": str(refusal), "where": list(refusal.where)}
         except MemoryError:
             told = {"memory": True}

@@ -24,7 +24,7 @@ def _written(prefix: str, number: int) -> str:
     return f"{prefix}_" + "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 
 
-def made_at(identifier: str) -> float:
+def created_at(identifier: str) -> float:
     """When an id was made, in seconds since 1970."""
     number = 0
     for letter in identifier.partition("_")[2][:10]:

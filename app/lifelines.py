@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def end_with(parent: int, by: signal.Signals) -> None:
+def die_with_parent(parent: int, by: signal.Signals) -> None:
     """Have this process sent a signal when the thread that started it ends; it exits if its parent is gone already."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)

@@ -26,7 +26,7 @@ _SECRETS = re.compile(
 )
 
 
-def blotted(text: str) -> str:
+def redact(text: str) -> str:
     """The text without secrets."""
     return _SECRETS.sub(lambda found: next(part for part in found.groups() if part is not None) + "***", text)
 
@@ -57,7 +57,7 @@ class JsonLines(logging.Formatter):
         } | _context(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return blotted(orjson.dumps(line, default=str).decode())
+        return redact(orjson.dumps(line, default=str).decode())
 
 
 class PlainLines(logging.Formatter):
@@ -66,4 +66,4 @@ class PlainLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         belongs = " ".join(f"{name}={value}" for name, value in _context(record).items())
-        return blotted(super().format(record) + (f"  [{belongs}]" if belongs else ""))
+        return redact(super().format(record) + (f"  [{belongs}]" if belongs else ""))

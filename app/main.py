@@ -23,7 +23,7 @@ from app.http import errors
 from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
 from app.http.query import refuse_unknown_query
-from app.http.security import Admin, Guard, Remembered, TokenBucket
+from app.http.security import Admin, Authentication, LookupCache, TokenBucket
 from app.jobs import events
 from app.jobs.batch_router import router as batches
 from app.jobs.router import router as jobs
@@ -95,7 +95,7 @@ def create_app() -> FastAPI:
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_together=settings.max_bodies_mb * 1_000_000
     )
-    app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
+    app.add_middleware(Authentication, remembered=app.state.remembered, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
     app.add_middleware(Readable)
     for router in (
@@ -162,9 +162,9 @@ def _prepare_state(app: FastAPI) -> None:
     get_engine()
     buckets: dict[str, TokenBucket] = {}
     # keys looked up lately, and the rate of each
-    state.remembered, state.buckets = Remembered(), buckets
+    state.remembered, state.buckets = LookupCache(), buckets
     # the posteriors that aliases named lately
-    state.aliases = Remembered(FRESH_SECONDS)
+    state.aliases = LookupCache(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
     state.places = Places(settings.max_prescriptions, settings.max_workspace_prescriptions)

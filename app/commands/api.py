@@ -15,7 +15,7 @@ import typer
 import uvicorn
 from prometheus_client import multiprocess
 
-from app.commands.children import PYTHON, Kept
+from app.commands.children import PYTHON, SupervisedProcess
 from app.commands.serve import DRAIN_SECONDS, _stop_all, url
 from app.http.protocol import bounded
 from app.posteriors import shared
@@ -92,7 +92,7 @@ def _supervise(settings: Settings) -> bool:
         metrics = Path(folder) / "metrics"
         metrics.mkdir()
         environment = os.environ | {shared.FOLDER: folder, _METRICS: str(metrics)}
-        kept = [Kept("API process", _COMMAND, environment) for _ in range(settings.processes)]
+        kept = [SupervisedProcess("API process", _COMMAND, environment) for _ in range(settings.processes)]
         _say_where(settings.host, settings.port)
         try:
             bury: Callable[[int, str], None] = multiprocess.mark_process_dead
@@ -101,7 +101,7 @@ def _supervise(settings: Settings) -> bool:
             _stop_all([process.process for process in kept], DRAIN_SECONDS + 2)
 
 
-def _keep_alive(kept: list[Kept], stop: threading.Event, bury: Callable[[int], None]) -> bool:
+def _keep_alive(kept: list[SupervisedProcess], stop: threading.Event, bury: Callable[[int], None]) -> bool:
     """False if a process could not even start the first time: a setting is wrong, and would be wrong again."""
     while not stop.wait(0.2):
         for process in kept:

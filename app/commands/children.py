@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from app.lifelines import end_with
+from app.lifelines import die_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +23,18 @@ STARTED_SECONDS = 10.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+def start_service(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that is told to stop when this one is gone, even by kill -9.
 
     It is tied to the thread that starts it: call this from one that lasts.
     """
-    tie = partial(end_with, os.getpid(), signal.SIGTERM)
+    tie = partial(die_with_parent, os.getpid(), signal.SIGTERM)
     # Its own children leave the working directory alone, too, however they are started.
     safe = {**environment, "PYTHONSAFEPATH": "1"}
     return subprocess.Popen(command, env=safe, preexec_fn=tie, **options)
 
 
-class Kept:
+class SupervisedProcess:
     """A process that is started again when it ends: soon the first time, ever later while it keeps ending early."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class Kept:
 
     def _start(self) -> None:
         # A process group of its own: Ctrl-C reaches it through us, in order.
-        self.process = start(self._command, self._environment, start_new_session=True)
+        self.process = start_service(self._command, self._environment, start_new_session=True)
         self._began, self._ended = time.monotonic(), False
 
     def look(self) -> int | None:

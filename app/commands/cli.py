@@ -194,7 +194,7 @@ def demo(
     # Leaving by an exception stops the service and its processes, which a plain end by the signal would not.
     # It comes first: the libraries imported next may start processes of their own.
     signal.signal(signal.SIGTERM, _leave)
-    from app.commands.demo import Refused, demonstrate
+    from app.commands.demo import DemoError, demonstrate
     from app.commands.serve import NotStarted
 
     try:
@@ -202,7 +202,7 @@ def demo(
     except NotStarted as error:
         # The service itself has said why, in a sentence.
         raise ended(str(error)) from None
-    except Refused as error:
+    except DemoError as error:
         raise ended(str(error), 1) from None
     raise typer.Exit(code)
 

@@ -20,7 +20,7 @@ from app.settings import Settings
 from bco_core.estimates import paired_difference
 
 
-class Refused(Exception):
+class DemoError(Exception):
     """The service did not take a request of the demonstration."""
 
 
@@ -62,7 +62,7 @@ def run_demo(client: httpx.Client, console: Console) -> bool:
 def _post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = client.post(path, json=body)
     if response.is_error:
-        raise Refused(f"POST {path} was refused: {response.json()['detail']}")
+        raise DemoError(f"POST {path} was refused: {response.json()['detail']}")
     answer: dict[str, Any] = response.json()
     return answer
 

@@ -41,9 +41,9 @@ def plain_errors() -> Iterator[None]:
 
 def ended(sentence: str, status: int = UNUSABLE) -> typer.Exit:
     """Print a sentence to stderr, without secrets; raise what this returns."""
-    from app.logs import blotted
+    from app.logs import redact
 
-    typer.echo(blotted(sentence), err=True)
+    typer.echo(redact(sentence), err=True)
     return typer.Exit(status)
 
 

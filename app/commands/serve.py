@@ -14,7 +14,7 @@ from typing import Self
 
 import httpx
 
-from app.commands.children import PYTHON, Kept, start
+from app.commands.children import PYTHON, SupervisedProcess, start_service
 from app.db.migrate import migrate
 from app.settings import Settings
 
@@ -43,8 +43,8 @@ def serve(settings: Settings) -> int:
             signal.signal(number, lambda *_: stop.set())
     environment = os.environ | {"BCO_HOST": settings.host, "BCO_PORT": str(settings.port)}
     environment["BCO_PROCESSES"] = str(settings.processes)
-    kept = [Kept("API", API_COMMAND, environment)]
-    kept += [Kept("worker", WORKER_COMMAND, environment) for _ in range(settings.workers)]
+    kept = [SupervisedProcess("API", API_COMMAND, environment)]
+    kept += [SupervisedProcess("worker", WORKER_COMMAND, environment) for _ in range(settings.workers)]
     api, first = kept[0], True
     try:
         while not stop.wait(0.5):
@@ -118,7 +118,7 @@ class LocalService:
         if self._quiet:
             self._environment["BCO_LOG_LEVEL"] = "WARNING"
         out = subprocess.DEVNULL if self._quiet else None
-        self.process = start(SERVE_COMMAND, self._environment, stdout=out)
+        self.process = start_service(SERVE_COMMAND, self._environment, stdout=out)
         try:
             self._wait_until_ready(self.process)
         except BaseException:

@@ -11,7 +11,7 @@ import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from app.confined import Confined
+from app.confined import FileReaders
 from app.datasets import service as datasets
 from app.datasets.parsing import RawTable
 from app.datasets.reader import asked
@@ -29,7 +29,7 @@ from bco_core.problems.linear.model import MOST
 from bco_core.problems.registry import PROBLEMS
 
 # HiGHS and numpy start threads, whose stacks count as memory.
-readers = Confined("app.exchange.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+readers = FileReaders("app.exchange.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
 NOT_LINEAR = "a problem of this kind is no linear model, so it cannot be written as MPS"
 
 

@@ -35,7 +35,7 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import AnswerRow
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.routes import Guarded, Handler
+from app.http.routes import Handler, ScopedRoute
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Claim:
 _current: ContextVar[Claim | None] = ContextVar("claim", default=None)
 
 
-def made(session: Session, location: str) -> None:
+def record_location(session: Session, location: str) -> None:
     """Services say where the object is that they make, inside the transaction that makes it."""
     claim = _current.get()
     if claim is None:
@@ -89,7 +89,7 @@ def made(session: Session, location: str) -> None:
         raise ConflictError("this request took so long that another one with the same Idempotency-Key has been served")
 
 
-class Repeatable(Guarded):
+class IdempotentRoute(ScopedRoute):
     """A route class: POSTs that answer 201 or 202 take an Idempotency-Key."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

@@ -41,7 +41,7 @@ _LARGE_BYTES = 50_000
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class Guarded(APIRoute):
+class ScopedRoute(APIRoute):
     """A route class: scope before body, and bodies within the bounds of their address."""
 
     def unguarded(self) -> Handler:

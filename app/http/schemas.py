@@ -34,7 +34,7 @@ def plain(text: str) -> str:
     return text
 
 
-class Request(BaseModel):
+class StrictModel(BaseModel):
     """Requests refuse fields they do not know, numbers that are not finite, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
@@ -48,7 +48,7 @@ class Request(BaseModel):
         return given
 
 
-class Body(Request):
+class Body(StrictModel):
     """A whole request: one with more mistakes than anybody would read is refused without listing them."""
 
     @model_validator(mode="wrap")

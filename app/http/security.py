@@ -82,7 +82,7 @@ class _Shown(NamedTuple):
         return hashlib.sha256(f"{self.recognise.__module__} {self.text}".encode()).hexdigest()
 
 
-class Remembered:
+class LookupCache:
     """Answers of the database that are looked up on every request, kept for some seconds.
 
     Requests that miss the same answer at once wait for one look.
@@ -147,10 +147,10 @@ class WrongKeys:
         return WRONG_KEY_WAIT_SECONDS if bucket.take() else 0.0
 
 
-class Guard:
+class Authentication:
     """Refuse callers without the right to call; note the others for the routers as ``scope["caller"]``."""
 
-    def __init__(self, app: ASGIApp, remembered: Remembered, buckets: dict[str, TokenBucket]) -> None:
+    def __init__(self, app: ASGIApp, remembered: LookupCache, buckets: dict[str, TokenBucket]) -> None:
         self.app = app
         self._remembered, self._buckets, self._wrong = remembered, buckets, WrongKeys()
 
@@ -270,7 +270,7 @@ def _shown(scope: Scope, headers: Headers) -> _Shown | None:
     return _Shown(sessions.recognise, token) if token else None
 
 
-def end_session(remembered: Remembered, token: str) -> None:
+def end_session(remembered: LookupCache, token: str) -> None:
     """For good and, in this process, at once."""
     sessions.end(token)
     remembered.forget(_Shown(sessions.recognise, token).digest)

@@ -27,7 +27,7 @@ from app.db.tables import JobRow
 from app.http.errors import HttpError
 from app.jobs import parts, service
 from app.jobs.kinds import KINDS
-from app.jobs.kinds.base import JobKind, Part
+from app.jobs.kinds.base import JobKind, JobPart
 from app.settings import get_settings
 from bco_core.errors import BcoError, Cancelled
 from bco_core.progress import Figures, Message, Progress, figures_of, part_of
@@ -110,7 +110,7 @@ def _drive(job_id: str, attempt: int, pause: Callable[[], None] | None) -> None:
     first, last = (0.0, 1.0) if kind.waits else (SPLIT_SHARE, 1 - JOIN_SHARE)
 
     insist(partial(parts.release, job_id))
-    made: list[Part] = []
+    made: list[JobPart] = []
     if kind.split is not None and not insist(partial(parts.amounts, job_id)).parts:
         made = kind.split(given, part_of(report, 0.0, first))
     if not insist(partial(parts.offer, job_id, attempt, made)):

@@ -14,10 +14,10 @@ from app.db.blobs import checksum
 from app.db.engine import affected, transaction
 from app.db.tables import JobLogRow, JobPartRow, JobRow
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.ids import new_id
 from app.jobs import fair_queue, service
-from app.jobs.kinds.base import Draft, JobKind, Part
+from app.jobs.kinds.base import JobDraft, JobKind, JobPart
 from app.settings import get_settings
 
 Item = TypeVar("Item")
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 STORED_AT_ONCE = 8
 
 
-def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
+def create(workspace: str, kind: JobKind, draft: JobDraft) -> JobRow:
     """Make a job of what was checked and queue it, with its parts and warnings.
 
     Only the last transaction lets workers and the caller see it as made; before, a failure leaves nothing behind. A
@@ -58,7 +58,7 @@ def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
     return service.get(workspace, row.id)
 
 
-def _row(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
+def _row(workspace: str, kind: JobKind, draft: JobDraft) -> JobRow:
     job_id = new_id("job")
     return JobRow(
         id=job_id,
@@ -82,12 +82,12 @@ def _row(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
     )
 
 
-def _finish_making(session: Session, row: JobRow, draft: Draft) -> None:
+def _finish_making(session: Session, row: JobRow, draft: JobDraft) -> None:
     for warning in draft.warnings:
         service.note(session, row.id, f"warning: {warning}")
     if not service.admit(session, row.id, "making"):
         raise ConflictError("the job was cancelled while it was being made")
-    made(session, f"/v1/jobs/{row.id}")
+    record_location(session, f"/v1/jobs/{row.id}")
 
 
 def forget(job_id: str) -> None:
@@ -96,7 +96,7 @@ def forget(job_id: str) -> None:
         affected(session, sa.delete(JobRow).where(JobRow.id == job_id, JobRow.admission == "making"))
 
 
-def add_parts(session: Session, job_id: str, parts: Iterable[Part], first: int = 0) -> None:
+def add_parts(session: Session, job_id: str, parts: Iterable[JobPart], first: int = 0) -> None:
     """Store parts of a job, one at a time: together they may not fit into memory."""
     for seq, (work, data) in enumerate(parts, start=first):
         row = JobPartRow(job_id=job_id, seq=seq, work=work, sha256=checksum(data), data=data)

@@ -13,7 +13,7 @@ from app.jobs import results
 
 
 def read(workspace: str, job_id: str, stretches: int) -> OverTimeAnswer:
-    job, found = results.kept(workspace, job_id)
+    job, found = results.find_results(workspace, job_id)
     if job.kind != "backtest" or job.summary is None:
         raise ConflictError(f"this is a job of kind {job.kind}; only backtests compare costs over time")
     with transaction() as session:

@@ -19,7 +19,7 @@ from app.db.outage import insist
 from app.db.tables import UNFINISHED, JobPartRow, JobRow
 from app.jobs import fair_queue, queue, service
 from app.jobs.create import add_parts, batched
-from app.jobs.kinds.base import Part
+from app.jobs.kinds.base import JobPart
 from bco_core.progress import Figures
 
 # Parts that are queued in one transaction.
@@ -28,7 +28,7 @@ QUEUED_AT_ONCE = 16
 SHOWN = 8
 
 
-def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
+def offer(job_id: str, attempt: int, made: Sequence[JobPart] = ()) -> bool:
     """Store parts that were just made and queue all that have no result yet; False if the attempt is not wanted.
 
     Parts that are queued already stay as they are.

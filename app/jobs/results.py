@@ -13,7 +13,7 @@ from app.jobs.kinds import KINDS
 MEDIA_TYPES = sorted({file.media_type for kind in KINDS.values() for file in kind.files.values()})
 
 
-def kept(workspace: str, job_id: str, format: str | None = None) -> tuple[JobRow, parts.Results]:
+def find_results(workspace: str, job_id: str, format: str | None = None) -> tuple[JobRow, parts.Results]:
     """A job that has succeeded and the results of its parts; refused if it makes no file, or none in this format."""
     job = service.get(workspace, job_id)
     kind = KINDS[job.kind]
@@ -32,7 +32,7 @@ def kept(workspace: str, job_id: str, format: str | None = None) -> tuple[JobRow
 
 def file(workspace: str, job_id: str, format: str) -> tuple[str, Iterator[bytes]]:
     """The media type and the pieces of a job's result in a format."""
-    job, found = kept(workspace, job_id, format)
+    job, found = find_results(workspace, job_id, format)
     chosen = KINDS[job.kind].files[format]
     # Damage is told before the file begins: later on, the connection could only be cut.
     for _ in found:

@@ -12,16 +12,27 @@ from fastapi.responses import StreamingResponse
 from app.backtests.schemas import OverTimeAnswer, Stretches
 from app.db.tables import JobRow
 from app.http.errors import NotFoundError
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
 from app.jobs import create as create_module
 from app.jobs import events, over_time, results, service
 from app.jobs.kinds import KINDS
-from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, JobSummary, Kind, LogLine, State
+from app.jobs.schemas import (
+    EXAMPLES,
+    AnyJob,
+    JobAnswer,
+    JobFilter,
+    JobKindName,
+    JobLog,
+    JobState,
+    JobSummary,
+    LogLineAnswer,
+    ResultFormatName,
+)
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=IdempotentRoute)
 
 
 def job_answer(row: JobRow) -> JobAnswer:
@@ -52,8 +63,8 @@ def list_jobs(
     caller: Reader,
     limit: Limit = 50,
     cursor: str | None = None,
-    state: State | None = None,
-    kind: Kind | None = None,
+    state: JobState | None = None,
+    kind: JobKindName | None = None,
     problem_id: str | None = None,
     dataset_id: str | None = None,
     created_after: Annotated[Moment | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
@@ -97,7 +108,8 @@ def read_job_log(job_id: str, caller: Reader) -> JobLog:
     """What happened to the job: when it started, how it went on, and how it ended."""
     return JobLog(
         lines=[
-            LogLine.model_validate(line, from_attributes=True) for line in service.read_log(caller.workspace, job_id)
+            LogLineAnswer.model_validate(line, from_attributes=True)
+            for line in service.read_log(caller.workspace, job_id)
         ]
     )
 
@@ -139,7 +151,7 @@ async def follow_job(
 def download_job_result(
     job_id: str,
     caller: Reader,
-    format: Annotated[Format, Query(description="csv, parquet for exact numbers, or xlsx")] = "csv",
+    format: Annotated[ResultFormatName, Query(description="csv, parquet for exact numbers, or xlsx")] = "csv",
 ) -> StreamingResponse:
     """What a job has made, as one file: for prescriptions, every context with its decision and what that may cost."""
     media_type, pieces = results.file(caller.workspace, job_id, format)

@@ -18,13 +18,13 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from app.db.base import now
-from app.http.schemas import Request, Resource
+from app.http.schemas import Resource, StrictModel
 from app.jobs.kinds import DEFAULT, KINDS
 from app.jobs.kinds.base import JobKind
 
 # How far a job must have come for its pace to tell anything.
 _TELLING = 0.02
-State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 UNKNOWN = f"the job kind must be one of {', '.join(KINDS)}"
 FORMATS = sorted({name for kind in KINDS.values() for name in kind.files})
 
@@ -40,19 +40,21 @@ def _one_of(names: Iterable[str], otherwise: str) -> Callable[[str], str]:
     return check
 
 
-Kind = Annotated[str, AfterValidator(_one_of(KINDS, UNKNOWN)), WithJsonSchema({"type": "string", "enum": [*KINDS]})]
-Format = Annotated[
+JobKindName = Annotated[
+    str, AfterValidator(_one_of(KINDS, UNKNOWN)), WithJsonSchema({"type": "string", "enum": [*KINDS]})
+]
+ResultFormatName = Annotated[
     str,
     AfterValidator(_one_of(FORMATS, f"the format must be one of {', '.join(FORMATS)}")),
     WithJsonSchema({"type": "string", "enum": FORMATS}),
 ]
 
 
-class Asked(NamedTuple):
+class JobRequest(NamedTuple):
     """A request and the kind of job that it is for."""
 
     kind: JobKind
-    request: Request
+    request: StrictModel
 
 
 class _ByItsKind:
@@ -64,31 +66,31 @@ class _ByItsKind:
         return core_schema.no_info_wrap_validator_function(self.read, documented)
 
     @staticmethod
-    def read(body: Any, documented: Any) -> Asked:
+    def read(body: Any, documented: Any) -> JobRequest:
         name = body.get("kind", DEFAULT) if isinstance(body, dict) else DEFAULT
         kind = KINDS.get(name) if isinstance(name, str) else None
         if kind is None:
             error = InitErrorDetails(type=PydanticCustomError("job_kind", UNKNOWN), loc=("kind",), input=name)
             raise ValidationError.from_exception_data("job", [error])
-        return Asked(kind, kind.request.model_validate(body))
+        return JobRequest(kind, kind.request.model_validate(body))
 
 
-AnyJob = Annotated[Asked, _ByItsKind()]
+AnyJob = Annotated[JobRequest, _ByItsKind()]
 EXAMPLES = [example for kind in KINDS.values() for example in kind.request.model_json_schema()["examples"]]
 
 
 class JobFilter(BaseModel):
     """Which jobs to list; what is not given does not matter."""
 
-    state: State | None = None
-    kind: Kind | None = None
+    state: JobState | None = None
+    kind: JobKindName | None = None
     problem_id: str | None = None
     dataset_id: str | None = None
     created_after: datetime | None = Field(None, description="created then or later, such as 2026-01-31T06:00:00Z")
     created_before: datetime | None = Field(None, description="created earlier than then")
 
 
-class LogLine(BaseModel):
+class LogLineAnswer(BaseModel):
     seq: int = Field(description="grows along a job's log")
     at: datetime
     text: str
@@ -102,10 +104,10 @@ class LogLine(BaseModel):
 class JobLog(BaseModel):
     """What happened to a job, in order; lines about progress are thinned out as time goes on."""
 
-    lines: list[LogLine]
+    lines: list[LogLineAnswer]
 
 
-class Verdict(BaseModel):
+class VerdictAnswer(BaseModel):
     """Whether the first of ours is worth using, and why in two sentences."""
 
     worth_using: Literal["yes", "no", "unclear"]
@@ -115,7 +117,7 @@ class Verdict(BaseModel):
 class JobSummary(Resource):
     """A job in a list; GET /v1/jobs/{id} has what it was asked to do."""
 
-    kind: Kind = Field(
+    kind: JobKindName = Field(
         description="learn makes a posterior; prescribe decides for many contexts; backtest compares policies"
     )
     problem_id: str
@@ -123,7 +125,7 @@ class JobSummary(Resource):
     posterior_id: str | None = Field(
         description="the posterior that the job makes, to be read once it has succeeded, or else the one that it uses"
     )
-    state: State
+    state: JobState
     progress: float = Field(description="from 0 to 1")
     message: str = Field(description="what the job is doing, or did last")
     error: str | None = Field(description="why the job failed")
@@ -133,7 +135,7 @@ class JobSummary(Resource):
     )
     started_at: datetime | None
     finished_at: datetime | None
-    verdict: Verdict | None = Field(None, description="of a backtest, once it has succeeded")
+    verdict: VerdictAnswer | None = Field(None, description="of a backtest, once it has succeeded")
 
     @computed_field(description="about how many seconds a running job still takes, by its pace so far")  # type: ignore[prop-decorator]
     @property

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from app.lifelines import end_with
+from app.lifelines import die_with_parent
 from app.solving import wire
-from app.solving.failures import told
+from app.solving.failures import describe_error
 
 # One request (a body) in, facts and an answer out.
 Task = Callable[[bytes], tuple[wire.Header, bytes]]
@@ -55,7 +55,7 @@ def _live(connection: socket.socket, tasks: Mapping[str, Task], memory_mb: int) 
     """A solver process's life; it never returns into the template's."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with(os.getppid(), signal.SIGKILL)
+        die_with_parent(os.getppid(), signal.SIGKILL)
         _bound_memory(memory_mb)
         wire.send(connection, {"pid": os.getpid()})
         while True:
@@ -75,7 +75,7 @@ def _answer(task: Task, body: bytes) -> tuple[wire.Header, bytes]:
     try:
         return task(body)
     except Exception as error:
-        return told(error), b""
+        return describe_error(error), b""
 
 
 def _bound_memory(megabytes: int) -> None:

@@ -19,7 +19,7 @@ class Unforeseen(Exception):
     """A solver process met an error that nobody has foreseen; its log has the traceback."""
 
 
-def told(error: Exception) -> Header:
+def describe_error(error: Exception) -> Header:
     """An error as the header of an answer."""
     if isinstance(error, HttpError):
         fields = [field.model_dump() for field in error.fields]
@@ -34,7 +34,7 @@ def told(error: Exception) -> Header:
     return {"unforeseen": type(error).__name__}
 
 
-def raise_told(header: Header) -> None:
+def raise_error(header: Header) -> None:
     """Raise what the other side has told; nothing if it has not told an error."""
     if "api" in header:
         facts = header["api"]

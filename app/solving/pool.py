@@ -19,7 +19,7 @@ from fastapi import Request
 from app.http.errors import HttpError, UnavailableError
 from app.settings import get_settings
 from app.solving import wire
-from app.solving.failures import OutOfMemory, raise_told
+from app.solving.failures import OutOfMemory, raise_error
 from app.solving.processes import Process, Template
 from bco_core.errors import OutOfTime
 
@@ -167,7 +167,7 @@ class Solvers:
                 raise OutOfTime("the call was given up")
             header, answer = process.ask({"task": task}, body, until)
             answered = "memory" not in header
-            raise_told(header)
+            raise_error(header)
             return header, answer
         except TimeoutError:
             raise OutOfTime("the allowed time passed before there was an answer") from None

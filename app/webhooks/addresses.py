@@ -26,7 +26,7 @@ class NotAllowed(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class WebhookTarget:
     """Where a request goes: the address to connect to, and the name to ask for there."""
 
     scheme: str
@@ -67,7 +67,7 @@ def check(url: str) -> SplitResult:
     return parts
 
 
-def resolve(url: str) -> Target:
+def resolve(url: str) -> WebhookTarget:
     """Where to send to, by the addresses that its name stands for now."""
     parts = check(url)
     name, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
@@ -83,7 +83,7 @@ def resolve(url: str) -> Target:
     if parts.scheme == "http" and not all(inside):
         raise NotAllowed("the URL must begin with https://; plain http goes to allowed private networks alone")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, name, str(addresses[0]), port, path)
+    return WebhookTarget(parts.scheme, name, str(addresses[0]), port, path)
 
 
 def _named(text: str) -> list[str]:

@@ -26,7 +26,7 @@ from app.db.engine import affected, transaction
 from app.db.outage import is_outage
 from app.db.tables import DeliveryRow, WebhookRow
 from app.webhooks import service
-from app.webhooks.addresses import NotAllowed, Target, resolve
+from app.webhooks.addresses import NotAllowed, WebhookTarget, resolve
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ async def _attempt(client: httpx.AsyncClient, row: DeliveryRow, url: str, secret
     await run_in_threadpool(settle, row, status, error)
 
 
-async def _send(client: httpx.AsyncClient, target: Target, row: DeliveryRow, secrets: list[str]) -> int:
+async def _send(client: httpx.AsyncClient, target: WebhookTarget, row: DeliveryRow, secrets: list[str]) -> int:
     """The status that the receiver answers with; of the rest of its answer nothing is read."""
     headers = {
         "Host": target.host_header,

@@ -6,13 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Page
 from app.http.security import Admin, Reader
 from app.webhooks import service
 from app.webhooks.schemas import DeliveryAnswer, NewWebhook, SecretAnswer, WebhookAnswer
 
-router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=IdempotentRoute)
 
 
 @router.post("", status_code=201)

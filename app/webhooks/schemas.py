@@ -12,7 +12,7 @@ from app.webhooks import addresses
 
 Event = Literal["job.succeeded", "job.failed", "job.cancelled"]
 ALL: list[Event] = ["job.succeeded", "job.failed", "job.cancelled"]
-State = Literal["waiting", "delivered", "failed"]
+DeliveryState = Literal["waiting", "delivered", "failed"]
 
 
 def _allowed(url: str) -> str:
@@ -52,7 +52,7 @@ class DeliveryAnswer(BaseModel):
     id: str = Field(description="the event's own; it is sent again under the same id")
     event: str
     job_id: str | None
-    state: State
+    state: DeliveryState
     attempts: int
     next_at: datetime | None = Field(description="when it is tried next; null once delivered or failed")
     status: int | None = Field(description="the receiver's last answer")

@@ -18,7 +18,7 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import DeliveryRow, JobRow, WebhookRow, WebhookSecretRow
 from app.http.errors import ConflictError, NotFoundError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import delete_row, find, page
 from app.ids import new_id, sibling_id
 from app.webhooks.schemas import DeliveryAnswer, NewWebhook
@@ -41,7 +41,7 @@ def create(workspace: str, request: NewWebhook) -> WebhookRow:
         events = list(dict.fromkeys(request.events))
         row = WebhookRow(id=new_id("hook"), workspace=workspace, url=request.url, events=events)
         session.add(row)
-        made(session, f"/v1/webhooks/{row.id}")
+        record_location(session, f"/v1/webhooks/{row.id}")
     return row
 
 

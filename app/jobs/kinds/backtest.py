@@ -26,7 +26,7 @@ from app.http.errors import InvalidRequest, NotFoundError
 from app.http.rows import find
 from app.http.tables import from_parquet, to_parquet
 from app.jobs import queue
-from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
+from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, Store
 from app.jobs.kinds.learn import check_rows, outline_of
 from app.jobs.kinds.prescribe import PRESCRIBE
 from app.posteriors import history
@@ -49,7 +49,7 @@ _WORK_A_SECOND = 10
 # the job, as it is made
 
 
-def check(workspace: str, request: NewBacktest) -> Draft:
+def check(workspace: str, request: NewBacktest) -> JobDraft:
     """Refuse what cannot be compared, before anything is learned."""
     with transaction() as session:
         problem = find(session, ProblemRow, workspace, request.problem_id)
@@ -62,7 +62,7 @@ def check(workspace: str, request: NewBacktest) -> Draft:
     check_rows(outcome_names(problem.spec), dataset)
     check_done(problem.spec, dataset.columns, request.done)
     spec = request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}) | {"revision": dataset.revision}
-    draft = Draft(request.name or problem.name, problem.id, spec, dataset.id)
+    draft = JobDraft(request.name or problem.name, problem.id, spec, dataset.id)
     if request.posteriors:
         return _comparing(workspace, request, problem, dataset, draft)
     if dataset_has_no_time(dataset) and request.judged is not None:
@@ -94,7 +94,9 @@ def _seconds(planned: Backtest, step: Step, outline: Outline, width: int) -> flo
     return fitting + a_row * (len(split.known) + len(split.judged))
 
 
-def _comparing(workspace: str, request: NewBacktest, problem: ProblemRow, dataset: DatasetRow, draft: Draft) -> Draft:
+def _comparing(
+    workspace: str, request: NewBacktest, problem: ProblemRow, dataset: DatasetRow, draft: JobDraft
+) -> JobDraft:
     """Posteriors that are there already; an alias may move before the job begins, so it is resolved here."""
     rows = [_posterior(workspace, named, ("posteriors", index)) for index, named in enumerate(request.posteriors)]
     existing.check(problem.spec, rows)
@@ -125,7 +127,7 @@ def _posterior(workspace: str, named: str, where: tuple[str | int, ...]) -> Post
 
 
 @dataclass(frozen=True)
-class Given:
+class BacktestInputs:
     """A job and the backtest that it is."""
 
     job: JobRow
@@ -133,7 +135,7 @@ class Given:
     notes: list[str]
 
 
-def read(job: JobRow) -> Given:
+def read(job: JobRow) -> BacktestInputs:
     with transaction() as session:
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
@@ -141,15 +143,15 @@ def read(job: JobRow) -> Given:
     asked = BacktestOptions(**{name: job.spec[name] for name in BacktestOptions.model_fields})
     names = job.spec["posteriors"]
     if not names:
-        return Given(job, Backtest(problem.spec, dataset, table, asked), [])
+        return BacktestInputs(job, Backtest(problem.spec, dataset, table, asked), [])
     rows = [posteriors.get(job.workspace, named) for named in names]
     with transaction() as session:
         fresh, notes = existing.unseen(session, dataset, job.spec["revision"], rows)
     loaded = tuple(Existing(row.id, row, load_ready(row)) for row in rows)
-    return Given(job, Backtest(problem.spec, dataset, table, asked, loaded, torch.from_numpy(fresh)), notes)
+    return BacktestInputs(job, Backtest(problem.spec, dataset, table, asked, loaded, torch.from_numpy(fresh)), notes)
 
 
-def split(given: Given, progress: Progress) -> list[Part]:
+def split(given: BacktestInputs, progress: Progress) -> list[JobPart]:
     planned = given.backtest
     judged = sum(len(one.judged) for one in planned.splits)
     progress(0.0, f"judging {judged} rows in {len(planned.splits)} split(s) by {len(planned.policies)} policies")
@@ -158,17 +160,17 @@ def split(given: Given, progress: Progress) -> list[Part]:
         1 if planned.posteriors else history.planned_width(planned.dataset, planned.asked.features, planned.outcomes)
     )
     return [
-        Part(math.ceil(_WORK_A_SECOND * _seconds(planned, step, outline, width)), orjson.dumps([*step]))
+        JobPart(math.ceil(_WORK_A_SECOND * _seconds(planned, step, outline, width)), orjson.dumps([*step]))
         for step in planned.steps
     ]
 
 
-def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
+def work(given: BacktestInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """What a policy would have cost in a split; it is begun anew wherever it was left."""
     return to_parquet(given.backtest.work(Step(*orjson.loads(data)), progress))
 
 
-def join(given: Given, results: Sequence[bytes], progress: Progress) -> Store:
+def join(given: BacktestInputs, results: Sequence[bytes], progress: Progress) -> Store:
     progress(0.0, "comparing")
     summary = given.backtest.summary([from_parquet(result) for result in results])
     summary["notes"] = [f"{note[:1].upper()}{note[1:]}." for note in given.notes] + summary["notes"]

@@ -1,6 +1,6 @@
 """What a kind of job is: how it is asked for, checked, split into parts, worked on and joined.
 
-    request → check → Draft ─────────────────────────────► a queued job
+    request → check → JobDraft ─────────────────────────────► a queued job
     job → read → given → split → parts → work → results → join → store(session), in the transaction of success
 
 The engine (:mod:`app.jobs.compute`) does everything else, alike for every kind: it offers parts to all workers, waits,
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.orm import Session
 
 from app.db.tables import JobRow
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
 from app.jobs import queue
 from bco_core.progress import Progress
 
@@ -25,7 +25,7 @@ Checkpoint = Callable[[bytes], None]
 Store = Callable[[Session], str | None]
 
 
-class Part(NamedTuple):
+class JobPart(NamedTuple):
     """A part of a job: its amount of work, in any unit, and what there is to do."""
 
     work: int
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draft:
+class JobDraft:
     """A request that has been checked: what its job's row will hold.
 
     ``seconds`` is about how long the job will take on one core: workspaces share workers by it, and jobs that take
@@ -46,12 +46,12 @@ class Draft:
     dataset_id: str | None = None
     posterior_id: str | None = None
     seconds: float = 0.0
-    parts: Iterable[Part] = ()
+    parts: Iterable[JobPart] = ()
     warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class File:
+class ResultFormat:
     """A format of a job's result, written piece by piece from the results of its parts."""
 
     media_type: str
@@ -79,16 +79,16 @@ class JobKind:
 
     name: str
     queue: str
-    request: type[Request]
-    check: Callable[[str, Any], Draft]
+    request: type[StrictModel]
+    check: Callable[[str, Any], JobDraft]
     read: Callable[[JobRow], Any]
     work: Callable[[Any, bytes, Progress, Checkpoint], bytes]
-    split: Callable[[Any, Progress], list[Part]] | None = None
+    split: Callable[[Any, Progress], list[JobPart]] | None = None
     join: Callable[[Any, Sequence[bytes], Progress], Store] | None = None
     makes_posterior: bool = False
     keeps_parts: bool = False
     unit: str = ""
-    files: Mapping[str, File] = field(default_factory=dict)
+    files: Mapping[str, ResultFormat] = field(default_factory=dict)
 
     @property
     def waits(self) -> bool:

@@ -24,8 +24,8 @@ from app.http.schemas import Body, Name, PolicyName, Seed, TimeLimit
 from app.ids import sibling_id
 from app.jobs import queue
 from app.jobs.kinds import learn_on
-from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
-from app.jobs.kinds.learn_on import FromPosterior, Previous
+from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, Store
+from app.jobs.kinds.learn_on import LearnOnOptions, PreviousPosterior
 from app.posteriors import history
 from app.posteriors import service as posteriors
 from app.posteriors.history import Features, History, outcomes_of
@@ -46,7 +46,7 @@ from bco_core.progress import Progress
 _COMPUTES_WITH = ("bco-service", "torch", "numpy", "lightgbm", "highspy")
 
 
-class NewJob(Body):
+class LearnRequest(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"name": "bakery", "problem_id": "prob_DEMO", "dataset_id": "data_DEMO", "seed": 7}]
@@ -61,7 +61,7 @@ class NewJob(Body):
     posterior: PosteriorSpec = AutoPosterior()
     policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
     features: Features = Field("auto", description=history.DESCRIPTION)
-    from_posterior: FromPosterior | None = Field(
+    from_posterior: LearnOnOptions | None = Field(
         None,
         description="learn on from an older posterior, with its predictor and features, instead of starting over",
     )
@@ -86,7 +86,7 @@ def outline_of(spec: dict[str, Any]) -> Outline:
     return _Outline(len(outcome_names(spec)), PROBLEMS[spec["kind"]].differentiable)
 
 
-def check(workspace: str, request: NewJob) -> Draft:
+def check(workspace: str, request: LearnRequest) -> JobDraft:
     """Refuse what cannot be learned, or would make a larger posterior than the service allows."""
     with transaction() as session:
         problem = find(session, ProblemRow, workspace, request.problem_id)
@@ -115,7 +115,7 @@ def check(workspace: str, request: NewJob) -> Draft:
         # An alias may move before the job begins.
         spec["from_posterior"]["posterior_id"] = previous
         seconds /= learn_on.SPEEDUP
-    return Draft(
+    return JobDraft(
         name=request.name or problem.name,
         problem_id=problem.id,
         dataset_id=dataset.id,
@@ -166,7 +166,7 @@ def _check_size(parameters: int, vectors: int, asked: dict[str, int]) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
+class LearnInputs:
     """A job, what it learns for and from, and how.
 
     ``spec`` is the problem's specification, with what that leaves to the history.
@@ -178,10 +178,10 @@ class Given:
     dataset: DatasetRow
     history: History
     learning: Learning
-    previous: Previous | None = None
+    previous: PreviousPosterior | None = None
 
 
-def read(job: JobRow) -> Given:
+def read(job: JobRow) -> LearnInputs:
     with transaction() as session:
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
@@ -193,7 +193,7 @@ def read(job: JobRow) -> Given:
         if asked.get("from_posterior") is not None:
             how, seed = asked["from_posterior"], asked["seed"]
             found, previous = learn_on.read(session, dataset, table, revision, how, seed)
-    request = NewJob(problem_id=problem.id, dataset_id=dataset.id, **asked)
+    request = LearnRequest(problem_id=problem.id, dataset_id=dataset.id, **asked)
     needed = outcome_names(problem.spec)
     if previous is None:
         found = history.encode(dataset, table, request.features, needed, revision)
@@ -202,24 +202,24 @@ def read(job: JobRow) -> Given:
         # What was estimated once stays, so that costs can be compared.
         spec = previous.row.problem
     learning = Learning.of(build_problem(spec), found.sample, request.learning_options())
-    return Given(job, problem, spec, dataset, found, learning, previous)
+    return LearnInputs(job, problem, spec, dataset, found, learning, previous)
 
 
-def split(given: Given, progress: Progress) -> list[Part]:
+def split(given: LearnInputs, progress: Progress) -> list[JobPart]:
     left_out = given.history.left_out
     without = f"; {left_out} have nothing before them that is known in time, and are left out" if left_out else ""
     progress(0.0, f"learning from {len(given.history.sample)} rows{without}")
     if given.previous is not None:
         return []
-    return [Part(part.work, _to_bytes(part.data)) for part in given.learning.split(progress)]
+    return [JobPart(part.work, _to_bytes(part.data)) for part in given.learning.split(progress)]
 
 
-def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
+def work(given: LearnInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """Compute a part from wherever it is."""
     return _to_bytes(given.learning.work(_to_arrays(data), progress, lambda part: checkpoint(_to_bytes(part))))
 
 
-def join(given: Given, results: Sequence[bytes], progress: Progress) -> Store:
+def join(given: LearnInputs, results: Sequence[bytes], progress: Progress) -> Store:
     if given.previous is not None:
         posterior, told, comparison = learn_on.learn(given.previous, given.history.sample, progress)
         return storing(
@@ -298,7 +298,7 @@ def _to_arrays(data: bytes) -> Arrays:
 LEARN = JobKind(
     name="learn",
     queue=queue.COMPUTING,
-    request=NewJob,
+    request=LearnRequest,
     check=check,
     read=read,
     split=split,

@@ -17,7 +17,7 @@ from app.datasets.service import count_rows
 from app.db.tables import DatasetRow, PosteriorRow, ProblemRow
 from app.http.errors import InvalidRequest
 from app.http.rows import find
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
 from app.posteriors import service as posteriors
 from app.posteriors.history import History, in_time, outcomes_of
 from app.problems.schemas import outcome_names
@@ -33,7 +33,7 @@ from bco_core.progress import Progress
 SPEEDUP = 5.0
 
 
-class FromPosterior(Request):
+class LearnOnOptions(StrictModel):
     """Learn on from a posterior of the same problem and data set, to which rows have been appended since."""
 
     posterior_id: str = Field(description="the posterior, or an alias of it, whose components members start from")
@@ -41,7 +41,7 @@ class FromPosterior(Request):
     forgetting: float = Field(0.0, ge=0, le=1, description="how much of that prior's say is given up")
 
 
-def check(session: Session, workspace: str, asked: FromPosterior, problem: ProblemRow, dataset: DatasetRow) -> str:
+def check(session: Session, workspace: str, asked: LearnOnOptions, problem: ProblemRow, dataset: DatasetRow) -> str:
     """The id of the posterior to learn on from; refuses what cannot be."""
 
     def refuse(detail: str) -> InvalidRequest:
@@ -64,7 +64,7 @@ def check(session: Session, workspace: str, asked: FromPosterior, problem: Probl
 
 
 @dataclass(frozen=True)
-class Previous:
+class PreviousPosterior:
     """A posterior to learn on from, and which rows (n,) it has not seen."""
 
     row: PosteriorRow
@@ -75,7 +75,7 @@ class Previous:
 
 def read(
     session: Session, dataset: DatasetRow, table: pa.Table, revision: int, asked: dict[str, Any], seed: int
-) -> tuple[History, Previous]:
+) -> tuple[History, PreviousPosterior]:
     """All rows of a revision as the old posterior sees them."""
     row = session.get_one(PosteriorRow, asked["posterior_id"])
     known = count_rows(session, dataset.id, posteriors.learned_revision(session, row))
@@ -101,10 +101,12 @@ def read(
         forgetting=asked["forgetting"],
         seed=seed,
     )
-    return found, Previous(row, posterior, torch.from_numpy(kept >= known), options)
+    return found, PreviousPosterior(row, posterior, torch.from_numpy(kept >= known), options)
 
 
-def learn(previous: Previous, sample: Sample, progress: Progress) -> tuple[Posterior, dict[str, Any], Comparison]:
+def learn(
+    previous: PreviousPosterior, sample: Sample, progress: Progress
+) -> tuple[Posterior, dict[str, Any], Comparison]:
     """The new posterior, what is told of it, and how it compares with the old one."""
     problem = build_problem(previous.row.problem)
     found = update(problem, sample, previous.posterior, previous.fresh, previous.options, progress)

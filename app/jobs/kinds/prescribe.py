@@ -27,7 +27,7 @@ from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.rows import find
 from app.http.tables import CSV, PARQUET, XLSX, csv_pieces, from_parquet, parquet_pieces, to_parquet, xlsx_pieces
 from app.jobs import queue
-from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
+from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, ResultFormat
 from app.posteriors import service as posteriors
 from app.prescriptions import context
 from app.prescriptions import include as include_module
@@ -61,7 +61,7 @@ _SECONDS_A_CONTEXT, _SECONDS_A_NUMBER = 1e-3, 5e-7
 _OPENING = 20
 
 
-class NewPrescribeJob(NewBatch):
+class PrescribeJobRequest(NewBatch):
     """Decide for every row of a data set; the same as POST /v1/posteriors/{id}/batch-prescriptions."""
 
     model_config = ConfigDict(
@@ -85,7 +85,7 @@ class NewPrescribeJob(NewBatch):
 # the job, as it is made
 
 
-def check(workspace: str, request: NewPrescribeJob) -> Draft:
+def check(workspace: str, request: PrescribeJobRequest) -> JobDraft:
     """Prescribe for every row of a data set."""
     try:
         posterior = posteriors.get(workspace, request.posterior_id)
@@ -101,7 +101,7 @@ def check(workspace: str, request: NewPrescribeJob) -> Draft:
     return draft(posterior, request, raw, dataset.id)
 
 
-def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset_id: str | None = None) -> Draft:
+def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset_id: str | None = None) -> JobDraft:
     """Check the contexts and cut them into parts."""
     context.check(posterior, options)
     most = get_settings().max_rows
@@ -118,7 +118,7 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
         place, words = raw.place(0, refused[0].column)
         raise InvalidRequest.at(place, f"{words}: {refused[0].sentence}; no other row can be decided for either")
     numbers = options.scenarios * len(outcome_names(posterior.problem))
-    return Draft(
+    return JobDraft(
         name=options.name or posterior.name,
         problem_id=posterior.problem_id,
         dataset_id=dataset_id,
@@ -159,12 +159,12 @@ def _looked_back_on(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[
     return {"revision": newest_revision(posterior.dataset_id)}
 
 
-def _parts(table: pa.Table, numbers: int) -> Iterator[Part]:
+def _parts(table: pa.Table, numbers: int) -> Iterator[JobPart]:
     """Pieces of a table each of whose rows meets so many numbers."""
     rows = max(_rows_at_once(numbers), math.ceil(table.num_rows / MOST_PARTS))
     for first in range(0, table.num_rows, rows):
         piece = table.slice(first, rows)
-        yield Part(piece.num_rows, to_parquet(piece))
+        yield JobPart(piece.num_rows, to_parquet(piece))
 
 
 def _rows_at_once(numbers: int) -> int:
@@ -193,7 +193,7 @@ def _warnings(posterior: PosteriorRow, table: pa.Table, refused: Mapping[int, Re
 
 
 @dataclass(frozen=True)
-class Given:
+class PrescribeInputs:
     """What decides: a posterior, ready to prescribe, and how."""
 
     posterior: PosteriorRow
@@ -203,7 +203,7 @@ class Given:
     similar: Similar | None = None
 
 
-def read(job: JobRow) -> Given:
+def read(job: JobRow) -> PrescribeInputs:
     with transaction() as session:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
@@ -212,10 +212,10 @@ def read(job: JobRow) -> Given:
     options = PrescribeOptions(**fields)
     asked = build(posterior, loaded.problem, options.problem)
     similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
-    return Given(posterior, replace(loaded, problem=asked.problem), past, options, similar)
+    return PrescribeInputs(posterior, replace(loaded, problem=asked.problem), past, options, similar)
 
 
-def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
+def work(given: PrescribeInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """Decide for the contexts of a part; the result holds contexts and decisions side by side."""
     table = from_parquet(data)
     rows = _rows_at_once(given.options.scenarios * len(outcome_names(given.posterior.problem)))
@@ -232,7 +232,7 @@ def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) 
     return to_parquet(_beside(carried, pa.Table.from_pylist(answers)))
 
 
-def _open_up(given: Given, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
+def _open_up(given: PrescribeInputs, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
     options, loaded = given.options, given.loaded
     draws = loaded.posterior.draws(options.scenarios, options.seed)
     opened = include_module.Opening(given.posterior, loaded, options, draws, given.past, given.similar)
@@ -311,15 +311,15 @@ def _whole(results: Sequence[bytes]) -> tuple[Iterator[pa.Table], pa.Schema, int
 PRESCRIBE = JobKind(
     name="prescribe",
     queue=queue.WAITING,
-    request=NewPrescribeJob,
+    request=PrescribeJobRequest,
     check=check,
     read=read,
     work=work,
     keeps_parts=True,
     unit="contexts",
     files={
-        "csv": File(CSV, _csv_file),
-        "parquet": File(PARQUET, _parquet_file),
-        "xlsx": File(XLSX, _xlsx_file),
+        "csv": ResultFormat(CSV, _csv_file),
+        "parquet": ResultFormat(PARQUET, _parquet_file),
+        "xlsx": ResultFormat(XLSX, _xlsx_file),
     },
 )

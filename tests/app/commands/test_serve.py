@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from app.commands import children
-from app.commands.children import Kept
+from app.commands.children import SupervisedProcess
 from app.commands.serve import free_port
 from tests.support.patience import wait_until, within
 from tests.support.processes import ROOT, alive, descendants, is_ready, kill, worker_processes
@@ -98,7 +98,7 @@ def test_nothing_outlives_a_serve_that_is_killed(serving: Serving) -> None:
 def test_a_process_that_keeps_ending_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "FIRST_WAIT", 0.1)
     monkeypatch.setattr(children, "LONGEST_WAIT", 1.0)
-    kept, codes = Kept("API", (sys.executable, "-c", "raise SystemExit(3)"), os.environ), []
+    kept, codes = SupervisedProcess("API", (sys.executable, "-c", "raise SystemExit(3)"), os.environ), []
     end = time.monotonic() + 60
     while len(codes) < 4 and time.monotonic() < end:
         code = kept.look()

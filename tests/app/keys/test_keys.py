@@ -271,7 +271,7 @@ def test_keys_are_remembered_for_a_moment_and_then_looked_up_again(monkeypatch: 
     looked = threading.Semaphore(0)
 
     async def ask() -> int:
-        remembered, count = security.Remembered(), 0
+        remembered, count = security.LookupCache(), 0
 
         def look() -> bool:
             nonlocal count
@@ -293,7 +293,7 @@ def test_keys_are_remembered_for_a_moment_and_then_looked_up_again(monkeypatch: 
 
 def test_a_refusal_is_not_remembered() -> None:
     async def ask() -> list[Any]:
-        remembered, answers = security.Remembered(), iter([None, "known"])
+        remembered, answers = security.LookupCache(), iter([None, "known"])
         return [await remembered.get("key", lambda: next(answers)) for _ in range(2)]
 
     assert anyio.run(ask) == [None, "known"]
