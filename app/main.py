@@ -13,7 +13,7 @@ import torch
 from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 
-from app import metrics
+from app import metrics, solving
 from app.aliases.router import router as aliases
 from app.aliases.service import FRESH_SECONDS
 from app.datasets.router import router as datasets
@@ -48,7 +48,6 @@ from app.prescriptions.offload import slow_calls
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
 from app.settings import get_settings
-from app.solving import pool
 from app.tracing import telemetry
 from app.webhooks.router import router as webhooks
 
@@ -173,7 +172,7 @@ def _prepare_state(app: FastAPI) -> None:
     # answers on their way into the log
     state.log = Writer()
     # calls that took long lately, and the processes they go to
-    state.slow, state.solvers = slow_calls(), pool.of_settings()
+    state.slow, state.solvers = slow_calls(), solving.from_settings()
     # threads that look at new problems; few, because what they do keeps the interpreter busy
     state.checkers = anyio.CapacityLimiter(CHECKERS)
     # looks at jobs that clients follow; whether the server is about to stop

@@ -113,11 +113,10 @@ def api(host: Host = None, port: Port = None, processes: Processes = None) -> No
 @app.command()
 def worker() -> None:
     """Run one worker: it takes jobs from the queue and learns posteriors."""
-    from app.commands.serve import WORKER_COMMAND
-
     check_database_path()
-    # A fresh, light main module: the processes that compute jobs import it again.
-    os.execv(WORKER_COMMAND[0], WORKER_COMMAND)  # noqa: S606
+    from app.jobs.worker import main as run
+
+    run()
 
 
 @app.command()

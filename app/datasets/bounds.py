@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 
 # Far more than can be used; a file may still have more columns than its data set takes.
 MOST_COLUMNS = 10_000

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.datasets.bounds import Limits, check_size
 from app.datasets.numbers import spelled
 from app.datasets.reader import read_file

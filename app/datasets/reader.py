@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from app.confined import FileReaders, ReadersBusy
+from app.child_processes import FileReaders, ReadersBusy
 from app.http.errors import InvalidRequest, TooLargeError, UnavailableError
 from app.settings import Settings
 

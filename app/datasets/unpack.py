@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from app.confined import InvalidFile, serve_files
+from app.child_processes import InvalidFile, serve_files
 from app.datasets import workbook
 from app.datasets.bounds import MISSING_TEXT, Limits, check_size, is_moment
 

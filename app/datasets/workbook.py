@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from python_calamine import CalamineWorkbook
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.datasets.bounds import MISSING_TEXT, Limits, check_size, is_moment
 
 NOT_A_WORKBOOK = "the file starts like an Excel workbook (.xlsx) but cannot be read; save it again"

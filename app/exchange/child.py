@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.confined import InvalidFile, serve_files
+from app.child_processes import InvalidFile, serve_files
 from app.exchange.convert import decided_now, specification
 from app.exchange.reading import read_model, sniffed, text_of
 from app.exchange.scenarios import as_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.exchange.reading import FileModel
 from app.exchange.scenarios import Table
 from app.exchange.smps import Entry, name_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import highspy
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 
 LONGEST_LINE = 100_000
 LONGEST_NAME = 200

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.exchange.smps import Entry, Group, name_of
 
 # Rows of the table; more could tell probabilities apart that nobody means.

@@ -11,7 +11,7 @@ import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from app.confined import FileReaders
+from app.child_processes import FileReaders
 from app.datasets import service as datasets
 from app.datasets.parsing import RawTable
 from app.datasets.reader import asked

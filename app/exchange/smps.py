@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.exchange.reading import LARGEST, FileModel
 
 MOST_LINES = 2_000_000

@@ -206,7 +206,7 @@ def start(job_id: str) -> int | None:
     return row.attempts
 
 
-def time_limit(job_id: str) -> float:
+def time_limit_seconds(job_id: str) -> float:
     """How many seconds an attempt may take."""
     with transaction() as session:
         job = session.get_one(JobRow, job_id)

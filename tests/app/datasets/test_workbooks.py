@@ -15,7 +15,7 @@ from hypothesis import settings as examined
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.datasets import service, unpack
 from app.datasets.bounds import Limits
 from app.db.engine import transaction

@@ -12,7 +12,7 @@ import highspy
 import numpy as np
 import pytest
 
-from app.confined import InvalidFile
+from app.child_processes import InvalidFile
 from app.exchange.convert import decided_now, specification
 from app.exchange.mps import written
 from app.exchange.reading import FileModel, read_model, text_of
