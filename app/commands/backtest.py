@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.commands.errors import ended, plain_errors
-from app.commands.experiments import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from app.backtests.backtest import Backtest
 
+Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
 _MISTAKES = 5
 _FORMATS = (".csv", ".parquet")
 

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from app import logs
 from app.commands.backtest import backtest
-from app.commands.contextual import knapsack, shortest_path
 from app.commands.errors import check_database_path, ended, plain_errors
-from app.commands.experiments import Json, experiment, find_benchmarks
 from app.commands.keys import keys
 from app.settings import Settings, get_settings
 
+
+class CheckoutGroup(TyperGroup):
+    """Commands of ``benchmarks/cli.py``, which is no part of the installed product; imported when one is used."""
+
+    @property
+    def commands(self) -> dict[str, Any]:  # type: ignore[override]
+        root = Path(__file__).parents[2]
+        if not (root / "benchmarks" / "cli.py").is_file():
+            raise typer.BadParameter("experiments and benches run from a checkout of the repository, not the package")
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+        from benchmarks.cli import GROUPS
+
+        return dict(get_group(GROUPS[str(self.name)]).commands)
+
+    @commands.setter
+    def commands(self, commands: dict[str, Any]) -> None:
+        """Ignore the commands that typer has found: there are none here."""
+
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True)
-app.add_typer(bench, name="bench")
-experiment.command()(shortest_path)
-experiment.command()(knapsack)
-app.add_typer(experiment, name="experiment")
+app.add_typer(
+    typer.Typer(cls=CheckoutGroup, no_args_is_help=True),
+    name="experiment",
+    help="Reproduce experiments; with --json the last line is one JSON object.",
+)
+app.add_typer(
+    typer.Typer(cls=CheckoutGroup, no_args_is_help=True),
+    name="bench",
+    help="Measure this machine; with --json the last line is one JSON object.",
+)
 app.add_typer(keys, name="keys")
 app.command()(backtest)
 
@@ -209,103 +235,6 @@ def demo(
 def _leave(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
-
-
-@bench.callback()
-def measure() -> None:
-    """Measure this machine; with --json the last line is one JSON object."""
-    find_benchmarks()
-
-
-@bench.command("serving")
-def bench_serving(json: Json = False) -> None:
-    """Latency and throughput of prescribe over HTTP, job start, and memory of the API process."""
-    from benchmarks.bench.serving import run
-
-    run(json)
-
-
-@bench.command("load")
-def bench_load(
-    json: Json = False,
-    seconds: Annotated[float, typer.Option(help="how long each number of clients asks", min=1)] = 10.0,
-) -> None:
-    """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
-    from benchmarks.bench.load import run
-
-    run(json, seconds)
-
-
-@bench.command("attack")
-def bench_attack(
-    json: Json = False,
-    only: Annotated[list[str] | None, typer.Option(help="an attack to try (repeat for several); default all")] = None,
-    seconds: Annotated[float, typer.Option(help="how long each attack lasts", min=1)] = 8.0,
-) -> None:
-    """What others notice while ill-meaning clients do their worst to a service of their own, on loopback."""
-    from benchmarks.bench.attack import run
-    from benchmarks.bench.attacks import ATTACKS
-
-    unknown = [name for name in only or [] if name not in ATTACKS]
-    if unknown:
-        raise ended(f"There is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}.", 1)
-    run(json, only, seconds)
-
-
-@bench.command("inference")
-def bench_inference(json: Json = False) -> None:
-    """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""
-    from benchmarks.bench.inference import run
-
-    run(json)
-
-
-@bench.command("two-stage")
-def bench_two_stage(json: Json = False) -> None:
-    """Two-stage kernels beside HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
-    from benchmarks.bench.two_stage import run
-
-    run(json)
-
-
-@bench.command("linear")
-def bench_linear(json: Json = False) -> None:
-    """Linear models with uncertain costs: certified optima a second, beside HiGHS."""
-    from benchmarks.bench.linear import run
-
-    run(json)
-
-
-@bench.command("portfolio")
-def bench_portfolio(
-    json: Json = False,
-    steps: Annotated[int, typer.Option(help="of each chain; the time is then scaled to 15,000", min=100)] = 15_000,
-) -> None:
-    """The portfolio kernels beside daqp and cvxpy, and the time of four chains of Metropolis–Hastings at n = 400."""
-    from benchmarks.bench.portfolio import run
-
-    run(json, steps)
-
-
-@bench.command("planner")
-def bench_planner(json: Json = False) -> None:
-    """What the questions after a decision take: evaluate, opened answers, the log, a budget, a backtest."""
-    from benchmarks.bench.planner.run import run
-
-    run(json)
-
-
-@bench.command("trust")
-def bench_trust(
-    json: Json = False,
-    seeds: Annotated[int, typer.Option(help="histories of each source", min=1)] = 3,
-    judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
-    hard: Annotated[int, typer.Option(help="programs that solvers go wrong on", min=1)] = 2070,
-) -> None:
-    """Whether promises hold: costs, ranges, feasibility, verdicts, optima, certificates."""
-    from benchmarks.bench.trust import run
-
-    run(json, seeds, judged, hard)
 
 
 def main() -> None:
