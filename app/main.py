@@ -25,9 +25,9 @@ from app.http.middleware import BodyLimit, RequestRecord
 from app.http.query import refuse_unknown_query
 from app.http.security import Admin, Authentication, LookupCache, TokenBucket
 from app.jobs import events
-from app.jobs.batch_router import router as batches
+from app.jobs.router import batch_router as batches
 from app.jobs.router import router as jobs
-from app.jobs.status_router import router as status
+from app.jobs.status import router as status
 from app.log.router import router as kept_prescriptions
 from app.log.writer import Writer
 from app.pages import api_client, docs, home

@@ -9,11 +9,15 @@ queue of its own, jobs that wait for parts never keep the parts from a place. Pa
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 
+import psycopg
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos import _dbos as engine
@@ -27,7 +31,6 @@ from sqlalchemy.orm import Session
 from app.db.engine import database_clock, get_engine
 from app.db.outage import is_outage
 from app.db.tables import JobRow
-from app.jobs import wake
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[obj
         },
         *arguments,
     )
-    wake.notify(session)
+    _notify(session)
 
 
 def withdraw(session: Session, run_id: str) -> None:
@@ -161,7 +164,7 @@ def _look_nowhere(stop_event: threading.Event, dbos: DBOS) -> None:
 def _serve(queues: list[Queue], stop: threading.Event) -> None:
     """Take from the queues whatever there is a place for, until the worker stops."""
     active = _get_dbos_instance()._active_workflows_set
-    with wake.waiter(get_engine().url, stop) as wait:
+    with _waiter(get_engine().url, stop) as wait:
         while not stop.is_set():
             for queue in queues:
                 try:
@@ -219,3 +222,89 @@ def without_workflow(session: Session, states: Iterable[str]) -> list[tuple[str,
     lost = sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), JobRow.admission == "admitted", ~active)
     found = session.execute(lost)
     return [(job_id, run_id) for job_id, run_id in found]
+
+
+# notifications: idle workers wait for one instead of polling the queue; if one is lost, they look again after a while
+
+_CHANNEL = "bco_queued"
+# People who wait for a job notice tenths of a second.
+_POLL_SECONDS = 0.1
+_RECONNECT_SECONDS = 2.0
+
+
+def _notify(session: Session) -> None:
+    """Wake idle workers once the transaction is committed; on SQLite they notice by polling."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_notify(_CHANNEL, "")))
+
+
+@contextmanager
+def _waiter(url: sa.URL, stop: threading.Event) -> Iterator[Callable[[float], None]]:
+    """Yield a function that waits for some seconds, or until something may have been queued or the worker stops."""
+    wait = _SqlitePoller(url, stop) if url.get_backend_name() == "sqlite" else _PostgresListener(url, stop)
+    try:
+        yield wait
+    finally:
+        wait.close()
+
+
+class _SqlitePoller:
+    """Waits until SQLite's data version changes: it grows whenever another connection writes, and costs no table."""
+
+    def __init__(self, url: sa.URL, stop: threading.Event) -> None:
+        self._path, self._stop = url.database or "", stop
+        self._connection: sqlite3.Connection | None = None
+        self._seen = -1
+
+    def __call__(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stop.wait(_POLL_SECONDS):
+            version = self._version()
+            if version != self._seen:
+                self._seen = version
+                return
+
+    def _version(self) -> int:
+        try:
+            if self._connection is None:
+                # mode=rw: never create an empty file where there is none.
+                uri = f"file:{self._path}?mode=rw"
+                self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            return int(version)
+        except sqlite3.Error:
+            self.close()
+            return self._seen
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+class _PostgresListener:
+    """Waits for the notification that PostgreSQL sends when something is queued."""
+
+    def __init__(self, url: sa.URL, stop: threading.Event) -> None:
+        self._address = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._stop = stop
+        self._connection: psycopg.Connection | None = None
+
+    def __call__(self, seconds: float) -> None:
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(self._address, autocommit=True, connect_timeout=5)
+                self._connection.execute(f"LISTEN {_CHANNEL}")
+                # Earlier notifications are not repeated, so look once.
+                return
+            for _ in self._connection.notifies(timeout=seconds, stop_after=1):
+                return
+        except psycopg.Error as error:
+            log.debug("cannot listen for jobs: %s", error)
+            self.close()
+            self._stop.wait(min(seconds, _RECONNECT_SECONDS))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
