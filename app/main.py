@@ -175,8 +175,8 @@ def _prepare_state(app: FastAPI) -> None:
     state.slow, state.solvers = slow_calls(), solving.from_settings()
     # threads that look at new problems; few, because what they do keeps the interpreter busy
     state.checkers = anyio.CapacityLimiter(CHECKERS)
-    # looks at jobs that clients follow; whether the server is about to stop
-    state.lookers = anyio.CapacityLimiter(events.LOOKERS)
+    # polls of jobs that clients follow; whether the server is stopping
+    state.poll_limiter = anyio.CapacityLimiter(events.MOST_POLLS)
     state.stopping = lambda: False
     # when old repeatable answers were last swept away; when the database last had no room
     state.swept_at, state.full_at = -math.inf, -math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import MutableMapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ class CheckoutGroup(TyperGroup):
     """Commands of ``benchmarks/cli.py``, which is no part of the installed product; imported when one is used."""
 
     @property
-    def commands(self) -> dict[str, Any]:  # type: ignore[override]
+    def commands(self) -> MutableMapping[str, Any]:
         root = Path(__file__).parents[2]
         if not (root / "benchmarks" / "cli.py").is_file():
             raise typer.BadParameter("experiments and benches run from a checkout of the repository, not the package")
@@ -36,7 +37,7 @@ class CheckoutGroup(TyperGroup):
         return dict(get_group(GROUPS[str(self.name)]).commands)
 
     @commands.setter
-    def commands(self, commands: dict[str, Any]) -> None:
+    def commands(self, commands: MutableMapping[str, Any]) -> None:
         """Ignore the commands that typer has found: there are none here."""
 
 

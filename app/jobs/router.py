@@ -135,14 +135,14 @@ async def follow_job(
 ) -> Response:
     """Follow a job as server-sent events, until it has ended: `curl -N`, or `new EventSource(…)` in a browser."""
     after = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else -1
-    first = await anyio.to_thread.run_sync(events.look, caller.workspace, job_id, after)
+    first = await anyio.to_thread.run_sync(events.snapshot, caller.workspace, job_id, after)
     if first is None:
         raise NotFoundError(service.MISSING)
     if first.is_last and first.last_id <= after:
         return Response(status_code=204)
     state = request.app.state
     return StreamingResponse(
-        events.stream(caller.workspace, job_id, after, state.lookers, state.stopping),
+        events.stream(caller.workspace, job_id, after, state.poll_limiter, state.stopping),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

@@ -1,4 +1,4 @@
-"""Compare policies with each other and with what was really done, on rows that they had not seen.
+"""Compare policies with each other and with the actual decisions, on rows that they have not seen.
 
 A part is one policy in one split. The result is a file with a line for each row and policy, and a summary.
 """
@@ -39,18 +39,18 @@ from bco_core.inference.learn import estimate
 from bco_core.problems.base import Outline
 from bco_core.progress import Progress
 
-# What a rule takes in a split, in seconds of one core: for fitting, and for each row. Good to a factor of five.
+# Seconds of one core that a rule takes in a split: for fitting, and for each row. Good to a factor of five.
 _RULE_SECONDS = {"boosted": (0.5, 4e-4), "neighbours": (0.1, 1e-4), "kernel": (0.1, 2e-4), "ieo": (10.0, 3e-3)}
 _OTHER_SECONDS = (0.05, 1e-5)
-# A part's work is counted in so many a second.
+# Units of a part's work in a second.
 _WORK_A_SECOND = 10
 
 
-# the job, as it is made
+# creating the job
 
 
 def check(workspace: str, request: NewBacktest) -> JobDraft:
-    """Refuse what cannot be compared, before anything is learned."""
+    """Refuse a comparison that cannot work, before anything is learned."""
     with transaction() as session:
         problem = find(session, ProblemRow, workspace, request.problem_id)
         if problem is None:
@@ -64,17 +64,15 @@ def check(workspace: str, request: NewBacktest) -> JobDraft:
     spec = request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}) | {"revision": dataset.revision}
     draft = JobDraft(request.name or problem.name, problem.id, spec, dataset.id)
     if request.posteriors:
-        return _comparing(workspace, request, problem, dataset, draft)
+        return _compare_existing(workspace, request, problem, dataset, draft)
     if dataset_has_no_time(dataset) and request.judged is not None:
-        detail = (
-            "rows without a time are all judged, each once; leave judged out, or send the data with its time column"
-        )
+        detail = "rows without a time column are all judged, each once; leave out judged, or upload a time column"
         raise InvalidRequest.at(("judged",), detail)
     width = history.planned_width(dataset, request.features, outcome_names(problem.spec))
     planned = Backtest(problem.spec, dataset, table, request)
     outline = outline_of(problem.spec)
     work = [_seconds(planned, step, outline, width) for step in planned.possible_steps]
-    return replace(draft, seconds=sum(work))
+    return replace(draft, estimate_seconds=sum(work))
 
 
 def dataset_has_no_time(dataset: DatasetRow) -> bool:
@@ -82,7 +80,7 @@ def dataset_has_no_time(dataset: DatasetRow) -> bool:
 
 
 def _seconds(planned: Backtest, step: Step, outline: Outline, width: int) -> float:
-    """About how long a policy takes in a split."""
+    """Return the estimated seconds of a policy in a split."""
     split = planned.splits[step.split]
     for index, one in enumerate(planned.asked.ours):
         if one.called == step.policy:
@@ -94,16 +92,16 @@ def _seconds(planned: Backtest, step: Step, outline: Outline, width: int) -> flo
     return fitting + a_row * (len(split.known) + len(split.judged))
 
 
-def _comparing(
+def _compare_existing(
     workspace: str, request: NewBacktest, problem: ProblemRow, dataset: DatasetRow, draft: JobDraft
 ) -> JobDraft:
-    """Posteriors that are there already; an alias may move before the job begins, so it is resolved here."""
+    """Complete the draft of a comparison of existing posteriors; aliases are resolved now, as they may move."""
     rows = [_posterior(workspace, named, ("posteriors", index)) for index, named in enumerate(request.posteriors)]
     existing.check(problem.spec, rows)
     with transaction() as session:
         fresh, notes = existing.unseen(session, dataset, dataset.revision, rows)
     notes += [
-        f"{row.id} was learned for a problem with other numbers than the one it is judged by"
+        f"{row.id} was learned for a problem with other numbers than the one that judges it"
         for row in rows
         if row.problem != problem.spec
     ]
@@ -111,7 +109,7 @@ def _comparing(
         draft,
         posterior_id=rows[0].id,
         spec=draft.spec | {"posteriors": [row.id for row in rows]},
-        seconds=len(fresh) * len(rows) * 1e-3,
+        estimate_seconds=len(fresh) * len(rows) * 1e-3,
         warnings=notes,
     )
 
@@ -123,12 +121,12 @@ def _posterior(workspace: str, named: str, where: tuple[str | int, ...]) -> Post
         raise InvalidRequest.at(where, error.detail) from None
 
 
-# the job, as its workers see it
+# running the job
 
 
 @dataclass(frozen=True)
 class BacktestInputs:
-    """A job and the backtest that it is."""
+    """A job and its backtest."""
 
     job: JobRow
     backtest: Backtest
@@ -151,8 +149,8 @@ def read(job: JobRow) -> BacktestInputs:
     return BacktestInputs(job, Backtest(problem.spec, dataset, table, asked, loaded, torch.from_numpy(fresh)), notes)
 
 
-def split(given: BacktestInputs, progress: Progress) -> list[JobPart]:
-    planned = given.backtest
+def split(inputs: BacktestInputs, progress: Progress) -> list[JobPart]:
+    planned = inputs.backtest
     judged = sum(len(one.judged) for one in planned.splits)
     progress(0.0, f"judging {judged} rows in {len(planned.splits)} split(s) by {len(planned.policies)} policies")
     outline = outline_of(planned.spec)
@@ -165,18 +163,18 @@ def split(given: BacktestInputs, progress: Progress) -> list[JobPart]:
     ]
 
 
-def work(given: BacktestInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
-    """What a policy would have cost in a split; it is begun anew wherever it was left."""
-    return to_parquet(given.backtest.work(Step(*orjson.loads(data)), progress))
+def work(inputs: BacktestInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
+    """Return the costs of a policy in a split, as Parquet; there are no checkpoints."""
+    return to_parquet(inputs.backtest.work(Step(*orjson.loads(data)), progress))
 
 
-def join(given: BacktestInputs, results: Sequence[bytes], progress: Progress) -> Store:
+def join(inputs: BacktestInputs, results: Sequence[bytes], progress: Progress) -> Store:
     progress(0.0, "comparing")
-    summary = given.backtest.summary([from_parquet(result) for result in results])
-    summary["notes"] = [f"{note[:1].upper()}{note[1:]}." for note in given.notes] + summary["notes"]
+    summary = inputs.backtest.summary([from_parquet(result) for result in results])
+    summary["notes"] = [f"{note[:1].upper()}{note[1:]}." for note in inputs.notes] + summary["notes"]
 
     def store(session: Session) -> str:
-        session.execute(sa.update(JobRow).where(JobRow.id == given.job.id).values(summary=summary))
+        session.execute(sa.update(JobRow).where(JobRow.id == inputs.job.id).values(summary=summary))
         return str(summary["verdict"]["text"])
 
     return store

@@ -270,7 +270,7 @@ def test_one_bad_row_is_refused_with_its_reason_and_the_others_are_decided(clien
         downloaded(client, undisturbed["id"], "parquet")["decision.loaves"].to_pylist()
     )
     lines = answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
-    assert any("3 row(s) are refused" in line["text"] for line in lines)
+    assert any("3 row(s) cannot be used" in line["text"] for line in lines)
 
 
 def test_options_that_cannot_be_used_are_refused(
