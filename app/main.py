@@ -92,9 +92,9 @@ def create_app() -> FastAPI:
     # The last one added is the first to see a request.
     app.add_middleware(ShortRoad, of=app)
     app.add_middleware(
-        BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_together=settings.max_bodies_mb * 1_000_000
+        BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_total_bytes=settings.max_bodies_mb * 1_000_000
     )
-    app.add_middleware(Authentication, remembered=app.state.remembered, buckets=app.state.buckets)
+    app.add_middleware(Authentication, lookups=app.state.lookups, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
     app.add_middleware(Readable)
     for router in (
@@ -161,7 +161,7 @@ def _prepare_state(app: FastAPI) -> None:
     get_engine()
     buckets: dict[str, TokenBucket] = {}
     # keys looked up lately, and the rate of each
-    state.remembered, state.buckets = LookupCache(), buckets
+    state.lookups, state.buckets = LookupCache(), buckets
     # the posteriors that aliases named lately
     state.aliases = LookupCache(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls

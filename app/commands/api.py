@@ -17,7 +17,7 @@ from prometheus_client import multiprocess
 
 from app.child_processes import PYTHON, SupervisedProcess
 from app.commands.serve import DRAIN_SECONDS, stop_all, url
-from app.http.protocol import bounded
+from app.http.protocol import limited_protocol
 from app.posteriors import shared
 from app.settings import Settings
 
@@ -57,7 +57,7 @@ def run(settings: Settings) -> bool:
             application,
             host=settings.host,
             port=settings.port,
-            http=bounded(settings),
+            http=limited_protocol(settings),
             log_config=None,
             access_log=False,
             server_header=False,

@@ -21,7 +21,7 @@ from app.db.tables import ProblemRow
 from app.exchange.mps import written
 from app.exchange.schemas import ImportDescription
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.problems import service as problems
 from app.problems.schemas import NewProblem
 from app.settings import Settings
@@ -44,7 +44,7 @@ class Made(NamedTuple):
 def described(text: bytes) -> ImportDescription:
     """The description that came with a file."""
     try:
-        value = parsed(text)
+        value = parse_json(text)
     except ValueError:
         raise InvalidRequest.at(("description",), "the description is not valid JSON") from None
     try:

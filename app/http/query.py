@@ -1,4 +1,4 @@
-"""Query parameters: an address takes those that it declares and refuses others, instead of ignoring a typing error."""
+"""Query parameters: unknown ones are refused, so that typing errors show."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from app.http.errors import InvalidRequest
 
 
 def refuse_unknown_query(request: Request) -> None:
-    """A dependency for every route of a router; what a route takes is read from its own signature."""
+    """Refuse query parameters that the route does not declare; a dependency of every router."""
     if not request.query_params:
         return
-    known = _declared(request.scope["route"])
-    unknown = [name for name in request.query_params if name not in known]
+    declared = _declared(request.scope["route"])
+    unknown = [name for name in request.query_params if name not in declared]
     if unknown:
-        takes = f"it takes {', '.join(known)}" if known else "it takes none"
-        detail = f"this address does not know this query parameter; {takes}"
+        choices = f"it accepts {', '.join(declared)}" if declared else "it accepts none"
+        detail = f"this address does not have this query parameter; {choices}"
         raise InvalidRequest(detail, *((("query", name), detail) for name in unknown))
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from app.db.base import now
 from app.db.tables import UNFINISHED, JobRow
-from app.http.errors import TooMany, UnavailableError
+from app.http.errors import TooManyError, UnavailableError
 from app.jobs import queue
 from app.settings import get_settings
 
@@ -105,5 +105,5 @@ def _count(session: Session, *conditions: Any) -> int:
     return int(session.scalar(sa.select(sa.func.count()).select_from(JobRow).where(*conditions)) or 0)
 
 
-def _too_many(detail: str) -> TooMany:
-    return TooMany(detail, headers={"Retry-After": str(_RETRY_SECONDS)})
+def _too_many(detail: str) -> TooManyError:
+    return TooManyError(detail, headers={"Retry-After": str(_RETRY_SECONDS)})

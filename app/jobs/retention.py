@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app.db.base import now
 from app.db.engine import affected, get_engine, transaction
 from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, PrescriptionRow
-from app.http.idempotency import KEPT
+from app.http.idempotency import RETENTION
 from app.ids import first_id
 from app.jobs import queue
 from app.settings import get_settings
@@ -74,7 +74,7 @@ def _of_ended_jobs(table: Any, session: Session, before: datetime, most: int) ->
 
 def _answers(session: Session) -> int:
     old = sa.tuple_(AnswerRow.workspace, AnswerRow.path, AnswerRow.key)
-    few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - KEPT)
+    few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - RETENTION)
     return affected(session, sa.delete(AnswerRow).where(old.in_(few.limit(AT_ONCE))))
 
 

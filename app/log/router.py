@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.http.errors import NotFoundError, UnavailableError
-from app.http.routes import ScopedRoute, parsed
+from app.http.routes import ScopedRoute, parse_json
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Reader, Trainer
 from app.ids import created_at, is_id
@@ -160,7 +160,7 @@ async def reproduce_prescription(prescription_id: str, caller: Reader, http: Req
 
     found = await _settled(prescription_id, look)
     model, answer = ROADS[found.row.kind]
-    request = model.model_validate(parsed(found.request))
+    request = model.model_validate(parse_json(found.request))
     body = await answer(http, caller.workspace, found.row.posterior_id, request, reproduce.revision(found))
     answered = await anyio.to_thread.run_sync(reproduce.compared, found, body)
     return Response(answered, media_type="application/json")

@@ -16,7 +16,7 @@ from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
 from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import NotFoundError
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.http.rows import find, matching, page
 from app.ids import first_id
 from app.log.schemas import FirstAnswer, PrescriptionSummary, Recorded
@@ -67,7 +67,7 @@ class Opened:
     answer: bytes
 
     def contexts(self) -> list[Any]:
-        asked: list[Any] = parsed(self.request)["contexts"]
+        asked: list[Any] = parse_json(self.request)["contexts"]
         return asked
 
     def decided(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from httpx import Response
 from starlette.testclient import TestClient
 
 from app.datasets import bounds, unpack
-from app.http.errors import TooMany, UnavailableError
+from app.http.errors import TooManyError, UnavailableError
 from app.main import create_app
 from app.prescriptions import admission, context
 from app.prescriptions.admission import Places
@@ -140,7 +140,7 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
     with ExitStack() as taken:
         for workspace in ("greedy", "greedy"):
             taken.enter_context(places.of(workspace))
-        with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
+        with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
             pass
         taken.enter_context(places.of("modest"))
         with pytest.raises(UnavailableError, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):

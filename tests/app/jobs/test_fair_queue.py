@@ -15,7 +15,7 @@ from app.db.base import DEFAULT_WORKSPACE, now
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
 from app.demo import as_csv
-from app.http.errors import TooMany
+from app.http.errors import TooManyError
 from app.jobs import create as create_module
 from app.jobs import parts, queue, service
 from app.jobs.kinds import KINDS
@@ -150,7 +150,7 @@ def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, se
     with transaction() as session:
         session.get_one(JobRow, job.id).started_at = now() - timedelta(hours=2)
     settings(max_workspace_seconds_a_day=7000)
-    with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
+    with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
         ask(ids, "busy")
     assert ask(ids, OTHER).state == "queued"
 

@@ -42,7 +42,7 @@ NOWHERE = "01JCXV7Q0GZ3M5W8K2T4N6P9RS"
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_a_key_is_kept_as_its_hash_alone(client: TestClient, make_key: Callable[
 
 
 def test_keys_are_remembered_for_a_moment_and_then_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.3)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.3)
     looked = threading.Semaphore(0)
 
     async def ask() -> int:
