@@ -1,4 +1,4 @@
-"""The HTTP application."""
+"""The HTTP application: routers, middleware and state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from app.webhooks.router import router as webhooks
 
 log = logging.getLogger(__name__)
 
-# Threads for prescriptions alone, so that many of them do not keep other requests waiting.
+# Threads for prescriptions only, so that many of them do not delay other requests.
 PRESCRIBERS = 8
 CHECKERS = 2
 
@@ -80,7 +80,7 @@ def create_app() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=_until_written,
+        lifespan=_lifespan,
         telemetry=telemetry(),
         # Generated clients name their functions by these: create_dataset, list_jobs, prescribe.
         generate_unique_id_function=lambda route: route.name,
@@ -89,7 +89,7 @@ def create_app() -> FastAPI:
     _prepare_state(app)
     errors.install(app)
     api_client.install(app)
-    # The last one added is the first to see a request.
+    # The last one added sees a request first.
     app.add_middleware(ShortRoad, of=app)
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_total_bytes=settings.max_bodies_mb * 1_000_000
@@ -133,7 +133,7 @@ def create_app() -> FastAPI:
 
     @app.get("/readyz", tags=["health"], response_class=PlainTextResponse)
     def check_ready() -> str:
-        """The database answers, takes what is written and has the tables this version needs."""
+        """The database answers, can be written and has the tables that this version needs."""
         if not is_ready(app.state):
             raise errors.UnavailableError("the database cannot be used; is it running, and has 'bco migrate' been run?")
         return "ok"
@@ -147,22 +147,22 @@ def create_app() -> FastAPI:
 
 
 @asynccontextmanager
-async def _until_written(app: FastAPI) -> AsyncIterator[None]:
-    """A service that stops writes down what it has answered, and takes its solver processes with it."""
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Write the log of prescriptions and end the solver processes when the service stops."""
     yield
     await anyio.to_thread.run_sync(app.state.log.close)
     await anyio.to_thread.run_sync(app.state.solvers.close)
 
 
 def _prepare_state(app: FastAPI) -> None:
-    """Everything that this application remembers from one request to the next."""
+    """Create the state that requests of this application share."""
     state, settings = app.state, get_settings()
-    # the engine, before two threads ask for it at once and each get one of their own
+    # create the engine now, before two threads do so at once
     get_engine()
     buckets: dict[str, TokenBucket] = {}
-    # keys looked up lately, and the rate of each
+    # lookups of keys, and their rates
     state.lookups, state.buckets = LookupCache(), buckets
-    # the posteriors that aliases named lately
+    # lookups of aliases
     state.aliases = LookupCache(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
@@ -173,12 +173,12 @@ def _prepare_state(app: FastAPI) -> None:
     state.log = Writer()
     # calls that took long lately, and the processes they go to
     state.slow, state.solvers = slow_calls(), solving.from_settings()
-    # threads that look at new problems; few, because what they do keeps the interpreter busy
+    # threads that check new problems; few, because they keep the interpreter busy
     state.checkers = anyio.CapacityLimiter(CHECKERS)
     # polls of jobs that clients follow; whether the server is stopping
     state.poll_limiter = anyio.CapacityLimiter(events.MOST_POLLS)
     state.stopping = lambda: False
-    # when old repeatable answers were last swept away; when the database last had no room
+    # when old idempotent answers were last removed; when the disk was last full
     state.swept_at, state.full_at = -math.inf, -math.inf
-    # which file the database is, to notice when it is gone
+    # identity of the database file, to notice when it is replaced
     state.database_file = None

@@ -17,7 +17,7 @@ experiment = typer.Typer(no_args_is_help=True)
 bench = typer.Typer(no_args_is_help=True)
 GROUPS = {"experiment": experiment, "bench": bench}
 
-ReportOnly = Annotated[bool, typer.Option("--report-only", help="run nothing; write the report of what is there")]
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="run nothing; write the report of existing results")]
 Jobs = Annotated[int, typer.Option(help="processes, each with one thread", min=1)]
 
 Degrees = Annotated[list[int] | None, typer.Option(help="degree of the polynomial: 1, 2, 4 or 6 (repeat for several)")]
@@ -254,9 +254,9 @@ def real(
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
-    """Real histories: auto beside LightGBM and others on the same features, judged on later rows.
+    """Real histories: auto compared with LightGBM and others on the same features, judged on later rows.
 
-    A part whose results are in real.csv is not run again: its later rows are to be looked at once.
+    A part whose results are in real.csv is not run again: its later rows may be used only once.
     """
     import torch
     from rich.console import Console
@@ -305,7 +305,7 @@ def shortest_path(
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
-    """Shortest path with uncertain costs: normalised regret of auto, two stages and SPO+, with PyEPO beside.
+    """Shortest path with uncertain costs: normalised regret of auto, two stages, SPO+ and PyEPO.
 
     Results are added to shortest-path.csv in the folder as they come, and those already there are not computed again.
     """
@@ -323,7 +323,7 @@ def knapsack(
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
-    """Knapsack with uncertain values: normalised regret of auto, two stages and SPO+, with PyEPO beside.
+    """Knapsack with uncertain values: normalised regret of auto, two stages, SPO+ and PyEPO.
 
     Results are added to knapsack.csv in the folder as they come, and those already there are not computed again.
     """
@@ -377,7 +377,7 @@ def _contextual(
 def with_bar(
     name: str, path: Path, wanted: int, todo: int, performed: Iterator[list[Any]], describe: Callable[[Any], str]
 ) -> Iterator[list[Any]]:
-    """What the runs still to do find, with a bar that shows the run that ended last."""
+    """Yield the results of the remaining runs, with a bar that shows the last one."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -390,7 +390,7 @@ def with_bar(
 
     console = Console(stderr=True)
     if todo < wanted:
-        console.print(f"{wanted - todo} of {wanted} runs are in {path} already; --seed makes others.")
+        console.print(f"{wanted - todo} of {wanted} runs are already in {path}; --seed makes others.")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(name, total=todo)
@@ -431,7 +431,7 @@ def bench_serving(json: Json = False) -> None:
 @bench.command("load")
 def bench_load(
     json: Json = False,
-    seconds: Annotated[float, typer.Option(help="how long each number of clients asks", min=1)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="seconds for each number of clients", min=1)] = 10.0,
 ) -> None:
     """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
     from benchmarks.bench.load import run
@@ -442,10 +442,10 @@ def bench_load(
 @bench.command("attack")
 def bench_attack(
     json: Json = False,
-    only: Annotated[list[str] | None, typer.Option(help="an attack to try (repeat for several); default all")] = None,
-    seconds: Annotated[float, typer.Option(help="how long each attack lasts", min=1)] = 8.0,
+    only: Annotated[list[str] | None, typer.Option(help="attack to run (repeat for several); default all")] = None,
+    seconds: Annotated[float, typer.Option(help="seconds of each attack", min=1)] = 8.0,
 ) -> None:
-    """What others notice while ill-meaning clients do their worst to a service of their own, on loopback."""
+    """Attack a local service with hostile clients, and measure what other clients notice."""
     from benchmarks.bench.attack import run
     from benchmarks.bench.attacks import ATTACKS
 
@@ -457,7 +457,7 @@ def bench_attack(
 
 @bench.command("inference")
 def bench_inference(json: Json = False) -> None:
-    """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""
+    """Cost of a step of variational inference compared with plain IEO, and of eight members compared with one."""
     from benchmarks.bench.inference import run
 
     run(json)
@@ -465,7 +465,7 @@ def bench_inference(json: Json = False) -> None:
 
 @bench.command("two-stage")
 def bench_two_stage(json: Json = False) -> None:
-    """Two-stage kernels beside HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
+    """Two-stage kernels compared with HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
     from benchmarks.bench.two_stage import run
 
     run(json)
@@ -473,7 +473,7 @@ def bench_two_stage(json: Json = False) -> None:
 
 @bench.command("linear")
 def bench_linear(json: Json = False) -> None:
-    """Linear models with uncertain costs: certified optima a second, beside HiGHS."""
+    """Linear models with uncertain costs: certified optima a second, compared with HiGHS."""
     from benchmarks.bench.linear import run
 
     run(json)
@@ -482,9 +482,9 @@ def bench_linear(json: Json = False) -> None:
 @bench.command("portfolio")
 def bench_portfolio(
     json: Json = False,
-    steps: Annotated[int, typer.Option(help="of each chain; the time is then scaled to 15,000", min=100)] = 15_000,
+    steps: Annotated[int, typer.Option(help="steps of each chain; the time is scaled to 15,000", min=100)] = 15_000,
 ) -> None:
-    """The portfolio kernels beside daqp and cvxpy, and the time of four chains of Metropolis–Hastings at n = 400."""
+    """Portfolio kernels compared with daqp and cvxpy, and the time of four Metropolis–Hastings chains at n = 400."""
     from benchmarks.bench.portfolio import run
 
     run(json, steps)
@@ -492,7 +492,7 @@ def bench_portfolio(
 
 @bench.command("planner")
 def bench_planner(json: Json = False) -> None:
-    """What the questions after a decision take: evaluate, opened answers, the log, a budget, a backtest."""
+    """Time of questions after a decision: evaluate, answers with include, the log, a budget, a backtest."""
     from benchmarks.bench.planner.run import run
 
     run(json)
@@ -503,7 +503,7 @@ def bench_trust(
     json: Json = False,
     seeds: Annotated[int, typer.Option(help="histories of each source", min=1)] = 3,
     judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
-    hard: Annotated[int, typer.Option(help="programs that solvers go wrong on", min=1)] = 2070,
+    hard: Annotated[int, typer.Option(help="linear programs that are hard for solvers", min=1)] = 2070,
 ) -> None:
     """Whether promises hold: costs, ranges, feasibility, verdicts, optima, certificates."""
     from benchmarks.bench.trust import run

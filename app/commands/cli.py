@@ -89,8 +89,8 @@ Port = Annotated[int | None, typer.Option(help="port to listen on (BCO_PORT)", m
 Processes = Annotated[int | None, typer.Option(help="processes of the API (BCO_PROCESSES)", min=1)]
 
 
-def _chosen(**options: str | int | None) -> Settings:
-    """The settings, with what was chosen by option instead of by variable."""
+def _settings_with(**options: str | int | None) -> Settings:
+    """Return the settings with the values of command-line options."""
     return get_settings().model_copy(update={name: value for name, value in options.items() if value is not None})
 
 
@@ -104,7 +104,7 @@ def serve(
     """Run the API and its worker(s) on this machine, migrating the database first."""
     from app.commands import serve as local
 
-    settings = _chosen(host=host, port=port, workers=workers, processes=processes)
+    settings = _settings_with(host=host, port=port, workers=workers, processes=processes)
     _check_port(settings)
     with plain_errors():
         raise typer.Exit(local.serve(settings))
@@ -124,7 +124,7 @@ def _check_port(settings: Settings) -> None:
 @app.command()
 def api(host: Host = None, port: Port = None, processes: Processes = None) -> None:
     """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
-    # Whether requests need a key depends on the address, so the whole process must know it.
+    # In the environment, because whether requests need a key depends on the address.
     chosen = {"BCO_HOST": host, "BCO_PORT": port, "BCO_PROCESSES": processes}
     os.environ |= {name: str(value) for name, value in chosen.items() if value is not None}
     get_settings.cache_clear()
@@ -139,7 +139,7 @@ def api(host: Host = None, port: Port = None, processes: Processes = None) -> No
 
 @app.command()
 def worker() -> None:
-    """Run one worker: it takes jobs from the queue and learns posteriors."""
+    """Run one worker: it takes jobs from the queue and runs them."""
     check_database_path()
     from app.jobs.worker import main as run
 
@@ -158,7 +158,7 @@ def migrate() -> None:
 
 @app.command()
 def prune() -> None:
-    """Remove what is older than the settings say; workers do it every hour."""
+    """Remove what is older than the settings allow; workers do so every hour."""
     from app.jobs.retention import prune as run
 
     with plain_errors():
@@ -168,11 +168,11 @@ def prune() -> None:
 
 @app.command()
 def export(
-    posterior_id: Annotated[str, typer.Argument(help="the posterior, post_…, or an alias")],
+    posterior_id: Annotated[str, typer.Argument(help="id, post_…, or alias of the posterior")],
     path: Annotated[Path, typer.Argument(help="file to write, such as bakery.bco")],
-    workspace: Annotated[str, typer.Option(help="whose alias it is")] = "default",
+    workspace: Annotated[str, typer.Option(help="workspace of the alias")] = "default",
 ) -> None:
-    """Write a posterior, its problem and its columns to one file, to keep it or to import it elsewhere."""
+    """Write a posterior, its problem and its columns to one file, as a backup or to import it elsewhere."""
     from app.posteriors import portable
 
     with plain_errors():
@@ -182,7 +182,7 @@ def export(
 
 @app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="a file that bco export has written", exists=True, dir_okay=False)],
+    path: Annotated[Path, typer.Argument(help="file written by bco export", exists=True, dir_okay=False)],
     workspace: Annotated[str, typer.Option(help="workspace to put it in")] = "default",
 ) -> None:
     """Read a posterior from a file into the database; everything in the file is checked first."""
@@ -190,17 +190,15 @@ def import_(
 
     with plain_errors():
         row, new = portable.import_(path, workspace)
-        typer.echo(
-            f"{row.id} ({row.name}) is {'there now' if new else 'there already, exactly so'}: {row.digest[:12]}."
-        )
+        typer.echo(f"{row.id} ({row.name}) is {'imported' if new else 'already there, unchanged'}: {row.digest[:12]}.")
 
 
 @app.command()
 def sample(
     path: Annotated[Path, typer.Argument(help="CSV file to write")],
-    force: Annotated[bool, typer.Option("--force", help="overwrite the file if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite an existing file")] = False,
 ) -> None:
-    """Write the demo's bakery history as a CSV file to try things with."""
+    """Write the demo's bakery history as a CSV file, to try things out."""
     from app.demo import as_csv, bakery_rows
 
     with plain_errors():
@@ -208,8 +206,8 @@ def sample(
             with path.open("w" if force else "x") as file:
                 file.write(as_csv(bakery_rows()))
         except FileExistsError:
-            raise ended(f"{path} is there already; choose another name, or overwrite it with --force.") from None
-    typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. Every other column is context.")
+            raise ended(f"{path} already exists; choose another name, or overwrite it with --force.") from None
+    typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. All other columns are contexts.")
 
 
 @app.command()
@@ -217,8 +215,8 @@ def demo(
     exit_: Annotated[bool, typer.Option("--exit", help="stop the service after the table")] = False,
 ) -> None:
     """Learn from a bakery's history, prescribe for three mornings, and leave the service running."""
-    # Leaving by an exception stops the service and its processes, which a plain end by the signal would not.
-    # It comes first: the libraries imported next may start processes of their own.
+    # An exception stops the service and its processes; dying by the signal would not.
+    # Set first: the libraries imported next may start processes of their own.
     signal.signal(signal.SIGTERM, _leave)
     from app.commands.demo import DemoError, demonstrate
     from app.commands.serve import NotStarted
@@ -226,7 +224,7 @@ def demo(
     try:
         code = demonstrate(get_settings(), Console(), stay=not exit_)
     except NotStarted as error:
-        # The service itself has said why, in a sentence.
+        # The service itself has printed the reason.
         raise ended(str(error)) from None
     except DemoError as error:
         raise ended(str(error), 1) from None

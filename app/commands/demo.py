@@ -1,6 +1,6 @@
 """The demonstration: a bakery's history, a posterior learned from it, and three mornings' orders.
 
-Everything goes through HTTP, as a planning system would do it.
+All calls go over HTTP, like those of a planning system.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bco_core.estimates import paired_difference
 
 
 class DemoError(Exception):
-    """The service did not take a request of the demonstration."""
+    """The service refused a request of the demonstration."""
 
 
 def demonstrate(settings: Settings, console: Console, stay: bool) -> int:
-    """Start a service, make the journey with it and, if ``stay``, leave it running until Ctrl-C; the exit status."""
+    """Start a service, run the demonstration and, if ``stay``, wait for Ctrl-C; return the exit status."""
     port = settings.port if port_is_free("127.0.0.1", settings.port) else free_port()
     with LocalService(port) as service, httpx.Client(base_url=service.url, timeout=120) as client:
         console.print(f"[bold]Service[/]: {service.url} on {settings.database_url.split('://')[0]}")
@@ -43,7 +43,7 @@ def demonstrate(settings: Settings, console: Console, stay: bool) -> int:
 
 
 def run_demo(client: httpx.Client, console: Console) -> bool:
-    """Make the journey and print it; True if held-out days confirm that it was worth it."""
+    """Learn, prescribe and print; return whether the decisions beat plain SAA on held-out days."""
     history, held_out = split_history()
     items = example_problem()["spec"]["items"]
     problem = _post(client, "/v1/problems", example_problem())
@@ -109,7 +109,7 @@ def _check_on_held_out_days(
     held_out: list[dict[str, Any]],
     console: Console,
 ) -> bool:
-    """Compare with plain SAA, the best constant order, on days that neither has seen."""
+    """Compare with plain SAA, the best constant order, on held-out days."""
     import torch
 
     contexts = [{name: row[name] for name in MORNINGS[0]} for row in held_out]

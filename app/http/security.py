@@ -224,7 +224,7 @@ def is_open(path: str) -> bool:
 
 def key_required() -> bool:
     settings = get_settings()
-    return not _is_loopback(settings.host) or (not settings.allow_anonymous and keys.any_made())
+    return not _is_loopback(settings.host) or (not settings.allow_anonymous and keys.any_created())
 
 
 def _check_local(headers: Headers) -> None:

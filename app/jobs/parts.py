@@ -83,7 +83,9 @@ def start(job_id: str, seq: int) -> bool:
             return False
         query = sa.select(JobPartRow.attempts).where(JobPartRow.job_id == job_id, JobPartRow.seq == seq)
         if session.scalars(query).one() > service.MAX_ATTEMPTS:
-            reason = f"part {seq}: its worker died {service.MAX_ATTEMPTS} times; it may need more memory than there is"
+            reason = (
+                f"part {seq}: its worker died {service.MAX_ATTEMPTS} times; it may need more memory than is available"
+            )
             service.finish(session, job_id, "failed", error=reason, message="failed")
             return False
     return True
