@@ -133,7 +133,7 @@ class UnavailableError(HttpError):
 
 # Fields of the request by argument of the core; others have the same name.
 _FIELDS = {"sample": ("dataset_id",)} | {
-    option: ("posterior", option)
+    option: ("inference", option)
     for options in OPTIONS.values()
     for option in ("method", *(field.name for field in dataclasses.fields(options)))
     if option not in ("predictor", "policy", "seed")

@@ -15,11 +15,12 @@ import torch
 from sqlalchemy.orm import Session
 
 from app.backtests import existing
-from app.backtests.backtest import Backtest, Step, check_done
+from app.backtests.backtest import Backtest, Step, check_actual_decision
 from app.backtests.existing import Existing
 from app.backtests.schemas import BacktestOptions, NewBacktest
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
+from app.db import former_names
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
 from app.http.errors import InvalidRequest, NotFoundError
@@ -60,7 +61,7 @@ def check(workspace: str, request: NewBacktest) -> JobDraft:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
         table = read_table(session, dataset.id, dataset.revision)
     check_rows(outcome_names(problem.spec), dataset)
-    check_done(problem.spec, dataset.columns, request.done)
+    check_actual_decision(problem.spec, dataset.columns, request.actual_decision)
     spec = request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}) | {"revision": dataset.revision}
     draft = JobDraft(request.name or problem.name, problem.id, spec, dataset.id)
     if request.posteriors:
@@ -165,7 +166,8 @@ def split(inputs: BacktestInputs, progress: Progress) -> list[JobPart]:
 
 def work(inputs: BacktestInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """Return the costs of a policy in a split, as Parquet; there are no checkpoints."""
-    return to_parquet(inputs.backtest.work(Step(*orjson.loads(data)), progress))
+    split, policy = orjson.loads(data)
+    return to_parquet(inputs.backtest.work(Step(split, former_names.policy(policy)), progress))
 
 
 def join(inputs: BacktestInputs, results: Sequence[bytes], progress: Progress) -> Store:

@@ -139,9 +139,9 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
 
     A problem that takes long to build is left to the worker.
     """
-    if options.problem is None:
+    if options.problem_patch is None:
         return []
-    spec, differs = patches.apply(posterior.problem, options.problem)
+    spec, differs = patches.apply(posterior.problem, options.problem_patch)
     try:
         with deadline.until(monotonic() + CHECK_SECONDS, quick=True):
             build_problem(spec)
@@ -212,7 +212,7 @@ def read(job: JobRow) -> PrescribeInputs:
     loaded = load_ready(posterior)
     past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
     options = PrescribeOptions(**fields)
-    patched = build(posterior, loaded.problem, options.problem)
+    patched = build(posterior, loaded.problem, options.problem_patch)
     similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
     return PrescribeInputs(posterior, replace(loaded, problem=patched.problem), past, options, similar)
 
