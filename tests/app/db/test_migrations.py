@@ -248,7 +248,7 @@ def test_what_is_stored_before_an_upgrade_is_all_there_after_it(url: str, engine
             assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
 
 
-def test_a_batch_becomes_a_job_that_names_its_posterior_and_can_become_a_batch_again(engine: sa.Engine) -> None:
+def test_a_batch_becomes_a_job_that_names_its_posterior_and_back_again(engine: sa.Engine) -> None:
     alembic(engine, command.upgrade, "0005")
     rows = ROWS | {"jobs": ROWS["jobs"] | {"run_id": "job_1"}}
     insert(engine, rows)

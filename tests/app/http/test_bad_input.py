@@ -844,7 +844,7 @@ def test_a_data_set_whose_second_chunk_cannot_be_written_is_not_kept_at_all(
     assert counts() == before
 
 
-def test_a_posterior_that_cannot_be_written_is_not_kept_at_all_and_its_job_is_not_done(
+def test_a_posterior_that_cannot_be_written_is_not_stored_and_its_job_not_done(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from app.jobs import compute

@@ -319,7 +319,7 @@ def test_eight_threads_finishing_and_failing_at_once_leave_exactly_one_outcome(
     }
 
 
-def test_workers_that_take_a_job_at_once_get_different_attempts_and_one_of_them_counts(
+def test_workers_that_take_a_job_at_once_get_different_attempts_and_one_counts(
     queued: str, result: tuple[Posterior, Json]
 ) -> None:
     attempts = at_once(*[lambda: service.start(queued)] * 3)
@@ -340,7 +340,7 @@ def test_eight_clients_creating_jobs_at_once_get_eight_jobs(client: TestClient, 
 
 
 @pytest.mark.parametrize("vanishing", ["dataset_id", "problem_id"])
-def test_a_job_whose_data_set_or_problem_vanishes_while_it_is_made_is_refused_and_not_an_internal_error(
+def test_a_job_whose_data_set_or_problem_vanishes_meanwhile_is_refused(
     client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch, vanishing: str
 ) -> None:
     """The other's delete comes between the check and the queue; a service that locks may make it wait and refuse it."""

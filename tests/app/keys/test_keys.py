@@ -92,7 +92,7 @@ def test_from_the_first_key_on_everybody_needs_one(client: TestClient, make_key:
     assert status(client, key) == 200
 
 
-def test_when_the_last_key_is_gone_nobody_gets_in_without_one_unless_the_operator_says_so(
+def test_after_the_last_key_is_gone_a_key_is_needed_unless_the_operator_says_so(
     client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]
 ) -> None:
     key = make_key()
