@@ -22,7 +22,7 @@ from app.exchange.router import router as exchange
 from app.http import errors
 from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
-from app.http.query import refuse_unknown_query
+from app.http.routes import refuse_unknown_query
 from app.http.security import Admin, Authentication, LookupCache, TokenBucket
 from app.jobs import events
 from app.jobs.router import batch_router as batches

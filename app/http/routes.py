@@ -1,4 +1,4 @@
-"""Routes that check scope, size and JSON before FastAPI reads a body.
+"""Routes that check scope, size and JSON before FastAPI reads a body, and refuse unknown query parameters.
 
 FastAPI reads and parses a body before it checks the caller. ``ScopedRoute`` refuses a caller without the scope first. A
 JSON parser blocks the interpreter as long as it runs, in any thread, so bodies are limited in bytes, values and depth.
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import Query
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
@@ -126,3 +128,22 @@ def parse_json(body: bytes) -> Any:
             # A lone surrogate is valid JSON; the model will say where it is.
             return json.loads(body)
         raise json.JSONDecodeError("invalid", "", 0) from None
+
+
+# query parameters
+
+
+def refuse_unknown_query(request: Request) -> None:
+    """Refuse query parameters that the route does not declare; a dependency of every router."""
+    if not request.query_params:
+        return
+    declared = _declared(request.scope["route"])
+    unknown = [name for name in request.query_params if name not in declared]
+    if unknown:
+        choices = f"it accepts {', '.join(declared)}" if declared else "it accepts none"
+        detail = f"this address does not have this query parameter; {choices}"
+        raise InvalidRequest(detail, *((("query", name), detail) for name in unknown))
+
+
+def _declared(route: APIRoute) -> list[str]:
+    return [field.alias for field in get_flat_params(route.dependant) if isinstance(field.field_info, Query)]

@@ -18,7 +18,7 @@ import ipaddress
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import monotonic
@@ -33,13 +33,12 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db import outage
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.tables import KeyRow
 from app.http.errors import ForbiddenError, HttpError, TooManyError, UnauthorizedError, UnavailableError
-from app.http.streams import until_revoked
 from app.keys import service as keys
 from app.keys import sessions
 from app.settings import get_settings
@@ -172,7 +171,7 @@ class Authentication:
             # Only GETs are streamed.
             if credential is not None and scope["method"] == "GET":
                 still = partial(self._still_works, credential)
-                await until_revoked(self.app, still, CACHE_SECONDS, scope, receive, send)
+                await _serve_until_revoked(self.app, still, CACHE_SECONDS, scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -215,6 +214,45 @@ class Authentication:
         if seconds:
             detail = f"this key may send at most {rate} requests a second (BCO_REQUESTS_PER_SECOND); slow down"
             raise TooManyError(detail, headers={"Retry-After": str(math.ceil(seconds))})
+
+
+async def _serve_until_revoked(
+    app: ASGIApp, still_valid: Callable[[], Awaitable[bool]], every: float, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Serve a request; report a disconnect to it when the client leaves or the key stops working.
+
+    A stream of events then ends normally. Any other answer stays incomplete, so that half a file never looks whole.
+    """
+    read = revoked = is_event_stream = is_over = False
+
+    async def watched_receive() -> Message:
+        nonlocal read, revoked
+        if not read:
+            message = await receive()
+            read = not message.get("more_body", False)
+            return message
+        leaving = asyncio.ensure_future(receive())
+        try:
+            while not (await asyncio.wait({leaving}, timeout=max(every, 0.1)))[0]:
+                if not await still_valid():
+                    revoked = True
+                    return {"type": "http.disconnect"}
+            return leaving.result()
+        finally:
+            leaving.cancel()
+
+    async def recorded_send(message: Message) -> None:
+        nonlocal is_event_stream, is_over
+        if message["type"] == "http.response.start":
+            is_event_stream = any(
+                name == b"content-type" and b"event-stream" in value for name, value in message["headers"]
+            )
+        is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await send(message)
+
+    await app(scope, watched_receive, recorded_send)
+    if revoked and is_event_stream and not is_over:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def is_open(path: str) -> bool:
