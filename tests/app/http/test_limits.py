@@ -108,7 +108,7 @@ def test_columns_that_cannot_be_used_are_refused_before_they_are_read(monkeypatc
     monkeypatch.setattr(unpack, "_read_within", never)
     for values in (pa.array([b"x", b"y"]), pa.array([[1], [2]]), pa.array([{"a": 1}, {"a": 2}])):
         content = parquet(pa.table({"x": values, "demand": [1.0, 2.0]}))
-        with pytest.raises(bounds.Refused, match="only numbers, booleans, text"):
+        with pytest.raises(bounds.InvalidFile, match="only numbers, booleans, text"):
             unpack.unpack(content, bounds.Limits(max_rows=10, max_cells=1000))
 
 

@@ -161,7 +161,7 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
 
 def test_a_finished_job_cannot_be_cancelled(queued: str, result: tuple[Posterior, Json]) -> None:
     store(queued, started(queued), result)
-    with pytest.raises(ConflictError, match="succeeded already"):
+    with pytest.raises(ConflictError, match="already succeeded"):
         service.cancel(DEFAULT_WORKSPACE, queued)
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
