@@ -353,7 +353,7 @@ class ForkedProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether a process that is not asked anything is still there."""
+        """Whether a process without an open request is still there."""
         # A timeout left from the last request would be waited for, whatever the flags.
         self._connection.settimeout(0)
         try:

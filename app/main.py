@@ -28,7 +28,7 @@ from app.jobs import events
 from app.jobs.router import batch_router as batches
 from app.jobs.router import router as jobs
 from app.jobs.status import router as status
-from app.log.router import router as kept_prescriptions
+from app.log.router import router as prescription_log
 from app.log.writer import Writer
 from app.pages import api_client, docs, home
 from app.pages.backtests import page as backtest_pages
@@ -105,7 +105,7 @@ def create_app() -> FastAPI:
         posteriors,
         aliases,
         prescriptions,
-        kept_prescriptions,
+        prescription_log,
         batches,
         webhooks,
         status,

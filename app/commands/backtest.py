@@ -73,14 +73,14 @@ def backtest(
     """
     if output is not None and output.suffix not in _FORMATS:
         raise ended(f"Results are written as {' or '.join(_FORMATS)}; {output.name} is neither.", 1)
-    asked: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
+    choices: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
     if learn is not None:
-        asked["ours"] = [_json(learn)]
+        choices["ours"] = [_json(learn)]
     pairs = [_pair(one) for one in actual_decision or []]
     roles = {"time": time or None, "series": series or [], "lead": lead, "missing": missing, "unseen": unseen}
     roles |= {"contexts": contexts, "categorical": categorical or [], "decisions": [column for _, column in pairs]}
     with plain_errors(), _sentences():
-        planned = _plan(file, _json(problem), roles, asked | {"actual_decision": dict(pairs)})
+        planned = _plan(file, _json(problem), roles, choices | {"actual_decision": dict(pairs)})
         tables = _compute(planned)
         summary = planned.summary(tables)
         if output is not None:
@@ -90,7 +90,7 @@ def backtest(
         typer.echo(jsonlib.dumps(summary))
 
 
-def _plan(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: dict[str, Any]) -> Backtest:
+def _plan(file: Path, problem: dict[str, Any], roles: dict[str, Any], choices: dict[str, Any]) -> Backtest:
     """Check everything as the service does; return the backtest."""
     from app.backtests.backtest import Backtest, check_actual_decision
     from app.backtests.schemas import BacktestOptions
@@ -103,7 +103,7 @@ def _plan(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: dic
     from app.settings import get_settings
 
     spec = NewProblem.model_validate({"name": "problem", "spec": problem.get("spec", problem)}).spec.model_dump()
-    options = BacktestOptions.model_validate(asked)
+    options = BacktestOptions.model_validate(choices)
     outcomes = outcome_names(spec)
     read = NewDataset.model_validate({"name": "history", "rows": [], "outcomes": outcomes} | roles)
     chosen = Roles(**read.model_dump(exclude={"name", "rows"}))

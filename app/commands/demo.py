@@ -82,17 +82,17 @@ def _decision_table(answer: dict[str, Any]) -> Table:
     table = Table(title=f"Orders for three mornings ({answer['policy']}, {answer['scenarios']['count']} scenarios)")
     for heading in ("morning", "order", "expected\ncost", "cost\n5 % – 95 %", "MAP order", "hedging\nbuys"):
         table.add_column(heading, justify="left" if heading == "morning" else "right")
-    for morning, found in zip(MORNINGS, answer["prescriptions"], strict=True):
+    for morning, prescription in zip(MORNINGS, answer["prescriptions"], strict=True):
         words = f"{morning['weekday']}, {morning['temperature']:g} °C, rain {morning['rain']:g} mm"
         words += "\npromotion" * morning["promotion"] + "\nholiday" * morning["holiday"]
-        low, high = found["cost_quantiles"]["0.05"], found["cost_quantiles"]["0.95"]
+        low, high = prescription["cost_quantiles"]["0.05"], prescription["cost_quantiles"]["0.95"]
         table.add_row(
             words,
-            _amounts(found["decision"]),
-            f"{found['expected_cost']:.2f}",
+            _amounts(prescription["decision"]),
+            f"{prescription['expected_cost']:.2f}",
             f"{low:.2f} – {high:.2f}",
-            _amounts(found["map"]["decision"]),
-            f"{found['hedging_gain']:+.2f}",
+            _amounts(prescription["map"]["decision"]),
+            f"{prescription['hedging_gain']:+.2f}",
         )
     return table
 
@@ -116,7 +116,7 @@ def _check_on_held_out_days(
 
     def orders(**choice: str) -> Any:
         answer = _post(client, f"/v1/posteriors/{posterior_id}/prescribe", {"contexts": contexts, **choice})
-        return np.array([list(found["decision"].values()) for found in answer["prescriptions"]])
+        return np.array([list(one["decision"].values()) for one in answer["prescriptions"]])
 
     def outcomes(rows: list[dict[str, Any]]) -> Any:
         return np.array([[row[item["name"]] for item in items] for row in rows], dtype=float)

@@ -74,14 +74,14 @@ def check_problem(body: bytes) -> tuple[Header, bytes]:
 def judge_drift(body: bytes) -> tuple[Header, bytes]:
     """Compare the costs of later rows with the predicted ones."""
     fields = orjson.loads(body)
-    found = drift.judge_rows(
+    judgement = drift.judge_rows(
         _posteriors(),
         fields["workspace"],
         fields["posterior_id"],
         fields["dataset_id"],
         fields["until"],
     )
-    return {}, found.model_dump_json().encode()
+    return {}, judgement.model_dump_json().encode()
 
 
 def record_outcome(body: bytes) -> tuple[Header, bytes]:
@@ -124,8 +124,8 @@ def _warm_up() -> None:
     for spec in (shipment, linear, portfolio | {"kind": "return_constrained_portfolio"}):
         problem = build_problem(spec)
         outcomes = torch.tensor([[[3.0, 4.0], [4.0, 4.0], [5.0, 3.0]]], dtype=torch.float64)
-        found = problem.prescribe(outcomes, weights, Risk())
-        problem.cost(problem.decide(outcomes), outcomes + found.decisions.sum())
+        prescription = problem.prescribe(outcomes, weights, Risk())
+        problem.cost(problem.decide(outcomes), outcomes + prescription.decisions.sum())
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def read_log(workspace: str, job_id: str) -> list[JobLogRow]:
 
 
 def cancel(workspace: str, job_id: str) -> JobRow:
-    """Stop a queued or running job; a job that is cancelled already stays so."""
+    """Stop a queued or running job; a cancelled job stays cancelled."""
     get(workspace, job_id)
     # Its worker stops the computation once it sees that the job is no longer wanted.
     with transaction() as session:

@@ -30,38 +30,38 @@ from app.webhooks.addresses import AddressNotAllowed, WebhookTarget, resolve
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SEND_SECONDS = 10.0
-# When it is tried again after each failure; after the last it is given up.
+# Waits after each failed attempt; after the last a delivery has failed.
 WAITS = [timedelta(seconds=seconds) for seconds in (5, 30, 120, 600, 3_600, 4 * 3_600, 18 * 3_600)]
-# Longer than a sending can take.
+# Longer than an attempt can take.
 LEASE = timedelta(seconds=60)
 AT_ONCE, AT_ONCE_A_WORKSPACE = 16, 4
 SIGNATURE = "BCO-Signature"
 
 
 def keep_delivering(stop: threading.Event) -> None:
-    """Send what is due until told to stop."""
+    """Send due deliveries until the worker stops."""
     asyncio.run(_deliver(stop))
 
 
 async def _deliver(stop: threading.Event) -> None:
     sending: set[asyncio.Task[None]] = set()
     busy: Counter[str] = Counter()
-    # No proxy, no cookies, no redirects: a request goes where it was allowed to go, or nowhere.
+    # No proxy, cookies or redirects: a request goes to its checked address only.
     limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=0)
     async with httpx.AsyncClient(
         trust_env=False, follow_redirects=False, timeout=SEND_SECONDS, limits=limits
     ) as client:
         while not stop.is_set():
-            taken = await _taken(AT_ONCE - len(sending), busy)
+            taken = await _take_due(AT_ONCE - len(sending), busy)
             for row, hook_url, secrets in taken:
                 busy[row.workspace] += 1
                 task = asyncio.create_task(_attempt(client, row, hook_url, secrets))
                 sending.add(task)
                 task.add_done_callback(partial(_ended, row.workspace, sending, busy))
             if not taken:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         if sending:
             await asyncio.wait(sending, timeout=1.0)
 
@@ -73,7 +73,7 @@ def _ended(workspace: str, sending: set[asyncio.Task[None]], busy: Counter[str],
         log.error("a webhook could not be sent; it is tried again later", exc_info=task.exception())
 
 
-async def _taken(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str]]]:
+async def _take_due(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str]]]:
     if most <= 0:
         return []
     try:
@@ -85,7 +85,7 @@ async def _taken(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, 
 
 
 def take(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str]]]:
-    """Up to ``most`` deliveries that are due, with their addresses and secrets; they are ours for a while."""
+    """Take up to ``most`` due deliveries for a while; return them with their URLs and secrets."""
     full = [workspace for workspace, count in busy.items() if count >= AT_ONCE_A_WORKSPACE]
     due = sa.select(DeliveryRow, WebhookRow.url).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
     due = due.where(DeliveryRow.state == "waiting", DeliveryRow.due_at <= now(), DeliveryRow.workspace.not_in(full))

@@ -139,15 +139,15 @@ def read(job: JobRow) -> BacktestInputs:
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
         table = read_table(session, dataset.id, job.spec["revision"])
-    asked = BacktestOptions(**{name: job.spec[name] for name in BacktestOptions.model_fields})
+    options = BacktestOptions(**{name: job.spec[name] for name in BacktestOptions.model_fields})
     names = job.spec["posteriors"]
     if not names:
-        return BacktestInputs(job, Backtest(problem.spec, dataset, table, asked), [])
+        return BacktestInputs(job, Backtest(problem.spec, dataset, table, options), [])
     rows = [posteriors.get(job.workspace, named) for named in names]
     with transaction() as session:
         fresh, notes = existing.unseen(session, dataset, job.spec["revision"], rows)
     loaded = tuple(Existing(row.id, row, load_ready(row)) for row in rows)
-    return BacktestInputs(job, Backtest(problem.spec, dataset, table, asked, loaded, torch.from_numpy(fresh)), notes)
+    return BacktestInputs(job, Backtest(problem.spec, dataset, table, options, loaded, torch.from_numpy(fresh)), notes)
 
 
 def split(inputs: BacktestInputs, progress: Progress) -> list[JobPart]:

@@ -87,13 +87,13 @@ def read(
     state = None if row.recipe is None else row.recipe | {"revision": revision}
     if looking is None or state is None:
         encoded = encoding.encode_table(table)
-        kept = encoded.usable
-        sample = Sample(torch.from_numpy(encoded.matrix[kept]), torch.from_numpy(values[kept]))
-        found = History(sample, state, len(encoded.matrix) - len(kept))
+        usable = encoded.usable
+        sample = Sample(torch.from_numpy(encoded.matrix[usable]), torch.from_numpy(values[usable]))
+        rows = History(sample, state, len(encoded.matrix) - len(usable))
     else:
         past = looking.past(table, revision)
         state["learned_until"] = past.last
-        found, kept = in_time(encoding, looking, past, table, values, dataset.lead, looking.recipe.season, state)
+        rows, usable = in_time(encoding, looking, past, table, values, dataset.lead, looking.recipe.season, state)
     posterior = posteriors.load(session, row)
     options = UpdateOptions(
         kl_weight=row.diagnostics["kl_weight"],
@@ -103,7 +103,7 @@ def read(
         forgetting=how["forgetting"],
         seed=seed,
     )
-    return found, PreviousPosterior(row, posterior, torch.from_numpy(kept >= known), options)
+    return rows, PreviousPosterior(row, posterior, torch.from_numpy(usable >= known), options)
 
 
 def learn(

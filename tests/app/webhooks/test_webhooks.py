@@ -104,7 +104,7 @@ def allowed(settings: Settings) -> None:
 @pytest.fixture
 def sender(allowed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What workers run, in this process and in less of a hurry to give up."""
-    monkeypatch.setattr(delivery, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(delivery, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(delivery, "WAITS", [timedelta(seconds=0.1)] * 3)
     stop = threading.Event()
     thread = threading.Thread(target=delivery.keep_delivering, args=(stop,))
