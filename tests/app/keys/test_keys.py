@@ -540,7 +540,7 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(client: TestC
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("create", "x", "--workspace", "Not This!"), "small letters"),
+        (("create", "x", "--workspace", "Not This!"), "lower-case letters"),
         (("create", "x", "--scopes", "read,write"), "read, train, admin"),
         (("create", " "), "name"),
         (("create", "x", "--days", "-1"), "days"),
