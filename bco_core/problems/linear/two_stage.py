@@ -259,16 +259,11 @@ class TwoStageLinear(Problem):
         start = bases.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
         z, objective, bound, ended, _ = cuts.minimize(
-            cuts.Scenarios(base.numpy(), size.numpy(), slope.numpy(), np.ascontiguousarray(weights)),
-            cuts.Recourse(
-                form.matrix,
-                form.cost,
-                form.least_cost,
-                bases.columns,
-                bases.inverse,
-                bases.reduced,
-                start.numpy(),
+            cuts.SharedScenarios(
+                base.numpy(), size.numpy(), slope.numpy(), form.cost, form.least_cost, np.ascontiguousarray(weights)
             ),
+            form.matrix,
+            bases.tableaus(start.numpy()),
             cuts.FirstStage(data.first.cost, rows, limits, begin, fixed_first_cost(data)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
             min(cuts.GAP, self.gap.relative / 2),

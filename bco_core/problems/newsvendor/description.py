@@ -28,7 +28,7 @@ _MARGINS = ("price", "unit_cost", "salvage_value", "shortage_penalty")
 
 
 @dataclass(frozen=True)
-class Rows:
+class OrderRows:
     """Rules that orders keep together: matrix (R, d) times order (sense) limits (R,); a sense is −1 for ≤, 1 for ≥ and
     0 for =."""
 
@@ -184,7 +184,7 @@ def most_of(items: Items) -> Tensor:
     return column(items, "maximum_demand", math.inf, lambda v: v > 0, "the most demand must be a positive number")
 
 
-def rows_of(spec: dict[str, Any], names: tuple[str, ...]) -> Rows:
+def rows_of(spec: dict[str, Any], names: tuple[str, ...]) -> OrderRows:
     rows = list(spec.get("decision_rows") or [])
     matrix, limits, senses = np.zeros((len(rows), len(names))), np.zeros(len(rows)), np.zeros(len(rows), np.int64)
     places = {name: index for index, name in enumerate(names)}
@@ -198,10 +198,12 @@ def rows_of(spec: dict[str, Any], names: tuple[str, ...]) -> Rows:
         if row.get("sense") not in SENSES:
             raise InvalidInput("the sense must be one of <=, >= and =", ("decision_rows", i, "sense"))
         senses[i] = SENSES[row["sense"]]
-    return Rows(matrix, senses, limits, tuple(str(row.get("name") or f"row {i + 1}") for i, row in enumerate(rows)))
+    return OrderRows(
+        matrix, senses, limits, tuple(str(row.get("name") or f"row {i + 1}") for i, row in enumerate(rows))
+    )
 
 
-def check_rows(rows: Rows, low: Array, high: Array, steps: Array) -> None:
+def check_rows(rows: OrderRows, low: Array, high: Array, steps: Array) -> None:
     """Refuse rows that no order within its bounds keeps: one of them alone, or all together."""
     for i, (row, least, most) in enumerate(zip(rows.matrix, *rows.ends, strict=True)):
         used = row != 0

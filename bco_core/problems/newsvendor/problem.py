@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -26,20 +26,26 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.batch_kernels import sum_of_rows
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk
+from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.linear.description import SENSES
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.newsvendor import description as describe
-from bco_core.problems.newsvendor.atoms import ItemCosts, grid_bounds
-from bco_core.problems.newsvendor.description import ROUNDING, Rows
-from bco_core.problems.newsvendor.point import kept_either_way, several_rows
-from bco_core.problems.newsvendor.price import Row, best_within
-from bco_core.problems.newsvendor.program import Instance
-from bco_core.problems.newsvendor.promise import broken, missed, prices_of
-from bco_core.problems.newsvendor.solutions import demoted, judged, prescription, put, risk_of, solve_all
-from bco_core.weighted_stats import weighted_quantile
+from bco_core.problems.newsvendor.description import ROUNDING, OrderRows
+from bco_core.problems.newsvendor.item_costs import ItemCosts, PricedRow, best_within, grid_bounds
+from bco_core.problems.newsvendor.program import OrderProgram, OrderSolution, solve
+from bco_core.solvers.linear_form import Array
+from bco_core.status import GAP, HIGHS
+from bco_core.status import ROUNDING as COST_ROUNDING
+from bco_core.weighted_stats import sort_atoms, sorted_cvar, weighted_quantile
 
 # By how much a service level may be missed, and noise beside it, under scenarios that were not decided over.
 _SERVICE_ROOM = 0.02
+_SENSE_NAMES = {-1: "at most", 0: "exactly", 1: "at least"}
+# Prices below this share of the largest unit cost are rounding.
+_NOTHING = 1e-9
+UNKEPT = "no orders keep the service levels that are asked for; these miss them by as little as can be"
+CUT_OFF = "the time limit came before the best orders were proven; these are the best found, if any"
+_OPEN = "the gap that optimal allows was not closed"
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Newsvendor(Problem):
     stock: Tensor
     steps: Tensor
     service: Tensor
-    rows: Rows
+    rows: OrderRows
     fill_rate: float = 0.0
 
     @staticmethod
@@ -144,11 +150,11 @@ class Newsvendor(Problem):
         wanted = needed.clamp(self.minimum, self.maximum)
         if not len(self.rows):
             return wanted
-        return kept_either_way(wanted, self.minimum, self.maximum, self.underage, self.overage, self.rows)
+        return keep_only_row(wanted, self.minimum, self.maximum, self.underage, self.overage, self.rows)
 
     @cached_property
     def _point(self) -> TwoStageLinear:
-        return several_rows(
+        return as_two_stage(
             self.minimum.numpy(),
             self.maximum.numpy(),
             self.underage.numpy(),
@@ -178,7 +184,7 @@ class Newsvendor(Problem):
         return outcomes <= there + ROUNDING * (1 + there.abs())
 
     def breaches(self, decision: Tensor) -> list[Breach]:
-        return broken(self.names, self.minimum, self.maximum, self.steps, self.rows, decision)
+        return broken_rules(self.names, self.minimum, self.maximum, self.steps, self.rows, decision)
 
     def missed(self, decisions: Tensor, outcomes: Tensor, weights: Tensor, sure: bool = True) -> list[str]:
         if not self.promises:
@@ -187,7 +193,7 @@ class Newsvendor(Problem):
         short = (outcomes - self.stock - decisions[:, None]).clamp_min(0)
         noise = 2 * (self.service * (1 - self.service) / outcomes.shape[1]).sqrt() + _SERVICE_ROOM
         room = torch.zeros_like(noise) if sure else noise
-        return missed(self.names, self.service, self.fill_rate, served, short, outcomes, weights, room)
+        return missed_promises(self.names, self.service, self.fill_rate, served, short, outcomes, weights, room)
 
     def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
         """Of the best orders over these scenarios, packs and whole numbers relaxed."""
@@ -253,10 +259,10 @@ class Newsvendor(Problem):
         # An equality is the inequality that the free optimum breaks.
         at_least = sum_of_rows(uses * free) < limit if sense == 0 else torch.full((len(low),), sense > 0)
         side = torch.where(at_least, -1.0, 1.0).double()
-        row = Row(uses * side[:, None], limit * side, self._one_pack or 0.0)
+        row = PricedRow(uses * side[:, None], limit * side, self._one_pack or 0.0)
         found = best_within(costs, low, high, self.steps, row)
         orders = torch.minimum(torch.maximum(found.orders, low), high)
-        answer = judged(
+        answer = judge(
             orders, (self.cost(orders[:, None], outcomes) * weights).sum(-1), found.bound, self._size(outcomes)
         )
         by, rounding = self.rows.excess(orders.numpy())
@@ -264,7 +270,9 @@ class Newsvendor(Problem):
         if over.any():
             # Service levels ask for more than the row has.
             each = weights.expand(outcomes.shape[:2])
-            answer = put(answer, over, self._by_program(outcomes[over], each[over], EXPECTATION, time_limit))
+            answer = replace_contexts(
+                answer, over, self._by_program(outcomes[over], each[over], EXPECTATION, time_limit)
+            )
         return self._kept(answer, outcomes, weights)
 
     def _by_program(self, outcomes: Tensor, weights: Tensor, risk: Risk, time_limit: float | None) -> Prescription:
@@ -273,9 +281,9 @@ class Newsvendor(Problem):
         found = solve_all(self._instances(outcomes, weights, floors, risk), len(outcomes), until)
         orders = torch.from_numpy(np.stack([one.orders for one in found]))
         objective = risk_of(self.cost(orders[:, None], outcomes), weights, risk)
-        return self._kept(prescription(found, orders, objective, self._size(outcomes)), outcomes, weights)
+        return self._kept(judge_solutions(found, orders, objective, self._size(outcomes)), outcomes, weights)
 
-    def _instances(self, outcomes: Tensor, weights: Tensor, floors: Tensor, risk: Risk) -> Iterator[Instance]:
+    def _instances(self, outcomes: Tensor, weights: Tensor, floors: Tensor, risk: Risk) -> Iterator[OrderProgram]:
         needs, shares = outcomes - self.stock, weights.double().expand(outcomes.shape[:2])
         own = (self.underage, self.overage, self.minimum, self.maximum)
         underage, overage, low, high = (part.numpy() for part in own)
@@ -284,11 +292,246 @@ class Newsvendor(Problem):
             short = (1 - self.fill_rate) * (outcomes.clamp_min(0).sum(-1) * shares).sum(-1)
         for need, share, floor, lacking in zip(needs, shares, floors, short.tolist(), strict=True):
             parts = (need.numpy(), share.numpy(), underage, overage, low, high, floor.numpy(), self.steps.numpy())
-            yield Instance(*parts, self.rows, lacking, risk)
+            yield OrderProgram(*parts, self.rows, lacking, risk)
 
     def _size(self, outcomes: Tensor) -> Tensor:
         """How large costs (B,) can be over outcomes (B, K, d)."""
         return ((outcomes.abs().amax(dim=1) + self.stock) * (self.underage + self.overage)).sum(-1)
 
     def _kept(self, found: Prescription, outcomes: Tensor, weights: Tensor) -> Prescription:
-        return demoted(found, self.missed(found.decisions, outcomes, weights))
+        return demote(found, self.missed(found.decisions, outcomes, weights))
+
+
+def keep_row(
+    wanted: Tensor, low: Tensor, high: Tensor, underage: Tensor, overage: Tensor, uses: Tensor, limit: float
+) -> Tensor:
+    """Orders (..., d) of least cost with Σ uses·order ≤ limit, where ``wanted`` (..., d) costs least without it."""
+    excess = ((wanted * uses).sum(-1, keepdim=True) - limit).clamp_min(0)
+    order = torch.where(uses > 0, underage, overage).div(uses.abs()).argsort(stable=True)
+    order = order[(uses != 0)[order]]
+    # An order that uses the row shrinks, one that makes room grows.
+    shrinks, use = (uses > 0)[order], uses.abs()[order]
+    now = wanted[..., order]
+    room = torch.where(shrinks, now - low[order], high[order] - now) * use
+    before = torch.cat([torch.zeros_like(excess), room.cumsum(-1)[..., :-1]], dim=-1)
+    given = torch.minimum((excess - before).clamp_min(0), room) / use
+    moved = torch.where(shrinks, now - given, now + given)
+    # A bound that is reached is reached exactly.
+    moved = torch.where(excess - before >= room, torch.where(shrinks, low[order], high[order]), moved)
+    found = wanted.clone()
+    found[..., order] = torch.where(excess > 0, moved, now)
+    return found
+
+
+def keep_only_row(
+    wanted: Tensor, low: Tensor, high: Tensor, underage: Tensor, overage: Tensor, rows: OrderRows
+) -> Tensor:
+    """The same for the only one of the rows, whatever its sense."""
+    uses, limit, sense = torch.from_numpy(rows.matrix[0]), float(rows.limits[0]), int(rows.senses[0])
+    if sense <= 0:
+        wanted = keep_row(wanted, low, high, underage, overage, uses, limit)
+    if sense >= 0:
+        wanted = keep_row(wanted, low, high, underage, overage, -uses, -limit)
+    return wanted
+
+
+def as_two_stage(
+    low: Array, high: Array, underage: Array, overage: Array, stock: Array, rows: OrderRows
+) -> TwoStageLinear:
+    """A two-stage problem with the same best decisions: c(z; y) = Σ o z + (u + o)·short, short ≥ y − stock − z.
+
+    Its cost differs from the newsvendor's by Σ o (stock − y), in which decisions have no say.
+    """
+    signs = {number: sign for sign, number in SENSES.items()}
+    names = [str(index) for index in range(len(low))]
+    return TwoStageLinear.from_spec(
+        {
+            "decisions": [
+                {
+                    "name": name,
+                    "cost": overage[j],
+                    "minimum": low[j] if np.isfinite(low[j]) else None,
+                    "maximum": high[j] if np.isfinite(high[j]) else None,
+                }
+                for j, name in enumerate(names)
+            ],
+            "decision_rows": [
+                {
+                    "coefficients": {names[j]: row[j] for j in np.flatnonzero(row)},
+                    "sense": signs[int(sense)],
+                    "limit": limit,
+                }
+                for row, sense, limit in zip(rows.matrix, rows.senses, rows.limits, strict=True)
+            ],
+            "outcomes": [{"name": name} for name in names],
+            "recourse": [{"name": name, "cost": underage[j] + overage[j]} for j, name in enumerate(names)],
+            "rows": [
+                {
+                    "recourse": {name: 1.0},
+                    "decisions": {name: 1.0},
+                    "sense": ">=",
+                    "constant": -stock[j],
+                    "outcomes": {name: 1.0},
+                }
+                for j, name in enumerate(names)
+            ],
+        }
+    )
+
+
+def broken_rules(
+    names: tuple[str, ...], low: Tensor, high: Tensor, steps: Tensor, rows: OrderRows, decision: Tensor
+) -> list[Breach]:
+    """The bounds, packs and rows that a decision (d,) breaks."""
+    found = []
+    for j, (name, order, least, most, step) in enumerate(
+        zip(names, decision.tolist(), low.tolist(), high.tolist(), steps.tolist(), strict=True)
+    ):
+        room = ROUNDING * (1 + abs(order))
+        if order < least - room:
+            sentence = f"{name}: an order of {order:g} is below its minimum of {least:g}"
+            found.append(Breach(("items", j, "minimum_order"), least - order, sentence))
+        if order > most + room:
+            sentence = f"{name}: an order of {order:g} is above its maximum of {most:g}"
+            found.append(Breach(("items", j, "maximum_order"), order - most, sentence))
+        away = abs(order - round(order / step) * step) if step else 0.0
+        if away > ROUNDING * (step + abs(order)):
+            what, field = ("a whole number", "integer") if step == 1 else (f"a multiple of {step:g}", "pack_size")
+            found.append(Breach(("items", j, field), away, f"{name}: an order of {order:g} is not {what}"))
+    if not len(rows):
+        return found
+    by, rounding = rows.excess(decision.double().numpy())
+    for i, (much, room) in enumerate(zip(by.tolist(), rounding.tolist(), strict=True)):
+        if much > room:
+            used = float(rows.matrix[i] @ decision.double().numpy())
+            asked = f"{_SENSE_NAMES[int(rows.senses[i])]} {rows.limits[i]:g}"
+            found.append(Breach(("decision_rows", i), much, f"{rows.names[i]} is {used:g}, and {asked} is asked"))
+    return found
+
+
+def missed_promises(
+    names: tuple[str, ...],
+    levels: Tensor,
+    fill_rate: float,
+    served: Tensor,
+    short: Tensor,
+    outcomes: Tensor,
+    weights: Tensor,
+    room: Tensor,
+) -> list[str]:
+    """A sentence for each context about the service level that is missed by most, "" where all are kept.
+
+    Served and short are (B, K, d), weights (K,) or (B, K), and levels may be missed by ``room`` (d,).
+    """
+    weights = weights.double().expand(outcomes.shape[:2])[..., None]
+    shares = (served.double() * weights).sum(1)
+    lacking = levels - shares
+    lacking = torch.where((levels > 0) & (lacking > room + 1e-9), lacking, 0.0)
+    demand = (outcomes.double().clamp_min(0) * weights).sum((1, 2))
+    met = torch.where(demand > 0, 1 - (short.double() * weights).sum((1, 2)) / demand, 1.0)
+    sentences = []
+    for item, by, share, filled in zip(
+        lacking.argmax(-1).tolist(), lacking.amax(-1).tolist(), shares.tolist(), met.tolist(), strict=True
+    ):
+        if by > 0:
+            asked = f"{levels[item].item():.1%} is asked"
+            sentences.append(f"{names[item]}: demand is met in {share[item]:.1%} of what may happen, and {asked}")
+        elif filled < fill_rate - room.max().item() - 1e-6:
+            sentences.append(f"{filled:.1%} of all demand is expected to be met, and {fill_rate:.1%} is asked")
+        else:
+            sentences.append("")
+    return sentences
+
+
+def prices_of(found: OrderSolution, floors: Tensor, low: Tensor, dearest: float) -> list[Price]:
+    """The prices that bind in what a program without whole numbers found."""
+    if found.status is not Status.OPTIMAL or not len(found.bounds):
+        return []
+    prices = [Price(("decision_rows", i), value) for i, value in enumerate(found.rows.tolist())]
+    for j, (value, floor, least) in enumerate(zip(found.bounds.tolist(), floors.tolist(), low.tolist(), strict=True)):
+        at_least = "minimum_service_level" if floor > least else "minimum_order"
+        prices.append(Price(("items", j, at_least if value > 0 else "maximum_order"), abs(value)))
+    prices.append(Price(("minimum_service_level",), found.short))
+    return [price for price in prices if price.value > _NOTHING * dearest]
+
+
+def risk_of(costs: Tensor, weights: Tensor, risk: Risk) -> Tensor:
+    """(1 − w)·E + w·CVaR (B,) of costs (B, K) with weights (K,) or (B, K)."""
+    mean = (costs * weights).sum(-1)
+    if not risk.cvar_weight:
+        return mean
+    tail = sorted_cvar(*sort_atoms(costs, weights), risk.cvar_level)
+    return (1 - risk.cvar_weight) * mean + risk.cvar_weight * tail
+
+
+def judge(orders: Tensor, objective: Tensor, bound: Tensor, size: Tensor) -> Prescription:
+    """Orders (B, d) with what they cost and what none costs less than, each (B,): optimal where that closes the gap.
+
+    ``size`` (B,) is how large the terms are that costs are sums of, for rounding to be told from a gap.
+    """
+    above = (objective - bound).clamp_min(0)
+    above = torch.where(above <= 10 * COST_ROUNDING * size, 0.0, above)
+    gaps = torch.where(above > 0, above / objective.abs(), above)
+    closed = above <= GAP.relative * objective.abs()
+    proven = closed.tolist()
+    status = [Status.OPTIMAL if one else Status.BEST_EFFORT for one in proven]
+    reasons = tuple("" if one else _OPEN for one in proven)
+    return Prescription(orders, objective, status, reasons, gaps=gaps, bounds=torch.minimum(bound, objective))
+
+
+def solve_all(instances: Iterable[OrderProgram], count: int, until: float | None) -> list[OrderSolution]:
+    """One after the other, each with its share of the time that is left."""
+    found: list[OrderSolution] = []
+    for instance in instances:
+        left = count - len(found)
+        ends = None if until is None else time.monotonic() + max(until - time.monotonic(), 0.0) / left
+        found.append(solve(instance, ends))
+    return found
+
+
+def judge_solutions(found: list[OrderSolution], orders: Tensor, objective: Tensor, size: Tensor) -> Prescription:
+    """What programs found, judged by what the orders cost."""
+    answer = judge(orders, objective, torch.tensor([one.bound for one in found], dtype=torch.float64), size)
+    said = {Status.TIME_LIMIT: CUT_OFF, Status.BEST_EFFORT: UNKEPT}
+    status = [
+        mine if one.status is Status.OPTIMAL else one.status for one, mine in zip(found, answer.status, strict=True)
+    ]
+    reasons = tuple(said.get(one.status, mine) for one, mine in zip(found, answer.reasons, strict=True))
+    return replace(answer, status=status, reasons=reasons, solvers=(HIGHS,) * len(found))
+
+
+def replace_contexts(answer: Prescription, where: Tensor, other: Prescription) -> Prescription:
+    """The answer with other ones at the contexts (B,) that are marked."""
+    places = where.nonzero().flatten().tolist()
+    status, reasons = list(answer.status), list(answer.reasons)
+    solvers = list(answer.solvers or ("",) * len(status))
+    for i, place in enumerate(places):
+        status[place], reasons[place], solvers[place] = other.status[i], other.reasons[i], other.solvers[i]
+
+    def mixed(mine: Tensor, its: Tensor) -> Tensor:
+        return mine.index_put((where,), its)
+
+    return Prescription(
+        mixed(answer.decisions, other.decisions),
+        mixed(answer.objective, other.objective),
+        status,
+        tuple(reasons),
+        tuple(solvers),
+        None if answer.gaps is None or other.gaps is None else mixed(answer.gaps, other.gaps),
+        None if answer.bounds is None or other.bounds is None else mixed(answer.bounds, other.bounds),
+    )
+
+
+def demote(answer: Prescription, missed: list[str]) -> Prescription:
+    """Nothing is optimal that misses what was asked for: a sentence for each context, "" where all is kept."""
+    if not any(missed):
+        return answer
+    status = [
+        Status.BEST_EFFORT if one is Status.OPTIMAL and sentence else one
+        for one, sentence in zip(answer.status, missed, strict=True)
+    ]
+    reasons = tuple(
+        sentence or reason for sentence, reason in zip(missed, answer.reasons or ("",) * len(missed), strict=True)
+    )
+    gaps = None if answer.gaps is None else answer.gaps.masked_fill(torch.tensor([bool(m) for m in missed]), np.nan)
+    return replace(answer, status=status, reasons=reasons, gaps=gaps)

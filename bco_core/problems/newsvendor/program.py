@@ -20,7 +20,7 @@ from scipy import sparse
 from bco_core import deadline
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.newsvendor.description import ROUNDING, Rows
+from bco_core.problems.newsvendor.description import ROUNDING, OrderRows
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 from bco_core.status import GAP
@@ -33,7 +33,7 @@ _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 
 
 @dataclass(frozen=True)
-class Instance:
+class OrderProgram:
     """One context: needs (K, d), which are demands less the stock, their weights (K,), bounds (d,), and ``short``, what
     may be expected to be short of all items together, infinite for no limit.
 
@@ -48,7 +48,7 @@ class Instance:
     high: Array
     floors: Array
     steps: Array
-    rows: Rows
+    rows: OrderRows
     short: float = math.inf
     risk: Risk = EXPECTATION
 
@@ -60,7 +60,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Found:
+class OrderSolution:
     """Orders (d,), NaN if there are none; what no objective is below, NaN if nothing is proven; the price of each row
     (R,), of the room of a bound (d,) and of what may be short, empty or NaN where orders are whole numbers."""
 
@@ -73,7 +73,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Program:
+class _HighsProgram:
     """min cost'v + offset; the first d variables are orders, in steps where there are any."""
 
     cost: Array
@@ -85,7 +85,7 @@ class _Program:
     offset: float
 
 
-def solve(instance: Instance, until: float | None = None) -> Found:
+def solve(instance: OrderProgram, until: float | None = None) -> OrderSolution:
     """The best orders; where service levels cannot be kept, those that miss them least, with status ``best_effort``."""
     used = instance.weights > 0
     instance = replace(instance, needs=instance.needs[used], weights=instance.weights[used])
@@ -99,7 +99,7 @@ def solve(instance: Instance, until: float | None = None) -> Found:
     return replace(found, status=Status.BEST_EFFORT, bound=np.nan) if found.status is Status.OPTIMAL else found
 
 
-def _run(instance: Instance, until: float | None, soft: bool) -> Found:
+def _run(instance: OrderProgram, until: float | None, soft: bool) -> OrderSolution:
     unit, dearest = instance.size, float(max(instance.underage.max(), instance.overage.max()))
     small = _in_units(instance, unit, dearest)
     program = _risky(small, soft) if instance.risk.cvar_weight else _segments(small, soft)
@@ -107,7 +107,7 @@ def _run(instance: Instance, until: float | None, soft: bool) -> Found:
     whole: NDArray[np.bool_] = np.zeros(count, dtype=bool)
     whole[:dim] = instance.steps > 0
     if (program.lower > program.upper).any():
-        return Found(Status.INFEASIBLE, np.full(dim, np.nan), np.nan)
+        return OrderSolution(Status.INFEASIBLE, np.full(dim, np.nan), np.nan)
     parts = (program.cost, program.matrix, program.least, program.most, program.lower, program.upper)
     answer, failed = None, SolverFailure("HiGHS found no answer")
     for presolve, tolerance in _ATTEMPTS:
@@ -126,29 +126,29 @@ def _run(instance: Instance, until: float | None, soft: bool) -> Found:
     if answer is None:
         raise failed
     if not len(answer.values):
-        return Found(answer.status, np.full(dim, np.nan), np.nan)
+        return OrderSolution(answer.status, np.full(dim, np.nan), np.nan)
     orders = answer.values[:dim].copy()
     orders[whole[:dim]] = np.round(orders[whole[:dim]]) * instance.steps[whole[:dim]]
     orders[~whole[:dim]] = np.clip(orders * unit, _hard_low(instance, soft), instance.high)[~whole[:dim]]
     if whole.any():
-        return Found(answer.status, orders + 0.0, answer.bound * unit * dearest)
+        return OrderSolution(answer.status, orders + 0.0, answer.bound * unit * dearest)
     bound, prices = np.nan, answer.duals
     if answer.status is Status.OPTIMAL:
         bound = (highs.lower_bound(*parts, answer) + program.offset) * unit * dearest
     if not len(prices):
-        return Found(answer.status, orders + 0.0, bound)
+        return OrderSolution(answer.status, orders + 0.0, bound)
     count = len(instance.rows)
     reduced = (program.cost - program.matrix.T @ prices)[:dim]
     short = -prices[count] if math.isfinite(instance.short) else 0.0
     of_rows = np.abs(prices[:count]) / _largest(instance.rows) * dearest
-    return Found(answer.status, orders + 0.0, bound, of_rows, reduced * dearest, short * dearest)
+    return OrderSolution(answer.status, orders + 0.0, bound, of_rows, reduced * dearest, short * dearest)
 
 
-def _hard_low(instance: Instance, soft: bool) -> Array:
+def _hard_low(instance: OrderProgram, soft: bool) -> Array:
     return instance.low if soft else np.maximum(instance.low, instance.floors)
 
 
-def _in_units(instance: Instance, unit: float, dearest: float) -> Instance:
+def _in_units(instance: OrderProgram, unit: float, dearest: float) -> OrderProgram:
     rows, largest = instance.rows, _largest(instance.rows)
     return replace(
         instance,
@@ -164,13 +164,13 @@ def _in_units(instance: Instance, unit: float, dearest: float) -> Instance:
     )
 
 
-def _largest(rows: Rows) -> Array:
+def _largest(rows: OrderRows) -> Array:
     """The largest coefficient of each row, one where there is none."""
     largest = np.abs(rows.matrix).max(axis=1, initial=0)
     return np.where(largest > 0, largest, 1.0)
 
 
-def _orders_bounds(instance: Instance, soft: bool) -> tuple[Array, Array, Array]:
+def _orders_bounds(instance: OrderProgram, soft: bool) -> tuple[Array, Array, Array]:
     """A unit of each order variable, and the bounds of it."""
     step = np.where(instance.steps > 0, instance.steps, 1.0)
     low, high = _hard_low(instance, soft) / step, instance.high / step
@@ -180,13 +180,13 @@ def _orders_bounds(instance: Instance, soft: bool) -> tuple[Array, Array, Array]
     return step, low, np.where(whole & np.isfinite(high), np.floor(high + near_high), high)
 
 
-def _missing(instance: Instance, soft: bool) -> tuple[NDArray[np.int64], float]:
+def _missing(instance: OrderProgram, soft: bool) -> tuple[NDArray[np.int64], float]:
     """The items whose floor may be missed at a price, and that price."""
     floored = np.flatnonzero(instance.floors > instance.low) if soft else np.empty(0, dtype=np.int64)
     return floored, _MISSED * len(instance.low)
 
 
-def _segments(instance: Instance, soft: bool) -> _Program:
+def _segments(instance: OrderProgram, soft: bool) -> _HighsProgram:
     step, low, high = _orders_bounds(instance, soft)
     dim, rows = len(low), instance.rows
     pieces = [_pieces(instance, j) for j in range(dim)]
@@ -227,7 +227,7 @@ def _segments(instance: Instance, soft: bool) -> _Program:
     upper[starts] = 0.0
     matrix = sparse.csr_array(sparse.block_array([block for block in blocks if block[0].shape[0]]))
     matrix.sort_indices()
-    return _Program(
+    return _HighsProgram(
         np.concatenate([np.zeros(dim), slopes, np.full(len(floored) + 1, missed)]),
         matrix,
         np.concatenate([row_least, *none, first, instance.floors[floored]]),
@@ -238,7 +238,7 @@ def _segments(instance: Instance, soft: bool) -> _Program:
     )
 
 
-def _pieces(instance: Instance, j: int) -> tuple[Array, Array, Array, float, float, float]:
+def _pieces(instance: OrderProgram, j: int) -> tuple[Array, Array, Array, float, float, float]:
     """An item's segments: widths (−∞ first, ∞ last), slopes of its expected cost and of what is expected to be short,
     and its first kink with cost and shortage there."""
     needs, weights, step = instance.needs[:, j], instance.weights, instance.steps[j]
@@ -277,7 +277,7 @@ def _pieces(instance: Instance, j: int) -> tuple[Array, Array, Array, float, flo
     )
 
 
-def _risky(instance: Instance, soft: bool) -> _Program:
+def _risky(instance: OrderProgram, soft: bool) -> _HighsProgram:
     """Columns: orders, what is short by scenario and item, η, excesses, missed floors, and short beyond what may be."""
     step, low, high = _orders_bounds(instance, soft)
     (count, dim), rows, risk = instance.needs.shape, instance.rows, instance.risk
@@ -316,7 +316,7 @@ def _risky(instance: Instance, soft: bool) -> _Program:
     free = [np.full(1, np.inf)] if limited else []
     matrix = sparse.csr_array(sparse.block_array([block for block in blocks if block[0].shape[0]]))
     matrix.sort_indices()
-    return _Program(
+    return _HighsProgram(
         np.concatenate(
             [
                 mean * instance.overage * step * weights.sum(),

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.batch_kernels import product
-from bco_core.problems.portfolio.reading import rules_of
 from bco_core.problems.portfolio.risk import risk_of
-from bco_core.problems.portfolio.rules import Rules
+from bco_core.problems.portfolio.rules import Rules, rules_of
 from bco_core.solvers import portfolio_qp
 from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
 from bco_core.solvers.dual_newton import (
@@ -33,7 +32,7 @@ from bco_core.solvers.dual_newton import (
     tail_portfolio,
     tail_rows,
 )
-from bco_core.solvers.portfolio_qp import Program
+from bco_core.solvers.portfolio_qp import LiftedQP
 from bco_core.status import CONIC, DENSE
 
 # A portfolio that may be above the best by more than this share of its cost's terms is looked for by the dense solver.
@@ -57,7 +56,7 @@ class Portfolios:
     upper: Tensor
     factors: FactorQP
     dense: DenseQP
-    program: Program
+    program: LiftedQP
     source: str = ""
 
     @staticmethod

@@ -22,21 +22,24 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
-from bco_core.problems.portfolio.facts import facts_of
 from bco_core.problems.portfolio.positions import Portfolios
-from bco_core.problems.portfolio.prices import edge_of_tail, prices_of
-from bco_core.problems.portfolio.reading import number
-from bco_core.problems.portfolio.rules import TOLERANCE
+from bco_core.problems.portfolio.report import edge_of_tail, facts_of, prices_of
+from bco_core.problems.portfolio.risk import with_risk
+from bco_core.problems.portfolio.rules import TOLERANCE, number
 from bco_core.solvers.dual_newton import Array
+from bco_core.solvers.portfolio_qp import best_tail, most
 from bco_core.status import GAP
 
 INFEASIBLE = ("best_effort", "error")
 TAIL, MEAN = "tail", "mean"
 _CONFIDENCE = 0.95
 _OPEN = "the solvers could not prove this portfolio best; the gap says how much less variance another may have"
+# Rows that are looked at, evenly spread over the history: of these many, and of fewer by linear programs.
+_ROWS, _PROGRAMS = 20_000, 300
+_STANDARD_ERRORS = 2.0
 
 
-class _Found(NamedTuple):
+class _PortfolioSolution(NamedTuple):
     """A decision (m,), how its search ended, why, what no variance is below, NaN where nothing is proven, and by what
     it was found."""
 
@@ -150,7 +153,7 @@ class ReturnConstrainedPortfolio(Problem):
             bounds=bounds,
         )
 
-    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> _Found:
+    def _prescribe_one(self, atoms: Array, weights: Array, simple: Array, until: float) -> _PortfolioSolution:
         try:
             with deadline.until(until):
                 deadline.check()
@@ -158,20 +161,20 @@ class ReturnConstrainedPortfolio(Problem):
         except OutOfTime:
             deadline.check()
             reason = "there was no time to hedge: this is the decision for the mean outcome"
-            return _Found(simple, Status.TIME_LIMIT, reason)
+            return _PortfolioSolution(simple, Status.TIME_LIMIT, reason)
         if not tail.verified:
             reason = "the allowed rounds did not suffice to prove this decision best"
-            return _Found(tail.portfolio, Status.TIME_LIMIT, reason, solver=tail.solver)
+            return _PortfolioSolution(tail.portfolio, Status.TIME_LIMIT, reason, solver=tail.solver)
         if tail.shortfall:
             status = Status.INFEASIBLE if self.infeasible == "error" else Status.BEST_EFFORT
-            return _Found(tail.portfolio, status, self._reason(tail.shortfall), solver=tail.solver)
+            return _PortfolioSolution(tail.portfolio, status, self._reason(tail.shortfall), solver=tail.solver)
         variance = float(self.portfolios.variance(torch.from_numpy(tail.portfolio)))
         bound = self.portfolios.variance_bound(tail)
         # Beside the variance of one unit in all, what is this small is rounding.
         small = 1e-12 * float(self.portfolios.covariance.diagonal().mean()) * self.portfolios.rules.budget**2
         if replace(GAP, absolute=small).closes(variance, bound, 0.0):
-            return _Found(tail.portfolio, Status.OPTIMAL, "", bound, tail.solver)
-        return _Found(tail.portfolio, Status.BEST_EFFORT, _OPEN, bound, tail.solver)
+            return _PortfolioSolution(tail.portfolio, Status.OPTIMAL, "", bound, tail.solver)
+        return _PortfolioSolution(tail.portfolio, Status.BEST_EFFORT, _OPEN, bound, tail.solver)
 
     def _reason(self, shortfall: float) -> str:
         worst = f"in the worst {1 - self.confidence:.3g} of the scenarios" if self.confidence else "on average"
@@ -179,3 +182,59 @@ class ReturnConstrainedPortfolio(Problem):
             f"no portfolio returns {self.target:g} {worst}; "
             f"the best there is returns {self.target - shortfall:.6g}, {shortfall:.3g} less"
         )
+
+
+def check_target(spec: dict[str, Any], returns: Array) -> list[str]:
+    """Refuse a target that no portfolio reaches in returns (n, m) as often as is asked, or on average; say how far one
+    that does not change with the context falls short."""
+    problem = ReturnConstrainedPortfolio.from_spec(with_risk(spec, None))
+    target, confidence = problem.target, problem.confidence
+    foreseen = _returns_with_foresight(problem.portfolios, returns)
+    reached = foreseen >= target - 1e-9 * (abs(target) + np.abs(foreseen).max())
+    if confidence:
+        error = math.sqrt(confidence * (1 - confidence) / len(foreseen))
+        if reached.mean() < confidence - _STANDARD_ERRORS * error:
+            best = float(np.quantile(foreseen, 1 - confidence, method="lower"))
+            raise InvalidInput(
+                f"the target is out of reach: even if all returns were known beforehand, portfolios return {target:g} "
+                f"in {reached.mean():.1%} of the rows, and {confidence:.0%} is asked; the largest target that they "
+                f"reach so often is {best:.6g}",
+                ("target_return",),
+            )
+    elif foreseen.mean() + _STANDARD_ERRORS * foreseen.std() / math.sqrt(len(foreseen)) < target:
+        raise InvalidInput(
+            f"the target is out of reach: even if all returns were known beforehand, portfolios return "
+            f"{foreseen.mean():.6g} on average, and {target:g} is asked",
+            ("target_return",),
+        )
+    constant = _best_constant_return(problem.portfolios, returns, confidence)
+    if constant >= target:
+        return []
+    where = f"in the worst {1 - confidence:.3g} of the rows" if confidence else "on average"
+    return [
+        f"a portfolio that never changes returns at most {constant:.6g} {where}, and the target is {target:g}: it can "
+        "only be kept as far as contexts tell returns"
+    ]
+
+
+def _spread_rows(returns: Array, count: int) -> Array:
+    """So many rows, evenly spread."""
+    if len(returns) <= count:
+        return returns
+    return returns[np.linspace(0, len(returns) - 1, count).astype(np.int64)]
+
+
+def _returns_with_foresight(portfolios: Portfolios, returns: Array) -> Array:
+    """What the best portfolio for each row returns, (rows,)."""
+    if portfolios.rules.simple:
+        return -portfolios.least_sum(torch.from_numpy(-_spread_rows(returns, _ROWS))).numpy()
+    program = portfolios.program
+    rows = program.lifted(_spread_rows(returns, _PROGRAMS))
+    return np.array([row @ most(program, row) for row in rows]) * program.size
+
+
+def _best_constant_return(portfolios: Portfolios, returns: Array, confidence: float) -> float:
+    """The most that one portfolio for all rows returns in their worst 1 − confidence."""
+    rows = portfolios.program.lifted(_spread_rows(returns, _PROGRAMS) if confidence else returns.mean(axis=0)[None])
+    shares = np.full(len(rows), 1 / len(rows))
+    return best_tail(portfolios.program, rows, shares, confidence)[1] * portfolios.program.size

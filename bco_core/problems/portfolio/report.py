@@ -1,22 +1,53 @@
-"""What the rules of a portfolio cost: multipliers of those that bind, by which the best portfolio is balanced.
-
-At the best portfolio the gradient of what is minimised and those of the binding rules, each times its price, add up to
-nothing. The prices are found by least squares over numbers that are not negative; where nothing balances, nothing is
-said. A target on the tail of the return binds by the scenarios in the tail, and by a mixture of those at its edge.
-"""
+"""What a planner asks of a portfolio besides its cost."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from scipy.optimize import nnls
+from torch import Tensor
 
 from bco_core.problems.base import Price
+from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.rules import Rules, Where
 from bco_core.solvers.dual_newton import Array
+from bco_core.weighted_stats import sort_atoms, sorted_cvar
 
 # Rules closer than this to binding, relative to their own scale, bind; and how far from balance is no balance.
 _BINDS, _BALANCED = 1e-6, 1e-5
 _SMALLEST = 1e-9
+
+
+def facts_of(
+    portfolios: Portfolios, decision: Tensor, outcomes: Tensor, weights: Tensor, tail: float | None = None
+) -> dict[str, Any]:
+    """Of a portfolio (m,) over returns (K, m) with weights (K,): return, risk, turnover, and the bounds of positions.
+
+    Returns are what is left after turnover; ``tail`` adds their mean over the worst 1 − tail of the weight.
+    """
+    rules = portfolios.rules
+    charge = float(portfolios.charge(decision))
+    returns = outcomes @ decision - charge
+    variance = float(portfolios.variance(decision))
+    facts: dict[str, Any] = {
+        "expected_return": float(returns @ weights),
+        "variance": variance,
+        "volatility": math.sqrt(variance),
+        "invested": float(decision.sum()),
+    }
+    if tail:
+        facts["tail_return"] = -float(sorted_cvar(*sort_atoms(-returns, weights), tail))
+    if rules.current is not None:
+        facts |= {"turnover": float(portfolios.turnover(decision)), "turnover_cost": charge}
+    lower, upper = rules.reach
+    facts["bounds"] = {
+        name: [low, high] for name, low, high in zip(rules.names, lower.tolist(), upper.tolist(), strict=True)
+    }
+    if portfolios.source:
+        facts["covariance"] = portfolios.source
+    return facts
 
 
 def prices_of(rules: Rules, gradient: Array, positions: Array, target: list[Array], turnover: float) -> list[Price]:
