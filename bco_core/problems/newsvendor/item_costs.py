@@ -1,5 +1,15 @@
-"""Each item's expected cost over scenarios: convex and piecewise linear in its order, with the sorted demands, less the
-stock, as its kinks. Everything is batched: contexts B, items d, scenarios K."""
+"""Each item's expected cost over scenarios, and the best orders under one row across items.
+
+An item's expected cost is convex and piecewise linear in its order; its kinks are the sorted demands minus the stock.
+Arrays are batched over contexts B, items d and scenarios K.
+
+The least expected cost with Σ uses·order ≤ limit is found by a search over the price of the row, for all contexts at
+once. At a price λ the items separate: item j orders the quantile at level (u_j − λ uses_j)/(u_j + o_j). The higher the
+price, the less is used, in jumps at the prices where a level meets a share of the scenarios. Bisection finds the price
+at which use jumps past the limit. All orders between the two sides of the jump cost the same at that price, so the one
+that uses the limit exactly is optimal. If orders are packs that use the same amount of the row, as many packs as fit
+are taken from the jump. At any price, the least of cost + λ·(use − limit) is a lower bound, which proves the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +23,15 @@ from bco_core.batch_kernels import sum_of_rows
 from bco_core.problems.newsvendor.description import ROUNDING
 from bco_core.weighted_stats import sort_atoms
 
-# As in ``sorted_quantile``: what a share misses of a level by rounding alone counts as reached.
+# As in ``sorted_quantile``: a share that misses a level by rounding alone counts as reaching it.
 _REACHED = 1 - 1e-12
-# Halvings until the two prices are next to each other, however small they are beside the largest.
+# Enough bisections to bring two prices next to each other, however small they are.
 _HALVINGS = 160
 
 
 @dataclass(frozen=True)
 class ItemCosts:
-    """Sorted needs (B, d, K), which are demands less the stock, the share of weight up to each, and unit costs (d,)."""
+    """Sorted needs (B, d, K), which are demands minus stock, the share of weight up to each, and unit costs (d,)."""
 
     needs: Tensor
     share: Tensor
@@ -30,41 +40,41 @@ class ItemCosts:
 
     @staticmethod
     def of(outcomes: Tensor, weights: Tensor, stock: Tensor, underage: Tensor, overage: Tensor) -> ItemCosts:
-        """Over outcomes (B, K, d) with weights (K,) or (B, K)."""
+        """Build from outcomes (B, K, d) with weights (K,) or (B, K)."""
         columns = (outcomes.double() - stock).transpose(1, 2).contiguous()
         weights = weights.double()
         needs, share = sort_atoms(columns, weights if weights.ndim == 1 else weights[:, None])
         return ItemCosts(needs, share.contiguous(), underage, overage)
 
     def place(self, levels: Tensor) -> Tensor:
-        """Where the quantile at each level (B, d) is: 0 where any order less is better, 1 + k for need k, K + 1 where
-        any order more is better."""
+        """Return the place of the quantile at each level (B, d): 0 if smaller orders are always better, 1 + k for need
+        k, K + 1 if larger orders are always better."""
         count = self.needs.shape[-1]
-        found = torch.searchsorted(self.share, (levels * _REACHED)[..., None].contiguous()).squeeze(-1)
-        return torch.where(levels <= 0, 0, torch.where(levels > 1, count + 1, found.clamp_max(count - 1) + 1))
+        place = torch.searchsorted(self.share, (levels * _REACHED)[..., None].contiguous()).squeeze(-1)
+        return torch.where(levels <= 0, 0, torch.where(levels > 1, count + 1, place.clamp_max(count - 1) + 1))
 
     def at(self, place: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """The order (B, d) at a place, within bounds."""
+        """Return the order (B, d) at a place, clipped to bounds."""
         count = self.needs.shape[-1]
         inside = self.needs.gather(-1, (place - 1).clamp(0, count - 1)[..., None]).squeeze(-1)
         inside = torch.where(place == 0, low, torch.where(place == count + 1, high, inside))
         return torch.minimum(torch.maximum(inside, low), high)
 
     def share_below(self, place: Tensor) -> Tensor:
-        """The level (B, d) above which a place is left for the next."""
+        """Return the level (B, d) up to which a place is the quantile."""
         last = self.needs.shape[-1] - 1
-        found = self.share.gather(-1, (place - 1).clamp(0, last)[..., None]).squeeze(-1)
-        return torch.where(place == 0, 0.0, found)
+        share = self.share.gather(-1, (place - 1).clamp(0, last)[..., None]).squeeze(-1)
+        return torch.where(place == 0, 0.0, share)
 
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor]:
-        """Σ of weight · (need − the least need) up to each of the sorted needs, and the least need."""
+        """Σ of weight · (need − least need) up to each of the sorted needs, and the least need."""
         least = self.needs[..., :1]
         each = torch.diff(self.share, dim=-1, prepend=torch.zeros_like(least))
         return ((self.needs - least) * each).cumsum(-1), least
 
     def cost(self, orders: Tensor) -> Tensor:
-        """The expected cost of each item, (B, d), at orders (B, d)."""
+        """Return the expected cost of each item (B, d) at orders (B, d)."""
         sums, least = self._sums
         count = torch.searchsorted(self.needs, orders[..., None].contiguous(), right=True)
         place = (count - 1).clamp_min(0)
@@ -76,8 +86,11 @@ class ItemCosts:
         return (self.underage * short.squeeze(-1) + self.overage * left.squeeze(-1)).clamp_min(0)
 
     def on_grid(self, orders: Tensor, low: Tensor, high: Tensor, steps: Tensor, price: Tensor) -> Tensor:
-        """The best multiples (B, d) of the steps (d,) within bounds, where a unit costs ``price`` (B, d) more, from the
-        best orders of any amount: a convex cost is least at a neighbour of those. Of equals it is the lesser."""
+        """Return the best multiples (B, d) of the steps (d,) within bounds if a unit costs ``price`` (B, d) more.
+
+        ``orders`` (B, d) are the best of any amount: a convex cost is least at one of their neighbours. Of equals it is
+        the smaller.
+        """
         unit = torch.where(steps > 0, steps, 1.0)
         count = orders / unit
         near = (count - count.round()).abs() <= ROUNDING * count.abs().clamp_min(1.0)
@@ -89,7 +102,7 @@ class ItemCosts:
 
 
 def grid_bounds(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds (..., d) moved in to multiples of the steps (d,)."""
+    """Return bounds (..., d) moved inwards to multiples of the steps (d,)."""
     unit = torch.where(steps > 0, steps, 1.0)
 
     def moved(bound: Tensor, up: bool) -> Tensor:
@@ -103,7 +116,7 @@ def grid_bounds(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tenso
 
 @dataclass(frozen=True)
 class PricedRow:
-    """What each item uses of the row, (B, d), and what there is, (B,); packs use ``pack`` each, 0 for any amount."""
+    """Use of the row per unit of each item (B, d) and its limit (B,); a pack uses ``pack``, 0 for any amount."""
 
     uses: Tensor
     limit: Tensor
@@ -112,7 +125,7 @@ class PricedRow:
 
 @dataclass(frozen=True)
 class PricedOrders:
-    """Orders (B, d), the price of the row (B,) and what no expected cost is below, (B,)."""
+    """Orders (B, d), the price of the row (B,) and a lower bound of the expected cost (B,)."""
 
     orders: Tensor
     price: Tensor
@@ -121,7 +134,7 @@ class PricedOrders:
 
 @dataclass(frozen=True)
 class _PriceSide:
-    """One side of the jump: its price (B,), where items are (B, d), their orders and what they use (B,)."""
+    """One side of the jump: price (B,), places of items (B, d), their orders (B, d) and what they use (B,)."""
 
     price: Tensor
     place: Tensor
@@ -139,11 +152,11 @@ class _PriceSide:
 
 
 def best_within(costs: ItemCosts, low: Tensor, high: Tensor, steps: Tensor, row: PricedRow) -> PricedOrders:
-    """The orders of least expected cost that keep the row, which the bounds (B, d) leave possible."""
+    """Return the orders of least expected cost that keep the row; some orders within the bounds (B, d) must keep it."""
     low, high = _finite_bounds(costs, low, high, row)
     if row.pack:
         low, high = grid_bounds(low, high, steps)
-        # Packs use no part of a pack.
+        # Round the limit down to whole packs.
         fits = row.limit / row.pack
         row = replace(row, limit=(fits + 1e-12 * fits.abs() + 1e-9).floor() * row.pack)
 
@@ -170,7 +183,7 @@ def best_within(costs: ItemCosts, low: Tensor, high: Tensor, steps: Tensor, row:
         tried = side(middle)
         above = tried.use > row.limit
         over, under = over.where(active & above, tried), under.where(active & ~above, tried)
-    price = torch.where(binds, _price_of_the_jump(costs, row, over, under), 0.0)
+    price = torch.where(binds, _jump_price(costs, row, over, under), 0.0)
     orders = _fill_with_packs(row, over, under, steps) if row.pack else _interpolate(row, over, under)
     proof = side(price)
     bound = sum_of_rows(costs.cost(proof.orders)) + price * (proof.use - row.limit)
@@ -184,7 +197,7 @@ def _interpolate(row: PricedRow, over: _PriceSide, under: _PriceSide) -> Tensor:
 
 
 def _fill_with_packs(row: PricedRow, over: _PriceSide, under: _PriceSide, steps: Tensor) -> Tensor:
-    """As many packs as fit, item by item: at the price of the jump they are all worth the same."""
+    """Add as many packs as fit, item by item: at the price of the jump all are worth the same."""
     fit = ((row.limit - under.use) / row.pack * (1 + 1e-12) + 1e-9).floor()[:, None]
     unit = torch.where(steps > 0, steps, 1.0)
     packs = ((over.orders - under.orders) / unit).round()
@@ -193,21 +206,21 @@ def _fill_with_packs(row: PricedRow, over: _PriceSide, under: _PriceSide, steps:
     return under.orders + packs.sign() * torch.minimum((fit - before).clamp_min(0), size) * unit
 
 
-def _price_of_the_jump(costs: ItemCosts, row: PricedRow, over: _PriceSide, under: _PriceSide) -> Tensor:
-    """Exactly where one item alone jumps; else within rounding of it."""
+def _jump_price(costs: ItemCosts, row: PricedRow, over: _PriceSide, under: _PriceSide) -> Tensor:
+    """Return the price of the jump, exact if a single item jumps, otherwise within rounding."""
     if row.pack:
         return under.price
     moves = (over.place - under.place).abs()
     item = moves.argmax(dim=-1, keepdim=True)
     level = costs.share_below(torch.minimum(over.place, under.place))
     prices = (costs.underage - (costs.underage + costs.overage) * level) / row.uses
-    found = prices.gather(-1, item).squeeze(-1)
-    usable = found.isfinite() & (found >= over.price) & (found <= under.price)
-    return torch.where(usable, found, under.price)
+    exact = prices.gather(-1, item).squeeze(-1)
+    usable = exact.isfinite() & (exact >= over.price) & (exact <= under.price)
+    return torch.where(usable, exact, under.price)
 
 
 def _finite_bounds(costs: ItemCosts, low: Tensor, high: Tensor, row: PricedRow) -> tuple[Tensor, Tensor]:
-    """Bounds further away than the row can push any order, in place of none."""
+    """Replace missing bounds by bounds farther away than the row can push any order."""
     first, last = costs.needs[..., 0], costs.needs[..., -1]
     size = torch.maximum(first.abs(), last.abs())
     size = torch.maximum(size, torch.where(low.isfinite(), low.abs(), 0.0))

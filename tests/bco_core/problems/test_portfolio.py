@@ -309,7 +309,7 @@ def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None)
 def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
     bare = {"kind": "mean_variance_portfolio", **spec(factors=None)}
     check_problem(bare)
-    with pytest.raises(InvalidInput, match="the risk is not known"):
+    with pytest.raises(InvalidInput, match="the risk is unknown"):
         build_problem(bare)
     values = returns(300).numpy()
     for estimate, words in ((None, "Ledoit–Wolf"), ("shrinkage", "Ledoit–Wolf"), ("factors", "principal factor")):
@@ -343,7 +343,7 @@ def test_a_target_is_in_reach_if_foresight_reaches_it() -> None:
     with pytest.raises(InvalidInput, match=rf"in 80\.0% of the rows, .* is {foreseen[9]:.6g}"):
         check_target(spec(target_return=float(outside)), values)
     check_target(spec(target_return=float(values.max(axis=1).mean()), target_on="mean"), values)
-    with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is asked"):
+    with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is required"):
         check_target(spec(target_return=0.13, target_on="mean"), values)
     # Turnover takes its part of what can be reached.
     held = {"current": {}, "turnover_cost": 0.05}
