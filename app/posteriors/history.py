@@ -106,7 +106,7 @@ def encode_rows(
     state: dict[str, Any] = {
         "recipe": None,
         "keys": _few_keys(dataset.columns, known),
-        "unseen": (dataset.policy or {}).get("unseen", "reject"),
+        "unseen": (dataset.handling or {}).get("unseen", "reject"),
         "revision": revision,
     }
     if time is None:
