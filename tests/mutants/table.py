@@ -108,10 +108,6 @@ MUTANTS = [
         ("the far side of the jump", "return under.orders + share[:, None]", "return over.orders + share[:, None]"),
         ("one pack too many", "(row.limit - under.use) / row.pack", "(row.limit - under.use) / row.pack + 1"),
         ("a limit in parts of packs", "+ 1e-9).floor() * row.pack)", ") * row.pack)"),
-    ),
-    *group(
-        "bco_core/problems/newsvendor/item_costs.py",
-        "tests/bco_core/problems/test_newsvendor_rows.py",
         ("the worse neighbour", "torch.where(rise < 0, up, down)", "torch.where(rise < 0, down, up)"),
     ),
     *group(

@@ -174,16 +174,16 @@ class TwoStageLinear(Problem):
             return keeps.all(-1) & (within & whole).all(-1) & self.cost(decisions, outcomes).isfinite()
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit is None else time.monotonic() + time_limit
+        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         atoms = self._clipped(outcomes).detach().double().numpy()
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
         each: list[Solution] = []
-        with deadline.alarm(time_limit) as rung:
+        with deadline.alarm(time_limit_seconds) as rung:
             for one in zip(atoms, shares, begin, strict=True):
                 deadline.check()
                 each.append(self._prescribe_one(*one, risk, _share(until, len(atoms) - len(each)), rung))

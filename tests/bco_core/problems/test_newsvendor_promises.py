@@ -154,7 +154,7 @@ def test_service_beyond_what_a_budget_buys_is_a_best_effort_that_says_so() -> No
     assert math.isnan(found.gaps[0])  # type: ignore[index]
 
 
-def test_an_unreachable_share_of_all_demand_is_said_and_missed_by_as_little_as_can_be() -> None:
+def test_an_unreachable_fill_rate_is_reported_and_missed_by_the_least() -> None:
     items = [{"name": "tea", "underage_cost": 2, "overage_cost": 1, "minimum_order": 0, "maximum_order": 3}]
     problem = Newsvendor.from_spec({"items": items, "minimum_service_level": 0.99})
     found = problem.prescribe(tensor([[1.0], [9.0]]), tensor(0.5, 0.5))
@@ -181,7 +181,7 @@ def test_a_time_limit_leaves_what_was_found_and_says_so() -> None:
     coefficients = {item["name"]: 3.0 + (j * 37 % 11) for j, item in enumerate(items)}
     row = {"coefficients": coefficients, "sense": "<=", "limit": 500.0}
     problem = Newsvendor.from_spec({"items": items, "decision_rows": [row]})
-    found = problem.prescribe(*random_scenarios(1, 2, 40, 20), time_limit=1e-6)
+    found = problem.prescribe(*random_scenarios(1, 2, 40, 20), time_limit_seconds=1e-6)
     assert found.status == [Status.TIME_LIMIT] * 2
     assert all("time limit" in reason for reason in found.reasons)
 

@@ -54,7 +54,7 @@ def test_factors_and_their_covariance_matrix_are_the_same_problem() -> None:
     torch.testing.assert_close(by_factors.decide(outcomes), by_matrix.decide(outcomes), rtol=1e-8, atol=1e-10)
 
 
-def test_the_dense_solver_takes_over_where_factors_are_many_and_agrees_with_the_kernel() -> None:
+def test_the_dense_solver_takes_over_for_many_factors_and_agrees() -> None:
     dense = ReturnConstrainedPortfolio.from_spec(spec(50, factors=None, covariance=full_rank(50)))
     assert not dense.portfolios.has_fast_kernel
     limited = ReturnConstrainedPortfolio.from_spec(spec(maximum_long=10.0))
