@@ -5,7 +5,7 @@ import torch
 
 from bco_core.data import make_folds
 from bco_core.distributions import equal_mixture
-from bco_core.inference.vi.out_of_fold import out_of_fold, pooled
+from bco_core.inference.vi.cross_validation import out_of_fold, pool_views
 from bco_core.policies import decide
 from tests.support.wavy_demand import PROBLEM, generator, target_of, wavy
 
@@ -36,7 +36,7 @@ def test_pooled_scenarios_average_to_the_stacked_decision(share: float) -> None:
     for seed in (1, 2):
         loc = torch.randn(5, target.predictor.dim, generator=generator(seed))
         views.append(out_of_fold(target, folds, equal_mixture(target.family, loc, 0.1 + 0 * loc), generator(seed)))
-    both = pooled(*views, share)
+    both = pool_views(*views, share)
     each = [decide(PROBLEM, view.scenarios, "averaged").decisions for view in views]
     assert torch.allclose(decide(PROBLEM, both.scenarios, "averaged").decisions, torch.lerp(*each, share))
     assert both.scenarios.weights.sum().item() == pytest.approx(1.0)

@@ -1,6 +1,6 @@
-"""Boosted quantiles: LightGBM at the newsvendor's critical fractile, the rule that many planners use.
+"""Boosted quantile regression: LightGBM at the newsvendor's critical fractile, a rule that many planners use.
 
-It needs the package ``lightgbm``, which is imported when it is asked for.
+It needs the package ``lightgbm``, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bco_core.data import Sample
 def boosted_quantiles(
     sample: Sample, contexts: Tensor, level: float, leaves: int, rounds: Sequence[int], seed: int = 0
 ) -> list[Tensor]:
-    """The predicted quantile (n,) of the first outcome for contexts (n, d_x), after each number of rounds."""
+    """Return the predicted quantile (n,) of the first outcome for contexts (n, d_x), after each number of rounds."""
     import lightgbm
 
     parameters = {

@@ -1,4 +1,4 @@
-"""How members learn: a recipe for each sort of predictor, and the departures from it that compete."""
+"""Hyperparameters: a training recipe for each kind of predictor, and the configurations of it that compete."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from bco_core.select import Table
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a kind of predictor is learned. ``fit_rate`` None means that ridge regression is fit enough.
+class TrainingRecipe:
+    """How a kind of predictor is trained. ``fit_rate`` None means that ridge regression is warm start enough.
 
-    From a warm start a network soon finds what there is to gain; a linear model may have a longer way. After the epochs
-    in ``fit_rungs`` the worse half of the warm starts is given up, after those in ``rungs`` that of the configurations;
-    a linear model is cheap, and its best configuration may begin far away.
+    From a warm start a network soon stops improving; a linear model may need longer. After the epochs in ``fit_rungs``
+    the worse half of the warm starts is given up, after those in ``rungs`` the worse half of the configurations; linear
+    models skip this, because they are cheap and their best configuration may start far away. ``departs``: the predictor
+    is a residual model of a boosted rule.
     """
 
     initial_scale: float
@@ -30,7 +31,7 @@ class Recipe:
     departs: bool = False
 
 
-NETWORK = Recipe(
+NETWORK = TrainingRecipe(
     initial_scale=0.03,
     prior_scale=0.1,
     fit_rate=0.01,
@@ -39,27 +40,27 @@ NETWORK = Recipe(
     fit_rungs=(20, 40),
     rungs=(5, 12),
 )
-LINEAR = Recipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
+LINEAR = TrainingRecipe(initial_scale=0.01, prior_scale=1.0, fit_rate=None, decision_rate=0.003, patience=20)
 
 
-class Start(NamedTuple):
-    """How a warm start departs from the recipe, as factors on its temperature and width: narrow members under a weak
-    prior fit what a wide one takes for noise."""
+class WarmStart(NamedTuple):
+    """Factors of a warm start on the recipe's temperature and width: narrow members under a weak prior fit detail that
+    wide ones treat as noise."""
 
     kl_factor: float = 1.0
     scale_factor: float = 1.0
 
 
-AS_PRESCRIBED, NARROWER, NARROW = Start(), Start(0.3, 0.3), Start(0.1, 0.1)
+AS_PRESCRIBED, NARROWER, NARROW = WarmStart(), WarmStart(0.3, 0.3), WarmStart(0.1, 0.1)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A departure from the recipe: where to begin, and factors on the temperature, scale and learning rate from there.
+    """A configuration: its warm start, and factors on the recipe's temperature, scale and learning rate.
 
     ``own_units`` starts and learns as if contexts had not been standardised, so that columns of large spread count for
-    more: a bet on the units that people chose, which pays where signals are large and noise is small. ``recent`` is the
-    share of the rows, the latest, that is learned from.
+    more, which helps where signals are large and noise is small. ``recent`` is the share of the rows, the latest, to
+    learn from.
     """
 
     name: str
@@ -67,12 +68,12 @@ class Configuration:
     scale_factor: float = 1.0
     rate_factor: float = 1.0
     own_units: bool = False
-    start: Start = AS_PRESCRIBED
+    start: WarmStart = AS_PRESCRIBED
     recent: float = 1.0
 
     @property
     def whole_kl_factor(self) -> float:
-        """The factor on the recipe's temperature, with that of the start."""
+        """The factor on the recipe's κ, including that of the warm start."""
         return self.kl_factor * self.start.kl_factor
 
 
@@ -80,15 +81,15 @@ DEFAULT = Configuration("default")
 FASTER = Configuration("faster learning", rate_factor=3.0)
 STRONGER = Configuration("stronger prior", kl_factor=5.0)
 FREER = (Configuration("narrower start", start=NARROWER), Configuration("narrow start", start=NARROW))
-# Where rows are many, the prior has less to say.
+# With many rows the prior matters less.
 FREE = (
     Configuration("narrow start, faster learning", rate_factor=3.0, start=NARROW),
     Configuration("narrow start, weaker prior", kl_factor=1 / 3, start=NARROW),
     Configuration("narrow start, weakest prior", kl_factor=0.1, start=NARROW),
 )
 WEAKER = Configuration("weaker prior", kl_factor=0.1)
-# Costs with large penalties put good decisions far from good predictions: a linear model must travel there, and the
-# noise of a wide start keeps it from fitting what it meets on the way.
+# Large penalties put good decisions far from good predictions: a linear model must move there, and the noise of a wide
+# start keeps it from overfitting on the way.
 WIDE = (
     Configuration("wide start", scale_factor=100.0, rate_factor=10.0),
     Configuration("wide start, own units", scale_factor=100.0, rate_factor=10.0, own_units=True),
@@ -98,26 +99,26 @@ RECENT = (
     Configuration("recent third", recent=1 / 3),
     Configuration("recent third, faster learning", rate_factor=3.0, recent=1 / 3),
 )
-# Departures from a boosted rule: none, and then more or less freely.
+# Residual models of a boosted rule: none, and then more or less freely.
 AS_BOOSTED = Configuration("as boosted", scale_factor=0.0, rate_factor=0.0)
 DEPARTING = (DEFAULT, FASTER, STRONGER)
-# What a network may gain beside a boosted rule, it gains by fitting freely.
+# Networks that compete with a boosted rule gain by fitting freely.
 BESIDE_BOOSTED = (FREER[1], FREE[0], FREE[2])
 FEW_ROWS, MANY_ROWS = 500, 2000
 
 
-def recipe_for(kind: str, departs: bool = False) -> Recipe:
-    """The recipe of a kind of predictor. One that ``departs`` from a boosted rule starts there: a fit to the outcomes
-    would lead away from it."""
+def recipe_for(kind: str, departs: bool = False) -> TrainingRecipe:
+    """Return the recipe of a kind of predictor. A residual model (``departs``) starts at the boosted rule: a fit to
+    the outcomes would lead away from it."""
     recipe = NETWORK if PREDICTORS[kind].is_network else LINEAR
     return replace(recipe, fit_rate=None, fit_rungs=(), departs=True) if departs else recipe
 
 
-def sweep_for(rows: int, recipe: Recipe, in_time: bool = False) -> tuple[Configuration, ...]:
-    """What competes, the one to be left only for a clear gain first.
+def sweep_for(rows: int, recipe: TrainingRecipe, in_time: bool = False) -> tuple[Configuration, ...]:
+    """Return the configurations that compete, the default first.
 
-    A linear model may start near its recipe or far from it. Up to 200 rows no gain is clear, and the first had better
-    be the one that fits noise least. A network may move more or less freely.
+    A linear model may start near its recipe or far from it. Up to 200 rows no gain is clear, so the default is the
+    configuration that fits noise least. A network may fit more or less freely.
     """
     many = rows > MANY_ROWS
     if recipe is LINEAR:
@@ -129,13 +130,13 @@ def sweep_for(rows: int, recipe: Recipe, in_time: bool = False) -> tuple[Configu
 
 
 def at_one_temperature(sweep: Sequence[Configuration]) -> tuple[Configuration, ...]:
-    """What competes where the temperature is the caller's choice."""
+    """Return the configurations that compete where the caller chose the temperature."""
     same = (one for one in sweep if one.kl_factor == 1)
     return tuple(replace(one, start=one.start._replace(kl_factor=1.0)) for one in same)
 
 
 def labels(kind: str, sweep: Sequence[Configuration]) -> Table:
-    """What competes, for people to read: factors on the recipe's own settings."""
+    """Return a row for each configuration, with its factors on the recipe, for reports."""
     return [
         {
             "predictor": kind,
@@ -151,5 +152,5 @@ def labels(kind: str, sweep: Sequence[Configuration]) -> Table:
 
 
 def members_for(rows: int) -> int:
-    """Two five-fold partitions up to 3,000 rows and one beyond: more rows need fewer members to say the same."""
+    """Return the number of members: two five-fold partitions up to 3,000 rows, one beyond, where fewer are enough."""
     return 2 * FOLDS if rows <= 3000 else FOLDS

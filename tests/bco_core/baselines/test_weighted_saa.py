@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.baselines import weights
-from bco_core.baselines.weights import (
+from bco_core.baselines import weighted_saa
+from bco_core.baselines.weighted_saa import (
     fit_enw,
     fit_forest,
     fit_neighbours,
@@ -77,9 +77,9 @@ def test_selection_takes_the_setting_of_least_validation_cost_and_beats_a_consta
 
 def test_negligible_weights_do_not_change_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = make_sample(80, 0), make_sample(30, 2)
-    history = weights.WeightedHistory(train, kernel_weights(train, 0.1), 0.1)
+    history = weighted_saa.WeightedHistory(train, kernel_weights(train, 0.1), 0.1)
     pruned = history.decisions(PROBLEM, test.contexts)
-    monkeypatch.setattr(weights, "_NEGLIGIBLE", 0.0)
+    monkeypatch.setattr(weighted_saa, "_NEGLIGIBLE", 0.0)
     assert (pruned == history.decisions(PROBLEM, test.contexts)).all()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.support_points import support_points
+from bco_core.inference.mh.thinning import support_points
 
 
 def energy_distance(distances: Tensor, chosen: Tensor) -> float:

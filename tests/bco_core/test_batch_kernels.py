@@ -16,10 +16,9 @@ from bco_core.features.standardized import Standardized
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import Carrier, History
-from bco_core.predictors import kernel
-from bco_core.predictors.base import Predictor
+from bco_core.predictors.base import WIDEST, Predictor
 from bco_core.predictors.registry import PREDICTORS
-from bco_core.prescribe import Prescribed, PrescribeOptions, decides_alone, prescribe
+from bco_core.prescribe import PrescribeOptions, PrescribeResult, decides_alone, prescribe
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 
@@ -55,7 +54,7 @@ def newsvendor(items: int = 2) -> Newsvendor:
     return Newsvendor.from_spec({"items": spec})
 
 
-def digits(found: Prescribed, row: int) -> list[bytes]:
+def digits(found: PrescribeResult, row: int) -> list[bytes]:
     """Every number of one context, to the last bit."""
     costs = found.costs
     numbers = (found.decisions, costs.mean, costs.quantiles, costs.cvar, found.map_decisions, found.map_costs)
@@ -92,7 +91,7 @@ def test_a_prediction_that_is_not_finite_stays_so() -> None:
 
 
 def test_layers_wider_than_there_is_room_for_go_the_ordinary_way() -> None:
-    predictor = predictor_of("mlp", hidden=(kernel.WIDEST + 1,))
+    predictor = predictor_of("mlp", hidden=(WIDEST + 1,))
     theta = predictor.initial(2, torch.Generator().manual_seed(5))
     assert not predictor.predicts_alone
     assert torch.equal(

@@ -1,7 +1,7 @@
-"""Weighted sample average approximation: the history, weighted by how much each row resembles the new context.
+"""Weighted sample average approximation (Bertsimas and Kallus): rows weighted by similarity to the new context.
 
-Kernel (ENW), nearest-neighbour and random-forest weights in the manner of Bertsimas and Kallus. Each has one setting,
-the one of least cost on validation rows. Kernels and neighbours measure distance in contexts as they come.
+The weights come from a kernel (ENW), nearest neighbours or a random forest. Each has one setting, chosen by least cost
+on validation rows. Kernels and neighbours use distances of contexts that are not standardised.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _NEGLIGIBLE = 1e-6
 
 @dataclass(frozen=True)
 class WeightedHistory:
-    """A fitted way to weight the rows of ``sample``, with the setting that was chosen."""
+    """The rows of ``sample`` with a fitted weight function and its chosen setting."""
 
     sample: Sample
     weights: Weights
     setting: float
 
     def decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
-        """Decisions (B, d_z) of least weighted cost over the history."""
+        """Return decisions (B, d_z) of least weighted cost over the history."""
         return _decisions(problem, self.sample, self.weights(contexts))
 
 
 def kernel_weights(sample: Sample, bandwidth: float) -> Weights:
-    """∝ exp(−‖x − x_i‖ / h)."""
+    """Return weights ∝ exp(−‖x − x_i‖ / h)."""
     return lambda contexts: torch.softmax(-torch.cdist(contexts, sample.contexts) / bandwidth, dim=1)
 
 
 def neighbour_weights(sample: Sample, count: int) -> Weights:
-    """Equal over the nearest rows."""
+    """Return equal weights of the nearest rows."""
     count = min(count, len(sample))
 
     def weights(contexts: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def neighbour_weights(sample: Sample, count: int) -> Weights:
 
 
 def forest_weights(sample: Sample, leaf_rows: int, seed: int = 0) -> Weights:
-    """The share of a forest's trees in which a row falls into the new context's leaf, each leaf sharing one vote."""
+    """Return random-forest weights: each tree shares one vote among the rows in the new context's leaf."""
     from sklearn.ensemble import RandomForestRegressor
 
     forest = RandomForestRegressor(n_estimators=200, min_samples_leaf=leaf_rows, random_state=seed, n_jobs=1)
@@ -95,7 +95,7 @@ def _select(
     kind: Callable[..., Weights],
     settings: Sequence[float],
 ) -> WeightedHistory:
-    """The setting of least validation cost."""
+    """Return the weights with the setting of least validation cost."""
     fitted = [WeightedHistory(train, kind(train, setting), setting) for setting in settings]
     costs = [
         problem.cost(one.decisions(problem, validation.contexts), validation.outcomes).mean().item() for one in fitted

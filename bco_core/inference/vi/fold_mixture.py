@@ -1,7 +1,7 @@
-"""Fold mixtures: many decision-focused members, each stopped early on its own fold, so that no row is wasted.
+"""Fold mixtures: many decision-focused members, each holding out a fold of its own, so that no row is wasted.
 
-A candidate is one way to learn (a predictor, a temperature, an initial scale, a learning rate) carried out by all
-members; members × configurations train as one batch.
+A configuration (temperature, initial scale, learning rate, warm start) is learned by all members; members ×
+configurations train as one batch.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import Family
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.vi.recipes import AS_BOOSTED, Configuration, Recipe, Start
+from bco_core.inference.vi.hyperparameters import AS_BOOSTED, Configuration, TrainingRecipe, WarmStart
 from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational
 from bco_core.inference.vi.warm_start import SquaredError, ridge_start, shift_to_decisions
 from bco_core.predictors.base import Predictor
-from bco_core.progress import Progress, in_words, no_progress, part_of
+from bco_core.progress import Progress, no_progress, part_of, without_figures
 
-# The scale of a coordinate that is not there.
-NOTHING = 1e-6
-# Locations and scales (R, d) to learn from.
-Begin = tuple[Tensor, Tensor]
+# The scale of a coordinate that the smaller predictor does not have.
+ZERO_SCALE = 1e-6
+# Initial locations and scales (R, d).
+StartValues = tuple[Tensor, Tensor]
 
 
 def learn_all(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
 ) -> list[VariationalFit]:
-    """Warm start and learn the members under every configuration that competes; one fit a configuration."""
-    found: dict[Configuration, VariationalFit] = {}
+    """Warm start and train the members under every configuration; return one fit for each configuration."""
+    fits: dict[Configuration, VariationalFit] = {}
     for recent in dict.fromkeys(one.recent for one in configurations):
         same = [one for one in configurations if one.recent == recent and one is not AS_BOOSTED]
         if same:
-            rows = folds if recent == 1 else latest(target, folds, recent)
-            found |= zip(same, _learn(target, rows, recipe, same, options, generator, progress), strict=True)
+            rows = folds if recent == 1 else latest_rows(target, folds, recent)
+            fits |= zip(same, _learn(target, rows, recipe, same, options, generator, progress), strict=True)
     if AS_BOOSTED in configurations:
-        found[AS_BOOSTED] = as_boosted(target, len(folds.train))
-    return [found[one] for one in configurations]
+        fits[AS_BOOSTED] = as_boosted(target, len(folds.train))
+    return [fits[one] for one in configurations]
 
 
-def latest(target: GibbsTarget, folds: Folds, share: float) -> Folds:
-    """Folds whose members learn from the latest rows alone."""
+def latest_rows(target: GibbsTarget, folds: Folds, share: float) -> Folds:
+    """Return folds whose members learn from the latest share of their rows."""
     timeline = target.sample.timeline
     if timeline is None:
         raise RuntimeError("rows without a time have no latest")
@@ -62,16 +62,16 @@ def latest(target: GibbsTarget, folds: Folds, share: float) -> Folds:
 
 
 def as_boosted(target: GibbsTarget, members: int) -> VariationalFit:
-    """Members that do not depart from the base."""
+    """Return members that predict the boosted base itself."""
     loc = torch.zeros(members, target.predictor.dim)
-    mixture = equal_mixture(target.family, loc, torch.full_like(loc, NOTHING))
+    mixture = equal_mixture(target.family, loc, torch.full_like(loc, ZERO_SCALE))
     return VariationalFit(mixture, [0] * members, [True] * members, [])
 
 
 def _learn(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
     generator: torch.Generator,
@@ -86,13 +86,13 @@ def _learn(
 def warm_starts(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
-    starts: Iterable[Start],
+    recipe: TrainingRecipe,
+    starts: Iterable[WarmStart],
     options: VariationalOptions,
     generator: torch.Generator,
     progress: Progress = no_progress,
-) -> dict[Start, Begin]:
-    """Where each member begins: a good predictor of the outcomes, moved to where its decisions cost least."""
+) -> dict[WarmStart, StartValues]:
+    """Return initial values of each warm start: good predictors, shifted to where their decisions cost least."""
     predictor, members = target.predictor, len(folds.train)
     encoded = target.encoded()
     loc = predictor.initial(members, generator).to(encoded)
@@ -116,8 +116,10 @@ def warm_starts(
             peers=members,
             rungs=recipe.fit_rungs,
         )
-        # Squared errors are no costs, and are not told as such.
-        fitted = fit_variational(surrogate, everyone, options, generator, in_words(progress), (loc, scale)).mixture
+        # Squared errors are not costs and must not be reported as such.
+        fitted = fit_variational(
+            surrogate, everyone, options, generator, without_figures(progress), (loc, scale)
+        ).mixture
         loc, scale = fitted.loc, fitted.scale
     loc = shift_to_decisions(target, encoded, everyone.train, loc)
     begins = zip(loc.split(members), scale.split(members), strict=True)
@@ -127,14 +129,14 @@ def warm_starts(
 def fit_configurations(
     target: GibbsTarget,
     folds: Folds,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     configurations: Sequence[Configuration],
     options: VariationalOptions,
-    starts: Mapping[Start, Begin],
+    starts: Mapping[WarmStart, StartValues],
     generator: torch.Generator,
     progress: Progress = no_progress,
 ) -> list[VariationalFit]:
-    """Learn the members from their start under every configuration, all as one batch; one fit a configuration."""
+    """Train the members from their start under every configuration, as one batch; return one fit for each."""
     count, members = len(configurations), len(folds.train)
     loc = torch.cat([starts[c.start][0] for c in configurations])
     scale = torch.cat([starts[c.start][1] for c in configurations])
@@ -167,8 +169,8 @@ def _of_members(fit: VariationalFit, chosen: slice) -> VariationalFit:
     return VariationalFit(part, fit.best_epochs[chosen], fit.stopped_early[chosen], fit.trace)
 
 
-def joined(fits: Sequence[VariationalFit]) -> VariationalFit:
-    """One fit of all the members of several, equally weighted, with the first one's trace."""
+def join_fits(fits: Sequence[VariationalFit]) -> VariationalFit:
+    """Join the members of several fits, equally weighted, with the first fit's trace."""
     mixture = equal_mixture(
         fits[0].mixture.family,
         torch.cat([fit.mixture.loc for fit in fits]),
@@ -178,8 +180,8 @@ def joined(fits: Sequence[VariationalFit]) -> VariationalFit:
     return VariationalFit(mixture, epochs, [stop for fit in fits for stop in fit.stopped_early], fits[0].trace)
 
 
-def packed(fit: VariationalFit) -> Arrays:
-    """A fit as plain arrays."""
+def pack_fit(fit: VariationalFit) -> Arrays:
+    """Return a fit as plain arrays."""
     return {
         "loc": fit.mixture.loc.numpy(),
         "scale": fit.mixture.scale.numpy(),
@@ -189,8 +191,8 @@ def packed(fit: VariationalFit) -> Arrays:
     }
 
 
-def unpacked(arrays: Arrays, family: Family) -> VariationalFit:
-    """The fit again."""
+def unpack_fit(arrays: Arrays, family: Family) -> VariationalFit:
+    """Restore a fit from :func:`pack_fit`."""
     trace = [
         TracePoint(int(epoch), risk, kl, None if math.isnan(cost) else cost, scale)
         for epoch, risk, kl, cost, scale in arrays["trace"].tolist()
@@ -199,20 +201,20 @@ def unpacked(arrays: Arrays, family: Family) -> VariationalFit:
     return VariationalFit(mixture, arrays["best_epochs"].tolist(), arrays["stopped_early"].tolist(), trace)
 
 
-def embedded(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: Sequence[int]) -> Mixture:
-    """A mixture as members of a larger predictor, ``onto``, that predict the same: a network with a linear path, or a
-    linear model. ``columns`` say where the features of the source are among those of ``onto``.
+def embed(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: Sequence[int]) -> Mixture:
+    """Return a mixture as members of a larger predictor, ``onto``, that predict the same.
 
-    What the source has not is (all but) exactly zero. If only ``onto`` has a base to depart from, the linear path takes
-    it away again: the base is one of the features there.
+    ``onto`` is a network with a linear path, or a linear model; ``columns`` are the places of the source's features
+    among its features. Coordinates that the source does not have are zero, up to ``ZERO_SCALE``. If only ``onto`` has a
+    base, the linear path subtracts it again: the base is one of the features there.
     """
     units = torch.ones(source.predictor.outcome_dim, dtype=mixture.loc.dtype)
     bases = onto.predictor.features.bases
     cancels = bases is not None and source.predictor.features.bases is None
     if cancels:
         units = units / onto.predictor.features.shrink.to(units)
-    loc = _embedded(source.predictor, mixture.loc, onto.predictor, columns, units, 0.0)
-    scale = _embedded(source.predictor, mixture.scale, onto.predictor, columns, units, NOTHING)
+    loc = _embed_values(source.predictor, mixture.loc, onto.predictor, columns, units, 0.0)
+    scale = _embed_values(source.predictor, mixture.scale, onto.predictor, columns, units, ZERO_SCALE)
     if cancels:
         outcomes = onto.predictor.outcome_dim
         slopes = loc[:, -onto.predictor.linear_dim : -outcomes].view(len(loc), -1, outcomes)
@@ -221,15 +223,15 @@ def embedded(source: GibbsTarget, mixture: Mixture, onto: GibbsTarget, columns: 
     return Mixture(mixture.family, mixture.weights, loc, scale)
 
 
-def _embedded(
+def _embed_values(
     source: Predictor, values: Tensor, onto: Predictor, columns: Sequence[int], units: Tensor, fill: float
 ) -> Tensor:
     members, outcomes = len(values), onto.outcome_dim
-    found = torch.full((members, onto.dim), fill, dtype=values.dtype)
+    embedded = torch.full((members, onto.dim), fill, dtype=values.dtype)
     path = values[:, -source.linear_dim :]
     slopes = torch.full((members, onto.widths[0], outcomes), fill, dtype=values.dtype)
     slopes[:, list(columns)] = path[:, :-outcomes].view(members, -1, outcomes) * units
-    found[:, -onto.linear_dim :] = torch.cat([slopes.flatten(1), path[:, -outcomes:] * units], dim=1)
+    embedded[:, -onto.linear_dim :] = torch.cat([slopes.flatten(1), path[:, -outcomes:] * units], dim=1)
     if source.is_network:
         inner = values[:, : -source.linear_dim]
         first = source.widths[0] * source.widths[1]
@@ -238,5 +240,5 @@ def _embedded(
         last = (source.widths[-2] + 1) * outcomes
         rest = inner[:, first:].clone()
         rest[:, -last:] = (rest[:, -last:].view(members, -1, outcomes) * units).flatten(1)
-        found[:, : -onto.linear_dim] = torch.cat([weights.flatten(1), rest], dim=1)
-    return found
+        embedded[:, : -onto.linear_dim] = torch.cat([weights.flatten(1), rest], dim=1)
+    return embedded
