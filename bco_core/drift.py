@@ -59,7 +59,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Kept:
+class PromiseCheck:
     """How promises were kept over some rows.
 
     ``ratio`` is mean realised over mean promised cost with its standard error, for rows whose cost is finite; None
@@ -81,8 +81,8 @@ class Drift:
 
     verdict: str
     sentence: str
-    overall: Kept | None
-    stretches: list[Kept]
+    overall: PromiseCheck | None
+    stretches: list[PromiseCheck]
 
 
 def judge(promises: Promises) -> Drift:
@@ -90,11 +90,11 @@ def judge(promises: Promises) -> Drift:
     count = len(promises)
     if count == 0:
         return Drift(TOO_FEW, f"no rows have come since; at least {LEAST_ROWS} are needed", None, [])
-    overall = kept(promises)
+    overall = check_promises(promises)
     # Stretches of a handful of rows tell nothing.
     number = max(1, min(STRETCHES, count // 5))
     edges = [count * place // number for place in range(number + 1)]
-    stretches = [kept(promises.rows(first, last)) for first, last in pairwise(edges)]
+    stretches = [check_promises(promises.rows(first, last)) for first, last in pairwise(edges)]
     if count < LEAST_ROWS:
         return Drift(
             TOO_FEW, f"{count} row(s) are too few to tell; at least {LEAST_ROWS} are needed", overall, stretches
@@ -102,7 +102,7 @@ def judge(promises: Promises) -> Drift:
     newest = max(LEAST_ROWS, math.ceil(_NEWEST * count))
     for rows, words in (
         (overall, f"{count} rows"),
-        (kept(promises.rows(count - newest, count)), f"newest {newest} rows"),
+        (check_promises(promises.rows(count - newest, count)), f"newest {newest} rows"),
     ):
         found = list(_broken(rows))
         if found:
@@ -114,7 +114,7 @@ def judge(promises: Promises) -> Drift:
     return Drift(STEADY, f"{sentence}, which is as promised or too little off to tell", overall, stretches)
 
 
-def kept(promises: Promises) -> Kept:
+def check_promises(promises: Promises) -> PromiseCheck:
     """How the promises of these rows, at least one, were kept."""
     count = len(promises)
     above = promises.realised > promises.high
@@ -127,7 +127,7 @@ def kept(promises: Promises) -> Kept:
         if len(promised) > 1:
             # Of a ratio of two means over the same rows, to first order.
             error = ((realised - ratio * promised).std() / promised.mean() / math.sqrt(len(promised))).item()
-    return Kept(
+    return PromiseCheck(
         rows=count,
         promised=promised.mean().item() if len(promised) else None,
         realised=realised.mean().item() if len(promised) else None,
@@ -146,7 +146,7 @@ def share_of(hits: int, count: int) -> Share:
     return Share(hits / count, low, high)
 
 
-def _broken(rows: Kept) -> Iterator[str]:
+def _broken(rows: PromiseCheck) -> Iterator[str]:
     """The promises that were clearly not kept, in words."""
     if rows.ratio is not None and rows.standard_error is not None:
         room = _NORMAL * rows.standard_error

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bco_core.arrays import Floats, Integers
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import Table, Whole
 
 MOST_CELLS = 200_000_000
 
@@ -23,13 +23,13 @@ class Grid:
     ``newest`` (c,) is the number of the newest cell up to a cell that holds a row.
     """
 
-    first: Whole
-    starts: Whole
-    values: Table
-    newest: Whole
+    first: Integers
+    starts: Integers
+    values: Floats
+    newest: Integers
 
     @staticmethod
-    def of(periods: Whole, series: Whole, outcomes: Table, count: int | None = None) -> Grid:
+    def of(periods: Integers, series: Integers, outcomes: Floats, count: int | None = None) -> Grid:
         """From rows in any order: periods (n,), series (n,) numbered from 0 to ``count`` − 1, outcomes (n, d_y)."""
         count = int(series.max(initial=-1)) + 1 if count is None else count
         first = np.full(count, np.iinfo(np.int64).max)
@@ -61,7 +61,7 @@ class Grid:
         return len(self.first)
 
     @property
-    def last(self) -> Whole:
+    def last(self) -> Integers:
         """The last period (S,) of each series, the one before its first if it has no rows."""
         return self.first + np.diff(self.starts) - 1
 
@@ -69,13 +69,13 @@ class Grid:
     def nbytes(self) -> int:
         return self.first.nbytes + self.starts.nbytes + self.values.nbytes + self.newest.nbytes
 
-    def rows(self) -> tuple[Whole, Whole, Table]:
+    def rows(self) -> tuple[Integers, Integers, Floats]:
         """The rows that the grid was made from, by series and period: periods, series, outcomes."""
         cells = np.flatnonzero(self.newest == np.arange(len(self.values)))
         series = np.searchsorted(self.starts, cells, side="right") - 1
         return self.first[series] + cells - self.starts[series], series, self.values[cells]
 
-    def with_rows(self, periods: Whole, series: Whole, outcomes: Table) -> Grid:
+    def with_rows(self, periods: Integers, series: Integers, outcomes: Floats) -> Grid:
         """This grid and more rows; series may be new."""
         old = self.rows()
         count = max(self.count, int(series.max(initial=-1)) + 1)
@@ -86,7 +86,7 @@ class Grid:
             count,
         )
 
-    def before(self, periods: Whole, series: Whole, ages: Whole) -> Table:
+    def before(self, periods: Integers, series: Integers, ages: Integers) -> Floats:
         """Outcomes (n, d_y, m) of m ages before periods (n,) of series (n,); NaN where there is no row.
 
         A series below 0 is one without any row.
@@ -100,7 +100,7 @@ class Grid:
         found = np.where(inside[:, None, :], self.values[cells].transpose(0, 2, 1), np.nan)
         return np.ascontiguousarray(found)
 
-    def newest_before(self, periods: Whole, series: Whole, age: int) -> Whole:
+    def newest_before(self, periods: Integers, series: Integers, age: int) -> Integers:
         """The period (n,) of the newest row that is at least ``age`` old at periods (n,), or −1 below the first one."""
         number = np.where(series >= 0, series, 0)
         first, start = self.first[number], self.starts[number]

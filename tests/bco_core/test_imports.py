@@ -33,7 +33,19 @@ FORBIDDEN = {
 # package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
-        {"deadline", "errors", "status", "seeds", "progress", "rows", "weighted", "data", "timeline", "regression"},
+        {
+            "arrays",
+            "deadline",
+            "errors",
+            "status",
+            "seeds",
+            "progress",
+            "rows",
+            "weighted",
+            "data",
+            "timeline",
+            "regression",
+        },
         {"solvers"},
         {"problems"},
         {"predictors", "features"},

@@ -209,7 +209,7 @@ MUTANTS = [
         ("a period is cut", "timeline.periods, right=True)", "timeline.periods)"),
     ),
     *group(
-        "bco_core/features/boosting.py",
+        "bco_core/features/boosted.py",
         "tests/bco_core/features/test_boosted.py",
         ("its own fold", "(self._folds != part).nonzero()", "(self._folds >= 0).nonzero()"),
         ("its own block", "known_before(timeline, self._folds == part)", "(self._folds <= part)"),

@@ -81,17 +81,17 @@ def read(
     known = count_rows(session, dataset.id, posteriors.learned_revision(session, row))
     values = outcomes_of(table, outcome_names(row.problem))
     encoding = ContextEncoding.of(row.columns, row.recipe)
-    looking = encoding.looking
+    lookback = encoding.lookback
     state = None if row.recipe is None else row.recipe | {"revision": revision}
-    if looking is None or state is None:
+    if lookback is None or state is None:
         encoded = encoding.encode_table(table)
         kept = encoded.usable
         sample = Sample(torch.from_numpy(encoded.matrix[kept]), torch.from_numpy(values[kept]))
         found = History(sample, state, len(encoded.matrix) - len(kept))
     else:
-        past = looking.past(table, revision)
+        past = lookback.past(table, revision)
         state["learned_until"] = past.last
-        found, kept = in_time(encoding, looking, past, table, values, dataset.lead, looking.recipe.season, state)
+        found, kept = in_time(encoding, lookback, past, table, values, dataset.lead, lookback.recipe.season, state)
     posterior = posteriors.load(session, row)
     options = UpdateOptions(
         kl_weight=row.diagnostics["kl_weight"],

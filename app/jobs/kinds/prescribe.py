@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 from pydantic import ConfigDict, Field
 
-from app.datasets.encoding import REFUSED, ContextEncoding, Encoded, Refusal
+from app.datasets.encoding import REFUSED, ContextEncoding, EncodedContexts, Refusal
 from app.datasets.lookback import Past
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
@@ -152,7 +152,7 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
 
 def _looked_back_on(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[str, int]:
     """The revision that all parts look back on, however long they wait."""
-    if encoding.looking is None:
+    if encoding.lookback is None:
         return {}
     if posterior.dataset_id is None:
         raise ConflictError(NO_ROWS)
@@ -208,7 +208,7 @@ def read(job: JobRow) -> Given:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
     loaded = load_ready(posterior)
-    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
+    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.lookback else None
     options = PrescribeOptions(**fields)
     asked = build(posterior, loaded.problem, options.problem)
     similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
@@ -232,7 +232,7 @@ def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) 
     return to_parquet(_beside(carried, pa.Table.from_pylist(answers)))
 
 
-def _open_up(given: Given, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
+def _open_up(given: Given, table: pa.Table, encoded: EncodedContexts, answers: list[dict[str, Any]]) -> None:
     options, loaded = given.options, given.loaded
     draws = loaded.posterior.draws(options.scenarios, options.seed)
     opened = include_module.Opening(given.posterior, loaded, options, draws, given.past, given.similar)

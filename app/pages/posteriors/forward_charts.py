@@ -13,7 +13,7 @@ from app.pages.charts import Chart, Number, Series
 from app.pages.posteriors.figures import MARGIN, Estimate, Json, estimate, finite, lines, part, value
 from app.pages.render import number
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import Clock
+from bco_core.timeline import Clock
 
 _HEIGHT = 200
 

@@ -2,7 +2,7 @@
 
 Three families compete. A linear model and a network with a linear skip path each let their configurations compete, and
 are mixed by the share whose averaged decisions cost least on held-out rows. From a thousand rows on, so are departures
-from a boosted rule (:mod:`bco_core.features.boosting`): none at all, linear ones, or those of a network, on what trees
+from a boosted rule (:mod:`bco_core.features.boosted`): none at all, linear ones, or those of a network, on what trees
 say with or without contexts beside it; the winner is mixed with the others in the same way. A network that a pilot
 finds clearly dearer than the boosted rule is not learned.
 
@@ -24,8 +24,7 @@ from bco_core.certificates import ModelClass
 from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture
 from bco_core.estimates import paired_difference
-from bco_core.features.boosted import Boosted
-from bco_core.features.boosting import LEAST_ROWS, Boosting
+from bco_core.features.boosted import LEAST_ROWS, BoostedFeatures, Boosting
 from bco_core.features.standardized import STANDARDIZED
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
@@ -72,7 +71,7 @@ class Family:
 
     kind: str
     sweep: tuple[Configuration, ...]
-    boosted: Boosted | None = None
+    boosted: BoostedFeatures | None = None
 
     @property
     def label(self) -> str:
@@ -143,7 +142,7 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
     return boosting.fit(int(data["part"][0]))
 
 
-def _boosted(plan: Plan, results: Sequence[Arrays], progress: Progress) -> Boosted | None:
+def _boosted(plan: Plan, results: Sequence[Arrays], progress: Progress) -> BoostedFeatures | None:
     boosting = _boosting(plan)
     if boosting is None:
         return None
@@ -193,7 +192,7 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     return conclude(plan, final, kept, judged.under(task.options.policy))
 
 
-def _departures(plan: Plan, boosted: Boosted) -> list[Family]:
+def _departures(plan: Plan, boosted: BoostedFeatures) -> list[Family]:
     """What competes on boosted features, the plain boosted rule first."""
     narrow = boosted.only(contexts=False)
     sweep: tuple[Configuration, ...] = DEPARTING
@@ -267,7 +266,7 @@ def _piloted(
     return family.sweep[chosen]
 
 
-def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | None) -> Candidate:
+def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: BoostedFeatures | None) -> Candidate:
     """The mixture of two candidates whose averaged decisions cost least on held-out rows, in one parameter space."""
     sample, rows = first.target.sample, first.seen.rows
     stretches = stretches_of(second.target, rows) if plan.forward else None
@@ -301,7 +300,7 @@ def _mixed(plan: Plan, first: Candidate, second: Candidate, boosted: Boosted | N
     )
 
 
-def _common(plan: Plan, targets: Sequence[GibbsTarget], boosted: Boosted | None) -> GibbsTarget:
+def _common(plan: Plan, targets: Sequence[GibbsTarget], boosted: BoostedFeatures | None) -> GibbsTarget:
     """The smallest target that all of some fit into."""
     if len(targets) == 1:
         return targets[0]
@@ -314,7 +313,7 @@ def _common(plan: Plan, targets: Sequence[GibbsTarget], boosted: Boosted | None)
 def _columns(source: GibbsTarget, onto: GibbsTarget) -> list[int]:
     """Where the features of one target are among those of another."""
     mine, theirs = source.predictor.features, onto.predictor.features
-    if isinstance(mine, Boosted) and isinstance(theirs, Boosted):
+    if isinstance(mine, BoostedFeatures) and isinstance(theirs, BoostedFeatures):
         return [theirs.kept.index(column) for column in mine.kept]
     return list(range(mine.width))
 

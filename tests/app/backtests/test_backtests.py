@@ -23,7 +23,7 @@ from app.backtests.schemas import BacktestOptions
 from app.commands.cli import app as command
 from app.datasets.parsing import parse_rows
 from app.datasets.profile import profile
-from app.datasets.roles import Roles
+from app.datasets.roles import ColumnRoles
 from app.db.base import now
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow
@@ -129,7 +129,7 @@ def test_a_running_job_says_about_how_long_it_still_takes(client: TestClient) ->
 
 def planned(rows: list[Json], **changes: Any) -> Backtest:
     roles: Json = {"time": "day", "series": ["shop"], "lead": 2, "decisions": ["stocked"], "missing": "impute"}
-    chosen = Roles(["sold"], None, [], **(roles | changes))
+    chosen = ColumnRoles(["sold"], None, [], **(roles | changes))
     found = profile(parse_rows(rows, Settings()), chosen, Settings())
     dataset = DatasetRow(columns=found.columns, lead=chosen.lead, policy=chosen.policy, revision=1)
     options: Json = {"ours": [OURS | {"posterior": QUICK}], "splits": 3, "judged": 0.4, "done": {"sold": "stocked"}}

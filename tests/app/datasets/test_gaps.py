@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from app.datasets import service
-from app.datasets.numbers import spelled
+from app.datasets.parsing import read_numbers
 from app.db.engine import transaction
 from tests.support.journey import Json, answered, create_dataset, upload
 
@@ -68,14 +68,14 @@ def test_grouped_numbers_read_as_what_they_were_or_are_asked_about(numbers: list
     german = [text.translate(str.maketrans(",.", ".,")) for text in english]
     swiss = [text.replace(",", "'") for text in english]
     for texts in (english, german, swiss):
-        found = spelled(texts)
+        found = read_numbers(texts)
         assert found.ambiguous is None
         assert found.numbers == numbers
 
 
 @given(st.lists(st.text(alphabet="0123456789.,' +-e", max_size=8), max_size=5))
 def test_no_text_breaks_reading(texts: list[str]) -> None:
-    assert len(spelled(texts).numbers) == len(texts)
+    assert len(read_numbers(texts).numbers) == len(texts)
 
 
 # gaps

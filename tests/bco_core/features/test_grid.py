@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import CALENDAR_PARTS, Clock, calendar_columns, calendar_names
 from bco_core.features.grid import MOST_CELLS, Grid
+from bco_core.features.time_features import CALENDAR_PARTS, calendar_columns, calendar_names
+from bco_core.timeline import Clock
 
 
 def moments(*texts: str) -> np.ndarray:
