@@ -29,7 +29,7 @@ from bco_core.arrays import Integers
 from bco_core.backtest.judge import RealisedCosts, judge
 from bco_core.backtest.rules import RULES, Origin, learned_decisions
 from bco_core.backtest.splits import Split, random_parts, rolling
-from bco_core.backtest.summary import DONE, MOST_SERIES, BacktestRows, align, summarize
+from bco_core.backtest.summary import ACTUAL_DECISION, MOST_SERIES, BacktestRows, align, summarize
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem, completed
@@ -112,8 +112,8 @@ class Backtest:
     def policies(self) -> dict[str, str]:
         """Words for each policy in sentences, by name."""
         words = {name: name for name in self.ours}
-        if self.options.done:
-            words[DONE] = "what was really done"
+        if self.options.actual_decision:
+            words[ACTUAL_DECISION] = "what was really done"
         if not self.posteriors:
             wanted = list(RULES) if self.options.baselines is None else self.options.baselines
             words |= {name: RULES[name].words for name in wanted if name not in self.left_out}
@@ -128,8 +128,8 @@ class Backtest:
     def possible_steps(self) -> list[Step]:
         """All parts that there may be, without building the problem."""
         rules = list(RULES) if self.options.baselines is None else self.options.baselines
-        done = [DONE] if self.options.done else []
-        return [Step(split, policy) for split in range(len(self.splits)) for policy in [*self.ours, *done, *rules]]
+        actual = [ACTUAL_DECISION] if self.options.actual_decision else []
+        return [Step(split, policy) for split in range(len(self.splits)) for policy in [*self.ours, *actual, *rules]]
 
     def work(self, step: Step, progress: Progress) -> pa.Table:
         """Compute a part: a line for each row that the policy was judged on in the split."""
@@ -144,13 +144,13 @@ class Backtest:
         """Return the judged rows (m,) and the decisions (m, d_z) for them, NaN where there is none."""
         if self.posteriors:
             rows = self.splits[0].judged.numpy()
-            if step.policy == DONE:
-                return rows, self._done(rows)
+            if step.policy == ACTUAL_DECISION:
+                return rows, self._actual(rows)
             one = next(one for one in self.posteriors if one.label == step.policy)
             return rows, one.decisions(self.table, rows, progress)
         origin, rows = self._origin(step.split)
-        if step.policy == DONE:
-            return rows, self._done(rows)
+        if step.policy == ACTUAL_DECISION:
+            return rows, self._actual(rows)
         problem = self._known_problem(step.split)
         if step.policy in RULES:
             return rows, RULES[step.policy].decide(problem, origin)
@@ -176,9 +176,10 @@ class Backtest:
             self._last[split] = origin, rows
         return self._last[split]
 
-    def _done(self, rows: Integers) -> Tensor:
+    def _actual(self, rows: Integers) -> Tensor:
         columns = [
-            self.table.column(self.options.done[name]).take(pa.array(rows)) for name in decision_names(self.spec)
+            self.table.column(self.options.actual_decision[name]).take(pa.array(rows))
+            for name in decision_names(self.spec)
         ]
         return torch.from_numpy(np.stack([column.to_numpy().astype(np.float64) for column in columns], axis=1))
 
@@ -251,7 +252,7 @@ class Backtest:
             )
         for name, judged in costs.items():
             gaps = int(judged.cost.isnan().sum())
-            if gaps and name == DONE:
+            if gaps and name == ACTUAL_DECISION:
                 notes.append(
                     f"{gaps} of {len(rows)} rows do not say what was done: they are left out of what was done and of "
                     "differences from it, which are paired on the rest."
@@ -290,7 +291,7 @@ def origin_of(
     then = DatasetRow(
         columns=known_columns(dataset.columns, past),
         lead=dataset.lead,
-        policy=dataset.policy,
+        handling=dataset.handling,
         revision=dataset.revision,
     )
     encoded, usable = history.encode_rows(then, past, table.take(pa.array(upto)), features, outcomes, dataset.revision)
@@ -326,22 +327,24 @@ def _known(column: dict[str, Any], values: pa.ChunkedArray) -> dict[str, Any]:
 # actual decisions
 
 
-def check_done(spec: dict[str, Any], columns: list[dict[str, Any]], done: dict[str, str]) -> None:
+def check_actual_decision(spec: dict[str, Any], columns: list[dict[str, Any]], actual: dict[str, str]) -> None:
     """Refuse columns of actual decisions that do not match the problem's decisions."""
-    if not done:
+    if not actual:
         return
     names = decision_names(spec)
     decisions = [column["name"] for column in columns if column["role"] == "decision"]
-    for name, column in done.items():
+    for name, column in actual.items():
         if name not in names:
-            raise InvalidRequest.at(("done", name), f"the problem has no such decision; it has {', '.join(names)}")
+            raise InvalidRequest.at(
+                ("actual_decision", name), f"the problem has no such decision; it has {', '.join(names)}"
+            )
         if column not in decisions:
             there = f"it has {', '.join(decisions)}" if decisions else "it has none: send it with decisions"
-            raise InvalidRequest.at(("done", name), f"the data set has no such column of decisions; {there}")
-    lacking = [name for name in names if name not in done]
+            raise InvalidRequest.at(("actual_decision", name), f"the data set has no such column of decisions; {there}")
+    lacking = [name for name in names if name not in actual]
     if lacking:
         detail = f"say for every decision which column holds it; {', '.join(lacking)} are lacking"
-        raise InvalidRequest.at(("done",), detail)
+        raise InvalidRequest.at(("actual_decision",), detail)
 
 
 def _numbers(values: Tensor) -> pa.Array:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from app.backtests.backtest import Backtest
 from app.backtests.schemas import CumulatedDifference, OverTimeAnswer, PolicyOverTime
+from app.db import former_names
 from bco_core.arrays import Integers
 from bco_core.backtest.paired import Clusters, cumulate, cut_stretches
 
@@ -58,7 +59,8 @@ def _costs(results: Iterable[bytes], names: list[str]) -> tuple[Integers, dict[s
         table = pq.read_table(io.BytesIO(result), columns=["row", "policy", "cost"])
         if table.num_rows:
             cost = table.column("cost").to_numpy().astype(np.float64)
-            pieces.append((table.column("policy")[0].as_py(), table.column("row").to_numpy(), cost))
+            policy = former_names.policy(table.column("policy")[0].as_py())
+            pieces.append((policy, table.column("row").to_numpy(), cost))
     rows: Integers = np.unique(np.concatenate([row for _, row, _ in pieces]))
     costs = {name: np.full(len(rows), math.nan) for name in names}
     for name, row, cost in pieces:

@@ -104,7 +104,7 @@ def _roles_of(row: DatasetRow) -> tuple[StoredColumns, ColumnRoles]:
         series=chosen.series,
         lead=row.lead,
         decisions=chosen.decisions,
-        **row.policy,
+        **row.handling,
     )
     return chosen, roles
 

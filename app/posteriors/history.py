@@ -107,7 +107,7 @@ def encode_rows(
     state: dict[str, Any] = {
         "recipe": None,
         "keys": key_values,
-        "unseen": (dataset.policy or {}).get("unseen", "reject"),
+        "unseen": (dataset.handling or {}).get("unseen", "reject"),
         "revision": revision,
     }
     if time is None:

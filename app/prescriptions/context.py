@@ -56,7 +56,7 @@ def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequ
         return None
     if not decides_alone(loaded.posterior, loaded.problem, options):
         return None
-    patch = None if request.problem is None else digest(request.problem)
+    patch = None if request.problem_patch is None else digest(request.problem_patch)
     return workspace, posterior_id, options, request.require_quality, patch
 
 
@@ -162,7 +162,7 @@ def prepare(
     include_module.check(row, request, len(request.contexts), "contexts")
     loaded = ready(cache, row)
     with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
-        asked = asked_for(cache, row, loaded.problem, request.problem)
+        asked = asked_for(cache, row, loaded.problem, request.problem_patch)
     rows = past(cache, row, loaded, revision)
     contexts = loaded.encoding.in_order([context for one in requests for context in one.contexts])
     encoded = loaded.encoding.encode_rows(contexts, rows)

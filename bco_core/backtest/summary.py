@@ -14,7 +14,7 @@ from bco_core.backtest.judge import RealisedCosts
 from bco_core.backtest.paired import Clusters, Mean, difference, equal_stretches, mean_of
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
 
-DONE = "done"
+ACTUAL_DECISION = "actual_decision"
 YES, NO, UNCLEAR = "yes", "no", "unclear"
 # Standard errors by which the share of rows that keep their constraints may fall below the required one.
 _ROOM = 2.0
@@ -80,9 +80,9 @@ def summarize(
 def _reference(costs: Mapping[str, RealisedCosts], ours: Sequence[str], confidence: float | None) -> str | None:
     """Choose the policy to compare the first of ours with: the actual decisions, else the cheapest other policy, of
     those that keep their constraints if any do; None without others."""
-    if DONE in costs and not costs[DONE].cost.isnan().all():
-        return DONE
-    others = [name for name in costs if name not in ours and name != DONE] or list(ours[1:])
+    if ACTUAL_DECISION in costs and not costs[ACTUAL_DECISION].cost.isnan().all():
+        return ACTUAL_DECISION
+    others = [name for name in costs if name not in ours and name != ACTUAL_DECISION] or list(ours[1:])
     others = [name for name in others if broken_share(costs[name], confidence) is None] or others
     return min(others, key=lambda name: costs[name].cost.nanmean().nan_to_num(math.inf).item(), default=None)
 
@@ -242,12 +242,12 @@ def _second(
     worth: str,
 ) -> str:
     """Compare with the cheapest of the other policies that keep their constraints."""
-    if DONE not in costs:
+    if ACTUAL_DECISION not in costs:
         return (
             "The actual decisions were not given, so it is compared with the cheapest rule, which was chosen on these "
             "same rows and is favoured by that."
         )
-    rest = [name for name in differences if name not in (against, DONE) and name in fair]
+    rest = [name for name in differences if name not in (against, ACTUAL_DECISION) and name in fair]
     if not rest:
         return "No other policy that keeps its constraints was compared."
     best = min(rest, key=lambda name: costs[name].cost.nanmean().nan_to_num(math.inf).item())

@@ -137,9 +137,9 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
 
     A problem that takes long to build is left to the worker, which is there for what takes long.
     """
-    if options.problem is None:
+    if options.problem_patch is None:
         return []
-    spec, differs = patches.apply(posterior.problem, options.problem)
+    spec, differs = patches.apply(posterior.problem, options.problem_patch)
     try:
         with deadline.until(monotonic() + CHECK_SECONDS, quick=True):
             build_problem(spec)
@@ -210,7 +210,7 @@ def read(job: JobRow) -> Given:
     loaded = load_ready(posterior)
     past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.lookback else None
     options = PrescribeOptions(**fields)
-    asked = build(posterior, loaded.problem, options.problem)
+    asked = build(posterior, loaded.problem, options.problem_patch)
     similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
     return Given(posterior, replace(loaded, problem=asked.problem), past, options, similar)
 
