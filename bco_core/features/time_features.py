@@ -1,11 +1,11 @@
-"""Features by recipe: calendar, trend, and what a series did up to ``lead`` periods before the decision.
+"""Features of time by a recipe: calendar, trend, and the outcomes of a series up to ``lead`` periods before a decision.
 
-The same function makes them at learning and at prescribing. It reads no cell of the grid that is younger than
-``period − lead``, so a feature never knows what was not known at the decision.
+Learning and prescribing use the same function. It reads no cell of the grid that is younger than ``period − lead``, so
+a feature never uses what was unknown at the decision.
 
-Gaps are filled by what is nearest in kind: a lag by the mean of its same-season window, a window by the level. The
-level is the mean over a window that ends at the newest row that is old enough; a series without such a row has none,
-and all its columns of history are then NaN.
+A gap in a lag is filled by the mean of its same-season window, one in a window by the level. The level is the mean over
+a window that ends at the newest row that is old enough; a series without such a row has none, and all its columns of
+history are then NaN.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _one_hot(codes: Integers, count: int) -> Floats:
 
 
 def _waves(turns: Floats, order: int) -> Floats:
-    """Sine and cosine (n, 2 · order) of positions (n,) in a cycle, for 1 to ``order`` waves a cycle."""
+    """Return sine and cosine (n, 2 · order) of positions (n,) in a cycle, for 1 to ``order`` waves a cycle."""
     angles = 2 * np.pi * turns[:, None] * np.arange(1, order + 1)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
@@ -55,7 +55,7 @@ def _day_turns(moments: Moments) -> Floats:
 
 @dataclass(frozen=True)
 class _Part:
-    """Columns of the calendar: their names and how they come from the moments (n,) at which periods begin."""
+    """Columns of the calendar: their names, and a function of the moments (n,) at which periods begin."""
 
     names: tuple[str, ...]
     of: Callable[[Moments], Floats]
@@ -84,7 +84,7 @@ def calendar_names(parts: tuple[str, ...], country: str | None) -> tuple[str, ..
 
 
 def calendar_columns(clock: Clock, parts: tuple[str, ...], country: str | None, periods: Integers) -> Floats:
-    """What the calendar says of periods (n,), a column for each of :func:`calendar_names`."""
+    """Return calendar columns of periods (n,), one for each of :func:`calendar_names`."""
     if not parts and not country:
         return np.empty((len(periods), 0))
     moments = clock.moments(periods)
@@ -95,14 +95,14 @@ def calendar_columns(clock: Clock, parts: tuple[str, ...], country: str | None, 
 
 
 def check_country(country: str) -> None:
-    """Refuse a country whose holidays are not known."""
+    """Refuse a country whose holidays are unknown."""
     if country not in holiday_calendars.list_supported_countries():
         detail = "holidays are known by countries' ISO codes of two letters, such as DE or US; this one is not known"
         raise InvalidInput(detail, ("holidays",))
 
 
 def _holiday_columns(country: str, days: Integers) -> Floats:
-    """Whether a day is a public holiday, the day before one, the day after one: (n, 3)."""
+    """Mark days that are a public holiday, the day before one, the day after one: (n, 3)."""
     years = days.astype("datetime64[D]").astype("datetime64[Y]").astype(np.int64) + 1970
     known = np.concatenate([_holidays(country, year) for year in range(int(years.min()) - 1, int(years.max()) + 2)])
     return np.stack([np.isin(days + shift, known) for shift in (0, 1, -1)], axis=1).astype(np.float64)
@@ -122,13 +122,13 @@ _SEASONS_BACK = 3
 LONGEST_LAG = 100_000
 LONGEST_WINDOW = 1_000
 MOST_COLUMNS = 2_000
-# Numbers that are gathered at a time.
+# Cells that are gathered at a time.
 _AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
 class TimeRecipe:
-    """What is made of time and of the outcomes of a series, for decisions ``lead`` periods ahead.
+    """Recipe of features of time and of the outcomes of a series, for decisions ``lead`` periods ahead.
 
     - ``calendar``: parts of :data:`CALENDAR_PARTS`; ``holidays``: a country whose public holidays are marked, or None.
     - ``trend``: whether the time since ``origin`` is a column, counted in seasons.
@@ -158,7 +158,7 @@ class TimeRecipe:
             raise InvalidInput(detail, ("calendar",))
         if not self.clock.has_calendar and (self.calendar or self.holidays):
             where = "calendar" if self.calendar else "holidays"
-            raise InvalidInput("time is whole numbers here, and these know no calendar", (where,))
+            raise InvalidInput("times are integers here, which have no calendar", (where,))
         if self.holidays:
             check_country(self.holidays)
         if early := [lag for lag in self.lags if not self.lead <= lag <= LONGEST_LAG]:
@@ -182,7 +182,7 @@ class TimeRecipe:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of :func:`make_features`, in order; the level is the last one of each outcome."""
+        """Names of the columns of :func:`make_features`, in order; the level is the last one of each outcome."""
         names = calendar_names(self.calendar, self.holidays) + (("trend",) if self.trend else ())
         return names + tuple(f"{outcome} {what}" for outcome in self.outcomes for what in self._of_an_outcome)
 
@@ -192,7 +192,7 @@ class TimeRecipe:
 
     @property
     def depth(self) -> int:
-        """How many periods back from a decision the recipe looks, unless the series has a longer gap there."""
+        """Number of periods that the recipe looks back from a decision, unless the series has a longer gap there."""
         ages, _ = self._ages
         return max(int(ages.max(initial=0)), self.lead + self.level)
 
@@ -202,7 +202,7 @@ class TimeRecipe:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The column of each outcome's level."""
+        """Column of each outcome's level."""
         each = len(self._of_an_outcome)
         return tuple(self._known_ahead + each * number - 1 for number in range(1, len(self.outcomes) + 1))
 
@@ -222,22 +222,22 @@ class TimeRecipe:
 
     @cached_property
     def _ages(self) -> tuple[Integers, tuple[Integers, ...]]:
-        """Ages of all cells that lags and windows look at, in order, and where those of each feature are among them."""
+        """Ages of all cells that lags and windows use, in order, and the places of each feature's ages among them."""
         back = self.season * np.arange(_SEASONS_BACK + 1 if self.season else 1)
-        looked = [lag + back for lag in self.lags]
-        looked += [self.lead + np.arange(width) for width in self.windows]
-        looked += [-(-self.lead // season) * season + season * np.arange(count) for season, count in self.same]
-        ages = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *looked]))
-        return ages, tuple(np.searchsorted(ages, of) for of in looked)
+        used = [lag + back for lag in self.lags]
+        used += [self.lead + np.arange(width) for width in self.windows]
+        used += [-(-self.lead // season) * season + season * np.arange(count) for season, count in self.same]
+        ages = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *used]))
+        return ages, tuple(np.searchsorted(ages, of) for of in used)
 
 
 def make_features(
     recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers, fallback: Floats | None = None
 ) -> tuple[Floats, tuple[str, ...]]:
-    """Features (n, k) of periods (n,) of series (n,), and their names (k,).
+    """Return features (n, k) of periods (n,) of series (n,), and their names (k,).
 
-    Where a series has no row that is old enough, its columns of history are NaN, or all the level that ``fallback``
-    (n, d_y) gives. A series below 0 has no rows.
+    Where a series has no row that is old enough, its columns of history are NaN, or all the level in ``fallback``
+    (n, d_y). A series below 0 has no rows.
     """
     matrix = np.empty((len(periods), recipe.width))
     ahead = recipe._known_ahead
@@ -258,16 +258,16 @@ def make_features(
 
 
 def levels(recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers) -> Floats:
-    """The level (n, d_y) of series (n,) as known ``lead`` before periods (n,); NaN where no row is old enough."""
+    """Return the level (n, d_y) of series (n,), known ``lead`` before periods (n,); NaN where no row is old enough."""
     newest = grid.newest_before(periods, series, recipe.lead)
     return _mean(grid.before(newest, series, np.arange(recipe.level)))
 
 
 def _history(recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers, level: Floats) -> Floats:
-    """The columns (n, d_y · f) of history, outcome by outcome."""
+    """Return the columns (n, d_y · f) of history, outcome by outcome."""
     ages, places = recipe._ages
     cells = grid.before(periods, series, ages)
-    # np.take keeps a window's values side by side: sums have the same digits however many rows there are.
+    # np.take keeps a window's values contiguous: sums have the same digits however many rows there are.
     columns = [_lag(np.take(cells, where, axis=-1)) for where in places[: len(recipe.lags)]]
     for where in places[len(recipe.lags) :]:
         columns += _spread(np.take(cells, where, axis=-1))
@@ -277,14 +277,14 @@ def _history(recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers
 
 
 def _lag(values: Floats) -> Floats:
-    """The first of values (n, d_y, m), or the mean of what is there of the others."""
+    """Return the first of values (n, d_y, m), or the mean of the others where it is missing."""
     own = values[..., 0]
     missing = np.isnan(own)
     return np.where(missing, _mean(values), own) if missing.any() else own
 
 
 def _mean(values: Floats) -> Floats:
-    """The mean over the last axis of what is there, NaN where nothing is."""
+    """Return the mean over the last axis, NaN left out; NaN where nothing is left."""
     there = ~np.isnan(values)
     count = there.sum(axis=-1)
     total: Floats = np.where(there, values, 0.0).sum(axis=-1)
@@ -292,7 +292,7 @@ def _mean(values: Floats) -> Floats:
 
 
 def _spread(values: Floats) -> list[Floats]:
-    """Mean and quantiles over the last axis of what is there, NaN where nothing is."""
+    """Return mean and quantiles over the last axis, NaN left out; NaN where nothing is left."""
     ordered = np.sort(values, axis=-1)  # NaN last
     last = np.maximum((~np.isnan(ordered)).sum(axis=-1) - 1, 0)[..., None]
     position = last * np.array(QUANTILES)
@@ -303,13 +303,13 @@ def _spread(values: Floats) -> list[Floats]:
     return [_mean(values), *np.moveaxis(quantiles, -1, 0)]
 
 
-# a recipe chosen by the spacing of time
+# automatic recipe
 
-# By unit: windows, and the width of the level. Minutes have those that a step leaves reasonable.
+# Windows and the width of the level by unit; those of minutes depend on the step.
 _WINDOWS = {"hour": (24, 168), "day": (7, 28), "week": (4, 13), "month": (3, 12), "period": (7, 28)}
 _LEVELS = {"hour": 168, "day": 28, "week": 13, "month": 12, "period": 28}
 _NEAR, _SAME = 3, 8
-# Beyond so many outcomes, each has a lag and its level alone.
+# With more outcomes, each has only a lag and its level.
 _MANY_OUTCOMES = 10
 
 
@@ -322,10 +322,10 @@ def auto_recipe(
     origin: int = 0,
     holidays: str | None = None,
 ) -> TimeRecipe:
-    """A sensible recipe for series of about so many periods, which begin at period ``origin``.
+    """Choose a recipe for series of about ``periods_per_series`` periods, which begin at period ``origin``.
 
-    Lags are the newest periods that are known and those one to four seasons back. What would look back over more than
-    half of a series is left out.
+    Lags are the newest known periods and those one to four seasons back. Features that would look back over more than
+    half of a series are left out.
     """
     unit = clock.unit
     cycles = clock.cycles(periods_per_series)

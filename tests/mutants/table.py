@@ -41,10 +41,10 @@ MUTANTS = [
     *group(
         "bco_core/backtest/judge.py",
         "tests/bco_core/backtest/test_backtest.py",
-        ("regret against foresight", "cost[rows] - foreseen(problem, happened)", "cost[rows]"),
+        ("regret against foresight", "cost[rows] - foresight_cost(problem, happened)", "cost[rows]"),
     ),
     *group(
-        "app/backtests/origins.py",
+        "app/backtests/backtest.py",
         "tests/app/backtests/test_backtests.py: test_no_change_of_later_rows_changes_an_earlier_decision",
         (
             "categories and medians of the past",

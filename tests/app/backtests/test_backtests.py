@@ -93,7 +93,7 @@ def test_where_what_is_done_is_as_good_as_can_be_nothing_new_is_worth_it(client:
     assert "not worth using" in verdict["text"]
 
 
-def test_rows_without_time_are_judged_in_random_parts_and_the_season_is_left_out_with_a_reason(
+def test_rows_without_time_are_judged_in_random_parts_without_a_season(
     client: TestClient,
 ) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}

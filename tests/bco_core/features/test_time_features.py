@@ -229,7 +229,7 @@ def test_auto_with_many_outcomes_stays_narrow_and_keeps_every_level() -> None:
         ({"same": ((0, 3),)}, "same-season window"),
         ({"calendar": ("moon",)}, "parts of the calendar are weekday"),
         ({"holidays": "XX"}, "ISO codes"),
-        ({"clock": Clock("period"), "calendar": ("weekday",)}, "whole numbers"),
+        ({"clock": Clock("period"), "calendar": ("weekday",)}, "times are integers"),
         ({"windows": tuple(range(1, 600))}, "columns"),
     ],
 )
