@@ -60,12 +60,6 @@ class ContextColumn:
     def width(self) -> int:
         return 1 + self.indicator if self.categories is None else len(self.categories)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        if self.categories is not None:
-            return tuple(f"{self.name} {category}" for category in self.categories)
-        return (self.name, f"{self.name} missing") if self.indicator else (self.name,)
-
     def read(self, values: Any) -> tuple[Floats | Integers, Refusals]:
         """Return numbers (n,), NaN where missing, or codes of categories (n,), −1 where a value is none of them."""
         return self._numbers(values) if self.categories is None else self._codes(values)
@@ -201,12 +195,6 @@ class ContextEncoding:
         return sum(column.width for column in self.columns) + (self.lookback.recipe.width if self.lookback else 0)
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the columns of the matrix, in order."""
-        names = tuple(name for column in self.columns for name in column.names)
-        return names + (self.lookback.recipe.names if self.lookback else ())
-
-    @property
     def levels(self) -> tuple[int, ...]:
         """Matrix column of each outcome's level; empty without a lookback."""
         if self.lookback is None:
@@ -221,10 +209,6 @@ class ContextEncoding:
             reasons = table.column(REFUSED).to_pylist()
             refused = {row: Refusal("", reason) for row, reason in enumerate(reasons) if reason is not None}
         return self._encode({name: table.column(name) for name in self.names}, table.num_rows, past, refused, notes)
-
-    def encode_requests(self, contexts: Sequence[Any], past: Past | None = None) -> EncodedContexts:
-        """Encode contexts as they arrive in a request, by name or in column order."""
-        return self.encode_rows(self.in_order(contexts), past)
 
     def in_order(self, contexts: Sequence[Any]) -> list[list[Any]]:
         """Return the values of contexts in the order of ``names``."""

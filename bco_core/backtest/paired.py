@@ -88,11 +88,11 @@ def mean_of(values: Tensor, clusters: Clusters) -> Mean:
     mean = values.mean()
     ways = [way for way in (clusters.block, clusters.series) if way is not None]
     single = torch.arange(len(values))
-    found = [_variance(values - mean, way) for way in ways or [single]]
-    variance, groups = max(one for one, _ in found), min(groups for _, groups in found)
+    variances = [_variance(values - mean, way) for way in ways or [single]]
+    variance, groups = max(one for one, _ in variances), min(groups for _, groups in variances)
     if len(ways) == 2:
         both = ways[0] * (int(ways[1].max()) + 1) + ways[1]
-        variance = max(variance, found[0][0] + found[1][0] - _variance(values - mean, both)[0])
+        variance = max(variance, variances[0][0] + variances[1][0] - _variance(values - mean, both)[0])
     error = math.sqrt(variance)
     reach = error * student(groups - 1) if groups > 1 else math.inf
     return Mean(mean.item(), error, mean.item() - reach, mean.item() + reach, len(values))

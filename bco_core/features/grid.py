@@ -65,27 +65,6 @@ class Grid:
         """Last period (S,) of each series; the one before its first if it has no rows."""
         return self.first + np.diff(self.starts) - 1
 
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.starts.nbytes + self.values.nbytes + self.newest.nbytes
-
-    def rows(self) -> tuple[Integers, Integers, Floats]:
-        """Return the rows of the grid, by series and period: periods, series, outcomes."""
-        cells = np.flatnonzero(self.newest == np.arange(len(self.values)))
-        series = np.searchsorted(self.starts, cells, side="right") - 1
-        return self.first[series] + cells - self.starts[series], series, self.values[cells]
-
-    def with_rows(self, periods: Integers, series: Integers, outcomes: Floats) -> Grid:
-        """Return this grid with more rows; series may be new."""
-        old = self.rows()
-        count = max(self.count, int(series.max(initial=-1)) + 1)
-        return Grid.of(
-            np.concatenate([old[0], periods]),
-            np.concatenate([old[1], series]),
-            np.concatenate([old[2], outcomes]),
-            count,
-        )
-
     def before(self, periods: Integers, series: Integers, ages: Integers) -> Floats:
         """Return outcomes (n, d_y, m) m ages before periods (n,) of series (n,); NaN where there is no row.
 

@@ -35,7 +35,7 @@ MUTANTS = [
     *group(
         "bco_core/backtest/paired.py",
         "tests/bco_core/backtest/test_backtest.py",
-        ("two-way clustering", "found[0][0] + found[1][0] - _variance", "found[0][0] - _variance"),
+        ("two-way clustering", "variances[0][0] + variances[1][0] - _variance", "variances[0][0] - _variance"),
         ("length of blocks", "max(lead, season, math.ceil(math.sqrt(span)))", "1"),
     ),
     *group(

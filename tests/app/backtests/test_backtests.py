@@ -290,7 +290,7 @@ def test_what_cannot_be_compared_is_refused_when_the_job_is_made(
 
 def test_too_few_rows_are_refused_with_how_many_there_must_be(client: TestClient) -> None:
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(6)))), 422)
-    assert "learning needs 10: send more (about" in refusal["detail"]
+    assert "learning needs 10: send more rows (about" in refusal["detail"]
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(40), lead=39), splits=2)), 422)
     assert "0 are known before the first that is judged" in refusal["detail"]
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": prepared(client)["dataset_id"]}

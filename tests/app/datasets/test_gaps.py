@@ -59,7 +59,7 @@ def test_a_column_that_may_mean_two_numbers_is_asked_about(client: TestClient, o
 
 def test_two_ways_in_one_column_are_refused_with_the_value(client: TestClient) -> None:
     answer = answered(upload(client, b"x;demand\n1;1.5\n2;2.5\n3;4,99\n"), 422)
-    assert answer["detail"].startswith("line 4, column 'demand': '4,99' is written in another way")
+    assert answer["detail"].startswith("line 4, column 'demand': '4,99' is written unlike other numbers")
 
 
 @given(st.lists(st.floats(-1e9, 1e9).map(lambda number: round(number, 2)), min_size=1, max_size=8))

@@ -160,7 +160,8 @@ def test_a_million_rows_take_seconds() -> None:
     table["when"] = pa.array(np.tile(np.arange(2000) * 86_400, shops)).cast(pa.timestamp("s"))
     table["demand"] = pa.array(draw.poisson(20, rows).astype(float))
     columns: list[dict[str, Any]] = [
-        {"name": "when", "role": "time", "kind": "time", "unit": "day", "step": 1, "format": "iso date"},
+        {"name": "when", "role": "time", "kind": "time", "unit": "day", "step": 1}
+        | {"format": "iso date", "zone": "", "first": "1970-01-01", "last": "1975-06-23"},
         {"name": "shop", "role": "series", "kind": "key", "distinct": shops},
         {"name": "kind", "role": "context", "kind": "categorical", "categories": ["a", "b", "c"]},
     ]

@@ -154,7 +154,7 @@ ODD = {
     "a header alone": (book([HEADER]), "at least 2 rows"),
     "no XML": (workbook({"a": "nonsense"}), "cannot be read"),
     "half a sheet": (workbook({"a": sheet([HEADER, *ROWS])[:-40]}), ""),
-    "another archive": (workbook({}).replace(b"xl/workbook.xml", b"xl/workpook.xml"), "no Excel workbook"),
+    "another archive": (workbook({}).replace(b"xl/workbook.xml", b"xl/workpook.xml"), "not an Excel workbook"),
     "a column without a name": (book([["x", None, "demand"], [1, 2, 3], [2, 3, 4]]), "no name"),
     "two columns of one name": (book([["x", "x", "demand"], [1, 2, 3], [2, 3, 4]]), "two columns"),
 }
