@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from app.child_processes import FileReaders
 from app.datasets import service as datasets
 from app.datasets.parsing import RawTable
-from app.datasets.reader import asked
-from app.datasets.roles import Roles
+from app.datasets.reader import ask_reader
+from app.datasets.roles import ColumnRoles
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.exchange.mps import written
@@ -67,7 +67,7 @@ def made(parts: Mapping[str, bytes], description: ImportDescription, settings: S
             "columns": MOST["decisions"] + MOST["recourse"],
             "entries": settings.max_json_values,
         }
-        asked(readers, question, settings, "send a smaller model")
+        ask_reader(readers, question, settings, "send a smaller model")
         found: dict[str, Any] = orjson.loads(Path(folder, "made").read_bytes())
     try:
         problem = NewProblem.model_validate({"name": description.name, "spec": found["spec"]})
@@ -99,7 +99,7 @@ def create(workspace: str, found: Made) -> tuple[ProblemRow, str | None]:
     dataset_id = None
     with transaction() as session:
         if found.table is not None:
-            roles = Roles(list(found.table.columns), [], [])
+            roles = ColumnRoles(list(found.table.columns), [], [])
             dataset_id = datasets.add(session, workspace, f"scenarios of {name}"[:200], found.table, roles).id
         return problems.add(session, workspace, found.problem), dataset_id
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import History, carry_outcomes, sample_rows
@@ -49,7 +49,7 @@ def slopes(
         return None
     if problem.relaxation is not problem or not decision.isfinite().all():
         return None
-    if not isinstance(posterior.predictor.features, Standardized) or POLICIES[options.chosen_policy].random:
+    if not isinstance(posterior.predictor.features, StandardizedFeatures) or POLICIES[options.chosen_policy].random:
         return None
     at = context.double()[None].requires_grad_()
     with torch.enable_grad():
