@@ -29,7 +29,7 @@ from app.prescriptions.cache import Cache, Ready, ready
 from app.prescriptions.patching import asked_for
 from app.problems.schemas import outcome_names
 from bco_core import deadline
-from bco_core.policies import decide_for
+from bco_core.policies import decide_for_outcomes
 from bco_core.problems.base import DecisionProblem
 
 # How often others may be first before this is given up.
@@ -162,7 +162,7 @@ def _costed(
     complete = happened.isfinite().all(dim=1)
     best = torch.full_like(answered, math.nan)
     if complete.any():
-        best[complete] = decide_for(problem, happened[complete]).double()
+        best[complete] = decide_for_outcomes(problem, happened[complete]).double()
     costs = [_costs(problem, decisions, happened) for decisions in (answered, actual, best)]
     rows = []
     for number, realised_cost, actual_cost, best_cost in zip(numbers, *costs, strict=True):

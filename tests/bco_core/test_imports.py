@@ -33,11 +33,12 @@ FORBIDDEN = {
 # package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
-        {"deadline", "errors", "status", "seeds", "progress", "rows", "weighted", "data", "timeline", "regression"},
+        {"batch_kernels", "data", "deadline", "errors", "progress", "regression", "seeds", "status", "timeline"},
+        {"weighted_stats"},
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
-        {"distributions", "drift", "evaluation", "families", "gibbs", "pac_bayes", "scenarios", "support_points"},
+        {"distributions", "drift", "estimates", "families", "gibbs", "scenarios"},
         {"policies", "predictive", "select"},
         {"calibration", "certificates", "posterior"},
         {"evaluate", "prescribe"},

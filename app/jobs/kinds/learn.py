@@ -37,7 +37,7 @@ from bco_core.data import Arrays
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import MINIMUM_ROWS, Learning, estimate, stored_vectors
 from bco_core.inference.options import LearningOptions
-from bco_core.posterior import Posterior, without_particles
+from bco_core.posterior import Posterior, strip_particles
 from bco_core.problems.base import Outline
 from bco_core.problems.registry import PROBLEMS, build_problem, completed
 from bco_core.progress import Progress
@@ -257,7 +257,7 @@ def store_posterior(
     """
     description, arrays = posterior.to_arrays()
     content = posteriors.digest_of(description, recipe, arrays)
-    stored = without_particles(description, arrays)
+    stored = strip_particles(description, arrays)
 
     def store(session: Session) -> str | None:
         # Created here: a row that an outage has kept from being written belongs to its failed transaction.

@@ -24,7 +24,7 @@ from app.problems.schemas import outcome_names
 from bco_core.data import Sample
 from bco_core.distributions import CHAINS
 from bco_core.inference.update import UpdateOptions, update
-from bco_core.inference.vi.recipes import recipe_for
+from bco_core.inference.vi.hyperparameters import recipe_for
 from bco_core.posterior import Posterior
 from bco_core.problems.registry import build_problem
 from bco_core.progress import Progress

@@ -115,7 +115,7 @@ def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClien
     assert job["state"] == "succeeded", job["error"]
     made = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert made["quality"] == "bad"
-    assert "keep their constraints in 95% of the history" in made["reason"]
+    assert "satisfy their constraints in 95% of the history" in made["reason"]
     contexts = [{"mood": 0.0, "rates": 0.0}, {"mood": 0.1, "rates": 0.3}]
     response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": contexts, "scenarios": 40})
     for one in answered(response)["prescriptions"]:
@@ -294,7 +294,7 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
     ("inference", "pointer", "words"),
     [
         ({"method": "vi"}, "#/inference/method", "use mh or auto"),
-        ({"members": 3}, "#/inference/members", "auto samples chains, and members would make no difference"),
+        ({"members": 3}, "#/inference/members", "auto samples chains, and members would have no effect"),
     ],
 )
 def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(

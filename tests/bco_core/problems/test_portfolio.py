@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bco_core.errors import InvalidInput
-from bco_core.prescribe import feasibility, kept_or_said
+from bco_core.prescribe import check_constraints, feasibility
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.positions import Portfolios
@@ -261,7 +261,7 @@ def test_a_return_that_just_holds_on_average_is_kept(change: float, status: Stat
     assert found.status == [Status.OPTIMAL] * 20
     what = Scenarios(atoms + change, weights, atoms[:, 0])
     kept = feasibility(problem, found.decisions, what)
-    said, reasons = kept_or_said(problem, found.status, ("",) * 20, kept, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",) * 20, kept, found.decisions, what)
     assert said == [status] * 20
     assert all(("on average" in reason) == (status == Status.BEST_EFFORT) for reason in reasons)
 
@@ -280,7 +280,7 @@ def test_optimal_never_stands_beside_a_feasibility_far_below_what_is_asked(count
     fresh = 0.09 + 0.04 * torch.randn(30, count, 5, generator=generator, dtype=torch.float64) - lower
     what = Scenarios(fresh, weights, fresh[:, 0])
     kept = feasibility(problem, found.decisions, what)
-    said, reasons = kept_or_said(problem, found.status, ("",) * 30, kept, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",) * 30, kept, found.decisions, what)
     for status, reason, share in zip(said, reasons, kept.tolist(), strict=True):
         assert status != Status.OPTIMAL or share >= confidence - 0.05
         assert (status == Status.OPTIMAL) == (reason == "") or status not in (Status.OPTIMAL, Status.BEST_EFFORT)
@@ -302,7 +302,7 @@ def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None)
     what = Scenarios(fresh, weights, fresh[:, 0])
     kept = feasibility(problem, found.decisions, what)
     assert kept.item() < 0.2
-    said, reasons = kept_or_said(problem, found.status, ("",), kept, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",), kept, found.decisions, what)
     assert said == [Status.BEST_EFFORT]
     assert "on average" in reasons[0]
 
