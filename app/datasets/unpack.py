@@ -21,7 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from python_calamine import CalamineWorkbook
 
-from app.confined import Refused, serve
+from app.child_processes import InvalidFile, serve_files
 
 # A file may have more columns than its data set takes, but not far more.
 MOST_COLUMNS = 10_000
@@ -38,10 +38,10 @@ class Limits(NamedTuple):
 def check_size(rows: int, columns: int, limits: Limits) -> None:
     """Refuse a table of too many rows, columns or cells."""
     if columns > MOST_COLUMNS:
-        raise Refused(f"more than {MOST_COLUMNS} columns; leave out those that do not matter")
+        raise InvalidFile(f"more than {MOST_COLUMNS} columns; leave out those that do not matter")
     for what, number, limit in (("rows", rows, limits.max_rows), ("cells", rows * columns, limits.max_cells)):
         if number > limit:
-            raise Refused(f"at most {limit} {what} (BCO_MAX_{what.upper()})")
+            raise InvalidFile(f"at most {limit} {what} (BCO_MAX_{what.upper()})")
 
 
 def is_moment(kind: pa.DataType) -> bool:
@@ -66,11 +66,11 @@ def unpack(content: bytes, limits: Limits, sheet: str = "") -> tuple[str, pa.Tab
     if content[:4] == b"PK\x03\x04":
         return "xlsx", _read_workbook(content, limits, sheet)
     if sheet:
-        raise Refused("the file is not an Excel workbook (.xlsx), so it has no sheets; leave out sheet")
+        raise InvalidFile("the file is not an Excel workbook (.xlsx), so it has no sheets; leave out sheet")
     if content[:4] == b"PAR1":
         return "parquet", _parquet(content, limits)
     if content[:4] == b"\xd0\xcf\x11\xe0":
-        raise Refused(OLD_WORKBOOK)
+        raise InvalidFile(OLD_WORKBOOK)
     return "csv", _csv(content, limits)
 
 
@@ -94,9 +94,9 @@ def _parquet(content: bytes, limits: Limits) -> pa.Table:
     except pa.ArrowMemoryError:
         raise
     except UnicodeDecodeError:
-        raise Refused(NOT_UTF8) from None
+        raise InvalidFile(NOT_UTF8) from None
     except (pa.ArrowException, OSError) as error:
-        raise Refused(NOT_UTF8 if "UTF8" in str(error) else UNREADABLE) from None
+        raise InvalidFile(NOT_UTF8 if "UTF8" in str(error) else UNREADABLE) from None
 
 
 def _declared_bytes(metadata: pq.FileMetaData) -> int:
@@ -109,7 +109,7 @@ def _check_unfolded(size: int, limits: Limits) -> None:
     most = BYTES_A_CELL * limits.max_cells
     if size > most:
         detail = f"the file unfolds to more than {most / 1e6:g} MB, {BYTES_A_CELL} bytes for each of BCO_MAX_CELLS"
-        raise Refused(detail)
+        raise InvalidFile(detail)
 
 
 def _read_within(file: pq.ParquetFile, limits: Limits) -> pa.Table:
@@ -145,7 +145,7 @@ def _usable(field: pa.Field) -> bool:
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if _is_text(kind) or _is_number(kind) or is_moment(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return True
-    raise Refused(
+    raise InvalidFile(
         f"column '{field.name}' holds {kind}; only numbers, booleans, text, dates and timestamps can be used: "
         "convert it or leave it out"
     )
@@ -176,7 +176,7 @@ def _moments(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if len(numbers) > numbers.null_count:
         extremes = pc.min_max(numbers).as_py()
         if extremes["min"] < FIRST_DAY * a_day or extremes["max"] >= (LAST_DAY + 1) * a_day:
-            raise Refused("a column of dates goes beyond the years 1 to 9999")
+            raise InvalidFile("a column of dates goes beyond the years 1 to 9999")
     return column
 
 
@@ -189,7 +189,7 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
         content += b"\n"
     header = content.split(b"\n", 1)[0]
     if not header.strip():
-        raise Refused("the file is empty; its first line must name the columns")
+        raise InvalidFile("the file is empty; its first line must name the columns")
     delimiter = max(",;\t", key=lambda mark: header.count(mark.encode()))
     bad_lines: list[str] = []
 
@@ -221,7 +221,7 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
     except pa.ArrowMemoryError:
         raise
     except (pa.ArrowException, UnicodeDecodeError):
-        raise Refused(bad_lines[0] if bad_lines else NOT_A_TABLE) from None
+        raise InvalidFile(bad_lines[0] if bad_lines else NOT_A_TABLE) from None
     check_size(table.num_rows, table.num_columns, limits)
     return table
 
@@ -243,28 +243,30 @@ def _read_workbook(content: bytes, limits: Limits, name: str) -> pa.Table:
         book = CalamineWorkbook.from_filelike(io.BytesIO(content))
         names = book.sheet_names
         if name and name not in names:
-            raise Refused(f"the workbook has no such sheet; its sheets are {', '.join(names[:20])}")
+            raise InvalidFile(f"the workbook has no such sheet; its sheets are {', '.join(names[:20])}")
         sheet = book.get_sheet_by_name(name or names[0])
         check_size(max(0, sheet.height - 1), sheet.width, limits)
         table = _cells(sheet.iter_rows())
         return table.replace_schema_metadata(table.schema.metadata | {b"sheets": json.dumps(names[:MOST_SHEETS])})
-    except (Refused, MemoryError, pa.ArrowException):
+    except (InvalidFile, MemoryError, pa.ArrowException):
         raise
     except BaseException as error:
         # Panics of the Rust reader are no subclasses of Exception.
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise Refused(NOT_A_WORKBOOK) from None
+        raise InvalidFile(NOT_A_WORKBOOK) from None
 
 
 def _check_archive(content: bytes, limits: Limits) -> None:
     """Refuse an archive that expands too far, by its declared and by its actual size."""
     most = XML_BYTES_A_CELL * limits.max_cells
-    too_large = Refused(f"the workbook unfolds to more than {most / 1e6:g} MB, {XML_BYTES_A_CELL} bytes for each cell")
+    too_large = InvalidFile(
+        f"the workbook unfolds to more than {most / 1e6:g} MB, {XML_BYTES_A_CELL} bytes for each cell"
+    )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if "xl/workbook.xml" not in archive.namelist():
-                raise Refused("the file is an archive, but not an Excel workbook (.xlsx)")
+                raise InvalidFile("the file is an archive, but not an Excel workbook (.xlsx)")
             if sum(entry.file_size for entry in archive.infolist()) > most:
                 raise too_large
             size = 0
@@ -275,7 +277,7 @@ def _check_archive(content: bytes, limits: Limits) -> None:
                         if size > most:
                             raise too_large
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, NotImplementedError):
-        raise Refused(NOT_A_WORKBOOK) from None
+        raise InvalidFile(NOT_A_WORKBOOK) from None
 
 
 def _cells(rows: Iterable[list[Any]]) -> pa.Table:
@@ -283,7 +285,7 @@ def _cells(rows: Iterable[list[Any]]) -> pa.Table:
     numbered = enumerate(rows, start=1)
     first, header = next(((number, row) for number, row in numbered if any(map(_is_filled, row))), (0, []))
     if not first:
-        raise Refused("the sheet is empty; its first row must name the columns")
+        raise InvalidFile("the sheet is empty; its first row must name the columns")
     parts: list[list[pa.Array]] = [[] for _ in header]
     while block := [row for _, row in islice(numbered, BLOCK_ROWS)]:
         for column, values in zip(parts, zip(*block, strict=True), strict=True):
@@ -345,7 +347,7 @@ def _join_blocks(arrays: list[pa.Array]) -> pa.ChunkedArray:
 
 
 def main() -> None:
-    serve(_answer)
+    serve_files(_answer)
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from app.datasets.lookback import Lookback, Past
 from app.datasets.times import TimeColumn
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
 from bco_core.arrays import Floats, Integers
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
@@ -29,7 +29,7 @@ FEW_KEYS = 30
 _Periods = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=100)]
 
 
-class RecipeSpec(Request):
+class RecipeSpec(StrictModel):
     """Features of time; what is not given is as with ``auto``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lags": [7, 14], "windows": [28], "holidays": "DE"}]})

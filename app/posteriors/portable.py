@@ -40,7 +40,7 @@ from app.settings import get_settings
 from bco_core import deadline
 from bco_core.data import Arrays
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.posterior import Posterior, without_particles
+from bco_core.posterior import Posterior, strip_particles
 from bco_core.problems.registry import build_problem
 
 MANIFEST, ROWS = "manifest.json", "rows.parquet"
@@ -201,7 +201,7 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
 def import_(path: Path, workspace: str) -> tuple[PosteriorRow, bool]:
     """Store the posterior of a file in a workspace; False if exactly it is there already. It keeps its id if it can."""
     manifest, arrays, rows = read(path)
-    stored = without_particles(manifest.description, arrays)
+    stored = strip_particles(manifest.description, arrays)
     with transaction() as session:
         there = session.get(PosteriorRow, manifest.id) if is_id(manifest.id) else None
         if there is not None and (there.workspace, there.digest) == (workspace, manifest.digest):

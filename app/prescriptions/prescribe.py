@@ -15,7 +15,7 @@ from app.http.errors import of_core
 from app.prescriptions.cache import Ready
 from app.prescriptions.schemas import REFUSED, PrescribeOptions
 from bco_core.errors import InvalidInput
-from bco_core.prescribe import QUANTILES, Prescribed
+from bco_core.prescribe import QUANTILES, PrescribeResult
 from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
@@ -124,7 +124,7 @@ def core_options(row: PosteriorRow, request: PrescribeOptions) -> Options:
         raise of_core(error) from None
 
 
-def _answers(found: Prescribed, names: list[str]) -> list[dict[str, Any]]:
+def _answers(found: PrescribeResult, names: list[str]) -> list[dict[str, Any]]:
     labels = [str(level) for level in QUANTILES]
     return [
         {

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core.baselines.boosted import boosted_quantiles
+from bco_core.baselines.boosted_quantiles import boosted_quantiles
 from bco_core.baselines.ieo import fit_ieo_ensemble
-from bco_core.baselines.weights import BANDWIDTHS, NEIGHBOURS, Weights, kernel_weights, neighbour_weights
+from bco_core.baselines.weighted_saa import BANDWIDTHS, NEIGHBOURS, Weights, kernel_weights, neighbour_weights
 from bco_core.data import FOLDS, Sample, Standardizer, evenly
 from bco_core.inference.forward import regression_after, season_decisions
 from bco_core.inference.learn import learn

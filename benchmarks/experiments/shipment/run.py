@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import fit_points
-from bco_core.baselines.regressions import additive, fit_regressions, linear
-from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
+from bco_core.baselines.predict_then_optimize import additive, fit_regressions, linear
+from bco_core.baselines.weighted_saa import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import FOLDS, Folds, Sample, Standardizer, make_folds
 from bco_core.families import FAMILIES
 from bco_core.features.standardized import StandardizedFeatures

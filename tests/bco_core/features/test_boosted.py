@@ -18,7 +18,7 @@ from bco_core.features.trees import from_lightgbm, join_forests
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
-from bco_core.inference.vi.mixture import embedded
+from bco_core.inference.vi.fold_mixture import embed
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, prescribe
 from bco_core.problems.newsvendor import Newsvendor
@@ -197,7 +197,7 @@ def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto
         small = target(kind, sample, features, (6, 5) if kind == "skip_mlp" else ())
         loc = 0.3 * torch.randn(3, small.predictor.dim, generator=torch.Generator().manual_seed(1))
         mixture = equal_mixture(small.family, loc, torch.full_like(loc, 0.01))
-        inside = embedded(small, mixture, large, columns)
+        inside = embed(small, mixture, large, columns)
         fresh = steps(50, seed=2).contexts
         alone = small.predictor.predict(mixture.loc, fresh)
         torch.testing.assert_close(large.predictor.predict(inside.loc, fresh), alone, rtol=1e-4, atol=1e-3)

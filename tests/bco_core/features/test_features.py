@@ -166,7 +166,7 @@ def test_a_predictor_has_the_width_of_its_features_and_sees_contexts_by_them(kin
     met = history.outcomes[nearest]
     seen = (met - history.outcomes.mean()) / history.outcomes.std(correction=0)
     torch.testing.assert_close(predictor.predict(theta, contexts), predictor.forward(theta, seen))
-    with pytest.raises(InvalidInput, match="a context has 3 columns here, not 2"):
+    with pytest.raises(InvalidInput, match="a context needs 3 columns and has 2"):
         predictor.predict(theta, contexts[:, :2])
 
 
@@ -212,7 +212,7 @@ def test_the_default_features_need_no_word_in_a_stored_posterior() -> None:
 
 @pytest.mark.parametrize("options", [AutoOptions, ViOptions])
 def test_a_certificate_is_refused_where_features_have_seen_outcomes(options: Any) -> None:
-    with pytest.raises(InvalidInput, match="features fitted to outcomes leave no prior to certify with") as refusal:
+    with pytest.raises(InvalidInput, match="a certificate needs a prior without outcomes") as refusal:
         learn(PROBLEM, noise(), options(predictor=on("honest"), certify=True))
     assert refusal.value.where == ("certify",)
     assert told(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
