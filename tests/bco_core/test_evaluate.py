@@ -18,11 +18,11 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.evaluate import GIVEN, OURS, Evaluated, evaluate
+from bco_core.evaluate import GIVEN, OURS, Evaluation, evaluate
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.posterior import Posterior
-from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, what_may_happen
+from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, scenario_sets
 from bco_core.problems.base import DecisionProblem, Risk
 from bco_core.problems.registry import PROBLEMS, build_problem, fixed
 from bco_core.scenarios import Scenarios
@@ -74,7 +74,7 @@ def tensor(*rows: Any) -> Tensor:
 
 def judged(
     spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
-) -> tuple[Tensor, Evaluated]:
+) -> tuple[Tensor, Evaluation]:
     """Ours for all contexts, and what is found of the given decisions."""
     problem, asked = build_problem(spec), PrescribeOptions(**options)
     ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
@@ -96,7 +96,7 @@ def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenari
     asked = PrescribeOptions(**options)
     encoded = posterior.encode(CONTEXTS)
     draws = posterior.scenarios(CONTEXTS, posterior.draws(asked.scenarios, asked.seed), encoded)
-    return draws, what_may_happen(posterior, CONTEXTS, encoded, draws, asked)[1]
+    return draws, scenario_sets(posterior, CONTEXTS, encoded, draws, asked)[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
@@ -157,7 +157,7 @@ def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> 
         assert all(status == "optimal" for status in found.status)
 
 
-def test_what_is_left_of_two_stage_problems_is_the_best_that_cvxpy_finds_with_the_rest_fixed() -> None:
+def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
     @settings(max_examples=25)
     @given(st.integers(0, 10**9))
     def check(seed: int) -> None:
@@ -223,7 +223,7 @@ def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
-def test_what_is_left_of_portfolios_is_the_best_that_cvxpy_finds_with_the_rest_fixed(kind: str) -> None:
+def test_open_entries_of_portfolios_are_those_of_cvxpy(kind: str) -> None:
     spec = ASSETS | {"kind": kind} | ({"target_return": 0.02, "confidence": 0.5} if kind[0] == "r" else {})
     spec = {name: value for name, value in spec.items() if kind[0] == "m" or name != "risk_aversion"}
     posterior = make_posterior(0.05, 0.02, 3)
@@ -261,7 +261,7 @@ def test_nothing_is_called_optimal_that_keeps_its_constraints_too_seldom() -> No
     assert found.status == ["best_effort", GIVEN]
     for reason, share in zip(found.reasons, found.feasibility.tolist(), strict=True):
         assert share < 0.8
-        assert f"it keeps its constraints in {share:.1%} of what may happen, and 90% is asked" in reason
+        assert f"it satisfies its constraints in {share:.1%} of the scenarios, and 90% is required" in reason
 
 
 def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_why() -> None:
@@ -288,7 +288,7 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
     assert found.costs.mean[:3].isfinite().all()
     assert found.extra_cost[:3].isfinite().all()
     assert found.status == [GIVEN, GIVEN, GIVEN, "infeasible", GIVEN]
-    assert "beside what is given" in found.reasons[3]
+    assert "with the given ones" in found.reasons[3]
     assert "decision rows" in found.reasons[3]
     assert found.decisions[3].isnan().all()
     assert found.costs.mean[3].isnan()
@@ -363,7 +363,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
     problem = build_problem(ITEMS)
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
 
-    def found(given_: Tensor, seconds: float) -> Evaluated:
+    def found(given_: Tensor, seconds: float) -> Evaluation:
         return evaluate(
             POSTERIOR,
             problem,

@@ -209,7 +209,7 @@ def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
     learn(client, job_id)
     late = browser.post(f"{address}/cancel", data={"csrf": token(browser, "/jobs/new")})
     assert late.status_code == 409
-    assert "The job has succeeded already, so there is nothing to cancel" in words(late)
+    assert "The job has already succeeded, so there is nothing to cancel" in words(late)
 
 
 def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: TestClient, ids: Json) -> None:
