@@ -60,7 +60,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     mine = page.get_by_role("textbox", name="croissants")
     ours, cost = mine.input_value(), page.locator("[data-cost]")
     # By the handle, with keys.
-    handle = page.get_by_role("slider", name="croissants, by handle")
+    handle = page.get_by_role("slider", name="croissants slider")
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")

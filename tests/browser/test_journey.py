@@ -119,7 +119,7 @@ def test_from_an_empty_workspace_to_a_decision(someone: Callable[..., Page], loc
 
     page.goto(f"/posteriors/{posterior}/decide")
     expect(page.locator("#cost-curve .handle")).to_be_attached()
-    handle = page.get_by_role("slider", name="sold, by handle")
+    handle = page.get_by_role("slider", name="sold slider")
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
