@@ -33,7 +33,7 @@ from bco_core.backtest.summary import MOST_SERIES, Rows, aligned, summarize
 from bco_core.backtest.verdict import DONE
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
-from bco_core.problems.registry import build_problem, completed
+from bco_core.problems.registry import build_problem, complete_spec
 from bco_core.progress import Progress, part_of
 from bco_core.timeline import Timeline
 
@@ -61,12 +61,12 @@ class Backtest:
     @cached_property
     def problem(self) -> DecisionProblem:
         """What decisions are judged by; what a specification leaves to the history is estimated from all its rows."""
-        return build_problem(completed(self.spec, history.outcomes_of(self.table, self.outcomes)))
+        return build_problem(complete_spec(self.spec, history.outcomes_of(self.table, self.outcomes)))
 
     def _known_problem(self, split: int) -> DecisionProblem:
         """What is decided for in a split: what is estimated comes from rows that were known."""
         known = self.table.take(pa.array(self.splits[split].known.numpy()))
-        spec = completed(self.spec, history.outcomes_of(known, self.outcomes))
+        spec = complete_spec(self.spec, history.outcomes_of(known, self.outcomes))
         return self.problem if spec == self.spec else build_problem(spec)
 
     @cached_property

@@ -25,7 +25,7 @@ from app.http.routes import parsed
 from app.problems import service as problems
 from app.problems.schemas import NewProblem
 from app.settings import Settings
-from bco_core.problems.linear.model import MOST
+from bco_core.problems.linear.model import MAXIMUM_PARTS
 from bco_core.problems.registry import PROBLEMS
 
 # HiGHS and numpy start threads, whose stacks count as memory.
@@ -63,8 +63,8 @@ def made(parts: Mapping[str, bytes], description: ImportDescription, settings: S
             "folder": folder,
             "parts": list(parts),
             "description": description.model_dump(),
-            "rows": MOST["rows"],
-            "columns": MOST["decisions"] + MOST["recourse"],
+            "rows": MAXIMUM_PARTS["rows"],
+            "columns": MAXIMUM_PARTS["decisions"] + MAXIMUM_PARTS["recourse"],
             "entries": settings.max_json_values,
         }
         asked(readers, question, settings, "send a smaller model")

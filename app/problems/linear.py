@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from app.http.schemas import Name, Request
 from app.problems.newsvendor import AbsoluteGap, Bound, Coefficient, Coefficients, RelativeGap, Sense
-from bco_core.problems.linear.model import MOST
+from bco_core.problems.linear.model import MAXIMUM_PARTS
 
 
 class Number(Request):
@@ -97,10 +97,10 @@ class LinearSpec(Request):
     sense: Literal["minimize", "maximize"] = Field(
         "minimize", description="maximize: costs are what a unit brings, and an answer's costs are minus the value"
     )
-    decisions: list[LinearDecision] = Field(min_length=1, max_length=MOST["decisions"])
-    recourse: list[LinearRecourse] = Field([], max_length=MOST["recourse"])
-    outcomes: list[LinearOutcome] = Field(min_length=1, max_length=MOST["outcomes"])
-    rows: list[LinearRow] = Field([], max_length=MOST["rows"])
+    decisions: list[LinearDecision] = Field(min_length=1, max_length=MAXIMUM_PARTS["decisions"])
+    recourse: list[LinearRecourse] = Field([], max_length=MAXIMUM_PARTS["recourse"])
+    outcomes: list[LinearOutcome] = Field(min_length=1, max_length=MAXIMUM_PARTS["outcomes"])
+    rows: list[LinearRow] = Field([], max_length=MAXIMUM_PARTS["rows"])
     relative_gap: RelativeGap = None
     absolute_gap: AbsoluteGap = None
 

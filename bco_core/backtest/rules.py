@@ -19,7 +19,7 @@ from bco_core.baselines.ieo import fit_ieo_ensemble
 from bco_core.baselines.weights import BANDWIDTHS, NEIGHBOURS, Weights, kernel_weights, neighbour_weights
 from bco_core.data import FOLDS, Sample, Standardizer, evenly
 from bco_core.inference.forward import regression_after, season_decisions
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.problems.surrogate import Surrogate
 
@@ -84,7 +84,7 @@ def regression(problem: DecisionProblem, origin: Origin) -> Tensor:
 
 def boosted(problem: DecisionProblem, origin: Origin) -> Tensor:
     """LightGBM at each outcome's critical fractile; its size is chosen on the newest quarter of what is known."""
-    levels = fractiles(problem)
+    levels = problem.fractiles
     if levels is None:
         raise RuntimeError("only decisions that are quantiles can be boosted quantiles")
     train, validation = newest_quarter(origin)
@@ -177,7 +177,7 @@ def _no_season(problem: DecisionProblem, season: int) -> str:
 
 
 def _no_quantiles(problem: DecisionProblem, season: int) -> str:
-    return "" if fractiles(problem) is not None else "decisions are not quantiles of single outcomes here"
+    return "" if problem.fractiles is not None else "decisions are not quantiles of single outcomes here"
 
 
 def _no_gradient(problem: DecisionProblem, season: int) -> str:
@@ -185,7 +185,7 @@ def _no_gradient(problem: DecisionProblem, season: int) -> str:
         return "decisions have no gradient by the prediction, and it learns by one"
     if isinstance(problem.relaxation, Surrogate):
         return "decisions jump as predictions move, and it learns by the gradient of what they cost"
-    if getattr(problem, "decides_slowly", False):
+    if problem.decides_slowly:
         return "every decision takes a program of its own here, and its many steps would take hours"
     whole = "its averaged decisions would not be whole numbers, and some must be"
     return "" if problem.relaxation is problem else whole

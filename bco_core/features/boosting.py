@@ -33,7 +33,7 @@ from bco_core.data import Arrays, Sample, Standardizer, fold_numbers
 from bco_core.features.base import FeatureKind
 from bco_core.features.boosted import MEAN, Array, Boosted, Model, beside, from_arrays, units_of
 from bco_core.features.trees import Forest, from_lightgbm, joined
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.timeline import blocks, known_before
 
@@ -60,7 +60,7 @@ class Boosting:
     @staticmethod
     def of(sample: Sample, rows: Tensor, problem: DecisionProblem, seed: int) -> Boosting:
         """For the outcomes' means, and quantiles where outcomes are few."""
-        count, wanted = sample.outcomes.shape[1], fractiles(problem)
+        count, wanted = sample.outcomes.shape[1], problem.fractiles
         base = [MEAN] * count if wanted is None else wanted.tolist()
         many = len(sample) > MANY_ROWS
         leveled = sample.timeline is not None and bool(sample.timeline.levels)

@@ -19,8 +19,7 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.forward import Forward, constant_before, look_forward, regression_before, tail_of
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing, decide_over, first_policy
 from bco_core.predictive import History, predictive_scenarios
-from bco_core.problems.answers import promises
-from bco_core.problems.base import DecisionProblem, counted_within
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios, expected_cost
@@ -138,7 +137,7 @@ def _chosen(
 
 def _recommended(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
     """The cheapest; of a problem that promises something of what may happen, the one that looks at it."""
-    if promises(problem):
+    if problem.promises:
         return policy_of_paper(problem)
     names = competing(problem)
     return names[select([costs[name][rows] for name in names], [{} for _ in names]).chosen]
@@ -146,7 +145,7 @@ def _recommended(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tenso
 
 def policy_of_paper(problem: DecisionProblem) -> str:
     """What the paper decides by, unless the problem promises something of what may happen."""
-    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if promises(problem) else "bcp"
+    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if problem.promises else "bcp"
 
 
 def sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -245,7 +244,7 @@ def _fifths(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def beyond_bounds(problem: DecisionProblem, outcomes: Tensor) -> int:
     """How many rows (n, d_y) have an outcome that the problem counts as one of its stated bounds instead."""
-    bounds = counted_within(problem)
+    bounds = problem.counted_within
     return 0 if bounds is None else int(((outcomes < bounds[0]) | (outcomes > bounds[1])).any(dim=1).sum())
 
 

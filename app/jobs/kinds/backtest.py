@@ -36,7 +36,7 @@ from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import estimate
-from bco_core.problems.base import Outline
+from bco_core.problems.base import ProblemOutline
 from bco_core.progress import Progress
 
 # What a rule takes in a split, in seconds of one core: for fitting, and for each row. Good to a factor of five.
@@ -81,7 +81,7 @@ def dataset_has_no_time(dataset: DatasetRow) -> bool:
     return history.column_of(dataset.columns, "time") is None
 
 
-def _seconds(planned: Backtest, step: Step, outline: Outline, width: int) -> float:
+def _seconds(planned: Backtest, step: Step, outline: ProblemOutline, width: int) -> float:
     """About how long a policy takes in a split."""
     split = planned.splits[step.split]
     for index, one in enumerate(planned.asked.ours):

@@ -38,7 +38,7 @@ from torch import Tensor
 from bco_core.errors import Diverged, InvalidInput
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.mh.chains import Adaptation, Chains, MetropolisInfo, MetropolisState
-from bco_core.problems.base import UncertainConstraints, cost_floor
+from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Message, Progress, no_progress
 
 ACCEPTANCE = 0.234
@@ -201,7 +201,7 @@ class _Rows:
             # Just enough for one failure too many to be found among them.
             first = min(max(2 * allowed, count // 10, 1), count)
         encoded = target.encoded()
-        floor = cost_floor(target.problem) / target.cost_scale
+        floor = target.problem.cost_floor / target.cost_scale
         return _Rows(
             target, constrained, encoded, count, allowed, floor, options.early_rejection, first, options.keep_mean
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.problems.linear.description import SENSES
+from bco_core.problems.linear.model import SENSES
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.newsvendor.description import Rows
 from bco_core.solvers.linear_form import Array

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.batch_kernels import sum_of_rows
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk
+from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.newsvendor import description as describe
 from bco_core.problems.newsvendor.atoms import ItemCosts, grid_bounds
@@ -43,7 +43,7 @@ _SERVICE_ROOM = 0.02
 
 
 @dataclass(frozen=True)
-class Newsvendor(Problem):
+class Newsvendor(DecisionProblem):
     """Unit costs, order bounds, the most demand there can be, stock on hand, what orders are multiples of (0 for any
     amount) and the service levels of items, each (d_y,), float64; rows across items; and the share of all demand that
     must be met."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bco_core.batch_kernels import mean_of_atoms
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.portfolio.facts import facts_of
 from bco_core.problems.portfolio.gradient import pulled_back
 from bco_core.problems.portfolio.positions import Portfolios
@@ -26,7 +26,7 @@ _OPEN = "the solvers could not prove this portfolio best; the gap says how much 
 
 
 @dataclass(frozen=True)
-class MeanVariancePortfolio(Problem):
+class MeanVariancePortfolio(DecisionProblem):
     """Least ½γ z'Σz − y'z + κ Σ |z − current|, with risk aversion γ and turnover cost κ."""
 
     portfolios: Portfolios

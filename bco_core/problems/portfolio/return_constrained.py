@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.portfolio.facts import facts_of
 from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.prices import edge_of_tail, prices_of
@@ -48,7 +48,7 @@ class _Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReturnConstrainedPortfolio(Problem):
+class ReturnConstrainedPortfolio(DecisionProblem):
     """Least variance under a return that must be kept with this confidence.
 
     A confidence of zero asks for the mean return alone. ``infeasible`` says what a target beyond reach is called: a

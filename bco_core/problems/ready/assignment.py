@@ -14,10 +14,10 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, Where, called, known, several, whole
+from bco_core.problems.ready.draft import ModelDraft, Spec, Where, called, known, several, whole
 
 
-def draft(spec: Spec) -> Draft:
+def draft(spec: Spec) -> ModelDraft:
     """The linear model of an assignment."""
     agents = called(several(spec, "agents", "agent"), lambda index: ("agents", index))
     tasks = called(several(spec, "tasks", "task"), lambda index: ("tasks", index))
@@ -29,7 +29,7 @@ def draft(spec: Spec) -> Draft:
             known(task, tasks, ("costs", agent, task), "task")
     pairs = _pairs(spec, agents, tasks, costs)
     _check(pairs, places, tasks)
-    made = Draft(sense=spec.get("sense") or "minimize")
+    made = ModelDraft(sense=spec.get("sense") or "minimize")
     names: dict[tuple[str, str], str] = {}
     for agent, task in pairs:
         name = f"{agent} to {task}"

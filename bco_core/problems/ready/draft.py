@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.linear.model import MOST
+from bco_core.problems.linear.model import MAXIMUM_PARTS
 
 Spec = dict[str, Any]
 Where = tuple[str | int, ...]
@@ -20,14 +20,14 @@ Number = float | dict[str, Any]
 
 
 @dataclass
-class Draft:
+class ModelDraft:
     """The parts of a linear model, and for each of them where it comes from."""
 
     sense: str = "minimize"
     gaps: Spec = field(default_factory=dict)
-    parts: dict[str, list[Spec]] = field(default_factory=lambda: {part: [] for part in MOST})
-    places: dict[str, list[Where]] = field(default_factory=lambda: {part: [] for part in MOST})
-    names: dict[str, dict[str, Where]] = field(default_factory=lambda: {part: {} for part in MOST})
+    parts: dict[str, list[Spec]] = field(default_factory=lambda: {part: [] for part in MAXIMUM_PARTS})
+    places: dict[str, list[Where]] = field(default_factory=lambda: {part: [] for part in MAXIMUM_PARTS})
+    names: dict[str, dict[str, Where]] = field(default_factory=lambda: {part: {} for part in MAXIMUM_PARTS})
 
     def decide(self, name: str, where: Where, cost: Number = 0.0, **terms: Any) -> str:
         """A decision with its ``minimum``, ``maximum`` and ``integer``; the name it goes by."""
@@ -100,8 +100,10 @@ class Draft:
         if name in names:
             other = "/".join(map(str, names[name]))
             raise InvalidInput(f"this would be called '{name}', as {other} is already; choose other names", where)
-        if len(names) >= MOST[part]:
-            raise InvalidInput(f"the problem is too large: it would have more than {MOST[part]:,} {part}", where)
+        if len(names) >= MAXIMUM_PARTS[part]:
+            raise InvalidInput(
+                f"the problem is too large: it would have more than {MAXIMUM_PARTS[part]:,} {part}", where
+            )
         names[name] = where
         self.parts[part].append(entry)
         self.places[part].append(where)

@@ -10,14 +10,14 @@ Demand that is not served costs its shortage cost, so every choice of facilities
 from __future__ import annotations
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, given, named, number, whole
+from bco_core.problems.ready.draft import ModelDraft, Spec, given, named, number, whole
 
 
-def draft(spec: Spec) -> Draft:
+def draft(spec: Spec) -> ModelDraft:
     """The linear model of a facility location."""
     facilities, customers = named(spec, "facilities", "facility"), named(spec, "customers", "customer")
     costs = _transport_costs(spec, len(facilities), len(customers))
-    made = Draft()
+    made = ModelDraft()
     reaching: list[dict[str, float]] = [{} for _ in customers]
     for i, (facility, terms) in enumerate(facilities.items()):
         where = ("facilities", i)

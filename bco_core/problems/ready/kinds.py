@@ -15,9 +15,9 @@ from bco_core.problems.ready import (
     shortest_path,
     unit_commitment,
 )
-from bco_core.problems.ready.draft import Draft, Spec
+from bco_core.problems.ready.draft import ModelDraft, Spec
 
-READY: dict[str, Callable[[Spec], Draft]] = {
+READY: dict[str, Callable[[Spec], ModelDraft]] = {
     "shortest_path": shortest_path.draft,
     "assignment": assignment.draft,
     "knapsack": knapsack.draft,
@@ -41,7 +41,7 @@ def build_ready(spec: Spec) -> DecisionProblem:
         raise InvalidInput(str(error), draft.place(error.where)) from None
 
 
-def _draft(spec: Spec) -> Draft:
+def _draft(spec: Spec) -> ModelDraft:
     draft = READY[spec["kind"]](spec)
     draft.gaps = {name: spec[name] for name in ("relative_gap", "absolute_gap") if spec.get(name) is not None}
     return draft

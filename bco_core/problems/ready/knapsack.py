@@ -9,16 +9,17 @@ Items are taken whole, or any share of their copies. The value of what is taken 
 from __future__ import annotations
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, Where, known, named, number, whole
+from bco_core.problems.ready.draft import ModelDraft, Spec, Where, known, named, number, whole
 
 
-def draft(spec: Spec) -> Draft:
+def draft(spec: Spec) -> ModelDraft:
     """The linear model of a knapsack."""
     items = named(spec, "items", "item")
     limits = {name: number(limit, ("capacities", name), 0.0) for name, limit in (spec.get("capacities") or {}).items()}
     if not limits:
         raise InvalidInput("give at least one capacity", ("capacities",))
-    made, taken = Draft(sense="maximize"), {name: {} for name in limits}  # type: Draft, dict[str, dict[str, float]]
+    made = ModelDraft(sense="maximize")
+    taken: dict[str, dict[str, float]] = {name: {} for name in limits}
     for index, (name, item) in enumerate(items.items()):
         where: Where = ("items", index)
         for capacity, weight in (item.get("weights") or {}).items():

@@ -15,15 +15,15 @@ from __future__ import annotations
 from typing import Any
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, Where, given, known, named, never_negative, number
+from bco_core.problems.ready.draft import ModelDraft, Spec, Where, given, known, named, never_negative, number
 
 
-def draft(spec: Spec) -> Draft:
+def draft(spec: Spec) -> ModelDraft:
     """The linear model of a production."""
     products = named(spec, "products", "product")
     resources = named(spec, "resources", "resource") if spec.get("resources") else {}
     ingredients = named(spec, "ingredients", "ingredient") if spec.get("ingredients") else {}
-    made = Draft(sense="maximize")
+    made = ModelDraft(sense="maximize")
     used: dict[str, dict[str, float]] = {name: {} for name in (*resources, *ingredients)}
     if len(used) < len(resources) + len(ingredients):
         raise InvalidInput("a resource and an ingredient have the same name", ("ingredients",))
@@ -71,7 +71,7 @@ def _maximum(terms: Spec, where: Where) -> float | None:
 
 
 def _blend(
-    made: Draft,
+    made: ModelDraft,
     product: str,
     terms: Spec,
     where: Where,
@@ -111,7 +111,7 @@ def _quality(ingredient: Spec, quality: str, index: int) -> float:
     return number(own[quality], (*where, quality))
 
 
-def _sell(made: Draft, product: str, terms: Spec, where: Where) -> None:
+def _sell(made: ModelDraft, product: str, terms: Spec, where: Where) -> None:
     """What is done with a product once demand and price are known."""
     make = f"make {product}"
     price: Any = terms.get("price")

@@ -17,7 +17,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, Where, called, known, never_negative, several
+from bco_core.problems.ready.draft import ModelDraft, Spec, Where, called, known, never_negative, several
 
 _NEGATIVE = "in a graph with a cycle costs and factors must be at least zero"
 
@@ -30,7 +30,7 @@ class _Edge(NamedTuple):
     where: Where
 
 
-def draft(spec: Spec) -> Draft:
+def draft(spec: Spec) -> ModelDraft:
     """The linear model of a shortest path."""
     edges, directed = _edges(spec), spec.get("directed", True)
     ends = [end for edge in edges for end in (edge.start, edge.end)]
@@ -43,7 +43,7 @@ def draft(spec: Spec) -> Draft:
     if target not in _reached(source, ways):
         raise InvalidInput(f"no way leads from {source} to {target}", ("target",))
     least = 0.0 if not directed or _has_cycle(ways) else None
-    made = Draft()
+    made = ModelDraft()
     leaving: dict[str, dict[str, float]] = {node: {} for node in nodes}
     for edge in edges:
         cost = made.quantity(edge.cost, edge.name, (*edge.where, "cost"), least)

@@ -23,10 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, Where, given, named, whole
+from bco_core.problems.ready.draft import ModelDraft, Spec, Where, given, named, whole
 
 
-def draft(spec: Spec) -> Draft:
+def draft(spec: Spec) -> ModelDraft:
     """The linear model of a unit commitment."""
     hours = whole(spec.get("hours"), ("hours",), 1)
     units = named(spec, "units", "unit")
@@ -36,7 +36,7 @@ def draft(spec: Spec) -> Draft:
     shed, curtail = (
         given(spec, name, (), default, 0.0) for name, default in (("shedding_cost", None), ("curtailment_cost", 0.0))
     )
-    made = Draft()
+    made = ModelDraft()
     given_by_hour: list[dict[str, float]] = [{} for _ in range(hours)]
     for index, (name, terms) in enumerate(units.items()):
         unit = _unit(name, terms, ("units", index))
@@ -101,7 +101,7 @@ def _ramp(terms: Spec, side: str, where: Where) -> float | None:
     return None if terms.get(side) is None else given(terms, side, where, least=0.0)
 
 
-def _schedule(made: Draft, unit: _Unit, hours: int) -> None:
+def _schedule(made: ModelDraft, unit: _Unit, hours: int) -> None:
     """On and off, starts, and the least hours of each."""
     before = float(unit.initially_on)
     for h in range(hours):
@@ -134,7 +134,7 @@ def _schedule(made: Draft, unit: _Unit, hours: int) -> None:
         )
 
 
-def _outputs(made: Draft, unit: _Unit, hours: int) -> list[str]:
+def _outputs(made: ModelDraft, unit: _Unit, hours: int) -> list[str]:
     """What a unit gives in each hour."""
     names = [made.later(unit.output(h), (*unit.where, "unit_cost"), unit.unit_cost) for h in range(hours)]
     for h, output in enumerate(names):

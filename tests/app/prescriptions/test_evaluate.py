@@ -267,7 +267,7 @@ def test_what_may_not_begin_here_is_judged_elsewhere(
     contexts, decision = [{"rain": 4.0}], {"small": 3}
     here = evaluate(client, trucks["id"], contexts=contexts, decisions=[decision])
     plain = prescribe(client, trucks["id"], contexts=contexts)
-    monkeypatch.setattr(linear, "is_long", lambda *_: True)
+    monkeypatch.setattr(linear, "_is_long", lambda *_: True)
     client.app.state.slow.clear()  # type: ignore[attr-defined]
     there = evaluate(client, trucks["id"], contexts=contexts, decisions=[decision])
     assert (
