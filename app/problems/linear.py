@@ -11,7 +11,7 @@ from app.problems.newsvendor import AbsoluteGap, Bound, Coefficient, Coefficient
 from bco_core.problems.linear.model import MAXIMUM_PARTS
 
 
-class Number(Request):
+class UncertainNumber(Request):
     """A number that is not known yet: constant + Σ factor · outcome."""
 
     constant: Coefficient = 0.0
@@ -19,11 +19,13 @@ class Number(Request):
 
 
 def _which(value: Any) -> str:
-    return "uncertain" if isinstance(value, dict | Number) else "certain"
+    return "uncertain" if isinstance(value, dict | UncertainNumber) else "certain"
 
 
-Value = Annotated[Annotated[Coefficient, Tag("certain")] | Annotated[Number, Tag("uncertain")], Discriminator(_which)]
-Values = dict[Name, Value]
+NumberOrUncertain = Annotated[
+    Annotated[Coefficient, Tag("certain")] | Annotated[UncertainNumber, Tag("uncertain")], Discriminator(_which)
+]
+NumbersByName = dict[Name, NumberOrUncertain]
 _VALUE = "a number, or constant and outcomes where it depends on them"
 
 
@@ -31,7 +33,9 @@ class LinearDecision(Request):
     """Something decided now, before the outcome is known."""
 
     name: Name = Field(examples=["order"])
-    cost: Value = Field(0.0, description=f"cost of each unit, what it brings where the sense is maximize: {_VALUE}")
+    cost: NumberOrUncertain = Field(
+        0.0, description=f"cost of each unit, what it brings where the sense is maximize: {_VALUE}"
+    )
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
     integer: bool = Field(False, description="only whole numbers will do; with bounds 0 and 1 it is yes or no")
@@ -41,7 +45,7 @@ class LinearRecourse(Request):
     """Something that can still be done once the outcome is known."""
 
     name: Name = Field(examples=["express"])
-    cost: Value = Field(0.0, description=f"cost of each unit: {_VALUE}")
+    cost: NumberOrUncertain = Field(0.0, description=f"cost of each unit: {_VALUE}")
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
     integer: bool = Field(False, description="only whole numbers will do")
@@ -62,10 +66,10 @@ class LinearRow(Request):
     """
 
     name: Name | None = None
-    decisions: Values = Field({}, description=f"by name: {_VALUE}")
-    recourse: Values = Field({}, description=f"by name: {_VALUE}")
+    decisions: NumbersByName = Field({}, description=f"by name: {_VALUE}")
+    recourse: NumbersByName = Field({}, description=f"by name: {_VALUE}")
     sense: Sense
-    limit: Value = Field(description=_VALUE)
+    limit: NumberOrUncertain = Field(description=_VALUE)
 
 
 class LinearSpec(Request):

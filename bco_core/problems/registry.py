@@ -20,7 +20,7 @@ from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.reach import check_reach
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.problems.portfolio.risk import with_risk
-from bco_core.problems.ready.kinds import READY, build_ready, compiled
+from bco_core.problems.ready.kinds import READY, build_ready, compile_ready
 from bco_core.solvers.dual_newton import Array
 
 
@@ -48,7 +48,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "linear": ProblemKind(build_linear, compiled=dict),
     "two_stage_linear": ProblemKind(TwoStageLinear.from_spec, compiled=two_stage_as_linear),
     "shipment": ProblemKind(TwoStageLinear.from_shipment, compiled=shipment_as_linear),
-    **{kind: ProblemKind(build_ready, compiled=compiled) for kind in READY},
+    **{kind: ProblemKind(build_ready, compiled=compile_ready) for kind in READY},
     "return_constrained_portfolio": ProblemKind(
         ReturnConstrainedPortfolio.from_spec,
         differentiable=False,

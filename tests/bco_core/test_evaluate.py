@@ -221,7 +221,7 @@ def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
         best = min((z for z in costs if sum(z) <= 7), key=lambda z: costs[z])
         assert tuple(found.decisions[row].tolist()) == best
         np.testing.assert_allclose(found.costs.mean[row], costs[best], rtol=1e-9)
-    assert [breach.sentence for breach in found.breaches[0]] == ["small is 2.5 and only whole numbers will do"]
+    assert [breach.sentence for breach in found.breaches[0]] == ["small is 2.5 and must be an integer"]
 
 
 @pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
@@ -284,8 +284,8 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
         ],
     ]
     assert found.breaches[0][0].sentence == "small is 9, 3 above its most, 6"
-    assert found.breaches[1][0].sentence == "'drivers' comes to 10, 3 above its limit, 7"
-    assert found.breaches[2][2].sentence == "'row 2' comes to 0.4, 0.6 below its limit, 1"
+    assert found.breaches[1][0].sentence == "'drivers' is 10, 3 above its limit, 7"
+    assert found.breaches[2][2].sentence == "'row 2' is 0.4, 0.6 below its limit, 1"
     assert found.breaches[3] == found.breaches[4] == []
     assert found.costs.mean[:3].isfinite().all()
     assert found.regret[:3].isfinite().all()

@@ -1,4 +1,4 @@
-"""Every ready-made kind by name: a new one is a file with ``draft`` and a line here."""
+"""All ready-made kinds by name: a new one is a file with ``draft`` and a line here."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ READY: dict[str, Callable[[Spec], ModelDraft]] = {
 }
 
 
-def compiled(spec: Spec) -> Spec:
-    """The linear model of a ready-made problem."""
+def compile_ready(spec: Spec) -> Spec:
+    """Write a ready-made problem as a specification of kind ``linear``."""
     return _draft(spec).spec()
 
 
 def build_ready(spec: Spec) -> DecisionProblem:
-    """The decision problem of a ready-made one; refusals stand at its own places."""
+    """Build a ready-made problem; refusals name the places of its own specification."""
     draft = _draft(spec)
     try:
         return build_linear(draft.spec())
