@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from app.http.errors import InvalidRequest
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.security import Reader, Trainer
 from app.model_files import service
 from app.model_files.schemas import ImportAnswer, ProblemImport
@@ -17,7 +17,7 @@ from app.problems import service as problems
 from app.problems.check import check
 from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=IdempotentRoute)
 
 At = Annotated[
     list[str] | None,

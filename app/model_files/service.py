@@ -11,15 +11,15 @@ import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from app.confined import Confined
+from app.child_processes import FileReaders
 from app.datasets import service as datasets
 from app.datasets.parsing import RawTable
-from app.datasets.reader import asked
-from app.datasets.roles import Roles
+from app.datasets.reader import ask_reader
+from app.datasets.roles import ColumnRoles
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.model_files.schemas import ImportDescription
 from app.model_files.write_mps import write_mps
 from app.problems import service as problems
@@ -29,7 +29,7 @@ from bco_core.problems.linear.model import MAXIMUM_PARTS
 from bco_core.problems.registry import PROBLEMS
 
 # HiGHS and numpy start threads, whose stacks count as memory.
-readers = Confined("app.model_files.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+readers = FileReaders("app.model_files.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
 NOT_LINEAR = "a problem of this kind is no linear model, so it cannot be written as MPS"
 
 
@@ -44,7 +44,7 @@ class ImportedModel(NamedTuple):
 def parse_description(text: bytes) -> ImportDescription:
     """The description that came with a file."""
     try:
-        value = parsed(text)
+        value = parse_json(text)
     except ValueError:
         raise InvalidRequest.at(("description",), "the description is not valid JSON") from None
     try:
@@ -67,7 +67,7 @@ def read_import(parts: Mapping[str, bytes], description: ImportDescription, sett
             "columns": MAXIMUM_PARTS["decisions"] + MAXIMUM_PARTS["recourse"],
             "entries": settings.max_json_values,
         }
-        asked(readers, question, settings, "send a smaller model")
+        ask_reader(readers, question, settings, "send a smaller model")
         found: dict[str, Any] = orjson.loads(Path(folder, "made").read_bytes())
     try:
         problem = NewProblem.model_validate({"name": description.name, "spec": found["spec"]})
@@ -99,7 +99,7 @@ def create(workspace: str, found: ImportedModel) -> tuple[ProblemRow, str | None
     dataset_id = None
     with transaction() as session:
         if found.table is not None:
-            roles = Roles(list(found.table.columns), [], [])
+            roles = ColumnRoles(list(found.table.columns), [], [])
             dataset_id = datasets.add(session, workspace, f"scenarios of {name}"[:200], found.table, roles).id
         return problems.add(session, workspace, found.problem), dataset_id
 

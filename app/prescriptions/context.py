@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from torch import Tensor
 
-from app.datasets.encoding import Encoded
+from app.datasets.encoding import EncodedContexts
 from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, HttpError, InvalidRequest, UnavailableError
@@ -56,7 +56,7 @@ def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequ
         return None
     if not decides_alone(loaded.posterior, loaded.problem, options):
         return None
-    patch = None if request.problem is None else digest(request.problem)
+    patch = None if request.problem_patch is None else digest(request.problem_patch)
     return workspace, posterior_id, options, request.require_quality, patch
 
 
@@ -138,7 +138,7 @@ class Given:
     asked: Asked
     past: Past | None
     contexts: Sequence[Sequence[Any]]
-    encoded: Encoded
+    encoded: EncodedContexts
     theta: Tensor
 
 
@@ -162,7 +162,7 @@ def prepare(
     include_module.check(row, request, len(request.contexts), "contexts")
     loaded = ready(cache, row)
     with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
-        asked = asked_for(cache, row, loaded.problem, request.problem)
+        asked = asked_for(cache, row, loaded.problem, request.problem_patch)
     rows = past(cache, row, loaded, revision)
     contexts = loaded.encoding.in_order([context for one in requests for context in one.contexts])
     encoded = loaded.encoding.encode_rows(contexts, rows)
@@ -193,12 +193,12 @@ def time_left(request: PrescribeRequest, began: float, answers: int) -> tuple[fl
 
 
 def _looked_back_on(loaded: Ready, rows: Past | None) -> dict[str, Any] | None:
-    if rows is None or loaded.encoding.looking is None:
+    if rows is None or loaded.encoding.lookback is None:
         return None
-    return {"revision": rows.revision, "last": loaded.encoding.looking.recipe.clock.text(rows.last)}
+    return {"revision": rows.revision, "last": loaded.encoding.lookback.recipe.clock.text(rows.last)}
 
 
-def all_refused(encoded: Encoded, first: int, end: int) -> InvalidRequest:
+def all_refused(encoded: EncodedContexts, first: int, end: int) -> InvalidRequest:
     """What is wrong with the contexts ``first`` to ``end``, none of which can be decided for."""
     listed = [(number - first, encoded.refused[number]) for number in range(first, min(end, first + _MOST_ERRORS))]
     places = [(("contexts", index, why.column) if why.column else ("contexts", index), why) for index, why in listed]
@@ -260,7 +260,7 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
         )
 
 
-def summary(loaded: Ready, encoded: Encoded, far: dict[int, list[int]], first: int, end: int) -> list[str]:
+def summary(loaded: Ready, encoded: EncodedContexts, far: dict[int, list[int]], first: int, end: int) -> list[str]:
     """What is to be said of the contexts ``first`` to ``end``, each thing once."""
     said: Counter[str] = Counter()
     columns: Counter[int] = Counter()

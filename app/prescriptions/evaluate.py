@@ -17,7 +17,7 @@ from app.prescriptions.prescribe import core_options, decide_usable, far_from_hi
 from app.prescriptions.schemas import REFUSED
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core.evaluate import Evaluated, evaluate
+from bco_core.evaluate import Evaluation, evaluate
 from bco_core.prescribe import QUANTILES
 from bco_core.problems.base import Breach
 from bco_core.problems.registry import fix_decision
@@ -127,7 +127,7 @@ def _judged(
     decisions: Tensor,
     owners: Tensor,
     usable: list[int],
-) -> Evaluated:
+) -> Evaluation:
     """What is found of the decisions for contexts that can be decided for, numbered among these."""
     loaded = given.loaded
     place = torch.full((len(ours),), -1)
@@ -152,7 +152,7 @@ def _evaluations(
     given: Given,
     named: list[list[str]],
     ours: list[dict[str, Any]],
-    found: Evaluated,
+    found: Evaluation,
     decisions: Tensor,
     owners: Tensor,
     usable: list[int],
@@ -177,7 +177,7 @@ def _evaluations(
     return answers
 
 
-def _alternatives(given: Given, found: Evaluated, decisions: Tensor, outcomes: list[str]) -> list[dict[str, Any]]:
+def _alternatives(given: Given, found: Evaluation, decisions: Tensor, outcomes: list[str]) -> list[dict[str, Any]]:
     """Every decision in the shape of ``AlternativeAnswer``, but for its name."""
     names, spec = given.loaded.decisions, given.asked.spec
 
@@ -195,9 +195,9 @@ def _alternatives(given: Given, found: Evaluated, decisions: Tensor, outcomes: l
         "cvar_95": listed(found.costs.cvar),
         "feasibility": listed(found.feasibility),
         "service_level": _levels(found.service, outcomes, len(found.status)),
-        "regret": listed(found.regret),
-        "regret_standard_error": listed(found.regret_error),
-        "regret_quantiles": by_level(found.regret_quantiles),
+        "extra_cost": listed(found.extra_cost),
+        "extra_cost_standard_error": listed(found.extra_cost_error),
+        "extra_cost_quantiles": by_level(found.extra_cost_quantiles),
         "worse_in": listed(found.worse_in),
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

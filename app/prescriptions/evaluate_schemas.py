@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.http.schemas import Name, Request
+from app.http.schemas import Name, StrictModel
 from app.prescriptions.schemas import EXAMPLE_CONTEXTS, PosteriorsAnswer, PrescribeRequest, PrescriptionAnswer
 from bco_core.problems.base import Status
 
@@ -17,7 +17,7 @@ Amount = Annotated[float, Field(ge=-1e12, le=1e12)]
 Decision = dict[str, Amount | None]
 
 
-class Alternative(Request):
+class Alternative(StrictModel):
     """A decision of the caller's own. What it leaves out, or gives as null, is left to us: the rest as it is given."""
 
     name: Name | None = Field(None, description="what to call it in the answer; its number by default")
@@ -95,11 +95,11 @@ class AlternativeAnswer(BaseModel):
     service_level: dict[str, float | None] | None = Field(
         description="the share of scenarios in which each outcome is served, where that means something"
     )
-    regret: float | None = Field(description="its expected cost less ours; below zero where it costs less")
-    regret_standard_error: float | None = Field(
-        description="what the regret owes to there being so many scenarios and no more"
+    extra_cost: float | None = Field(description="its expected cost less ours; negative where it costs less")
+    extra_cost_standard_error: float | None = Field(description="Monte Carlo standard error of extra_cost")
+    extra_cost_quantiles: dict[str, float | None] = Field(
+        description="of the difference of costs, scenario by scenario"
     )
-    regret_quantiles: dict[str, float | None] = Field(description="of the difference of costs, scenario by scenario")
     worse_in: float | None = Field(description="the share of scenarios in which it costs more than ours")
 
 

@@ -19,7 +19,7 @@ from fastapi import Request
 from app import metrics
 from app.prescriptions.context import prescribe_until, too_long
 from app.prescriptions.schemas import PrescribeRequest
-from app.solving.pool import Solvers
+from app.solving import Solvers
 from bco_core import deadline
 from bco_core.errors import OutOfTime
 
@@ -44,7 +44,7 @@ def is_slow(known: SlowCalls, posterior_id: str, request: PrescribeRequest) -> b
 
 
 def _kind(posterior_id: str, request: PrescribeRequest) -> Hashable:
-    plain = request.risk is None, request.problem is None, frozenset(request.include)
+    plain = request.risk is None, request.problem_patch is None, frozenset(request.include)
     return type(request), posterior_id, request.policy, request.scenarios, request.costs_over, plain
 
 

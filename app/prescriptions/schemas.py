@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, Json, WithJsonSchema, field_validator
 
-from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Seed, StrictModel, TimeLimit
 from app.posteriors.schemas import Quality
 from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, Opened
 from app.problems.patch import Difference, Patch
@@ -27,7 +27,7 @@ EXAMPLE_CONTEXTS: list[Any] = [
 Context = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "items": {}}]})]
 
 
-class RiskMeasure(Request):
+class RiskMeasure(StrictModel):
     """(1 − w)·expected cost + w·CVaR, the mean cost of the worst 1 − level of the scenarios."""
 
     cvar_weight: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="w: 0 is expected cost, 1 is CVaR alone")
@@ -57,7 +57,7 @@ class PrescribeOptions(Body):
     require_quality: Quality = Field(
         "bad", description="refuse to prescribe from a posterior of lower quality than this"
     )
-    problem: Patch | None = Field(
+    problem_patch: Patch | None = Field(
         None,
         description="numbers of the problem to change for this call, without learning again: the specification's "
         "shape, but lists of named things are mappings from names to the fields to change. The answer says what the "
@@ -105,7 +105,7 @@ class NewBatch(BatchOptions):
     dataset_id: str = Field(description="a data set that has the posterior's context columns; others are carried along")
 
 
-class BatchUpload(Request):
+class BatchUpload(StrictModel):
     """A file of contexts and how to decide for them: the fields of a multipart form."""
 
     # The fields of a form are texts.
@@ -124,7 +124,7 @@ class BatchUpload(Request):
     include: str = Field("", description=f"{INCLUDE_DESCRIPTION}; separated by commas")
     neighbours: Neighbours = Field(10, description="how many rows of the history to tell, where they are included")
     time_limit_seconds: TimeLimit | None = Field(None, description="stop after so long and fail")
-    problem: Json[Patch] | None = Field(None, description="numbers of the problem to change, as a text of JSON")
+    problem_patch: Json[Patch] | None = Field(None, description="numbers of the problem to change, as a text of JSON")
 
     def options(self) -> BatchOptions:
         risk = RiskMeasure(cvar_weight=self.cvar_weight, cvar_level=self.cvar_level) if self.cvar_weight else None

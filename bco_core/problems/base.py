@@ -125,11 +125,11 @@ class DecisionProblem(ABC):
 
     @abstractmethod
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         """Return one decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one.
 
-        ``time_limit`` is in seconds for the whole call; contexts that it cuts off have status ``time_limit``.
+        ``time_limit_seconds`` holds for the whole call; contexts that it cuts off have status ``time_limit``.
         """
 
     @property

@@ -18,11 +18,11 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.evaluate import GIVEN, OURS, Evaluated, evaluate
+from bco_core.evaluate import GIVEN, OURS, Evaluation, evaluate
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.posterior import Posterior
-from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, what_may_happen
+from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, scenario_sets
 from bco_core.problems.base import DecisionProblem, Risk
 from bco_core.problems.registry import PROBLEMS, build_problem, fix_decision
 from bco_core.scenarios import Scenarios
@@ -74,7 +74,7 @@ def tensor(*rows: Any) -> Tensor:
 
 def judged(
     spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
-) -> tuple[Tensor, Evaluated]:
+) -> tuple[Tensor, Evaluation]:
     """Ours for all contexts, and what is found of the given decisions."""
     problem, asked = build_problem(spec), PrescribeOptions(**options)
     ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
@@ -96,11 +96,11 @@ def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenari
     asked = PrescribeOptions(**options)
     encoded = posterior.encode(CONTEXTS)
     draws = posterior.scenarios(CONTEXTS, posterior.draws(asked.scenarios, asked.seed), encoded)
-    return draws, what_may_happen(posterior, CONTEXTS, encoded, draws, asked)[1]
+    return draws, scenario_sets(posterior, CONTEXTS, encoded, draws, asked)[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
-def test_costs_and_regrets_are_what_numpy_says_of_the_same_scenarios(options: dict[str, Any]) -> None:
+def test_costs_and_extra_costs_are_what_numpy_says_of_the_same_scenarios(options: dict[str, Any]) -> None:
     given_ = tensor([100.0, 90.0], [97.0, 110.0], [110.0, 80.0])
     owners = [2, 2, 6]
     ours, found = judged(ITEMS, given_, owners, **options)
@@ -119,11 +119,11 @@ def test_costs_and_regrets_are_what_numpy_says_of_the_same_scenarios(options: di
         by_quantile = [theirs[order][np.searchsorted(share, level * (1 - 1e-9))] for level in QUANTILES]
         np.testing.assert_allclose(found.costs.mean[row], weights @ theirs, rtol=1e-12)
         np.testing.assert_allclose(found.costs.quantiles[row], by_quantile, rtol=1e-12)
-        np.testing.assert_allclose(found.regret[row], weights @ more, rtol=1e-9)
+        np.testing.assert_allclose(found.extra_cost[row], weights @ more, rtol=1e-9)
         np.testing.assert_allclose(found.worse_in[row], weights @ (more > 0), rtol=1e-12)
-        np.testing.assert_allclose(found.regret_error[row], more.std(ddof=1) / math.sqrt(len(more)), rtol=1e-9)
+        np.testing.assert_allclose(found.extra_cost_error[row], more.std(ddof=1) / math.sqrt(len(more)), rtol=1e-9)
         middle = np.sort(more)[math.ceil(len(more) / 2 - 1e-9) - 1]
-        np.testing.assert_allclose(found.regret_quantiles[row, 2], middle, rtol=1e-9)
+        np.testing.assert_allclose(found.extra_cost_quantiles[row, 2], middle, rtol=1e-9)
     assert found.status == [GIVEN] * 3
 
 
@@ -131,12 +131,12 @@ def test_pairs_know_a_small_change_far_better_than_two_samples_would() -> None:
     ours = prescribe(POSTERIOR, build_problem(ITEMS), CONTEXTS).decisions
     _, found = judged(ITEMS, ours + 0.5, list(range(7)))
     costs = build_problem(ITEMS).cost(ours[:, None], happening()[1].outcomes)
-    assert (found.regret_error < 0.2 * costs.std(1) / math.sqrt(200)).all()
+    assert (found.extra_cost_error < 0.2 * costs.std(1) / math.sqrt(200)).all()
 
 
 @pytest.mark.parametrize("spec", [ITEMS, TRUCKS, ASSETS], ids=lambda spec: str(spec["kind"]))
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive", "map", "thompson"])
-def test_our_own_decision_has_no_regret_and_all_that_is_left_to_us_is_ours(spec: Spec, policy: str) -> None:
+def test_our_own_decision_has_no_extra_cost_and_all_that_is_left_to_us_is_ours(spec: Spec, policy: str) -> None:
     level = (0.05, 0.02) if spec is ASSETS else (20.0, 5.0)
     posterior = make_posterior(*level, outcome_dim=3 if spec is ASSETS else 2)
     problem = build_problem(spec)
@@ -145,7 +145,7 @@ def test_our_own_decision_has_no_regret_and_all_that_is_left_to_us_is_ours(spec:
     _, found = judged(spec, both, [*range(7), *range(7)], posterior, policy=policy)
     assert found.status == [GIVEN] * 7 + [OURS] * 7
     assert torch.equal(found.decisions, torch.cat([ours, ours]))
-    for zero in (found.regret, found.regret_error, found.worse_in, found.regret_quantiles):
+    for zero in (found.extra_cost, found.extra_cost_error, found.worse_in, found.extra_cost_quantiles):
         assert not zero.any(), policy
 
 
@@ -157,7 +157,7 @@ def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> 
         assert all(status == "optimal" for status in found.status)
 
 
-def test_what_is_left_of_two_stage_problems_is_the_best_that_cvxpy_finds_with_the_rest_fixed() -> None:
+def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
     @settings(max_examples=25)
     @given(st.integers(0, 10**9))
     def check(seed: int) -> None:
@@ -225,7 +225,7 @@ def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
-def test_what_is_left_of_portfolios_is_the_best_that_cvxpy_finds_with_the_rest_fixed(kind: str) -> None:
+def test_open_entries_of_portfolios_are_those_of_cvxpy(kind: str) -> None:
     spec = ASSETS | {"kind": kind} | ({"target_return": 0.02, "confidence": 0.5} if kind[0] == "r" else {})
     spec = {name: value for name, value in spec.items() if kind[0] == "m" or name != "risk_aversion"}
     posterior = make_posterior(0.05, 0.02, 3)
@@ -263,7 +263,7 @@ def test_nothing_is_called_optimal_that_keeps_its_constraints_too_seldom() -> No
     assert found.status == ["best_effort", GIVEN]
     for reason, share in zip(found.reasons, found.feasibility.tolist(), strict=True):
         assert share < 0.8
-        assert f"it keeps its constraints in {share:.1%} of what may happen, and 90% is asked" in reason
+        assert f"it satisfies its constraints in {share:.1%} of the scenarios, and 90% is required" in reason
 
 
 def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_why() -> None:
@@ -288,9 +288,9 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
     assert found.breaches[2][2].sentence == "'row 2' is 0.4, 0.6 below its limit, 1"
     assert found.breaches[3] == found.breaches[4] == []
     assert found.costs.mean[:3].isfinite().all()
-    assert found.regret[:3].isfinite().all()
+    assert found.extra_cost[:3].isfinite().all()
     assert found.status == [GIVEN, GIVEN, GIVEN, "infeasible", GIVEN]
-    assert "beside what is given" in found.reasons[3]
+    assert "with the given ones" in found.reasons[3]
     assert "decision rows" in found.reasons[3]
     assert found.decisions[3].isnan().all()
     assert found.costs.mean[3].isnan()
@@ -343,7 +343,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "_CHUNK_NUMBERS", 1)
     _, pieces = judged(ITEMS, given_, [5, 0, 2, 2, 6])
     assert torch.equal(whole.decisions, pieces.decisions)
-    assert torch.equal(whole.regret, pieces.regret)
+    assert torch.equal(whole.extra_cost, pieces.extra_cost)
     assert whole.status == pieces.status
 
 
@@ -365,7 +365,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
     problem = build_problem(ITEMS)
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
 
-    def found(given_: Tensor, seconds: float) -> Evaluated:
+    def found(given_: Tensor, seconds: float) -> Evaluation:
         return evaluate(
             POSTERIOR,
             problem,
@@ -395,7 +395,7 @@ def test_decisions_of_a_wrong_shape_are_refused() -> None:
 
 
 def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
-    """Over many contexts, regrets average to the differences that come true, within what chance explains."""
+    """Over many contexts, extra costs average to the differences that come true, within what chance explains."""
     spec: Spec = {"kind": "newsvendor", "items": [{"underage_cost": 3, "overage_cost": 1}]}
     problem: DecisionProblem = build_problem(spec)
 
@@ -423,8 +423,8 @@ def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
         true = problem.cost(factor * ours, fresh.outcomes) - problem.cost(ours, fresh.outcomes)
         error = float(true.std() / math.sqrt(len(true)))
         # The history's 600 rows err too, about as the square root of 2,000 to 600.
-        assert abs(float(found.regret.mean() - true.mean())) < 3 * error * math.sqrt(1 + 2000 / 600)
-        assert found.regret.mean() > 3 * error
+        assert abs(float(found.extra_cost.mean() - true.mean())) < 3 * error * math.sqrt(1 + 2000 / 600)
+        assert found.extra_cost.mean() > 3 * error
         assert abs(float(found.worse_in.mean() - (true > 0).double().mean())) < 0.08
 
 
@@ -433,5 +433,5 @@ def test_alternatives_of_many_contexts_are_judged_each_in_its_own() -> None:
     _, found = judged(ITEMS, tensor(*[z for _, z in pairs]), [owner for owner, _ in pairs])
     for number, (owner, z) in enumerate(pairs):
         _, alone = judged(ITEMS, tensor(z), [owner])
-        assert torch.equal(alone.regret[0], found.regret[number])
+        assert torch.equal(alone.extra_cost[0], found.extra_cost[number])
         assert torch.equal(alone.decisions[0], found.decisions[number])

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from app.backtests.schemas import Ours
+from app.backtests.schemas import CandidateSpec
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.migrate import migrate
@@ -17,7 +17,7 @@ from app.db.tables import JobPartRow, JobRow
 from app.jobs import compute, parts, queue, service
 from app.jobs.kinds import DEFAULT, KINDS
 from app.jobs.kinds import prescribe as batches
-from app.jobs.kinds.base import JobKind, Part
+from app.jobs.kinds.base import JobKind, JobPart
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
@@ -41,11 +41,11 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learn_alone(client: TestClient) -> Json:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    return ids | {"predictor": {"kind": "linear"}, "posterior": QUICK, "seed": 3}
+    return ids | {"predictor": {"kind": "linear"}, "inference": QUICK, "seed": 3}
 
 
 def learn_by_chains(client: TestClient) -> Json:
-    return prepare_fund(client) | {"kind": "learn", "predictor": {"kind": "linear"}, "posterior": CHAINS}
+    return prepare_fund(client) | {"kind": "learn", "predictor": {"kind": "linear"}, "inference": CHAINS}
 
 
 def prescribe(client: TestClient) -> Json:
@@ -55,7 +55,7 @@ def prescribe(client: TestClient) -> Json:
 
 def backtest(client: TestClient) -> Json:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    quick = Ours.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "posterior": QUICK})
+    quick = CandidateSpec.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK})
     asked = {"ours": [quick.model_dump()], "baselines": ["constant", "regression"], "splits": 2, "seed": 3}
     return ids | {"kind": "backtest"} | asked
 
@@ -125,10 +125,10 @@ def submitted(client: TestClient, body: Json) -> JobRow:
     return service.get(DEFAULT_WORKSPACE, job_id)
 
 
-def parts_of(job_id: str) -> list[Part]:
+def parts_of(job_id: str) -> list[JobPart]:
     query = sa.select(JobPartRow).where(JobPartRow.job_id == job_id).order_by(JobPartRow.seq)
     with transaction() as session:
-        return [Part(row.work, row.data) for row in session.scalars(query)]
+        return [JobPart(row.work, row.data) for row in session.scalars(query)]
 
 
 def silent(fraction: float, message: str) -> None:
@@ -230,7 +230,7 @@ def test_a_job_is_listed_by_its_kind_waits_in_its_queue_and_shows_what_was_asked
     (queued,) = queue.client().list_queued_workflows(workflow_ids=[job["id"]])
     assert queued.queue_name == KINDS[name].queue
     named = {"kind", "name", "problem_id", "dataset_id"}
-    for field in set(body) - named - {"predictor", "posterior"}:
+    for field in set(body) - named - {"predictor", "inference"}:
         assert job["spec"][field] == body[field]
     assert not named & set(job["spec"])
 

@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 
 from app.commands.serve import LocalService
 from app.demo import as_csv, bakery_rows
-from app.jobs.kinds.learn_on import FromPosterior
+from app.jobs.kinds.learn_on import LearnOnOptions
 from app.model_files.schemas import ImportDescription
 from app.posteriors.history import Features
-from app.posteriors.options import PosteriorSpec, PredictorSpec
+from app.posteriors.options import InferenceSpec, PredictorSpec
 from app.prescriptions.schemas import RiskMeasure
 from app.problems.schemas import NewProblem
 from tests.docs.commands import check, commands
@@ -30,9 +30,9 @@ from tests.docs.pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
 MODELS: dict[str, TypeAdapter[Any]] = {
     "ImportDescription": TypeAdapter(ImportDescription),
     "Features": TypeAdapter(Features),
-    "FromPosterior": TypeAdapter(FromPosterior),
+    "LearnOnOptions": TypeAdapter(LearnOnOptions),
     "NewProblem": TypeAdapter(NewProblem),
-    "PosteriorSpec": TypeAdapter(PosteriorSpec),
+    "InferenceSpec": TypeAdapter(InferenceSpec),
     "PredictorSpec": TypeAdapter(PredictorSpec),
     "RiskMeasure": TypeAdapter(RiskMeasure),
 }

@@ -117,7 +117,7 @@ def minimize_program(
     """
     model = program.rows_and_bounds
     decision, bound = np.full(len(program.cost), np.nan), np.nan
-    answer: highs.Answer | None = None
+    answer: highs.HighsAnswer | None = None
     failed = SolverFailure("HiGHS found no answer")
     # Where presolve leaves a gap, try without it; where HiGHS fails at that, try its default tolerances.
     for presolve, tolerance in _ATTEMPTS:
@@ -154,8 +154,8 @@ def _left(until: float | None) -> float | None:
 
 
 def _exactly_whole(
-    program: SparseProgram, whole: NDArray[np.bool_], fixed: float, answer: highs.Answer
-) -> highs.Answer:
+    program: SparseProgram, whole: NDArray[np.bool_], fixed: float, answer: highs.HighsAnswer
+) -> highs.HighsAnswer:
     """Round the integers of an answer exactly, and optimise all other variables for them.
 
     HiGHS accepts nearly integral numbers, and a row with a large coefficient magnifies the difference.

@@ -4,7 +4,7 @@
 
 :class:`FixedRecourse` is the fast path for models with a certain recourse matrix W, continuous recourse and few rows,
 however uncertain all else is: thousands of recourse values at once come from :mod:`bco_core.solvers.random_recourse`,
-decisions over scenarios from :mod:`bco_core.solvers.random_cuts`, both only if they are certified. Everything else goes
+decisions over scenarios from :mod:`bco_core.solvers.cuts`, both only if they are certified. Everything else goes
 to HiGHS, one pair after the other.
 """
 
@@ -26,10 +26,10 @@ from bco_core.problems.linear.affine import Matrix, Vector
 from bco_core.problems.linear.model import LARGEST_FORM, LinearModel, form_size
 from bco_core.problems.linear.program import REASONS, Solution, risk_of, with_gap
 from bco_core.problems.linear.stages import ProgramSequence
-from bco_core.solvers import cuts, highs, random_cuts
+from bco_core.solvers import cuts, highs
 from bco_core.solvers.dual_simplex import OPTIMAL, Index
 from bco_core.solvers.linear_form import Array, LinearProgram
-from bco_core.solvers.random_recourse import RandomRecourse, Solved
+from bco_core.solvers.random_recourse import RandomRecourse, RecourseSolutions
 from bco_core.status import CUTS, Gap
 
 _VALUES = {Status.INFEASIBLE: np.inf, Status.UNBOUNDED: -np.inf}
@@ -170,7 +170,7 @@ class FixedRecourse:
         shape = np.broadcast_shapes(decisions.shape[:-1], outcomes.shape[:-1])
         return _cost(decisions.double().expand(*shape, -1), outcomes.double().expand(*shape, -1), self)
 
-    def solve(self, decisions: Array, outcomes: Array) -> Solved:
+    def solve(self, decisions: Array, outcomes: Array) -> RecourseSolutions:
         """Solve the recourse for pairs of decisions (n, d_z) and outcomes (n, d_y); duals are by the rows' limits."""
         certain, rows, columns = self._certain_technology
         by_outcome = self.limits.by_outcome.toarray().T
@@ -197,16 +197,16 @@ class FixedRecourse:
             return None
         # Start from the decision for the mean outcome, which need not be exact, nor exist.
         mean = self._cut((weights @ atoms)[None], np.ones(1), self.anywhere, EXPECTATION, _START_GAP, fixed, alarm)
-        begin = mean.decision if mean.ended == random_cuts.CONVERGED else self.anywhere
+        begin = mean.decision if mean.ended == cuts.CONVERGED else self.anywhere
         minimum = self._cut(atoms, weights, begin, risk, min(cuts.GAP, gap.relative / 2), fixed, alarm)
         # Rounding must not carry a decision past its bounds.
         z = np.clip(minimum.decision, self.lower, self.upper)
-        if minimum.ended not in (random_cuts.CONVERGED, random_cuts.STOPPED):
+        if minimum.ended not in (cuts.CONVERGED, cuts.STOPPED):
             return None
         proven = self.certified_risk(z, atoms, weights, risk)
         if proven is None:
             return None
-        if minimum.ended == random_cuts.STOPPED:
+        if minimum.ended == cuts.STOPPED:
             deadline.check()
             return Solution(z, proven, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
         if not gap.closes(proven, minimum.bound, fixed):
@@ -215,10 +215,10 @@ class FixedRecourse:
 
     def _cut(
         self, atoms: Array, weights: Array, begin: Array, risk: Risk, gap: float, fixed: float, alarm: deadline.Flag
-    ) -> random_cuts.Found:
-        return random_cuts.minimize(
+    ) -> cuts.CutSolution:
+        return cuts.minimize_random(
             self.recourse,
-            random_cuts.Stages(
+            cuts.RecourseScenarios(
                 self.recourse_cost.at(atoms),
                 self.limits.at(atoms),
                 self._technology(atoms),

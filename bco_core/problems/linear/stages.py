@@ -185,7 +185,7 @@ class ProgramSequence:
             np.zeros(len(first.lower) + len(second.recourse_lower), dtype=bool),
         )
 
-    def solve(self, outcomes: Array, limits: Array) -> Iterator[highs.Answer]:
+    def solve(self, outcomes: Array, limits: Array) -> Iterator[highs.HighsAnswer]:
         """Solve for outcomes (n, d_y) with limits (n, rows)."""
         costs, entries = self.cost.at(outcomes), self.matrix.entries(outcomes)
         least = np.where(self.senses >= 0, limits, -np.inf)

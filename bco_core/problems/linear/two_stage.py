@@ -172,16 +172,16 @@ class TwoStageLinear(LinearProblem):
             return self.within(decisions) & self.cost(decisions, outcomes).isfinite()
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit is None else time.monotonic() + time_limit
+        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         atoms = self.clip(outcomes).detach().numpy()
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
         solutions: list[Solution] = []
-        with deadline.alarm(time_limit) as alarm:
+        with deadline.alarm(time_limit_seconds) as alarm:
             for one in zip(atoms, shares, begin, strict=True):
                 deadline.check()
                 turn = time_share(until, len(atoms) - len(solutions))
@@ -252,16 +252,11 @@ class TwoStageLinear(LinearProblem):
         start = bases.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
         z, objective, bound, ended, _ = cuts.minimize(
-            cuts.Scenarios(base.numpy(), size.numpy(), slope.numpy(), np.ascontiguousarray(weights)),
-            cuts.Recourse(
-                form.matrix,
-                form.cost,
-                form.least_cost,
-                bases.columns,
-                bases.inverse,
-                bases.reduced,
-                start.numpy(),
+            cuts.SharedScenarios(
+                base.numpy(), size.numpy(), slope.numpy(), form.cost, form.least_cost, np.ascontiguousarray(weights)
             ),
+            form.matrix,
+            bases.tableaus(start.numpy()),
             cuts.FirstStage(first.cost.constant, rows, limits, begin, _fixed_first_cost(self.stages)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
             min(cuts.GAP, self.gap.relative / 2),

@@ -75,9 +75,11 @@ class IncumbentPool:
 class IntegerSearch:
     """Searches by HiGHS, for integers and for CVaR: one context after the other, each with a share of the time."""
 
-    def __init__(self, model: LinearModel, incumbents: IncumbentPool, time_limit: float | None, contexts: int) -> None:
+    def __init__(
+        self, model: LinearModel, incumbents: IncumbentPool, time_limit_seconds: float | None, contexts: int
+    ) -> None:
         self._model, self._incumbents, self._left = model, incumbents, contexts
-        self._until = None if time_limit is None else time.monotonic() + time_limit
+        self._until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
 
     def at(self, outcome: Array) -> Solution:
         """Return the optimal decision for one outcome (d_y,)."""
@@ -243,20 +245,20 @@ class UncertainCostLinear(LinearProblem):
         return np.concatenate(slopes), np.concatenate(levels)
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         atoms = self.clip(outcomes).detach()
         shares = weights.double().expand(atoms.shape[:2])
         mean = torch.einsum("bky,bk->by", atoms, shares).numpy()
         if risk.cvar_weight:
-            search = IntegerSearch(self.model, self.incumbents, time_limit, len(atoms))
+            search = IntegerSearch(self.model, self.incumbents, time_limit_seconds, len(atoms))
             pairs = zip(atoms.numpy(), shares.numpy(), strict=True)
             solutions = [search.over(one[share > 0], share[share > 0], risk) for one, share in pairs]
         else:
             solutions = [one for part in self._parts(mean) for one in self._certified(part)]
             # Many relaxations, such as a path's, have an integral optimum; the others need a search.
             left = [index for index, one in enumerate(solutions) if not self._solves(one)]
-            search = IntegerSearch(self.model, self.incumbents, time_limit, len(left))
+            search = IntegerSearch(self.model, self.incumbents, time_limit_seconds, len(left))
             for index in left:
                 solutions[index] = search.at(mean[index])
         return to_prescription(solutions)

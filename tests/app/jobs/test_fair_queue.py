@@ -15,12 +15,12 @@ from app.db.base import DEFAULT_WORKSPACE, now
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
 from app.demo import as_csv
-from app.http.errors import TooMany
+from app.http.errors import TooManyError
 from app.jobs import create as create_module
 from app.jobs import parts, queue, service
 from app.jobs.kinds import KINDS
 from app.jobs.kinds import prescribe as batches
-from app.jobs.kinds.base import Draft, Part
+from app.jobs.kinds.base import JobDraft, JobPart
 from tests.support.journey import (
     CONTEXTS,
     QUICK,
@@ -56,10 +56,10 @@ def _empty_queue(client: TestClient) -> Iterator[None]:
 
 def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, parts: int = 0) -> JobRow:
     """A job of a workspace that takes so long; none of these is ever computed."""
-    made = [Part(1, b"part")] * parts
+    made = [JobPart(1, b"part")] * parts
     kind = KINDS["prescribe" if parts else "learn"]
     spec = {"seed": 1}
-    draft = Draft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
+    draft = JobDraft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
     return create_module.create(workspace, kind, draft)
 
 
@@ -150,7 +150,7 @@ def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, se
     with transaction() as session:
         session.get_one(JobRow, job.id).started_at = now() - timedelta(hours=2)
     settings(max_workspace_seconds_a_day=7000)
-    with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
+    with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
         ask(ids, "busy")
     assert ask(ids, OTHER).state == "queued"
 
@@ -160,7 +160,7 @@ def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, se
 
 def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
-    long = create_job(client, **ids, posterior=chains)
+    long = create_job(client, **ids, inference=chains)
     short = create_job(client, **ids)
     assert long["estimate_seconds"] > 3600 > 60 > short["estimate_seconds"] > 0
     assert answered(client.get(f"/v1/jobs/{long['id']}"))["estimate_seconds"] == long["estimate_seconds"]
@@ -168,7 +168,7 @@ def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None
 
 def test_a_long_job_of_few_rows_waits_for_short_ones_also_when_it_is_run_again(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
-    long = service.get(DEFAULT_WORKSPACE, create_job(client, **ids, posterior=chains)["id"])
+    long = service.get(DEFAULT_WORKSPACE, create_job(client, **ids, inference=chains)["id"])
     short = service.get(DEFAULT_WORKSPACE, create_job(client, **ids)["id"])
     assert short.turn < long.turn
     service.cancel(DEFAULT_WORKSPACE, long.id)
@@ -236,13 +236,13 @@ def test_parts_are_stored_and_queued_a_few_at_a_time(
 
 
 def test_a_job_whose_parts_cannot_be_stored_leaves_nothing(client: TestClient, ids: Json) -> None:
-    def broken() -> Iterator[Part]:
+    def broken() -> Iterator[JobPart]:
         for _ in range(20):
-            yield Part(1, b"part")
+            yield JobPart(1, b"part")
         raise OSError("no room")
 
     before = counts()
-    draft = Draft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
+    draft = JobDraft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
     with pytest.raises(OSError, match="no room"):
         create_module.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
     assert counts() == before
@@ -264,7 +264,7 @@ def test_parts_of_a_cancelled_job_leave_the_queue_at_once(client: TestClient, id
 
 @pytest.mark.parametrize("path", ["jobs", "problems", "posteriors", "datasets"])
 def test_lists_are_short_however_large_their_objects(client: TestClient, ids: Json, posterior: Json, path: str) -> None:
-    create_job(client, **ids, posterior=QUICK)
+    create_job(client, **ids, inference=QUICK)
     large = ["x" * 1_000_000]
     row, column = {
         "jobs": (JobRow, "spec"),

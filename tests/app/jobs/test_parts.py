@@ -9,12 +9,12 @@ from app.db.engine import transaction
 from app.db.tables import JobRow
 from app.jobs import parts, service
 from app.jobs.kinds import KINDS
-from app.jobs.kinds.base import Part
+from app.jobs.kinds.base import JobPart
 from bco_core.inference.learn import learn as learn_here
 from bco_core.posterior import digest
 from tests.support.journey import answered, create_job, learn
 
-MADE = [Part(1, b"one"), Part(2, b"two")]
+MADE = [JobPart(1, b"one"), JobPart(2, b"two")]
 
 
 def test_only_the_attempt_that_holds_a_job_may_offer_parts(client: TestClient) -> None:
@@ -40,8 +40,8 @@ def test_a_cancelled_job_takes_no_parts(client: TestClient) -> None:
 
 def test_a_job_in_parts_learns_what_the_core_learns(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 20)
-    posterior = {"method": "vi", "members": 3, "epochs": 2, "particles": 20}
-    job = create_job(client, posterior=posterior, seed=5)
+    inference = {"method": "vi", "members": 3, "epochs": 2, "particles": 20}
+    job = create_job(client, inference=inference, seed=5)
     with transaction() as session:
         row = session.get_one(JobRow, job["id"])
         given = KINDS["learn"].read(row)

@@ -20,7 +20,7 @@ from app.main import create_app
 from app.posteriors import service
 from app.prescriptions import cache
 from bco_core.policies import POLICIES
-from bco_core.posterior import digest, drawn_particles
+from bco_core.posterior import digest, draw_particles
 from bco_core.predictive import CARRIES
 from tests.support.journey import (
     CONTEXTS,
@@ -231,7 +231,7 @@ def test_particles_are_drawn_again_instead_of_stored_where_they_are_exactly_thos
 
 def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
-    assert "particles" in stored_arrays(learned(client, posterior=chains)["id"])
+    assert "particles" in stored_arrays(learned(client, inference=chains)["id"])
 
 
 def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_told_of(
@@ -242,7 +242,7 @@ def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_to
     assert not any("other digits" in message for message in caplog.messages)
 
     def otherwise(*arguments: Any) -> Array:
-        return np.nextafter(drawn_particles(*arguments), np.float32(np.inf))
+        return np.nextafter(draw_particles(*arguments), np.float32(np.inf))
 
     monkeypatch.setattr(service, "drawn_particles", otherwise)
     np.testing.assert_allclose(arrays_of(made["id"])["particles"], before, rtol=1e-6)

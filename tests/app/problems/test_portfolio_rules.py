@@ -46,7 +46,7 @@ def learned(client: TestClient, dataset: str, spec: Json, **options: Any) -> Jso
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, dataset: str) -> Json:
     options = {"method": "vi", "members": 2, "epochs": 2}
-    return learned(client, dataset, RULES, posterior=options, predictor={"kind": "linear"})
+    return learned(client, dataset, RULES, inference=options, predictor={"kind": "linear"})
 
 
 def test_the_risk_is_that_of_the_uploaded_returns_and_the_posterior_keeps_it(posterior: Json) -> None:
@@ -91,8 +91,8 @@ def test_an_exported_posterior_takes_its_estimated_risk_along(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"target_return": 0.3}, "portfolios return 0.3 in 0.0% of the rows, and 95% is asked; the largest target"),
-        ({"target_return": 0.2, "target_on": "mean"}, "on average, and 0.2 is asked"),
+        ({"target_return": 0.3}, "portfolios return 0.3 in 0.0% of the rows, and 95% is required; the largest target"),
+        ({"target_return": 0.2, "target_on": "mean"}, "on average, and 0.2 is required"),
         ({"target_return": 0.099, "groups": [{"assets": ASSETS, "maximum": 0.5}]}, "the largest target that they"),
     ],
 )
@@ -108,15 +108,15 @@ def test_an_impossible_target_is_refused_when_the_job_is_made(
 
 def test_a_target_above_what_never_changes_is_said_in_the_log(client: TestClient, dataset: str) -> None:
     problem = problem_of(client, FUND | {"target_return": 0.099})
-    job = create_job(client, problem_id=problem, dataset_id=dataset, posterior=QUICK)
+    job = create_job(client, problem_id=problem, dataset_id=dataset, inference=QUICK)
     log = answered(client.get(f"/v1/jobs/{job['id']}/log"))
-    assert any("a portfolio that never changes returns at most" in line["text"] for line in log["lines"])
+    assert any("a constant portfolio returns at most" in line["text"] for line in log["lines"])
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
 
 
 def test_a_target_on_the_mean_is_learned_and_kept_on_average(client: TestClient, dataset: str) -> None:
     spec = FUND | {"covariance": None, "estimate": "factors", "target_on": "mean", "fully_invested": True}
-    made = learned(client, dataset, spec | {"target_return": 0.09}, posterior=QUICK)
+    made = learned(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
     assert made["problem"]["covariance_source"].endswith("principal factor")
     body = {"contexts": CONTEXTS, "scenarios": 40, "policy": "predictive"}
     for one in answered(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]:
