@@ -32,7 +32,7 @@ from bco_core.backtest.splits import Split, random_parts, rolling
 from bco_core.backtest.summary import ACTUAL_DECISION, MOST_SERIES, BacktestRows, align, summarize
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
-from bco_core.problems.registry import build_problem, completed
+from bco_core.problems.registry import build_problem, complete_spec
 from bco_core.progress import Progress, part_of
 from bco_core.timeline import Timeline
 
@@ -62,12 +62,12 @@ class Backtest:
     @cached_property
     def problem(self) -> DecisionProblem:
         """Problem by which decisions are judged; quantities left to the history are estimated from all rows."""
-        return build_problem(completed(self.spec, history.outcomes_of(self.table, self.outcomes)))
+        return build_problem(complete_spec(self.spec, history.outcomes_of(self.table, self.outcomes)))
 
     def _known_problem(self, split: int) -> DecisionProblem:
         """Return the problem of a split; quantities left to the history are estimated from known rows."""
         known = self.table.take(pa.array(self.splits[split].known.numpy()))
-        spec = completed(self.spec, history.outcomes_of(known, self.outcomes))
+        spec = complete_spec(self.spec, history.outcomes_of(known, self.outcomes))
         return self.problem if spec == self.spec else build_problem(spec)
 
     @cached_property

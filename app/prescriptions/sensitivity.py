@@ -19,7 +19,6 @@ from bco_core.errors import InvalidInput
 from bco_core.explain.attribution import attribute
 from bco_core.explain.derivatives import Slopes, slopes
 from bco_core.prescribe import PrescribeOptions, prescribe
-from bco_core.problems.answers import prices
 from bco_core.problems.base import Status
 from bco_core.scenarios import Scenarios
 
@@ -63,7 +62,7 @@ def sensitivities(
         costs = (
             []
             if decisions[number].isnan().any()
-            else prices(loaded.problem, decisions[number], atoms.outcomes[number], atoms.weights)
+            else loaded.problem.prices(decisions[number], atoms.outcomes[number], atoms.weights)
         )
         found.append(
             {

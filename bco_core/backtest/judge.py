@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core.problems.answers import covered
 from bco_core.problems.base import DecisionProblem
 
 _NUMBERS_AT_ONCE = 1_000_000
@@ -33,14 +32,14 @@ def judge(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Real
     there = decisions.isfinite().all(dim=1).nonzero().flatten()
     cost = torch.full((len(decisions),), torch.nan, dtype=torch.float64)
     regret, feasible = cost.clone(), torch.zeros(len(decisions), dtype=torch.bool)
-    served = covered(problem, decisions[:1].nan_to_num(), outcomes[:1])
+    served = problem.covered(decisions[:1].nan_to_num(), outcomes[:1])
     all_served = None if served is None else torch.zeros(outcomes.shape, dtype=torch.bool)
     for rows in there.split(max(1, _NUMBERS_AT_ONCE // (problem.outcome_dim + problem.decision_dim))):
         made, happened = decisions[rows], outcomes[rows]
         cost[rows] = problem.cost(made, happened)
         regret[rows] = cost[rows] - foresight_cost(problem, happened)
         feasible[rows] = problem.feasible(made, happened)
-        some = covered(problem, made, happened)
+        some = problem.covered(made, happened)
         if all_served is not None and some is not None:
             all_served[rows] = some
     return RealisedCosts(cost, regret, feasible, all_served)

@@ -23,7 +23,7 @@ from bco_core.inference.learn import learn
 from bco_core.inference.options import LearningOptions
 from bco_core.posterior import Posterior
 from bco_core.prescribe import PrescribeOptions, decisions
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.problems.surrogate import Surrogate
 from bco_core.progress import Progress, no_progress, part_of
@@ -89,7 +89,7 @@ def regression(problem: DecisionProblem, origin: Origin) -> Tensor:
 
 def boosted(problem: DecisionProblem, origin: Origin) -> Tensor:
     """Fit LightGBM at each outcome's critical fractile; its size is chosen on the newest quarter of the known rows."""
-    levels = fractiles(problem)
+    levels = problem.fractiles
     if levels is None:
         raise RuntimeError("only decisions that are quantiles can be boosted quantiles")
     train, validation = newest_quarter(origin)
@@ -181,7 +181,7 @@ def _no_season(problem: DecisionProblem, season: int) -> str:
 
 
 def _no_quantiles(problem: DecisionProblem, season: int) -> str:
-    return "" if fractiles(problem) is not None else "decisions are not quantiles of single outcomes here"
+    return "" if problem.fractiles is not None else "decisions are not quantiles of single outcomes here"
 
 
 def _no_gradient(problem: DecisionProblem, season: int) -> str:
@@ -189,7 +189,7 @@ def _no_gradient(problem: DecisionProblem, season: int) -> str:
         return "it learns by gradients, and decisions have none with respect to the prediction"
     if isinstance(problem.relaxation, Surrogate):
         return "it learns by the gradient of the cost, and decisions jump as predictions change"
-    if getattr(problem, "decides_slowly", False):
+    if problem.decides_slowly:
         return "each of its many steps would solve a program for every row, which would take hours"
     whole = "its averaged decisions would not be integers, and some must be"
     return "" if problem.relaxation is problem else whole

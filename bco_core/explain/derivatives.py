@@ -19,7 +19,7 @@ from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import History, carry_outcomes, sample_rows
 from bco_core.prescribe import POSTERIOR, PrescribeOptions
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.weighted_stats import weighted_quantile
 
@@ -79,7 +79,7 @@ def _decided(
     if policy == "map":
         mode = posterior.distribution.mode()[None].double()
         return problem.decide(posterior.predictor.forward(mode, encoded)[:, 0])
-    levels = fractiles(problem)
+    levels = problem.fractiles
     if levels is None or options.risk is not None:
         return None
     if policy == "blended":

@@ -33,7 +33,7 @@ from bco_core.batch_kernels import compiled
 from bco_core.data import Arrays, Sample, Standardizer, fold_numbers
 from bco_core.features.base import FeatureKind, Features
 from bco_core.features.trees import Forest, from_lightgbm, join_forests
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.timeline import blocks, known_before
 
@@ -242,7 +242,7 @@ class Boosting:
     @staticmethod
     def of(sample: Sample, rows: Tensor, problem: DecisionProblem, seed: int) -> Boosting:
         """Plan models of the outcomes' means and bases, and of more quantiles where outcomes are few."""
-        count, wanted = sample.outcomes.shape[1], fractiles(problem)
+        count, wanted = sample.outcomes.shape[1], problem.fractiles
         base = [MEAN] * count if wanted is None else wanted.tolist()
         many = len(sample) > MANY_ROWS
         leveled = sample.timeline is not None and bool(sample.timeline.levels)

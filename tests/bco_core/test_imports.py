@@ -65,7 +65,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"http"},
         {"solving"},
         {"aliases", "datasets", "problems", "webhooks"},
-        {"demo", "exchange", "posteriors"},
+        {"demo", "model_files", "posteriors"},
         {"prescriptions"},
         {"log"},
         {"backtests", "jobs"},

@@ -37,7 +37,7 @@ from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import estimate
-from bco_core.problems.base import Outline
+from bco_core.problems.base import ProblemOutline
 from bco_core.progress import Progress
 
 # Seconds of one core that a rule takes in a split: for fitting, and for each row. Good to a factor of five.
@@ -80,7 +80,7 @@ def dataset_has_no_time(dataset: DatasetRow) -> bool:
     return history.column_of(dataset.columns, "time") is None
 
 
-def _seconds(planned: Backtest, step: Step, outline: Outline, width: int) -> float:
+def _seconds(planned: Backtest, step: Step, outline: ProblemOutline, width: int) -> float:
     """Return the estimated seconds of a policy in a split."""
     split = planned.splits[step.split]
     for index, one in enumerate(planned.options.ours):

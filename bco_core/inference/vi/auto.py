@@ -57,7 +57,6 @@ from bco_core.inference.vi.plan import LearningSettings, MixturePlan, make_plan
 from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalFit, VariationalOptions
 from bco_core.policies import first_policy
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
-from bco_core.problems.base import fractiles
 from bco_core.progress import Progress, part_of
 from bco_core.seeds import entropy
 from bco_core.select import Selection, select, share_costs
@@ -114,7 +113,7 @@ def _plan(task: Task) -> MixturePlan:
         )
         kinds, in_time = options.predictor.kinds, task.sample.timeline is not None
         sweeps = {kind: sweep_for(rows, recipe_for(kind), in_time) for kind in kinds}
-        if _boosts(task) and fractiles(task.problem) is not None:
+        if _boosts(task) and task.problem.fractiles is not None:
             # A good order is near a good prediction: wide starts gain nothing.
             sweeps = {kind: tuple(one for one in sweep if one not in WIDE) for kind, sweep in sweeps.items()}
         if options.has_temperature:
