@@ -29,7 +29,7 @@ class Promotion(Request):
     )
 
 
-class Comparison(NamedTuple):
+class PromotionComparison(NamedTuple):
     """How much more the challenger costs than the incumbent on the same rows; negative is better."""
 
     incumbent_id: str
@@ -42,7 +42,7 @@ def consider(
     workspace: str,
     promotion: Promotion,
     challenger: PosteriorRow,
-    comparison: Comparison | None,
+    comparison: PromotionComparison | None,
     by: str | None,
 ) -> tuple[bool, str]:
     """Move the alias if the challenger may have it, in the transaction that stores it; and why, in a sentence.
@@ -65,7 +65,7 @@ def consider(
 
 
 def _earned(
-    incumbent: PosteriorRow | None, challenger: PosteriorRow, comparison: Comparison | None
+    incumbent: PosteriorRow | None, challenger: PosteriorRow, comparison: PromotionComparison | None
 ) -> tuple[bool, str]:
     """Whether the challenger is not worse than the incumbent, as far as the same rows tell."""
     if incumbent is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from app.aliases import service
-from app.aliases.schemas import AliasAnswer, AliasMove, AliasName, AliasTarget
+from app.aliases.schemas import AliasAnswer, AliasMoveAnswer, AliasName, AliasTarget
 from app.http.routes import Guarded
 from app.http.schemas import Limit, Page
 from app.http.security import Admin, Reader, Trainer
@@ -44,11 +44,11 @@ def list_alias_moves(
     caller: Reader,
     limit: Limit = 50,
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="the next_cursor of the page before")] = None,
-) -> Page[AliasMove]:
+) -> Page[AliasMoveAnswer]:
     """Who moved an alias, when, from which posterior to which; newest first, also after it was deleted."""
     rows, following = service.moves(caller.workspace, name, limit, cursor)
     return Page(
-        items=[AliasMove.model_validate(row, from_attributes=True) for row in rows],
+        items=[AliasMoveAnswer.model_validate(row, from_attributes=True) for row in rows],
         next_cursor=None if following is None else str(following),
     )
 

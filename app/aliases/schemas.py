@@ -59,7 +59,7 @@ class AliasAnswer(BaseModel):
     moved_by: str | None = Field(description="the key, or the job, that moved it last; null without a key")
 
 
-class AliasMove(BaseModel):
+class AliasMoveAnswer(BaseModel):
     revision: int
     at: datetime
     by: str | None = Field(description="the key, or the job, that moved it; null without a key")

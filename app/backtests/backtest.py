@@ -23,7 +23,7 @@ from app.datasets.encode_values import Whole
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
 from app.posteriors import history
-from app.posteriors.history import Places
+from app.posteriors.history import RowPositions
 from app.problems.schemas import decision_names, outcome_names
 from bco_core.backtest.judge import Judged, judge
 from bco_core.backtest.ours import learned_decisions
@@ -74,8 +74,8 @@ class Backtest:
         return outcome_names(self.spec)
 
     @cached_property
-    def places(self) -> Places | None:
-        return history.places(self.dataset, self.table, self.outcomes)
+    def places(self) -> RowPositions | None:
+        return history.row_positions(self.dataset, self.table, self.outcomes)
 
     @cached_property
     def splits(self) -> list[Split]:

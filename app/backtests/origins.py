@@ -13,7 +13,7 @@ from app.datasets.encode_values import Whole
 from app.datasets.times import written
 from app.db.tables import DatasetRow
 from app.posteriors import history
-from app.posteriors.history import Features, Places
+from app.posteriors.history import Features, RowPositions
 from bco_core.backtest.rules import Origin
 from bco_core.backtest.splits import Split
 
@@ -22,7 +22,7 @@ def origin_of(
     dataset: DatasetRow,
     table: pa.Table,
     split: Split,
-    places: Places | None,
+    places: RowPositions | None,
     features: Features,
     outcomes: list[str],
     seed: int,

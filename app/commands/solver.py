@@ -19,7 +19,7 @@ from app.log import outcomes
 from app.log.schemas import NewOutcome
 from app.prescriptions import context, drift
 from app.prescriptions import evaluate as evaluate_module
-from app.prescriptions.cache import Cache
+from app.prescriptions.cache import PosteriorCache
 from app.prescriptions.evaluate_schemas import EvaluateRequest
 from app.prescriptions.schemas import PrescribeRequest
 from app.settings import get_settings
@@ -34,9 +34,9 @@ _CACHE_BYTES = 128_000_000
 
 
 @cache
-def _posteriors() -> Cache:
+def _posteriors() -> PosteriorCache:
     """Loaded posteriors of one solver process."""
-    return Cache(_CACHE_BYTES)
+    return PosteriorCache(_CACHE_BYTES)
 
 
 def prescribe(body: bytes) -> tuple[Header, bytes]:

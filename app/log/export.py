@@ -22,7 +22,7 @@ from app.http.rows import find
 from app.http.tables import CSV, PARQUET, csv_pieces, parquet_pieces
 from app.log import service
 from app.log.schemas import Format
-from app.log.service import Filter, Opened
+from app.log.service import LogFilter, LogEntry
 from app.problems.schemas import decision_names, outcome_names
 
 MEDIA_TYPES: dict[Format, str] = {"csv": CSV, "parquet": PARQUET}
@@ -55,7 +55,7 @@ class Columns:
         return pa.schema([*fields, *contexts, *after])
 
 
-def columns(workspace: str, only: Filter) -> Columns:
+def columns(workspace: str, only: LogFilter) -> Columns:
     """The columns of a table of these prescriptions; NotFound if there are none."""
     newest = sa.select(PrescriptionRow).where(PrescriptionRow.workspace == workspace, *only.conditions())
     with transaction() as session:
@@ -79,14 +79,14 @@ def columns(workspace: str, only: Filter) -> Columns:
     return Columns(named, frozenset(), tuple(happened), tuple(decided))
 
 
-def pieces(workspace: str, only: Filter, known: Columns, format: Format) -> Iterator[bytes]:
+def pieces(workspace: str, only: LogFilter, known: Columns, format: Format) -> Iterator[bytes]:
     """The file, oldest prescriptions first."""
     schema = known.schema()
     tables = (pa.Table.from_pylist(rows, schema) for rows in _rows(workspace, only, known, schema))
     return csv_pieces(tables) if format == "csv" else parquet_pieces(tables, schema)
 
 
-def _rows(workspace: str, only: Filter, known: Columns, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
+def _rows(workspace: str, only: LogFilter, known: Columns, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
     row, after = PrescriptionRow, ""
     while True:
         query = sa.select(row).where(row.workspace == workspace, row.id > after, *only.conditions())
@@ -101,7 +101,7 @@ def _rows(workspace: str, only: Filter, known: Columns, schema: pa.Schema) -> It
 
 
 def _lines(
-    found: Opened, happened: dict[tuple[str, int], OutcomeRow], known: Columns, schema: pa.Schema
+    found: LogEntry, happened: dict[tuple[str, int], OutcomeRow], known: Columns, schema: pa.Schema
 ) -> Iterator[dict[str, Any]]:
     row = found.row
     first = schema.names.index("index") + 1

@@ -25,8 +25,8 @@ from app.http.errors import ConflictError, InvalidRequest, NotFoundError, Unavai
 from app.http.routes import parsed
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
-from app.prescriptions.cache import Cache, Ready, ready
-from app.prescriptions.patching import asked_for
+from app.prescriptions.cache import PosteriorCache, LoadedPosterior, cached_posterior
+from app.prescriptions.patching import cached_patched_problem
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.policies import decide_for
@@ -49,7 +49,7 @@ class _Said(NamedTuple):
 
 
 def record(
-    cache: Cache, workspace: str, prescription_id: str, asked: NewOutcome, by: str | None, seconds: float
+    cache: PosteriorCache, workspace: str, prescription_id: str, asked: NewOutcome, by: str | None, seconds: float
 ) -> bytes:
     """Record and cost what happened: JSON in the shape of ``RecordedAnswer``. OutOfTime if costing takes longer."""
     found = service.get(workspace, prescription_id)
@@ -62,7 +62,7 @@ def record(
         raise ConflictError(
             "the posterior of this prescription was replaced by another, which may cost outcomes otherwise"
         )
-    loaded = ready(cache, posterior)
+    loaded = cached_posterior(cache, posterior)
     _check_names(said, outcome_names(posterior.problem), "outcomes")
     _check_names(said, loaded.decisions, "done")
     decided = found.decided()
@@ -73,7 +73,7 @@ def record(
         with deadline.until(monotonic() + seconds):
             # What a call has changed of the problem counts for what came of it too.
             patch = parsed(found.request).get("problem")
-            problem = asked_for(cache, posterior, loaded.problem, patch).problem
+            problem = cached_patched_problem(cache, posterior, loaded.problem, patch).problem
             rows = _costed(posterior, replace(loaded, problem=problem), changed, decided)
         stored = _store(prescription_id, before, rows, by)
         if stored is not None:
@@ -152,7 +152,7 @@ def _merged(old: Values, one: _Said, field: str) -> Values:
 
 
 def _costed(
-    posterior: PosteriorRow, loaded: Ready, changed: dict[int, _Said], decided: list[dict[str, Any]]
+    posterior: PosteriorRow, loaded: LoadedPosterior, changed: dict[int, _Said], decided: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The rows to be stored, each with what was promised and what came of it."""
     numbers, problem = list(changed), loaded.problem

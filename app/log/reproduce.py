@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from app.http.errors import ConflictError, NotFoundError, pointer
-from app.log.schemas import Differing
-from app.log.service import Opened
+from app.log.schemas import AnswerDifference
+from app.log.service import LogEntry
 from app.posteriors import service as posteriors
 
 MOST_DIFFERENCES = 20
@@ -17,7 +17,7 @@ MOST_DIFFERENCES = 20
 Where = tuple[str | int, ...]
 
 
-def check(found: Opened) -> None:
+def check(found: LogEntry) -> None:
     """Refuse what cannot be answered again because the posterior is not the one that answered."""
     row = found.row
     try:
@@ -29,22 +29,22 @@ def check(found: Opened) -> None:
         raise ConflictError(f"the posterior {row.posterior_id} has another digest now; the answer that is kept stays")
 
 
-def revision(found: Opened) -> int | None:
+def revision(found: LogEntry) -> int | None:
     """The revision of the data set that the answer has looked back on; None where it did not."""
     history = orjson.loads(found.answer).get("history")
     return None if history is None else int(history["revision"])
 
 
-def compared(found: Opened, body: bytes) -> bytes:
+def compared(found: LogEntry, body: bytes) -> bytes:
     """A kept answer beside the same one made now, which has no id yet: ``ReproduceAnswer`` as JSON."""
     answer = b'{"id":"%b",%b' % (found.row.id.encode(), body[1:])
     identical = answer == found.answer
     largest, count, alike = 0.0, 0, True
-    listed: list[Differing] = []
+    listed: list[AnswerDifference] = []
     for where, recorded, now in () if identical else _differences((), orjson.loads(found.answer), orjson.loads(answer)):
         count += 1
         if len(listed) < MOST_DIFFERENCES:
-            listed.append(Differing(pointer=pointer(where), recorded=recorded, now=now))
+            listed.append(AnswerDifference(pointer=pointer(where), recorded=recorded, now=now))
         if _is_number(recorded) and _is_number(now):
             largest = max(largest, abs(recorded - now) / max(abs(recorded), abs(now)))
         else:

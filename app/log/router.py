@@ -26,7 +26,7 @@ from app.log.schemas import (
     RecordedAnswer,
     ReproduceAnswer,
 )
-from app.log.service import Filter
+from app.log.service import LogFilter
 from app.prescriptions.evaluate_schemas import EvaluateRequest
 from app.prescriptions.offload import QUICK_SECONDS, quickly
 from app.prescriptions.router import answer_of, evaluation_of
@@ -55,11 +55,11 @@ def wanted(
     since: Annotated[Moment | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
     until: Moment | None = None,
     has_outcome: Annotated[bool | None, Query(description="whether an outcome is recorded of any context")] = None,
-) -> Filter:
-    return Filter(posterior_id, kind, key, since, until, has_outcome)
+) -> LogFilter:
+    return LogFilter(posterior_id, kind, key, since, until, has_outcome)
 
 
-Wanted = Annotated[Filter, Depends(wanted)]
+Wanted = Annotated[LogFilter, Depends(wanted)]
 
 
 async def _settled(prescription_id: str, look: Callable[[], Value]) -> Value:
@@ -153,7 +153,7 @@ async def reproduce_prescription(prescription_id: str, caller: Reader, http: Req
     that a time limit has cut off.
     """
 
-    def look() -> service.Opened:
+    def look() -> service.LogEntry:
         found = service.get(caller.workspace, prescription_id)
         reproduce.check(found)
         return found

@@ -81,7 +81,7 @@ class NewOutcome(Body):
         return self
 
 
-class Recorded(BaseModel):
+class RecordedOutcome(BaseModel):
     """What happened, and what it cost; a cost is null where a number that it needs is missing, or nothing helps."""
 
     index: int
@@ -103,16 +103,16 @@ class RecordedAnswer(BaseModel):
     posterior_id: str
     contexts: int
     recorded: int = Field(description="contexts whose outcome is recorded by now")
-    rows: list[Recorded] = Field(description="those of this request")
+    rows: list[RecordedOutcome] = Field(description="those of this request")
 
 
 class PrescriptionRecord(PrescriptionSummary):
     request: dict[str, Any] = Field(description="as it was understood, defaults written out")
     answer: dict[str, Any] = Field(description="as it was sent, byte for byte")
-    outcomes: list[Recorded]
+    outcomes: list[RecordedOutcome]
 
 
-class Differing(BaseModel):
+class AnswerDifference(BaseModel):
     pointer: str = Field(description="JSON pointer into the answer", examples=["#/prescriptions/0/expected_cost"])
     recorded: Any
     now: Any
@@ -125,5 +125,5 @@ class ReproduceAnswer(BaseModel):
         description="between two numbers, as a share of the larger one; null where something else differs"
     )
     differing: int = Field(description="places that differ")
-    differences: list[Differing] = Field(description="the first 20 of them")
+    differences: list[AnswerDifference] = Field(description="the first 20 of them")
     answer: dict[str, Any] = Field(description="decided anew")

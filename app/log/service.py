@@ -19,7 +19,7 @@ from app.http.errors import NotFoundError
 from app.http.routes import parsed
 from app.http.rows import find, matching, page
 from app.ids import first_id
-from app.log.schemas import FirstAnswer, PrescriptionSummary, Recorded
+from app.log.schemas import FirstAnswer, PrescriptionSummary, RecordedOutcome
 from app.log.writer import unpacked
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ MISSING = "no prescription with this id is kept; GET /v1/prescriptions lists tho
 
 
 @dataclass(frozen=True)
-class Filter:
+class LogFilter:
     """Which prescriptions are wanted; all of a workspace by default."""
 
     posterior_id: str | None = None
@@ -59,7 +59,7 @@ def _milliseconds(moment: datetime) -> int:
 
 
 @dataclass(frozen=True)
-class Opened:
+class LogEntry:
     """A kept prescription, its request and its answer as JSON, both checked."""
 
     row: PrescriptionRow
@@ -79,11 +79,11 @@ class Opened:
         return found
 
 
-def opened(row: PrescriptionRow) -> Opened:
-    return Opened(row, unpacked(row.request, row.request_sha256), unpacked(row.answer, row.answer_sha256))
+def opened(row: PrescriptionRow) -> LogEntry:
+    return LogEntry(row, unpacked(row.request, row.request_sha256), unpacked(row.answer, row.answer_sha256))
 
 
-def listing(workspace: str, limit: int, cursor: str | None, only: Filter) -> tuple[list[sa.Row[Any]], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None, only: LogFilter) -> tuple[list[sa.Row[Any]], str | None]:
     columns = [getattr(PrescriptionRow, name) for name in PrescriptionSummary.model_fields]
     with transaction() as session:
         return page(session, PrescriptionRow, workspace, limit, cursor, *only.conditions(), columns=columns)
@@ -103,13 +103,13 @@ def first_answers(prescription_ids: Sequence[str]) -> dict[str, FirstAnswer]:
     return found
 
 
-def _first(kept: Opened) -> FirstAnswer:
+def _first(kept: LogEntry) -> FirstAnswer:
     answer = kept.decided()[0]
     told = {name: answer[name] for name in ("decision", "expected_cost", "status")}
     return FirstAnswer(context=kept.contexts()[0], **told)
 
 
-def get(workspace: str, prescription_id: str) -> Opened:
+def get(workspace: str, prescription_id: str) -> LogEntry:
     with transaction() as session:
         row = find(session, PrescriptionRow, workspace, prescription_id)
     if row is None:
@@ -138,8 +138,8 @@ def read(workspace: str, prescription_id: str) -> bytes:
     )
 
 
-def recorded(row: OutcomeRow) -> Recorded:
-    return Recorded(
+def recorded(row: OutcomeRow) -> RecordedOutcome:
+    return RecordedOutcome(
         index=row.number,
         outcomes=row.outcomes,
         done=row.done,

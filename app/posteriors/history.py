@@ -59,7 +59,7 @@ DESCRIPTION = (
 
 
 @dataclass(frozen=True)
-class History:
+class EncodedHistory:
     """A sample, and the state by which :class:`ContextEncoding` encodes new contexts as it encoded these.
 
     ``left_out`` rows have nothing before them that would be known at their decision.
@@ -88,14 +88,14 @@ def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) 
     return width
 
 
-def encode(dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int) -> History:
+def encode(dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int) -> EncodedHistory:
     """The rows of a revision as a sample; the features of each are made of rows that were known at its decision."""
     return encode_rows(dataset, table, table, features, outcomes, revision)[0]
 
 
 def encode_rows(
     dataset: DatasetRow, known: pa.Table, table: pa.Table, features: Features, outcomes: list[str], revision: int
-) -> tuple[History, Whole]:
+) -> tuple[EncodedHistory, Whole]:
     """The rows of a table as a sample, and which of them are in it. What is chosen or counted is so by the ``known``
     ones of them and the data set's profile alone."""
     values = outcomes_of(table, outcomes)
@@ -129,14 +129,14 @@ def encode_rows(
 
 def _without_time(
     encoding: ContextEncoding, table: pa.Table, values: Matrix, state: dict[str, Any] | None
-) -> tuple[History, Whole]:
+) -> tuple[EncodedHistory, Whole]:
     encoded = encoding.encode_table(table)
     kept = encoded.usable
     sample = Sample(torch.from_numpy(encoded.matrix[kept]), torch.from_numpy(values[kept]))
-    return History(sample, state, len(encoded.matrix) - len(kept)), kept
+    return EncodedHistory(sample, state, len(encoded.matrix) - len(kept)), kept
 
 
-class Places(NamedTuple):
+class RowPositions(NamedTuple):
     """When the rows of a data set were made: period and series (n,), the names of the series, the clock, the season."""
 
     periods: Whole
@@ -146,7 +146,7 @@ class Places(NamedTuple):
     season: int
 
 
-def places(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> Places | None:
+def row_positions(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> RowPositions | None:
     """Where the rows of a data set lie in time; None if it has no time column."""
     time = column_of(dataset.columns, "time")
     if time is None:
@@ -156,7 +156,7 @@ def places(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> Places 
     past = looking.past(table, dataset.revision)
     cycles = looking.recipe.clock.cycles(int(np.median(np.diff(past.grid.starts))))
     names = [", ".join(str(part) for part in key) for key in past.numbers]
-    return Places(*looking.places(past, table), names, looking.recipe.clock, cycles[-1] if cycles else 0)
+    return RowPositions(*looking.places(past, table), names, looking.recipe.clock, cycles[-1] if cycles else 0)
 
 
 def outcomes_of(table: pa.Table, names: list[str]) -> Matrix:
@@ -173,7 +173,7 @@ def in_time(
     lead: int,
     season: int,
     state: dict[str, Any],
-) -> tuple[History, Whole]:
+) -> tuple[EncodedHistory, Whole]:
     """The rows of a table with time as a sample, and which of them are in it; the state is completed."""
     encoded = encoding.encode_table(table, past, notes=False)
     kept = encoded.usable
@@ -186,7 +186,7 @@ def in_time(
     periods, series = looking.places(past, table)
     timeline = Timeline(torch.from_numpy(periods[kept]), torch.from_numpy(series[kept]), lead, season, encoding.levels)
     sample = Sample(torch.from_numpy(matrix), torch.from_numpy(values[kept]), timeline)
-    return History(sample, state, state["left_out"]), kept
+    return EncodedHistory(sample, state, state["left_out"]), kept
 
 
 def _few_keys(columns: list[dict[str, Any]], table: pa.Table) -> dict[str, list[str]]:

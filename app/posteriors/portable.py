@@ -33,7 +33,7 @@ from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow, ProblemRow
 from app.http.schemas import Name
 from app.ids import is_id, new_id
 from app.posteriors import service
-from app.posteriors.schemas import Diagnostics
+from app.posteriors.schemas import DiagnosticsAnswer
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
 from bco_core import deadline
@@ -169,7 +169,7 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
     try:
         for column in manifest.columns:
             Column.model_validate(column)
-        Diagnostics.model_validate(manifest.diagnostics)
+        DiagnosticsAnswer.model_validate(manifest.diagnostics)
         spec = NewProblem.model_validate({"name": manifest.problem_name, "spec": manifest.problem}).spec.model_dump()
         with deadline.until(monotonic() + get_settings().prescribe_seconds):
             build_problem(spec)

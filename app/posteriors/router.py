@@ -10,7 +10,7 @@ from app.db.tables import PosteriorRow
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader
 from app.posteriors import service
-from app.posteriors.schemas import Diagnostics, PosteriorAnswer, PosteriorSummary, Quality
+from app.posteriors.schemas import DiagnosticsAnswer, PosteriorAnswer, PosteriorSummary, Quality
 from bco_core.inference.diagnostics import LOSSES
 from bco_core.problems.surrogate import COST
 
@@ -53,9 +53,9 @@ def read_posterior(posterior_id: str, caller: Reader) -> PosteriorAnswer:
 
 
 @router.get("/{posterior_id}/diagnostics")
-def read_posterior_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics:
+def read_posterior_diagnostics(posterior_id: str, caller: Reader) -> DiagnosticsAnswer:
     """Held-out cost of every policy beside the best constant decision's, and the learning trace."""
-    return Diagnostics.model_validate(service.get(caller.workspace, posterior_id).diagnostics)
+    return DiagnosticsAnswer.model_validate(service.get(caller.workspace, posterior_id).diagnostics)
 
 
 @router.get(

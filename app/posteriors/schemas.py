@@ -40,7 +40,7 @@ class PosteriorAnswer(PosteriorSummary):
     loss_meaning: str = Field("", description="the same in a sentence")
 
 
-class Diagnostics(BaseModel):
+class DiagnosticsAnswer(BaseModel):
     """What held-out rows say of the posterior, what was selected, and how learning went."""
 
     quality: Quality

@@ -17,7 +17,7 @@ from app.metrics import IN_FLIGHT
 TURN_SECONDS = 0.05
 
 
-class Places:
+class AdmissionLimit:
     """Places for prescribe calls, ``most`` of them for one workspace at the same time; 0 for all."""
 
     def __init__(self, total: int, most: int) -> None:

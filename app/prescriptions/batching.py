@@ -34,7 +34,7 @@ class _Group(Generic[Asked, Answered]):
     contexts: int = 0
 
 
-class Together(Generic[Asked, Answered]):
+class Batcher(Generic[Asked, Answered]):
     """Groups of up to ``most`` contexts, one group of a kind waiting at a time, decided in threads turn by turn."""
 
     def __init__(self, most: int, threads: anyio.CapacityLimiter) -> None:

@@ -56,7 +56,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ready:
+class LoadedPosterior:
     """A loaded posterior with its problem and the names that requests and answers use.
 
     Encoded contexts below ``lowest`` or above ``highest``, both (width,), are far outside the history; ``ranges`` has
@@ -81,7 +81,7 @@ class _Kept(LRUCache[Hashable, tuple[Any, int]]):
         return key, value
 
 
-class Cache:
+class PosteriorCache:
     """Values by key within a budget of bytes. Two callers that miss at once both make the value; either serves.
 
     A key is a posterior's id, or begins with it. Rows of posteriors are kept beside: they never change, so a second
@@ -111,7 +111,7 @@ class Cache:
         value: Value = found[0]
         return value
 
-    def seen(self, posterior_id: str) -> tuple[PosteriorRow, Ready] | None:
+    def seen(self, posterior_id: str) -> tuple[PosteriorRow, LoadedPosterior] | None:
         """A posterior's row and what is loaded of it, if both are in memory; the database is not asked."""
         with self._lock:
             row, loaded = self._rows.get(posterior_id), self._entries.get(posterior_id)
@@ -162,11 +162,11 @@ def _name(key: Hashable) -> str:
     return "-".join(str(part) for part in _parts(key) or (key,))
 
 
-def of_settings() -> Cache:
-    return Cache(get_settings().cache_mb * 1_000_000)
+def cache_from_settings() -> PosteriorCache:
+    return PosteriorCache(get_settings().cache_mb * 1_000_000)
 
 
-def load_ready(row: PosteriorRow) -> Ready:
+def load_posterior(row: PosteriorRow) -> LoadedPosterior:
     """The posterior of ``row`` from the database."""
     with transaction() as session:
         posterior = posteriors.load(session, row)
@@ -174,7 +174,7 @@ def load_ready(row: PosteriorRow) -> Ready:
     ranges = _ranges(row, encoding)
     reached = [(-inf, inf) if known is None else known.reach() for known in ranges]
     lowest, highest = torch.tensor(reached, dtype=torch.float64).view(-1, 2).unbind(dim=1)
-    return Ready(posterior, build_problem(row.problem), encoding, decision_names(row.problem), lowest, highest, ranges)
+    return LoadedPosterior(posterior, build_problem(row.problem), encoding, decision_names(row.problem), lowest, highest, ranges)
 
 
 def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
@@ -207,7 +207,7 @@ def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Pa
         raise ConflictError(f"the rows of data set {row.dataset_id} cannot be looked back on: {error}") from None
 
 
-def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) -> Past | None:
+def cached_past(cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, at: int | None = None) -> Past | None:
     """What there is to look back on in a revision of the posterior's data set; None where it does not look back.
 
     The newest revision is kept in memory; one that is named, by ``at``, is read.
@@ -230,17 +230,17 @@ def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) 
     return cache.get(key, make, lambda kept: kept.revision >= revision)
 
 
-def ready(cache: Cache, row: PosteriorRow) -> Ready:
+def cached_posterior(cache: PosteriorCache, row: PosteriorRow) -> LoadedPosterior:
     """The posterior of ``row``, from memory or from the database."""
 
-    def make() -> tuple[Ready, int]:
-        made = load_ready(row)
+    def make() -> tuple[LoadedPosterior, int]:
+        made = load_posterior(row)
         return made, size_of(made)
 
     return cache.get(row.id, make)
 
 
-def draws(cache: Cache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
+def cached_draws(cache: PosteriorCache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
     """K parameter vectors. Fresh draws cost more than a prescription, so recent ones are kept, and shared."""
     if seed is None and count <= len(posterior.particles):
         return posterior.draws(count)

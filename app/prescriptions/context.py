@@ -18,11 +18,11 @@ from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, HttpError, InvalidRequest, UnavailableError
 from app.prescriptions import include as include_module
-from app.prescriptions.cache import Cache, Ready, draws, past, ready
-from app.prescriptions.neighbours import similar
-from app.prescriptions.patching import Asked, asked_for
+from app.prescriptions.cache import PosteriorCache, LoadedPosterior, cached_draws, cached_past, cached_posterior
+from app.prescriptions.neighbours import cached_history
+from app.prescriptions.patching import PatchedProblem, cached_patched_problem
 from app.prescriptions.prescribe import core_options, decide_usable, far_from_history
-from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
+from app.prescriptions.schemas import DecisionOptions, PrescribeRequest
 from app.problems.patch import digest
 from app.settings import get_settings
 from bco_core import deadline
@@ -39,7 +39,7 @@ _MOST_CONTEXTS = 16
 _MOST_ERRORS = 20
 
 
-def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> Hashable | None:
+def kind(cache: PosteriorCache, workspace: str, posterior_id: str, request: PrescribeRequest) -> Hashable | None:
     """What requests have in common that may be decided together; None for one that is decided alone.
 
     A posterior that is not in memory is loaded for one request, while others pass.
@@ -61,7 +61,7 @@ def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequ
 
 
 def prescribe(
-    cache: Cache,
+    cache: PosteriorCache,
     workspace: str,
     posterior_id: str,
     requests: Sequence[PrescribeRequest],
@@ -90,7 +90,7 @@ def prescribe(
 
 
 def _prescribe(
-    cache: Cache,
+    cache: PosteriorCache,
     workspace: str,
     posterior_id: str,
     requests: Sequence[PrescribeRequest],
@@ -107,7 +107,7 @@ def _prescribe(
         prescriptions = decide_usable(given.row, loaded, encoded, request, given.theta, last, share * seconds)
         if request.include:
             # A request that is opened is alone here.
-            near = similar(cache, given.row, loaded, given.past) if "neighbours" in request.include else None
+            near = cached_history(cache, given.row, loaded, given.past) if "neighbours" in request.include else None
             with deadline.until(ends):
                 opened = include_module.Opening(given.row, loaded, request, given.theta, given.past, near)
                 include_module.open_up(opened, given.contexts, encoded, prescriptions)
@@ -134,8 +134,8 @@ class Given:
     requests' contexts and draws."""
 
     row: PosteriorRow
-    loaded: Ready
-    asked: Asked
+    loaded: LoadedPosterior
+    asked: PatchedProblem
     past: Past | None
     contexts: Sequence[Sequence[Any]]
     encoded: Encoded
@@ -143,7 +143,7 @@ class Given:
 
 
 def prepare(
-    cache: Cache,
+    cache: PosteriorCache,
     workspace: str,
     posterior_id: str,
     requests: Sequence[PrescribeRequest],
@@ -160,13 +160,13 @@ def prepare(
         raise InvalidRequest.at(("contexts",), detail)
     check(row, request)
     include_module.check(row, request, len(request.contexts), "contexts")
-    loaded = ready(cache, row)
+    loaded = cached_posterior(cache, row)
     with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
-        asked = asked_for(cache, row, loaded.problem, request.problem)
-    rows = past(cache, row, loaded, revision)
+        asked = cached_patched_problem(cache, row, loaded.problem, request.problem)
+    rows = cached_past(cache, row, loaded, revision)
     contexts = loaded.encoding.in_order([context for one in requests for context in one.contexts])
     encoded = loaded.encoding.encode_rows(contexts, rows)
-    theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
+    theta = cached_draws(cache, row, loaded.posterior, request.scenarios, request.seed)
     return Given(row, replace(loaded, problem=asked.problem), asked, rows, contexts, encoded, theta)
 
 
@@ -192,7 +192,7 @@ def time_left(request: PrescribeRequest, began: float, answers: int) -> tuple[fl
     return last, max(prescribe_until(request, began) - now - _WRITING_SECONDS * answers, 0.0)
 
 
-def _looked_back_on(loaded: Ready, rows: Past | None) -> dict[str, Any] | None:
+def _looked_back_on(loaded: LoadedPosterior, rows: Past | None) -> dict[str, Any] | None:
     if rows is None or loaded.encoding.looking is None:
         return None
     return {"revision": rows.revision, "last": loaded.encoding.looking.recipe.clock.text(rows.last)}
@@ -245,7 +245,7 @@ def too_long(request: PrescribeRequest) -> UnavailableError:
     return UnavailableError(f"no decision within {limit}: it takes longer{less}")
 
 
-def check(row: PosteriorRow, request: PrescribeOptions) -> None:
+def check(row: PosteriorRow, request: DecisionOptions) -> None:
     """Refuse what asks for too much, or for a better posterior than this one."""
     settings = get_settings()
     if request.scenarios > settings.max_scenarios:
@@ -260,7 +260,7 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
         )
 
 
-def summary(loaded: Ready, encoded: Encoded, far: dict[int, list[int]], first: int, end: int) -> list[str]:
+def summary(loaded: LoadedPosterior, encoded: Encoded, far: dict[int, list[int]], first: int, end: int) -> list[str]:
     """What is to be said of the contexts ``first`` to ``end``, each thing once."""
     said: Counter[str] = Counter()
     columns: Counter[int] = Counter()

@@ -26,7 +26,7 @@ from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow
 from app.http.errors import InvalidRequest
 from app.http.rows import find
 from app.posteriors import service as posteriors
-from app.prescriptions.cache import Cache, Ready, past, ready
+from app.prescriptions.cache import PosteriorCache, LoadedPosterior, cached_past, cached_posterior
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.drift import Drift, Promises, judge
@@ -48,7 +48,7 @@ class ShareAnswer(BaseModel):
     high: float
 
 
-class KeptAnswer(BaseModel):
+class PromiseAnswer(BaseModel):
     """How promises were kept over some rows; numbers are null where they have no meaning."""
 
     rows: int
@@ -60,7 +60,7 @@ class KeptAnswer(BaseModel):
     outside: ShareAnswer = Field(description="rows outside the promised 5 to 95 % range; 0.10 belong there")
 
 
-class StretchAnswer(KeptAnswer):
+class StretchAnswer(PromiseAnswer):
     first: str | None = Field(description="the time of its first row; null where the data set has no time")
     last: str | None = Field(description="the time of its last row")
 
@@ -76,18 +76,18 @@ class DriftAnswer(BaseModel):
     verdict: Literal["steady", "drifting", "too_few"]
     sentence: str
     left_out: int = Field(description="rows without a decision: for want of time, or of something that it needs")
-    overall: KeptAnswer | None = Field(description="all judged rows, at most the latest 5,000; null without any")
+    overall: PromiseAnswer | None = Field(description="all judged rows, at most the latest 5,000; null without any")
     stretches: list[StretchAnswer] = Field(description="up to twelve stretches of them, oldest first")
 
 
-def judge_rows(cache: Cache, workspace: str, named: str, dataset_id: str | None, until: float) -> DriftAnswer:
+def judge_rows(cache: PosteriorCache, workspace: str, named: str, dataset_id: str | None, until: float) -> DriftAnswer:
     """Compare promised with realised costs, until a moment of the monotonic clock."""
     row = cache.row(workspace, named)
     with transaction() as session:
         dataset, learned = _asked(session, row, dataset_id)
         table = _latest(session, dataset, learned or 0)
-    loaded = ready(cache, row)
-    before = past(cache, row, loaded) if learned is not None else _past_of(loaded, dataset)
+    loaded = cached_posterior(cache, row)
+    before = cached_past(cache, row, loaded) if learned is not None else _past_of(loaded, dataset)
     promises, order = _promises(row, loaded, before, table, until)
     return DriftAnswer(
         posterior_id=row.id,
@@ -109,7 +109,7 @@ def stretched(found: Drift, times: list[str]) -> dict[str, Any]:
         edges = {"first": times[first], "last": times[last - 1]} if times else {"first": None, "last": None}
         stretches.append(StretchAnswer(**dataclasses.asdict(one), **edges))
         first = last
-    overall = None if found.overall is None else KeptAnswer(**dataclasses.asdict(found.overall))
+    overall = None if found.overall is None else PromiseAnswer(**dataclasses.asdict(found.overall))
     return {"verdict": found.verdict, "sentence": found.sentence, "overall": overall, "stretches": stretches}
 
 
@@ -157,7 +157,7 @@ def _times(dataset: DatasetRow, table: pa.Table, order: Iterable[int]) -> list[s
     return [value.isoformat() if hasattr(value, "isoformat") else str(value) for value in (values[i] for i in order)]
 
 
-def _past_of(loaded: Ready, dataset: DatasetRow) -> Past | None:
+def _past_of(loaded: LoadedPosterior, dataset: DatasetRow) -> Past | None:
     """What rows of another data set look back on: their own."""
     if loaded.encoding.looking is None:
         return None
@@ -168,7 +168,7 @@ def _past_of(loaded: Ready, dataset: DatasetRow) -> Past | None:
 
 
 def _promises(
-    row: PosteriorRow, loaded: Ready, before: Past | None, table: pa.Table, until: float
+    row: PosteriorRow, loaded: LoadedPosterior, before: Past | None, table: pa.Table, until: float
 ) -> tuple[Promises, list[int]]:
     """What was promised of the rows that got a decision and what they cost, oldest first, and which rows they are."""
     nothing = torch.zeros(0, dtype=torch.float64)
@@ -198,7 +198,7 @@ def _decided(found: Prescribed) -> Tensor:
     return (found.decisions.isfinite().all(dim=1) & found.costs.mean.isfinite()).nonzero()[:, 0]
 
 
-def _contexts(loaded: Ready, before: Past | None, table: pa.Table) -> tuple[Tensor, Tensor]:
+def _contexts(loaded: LoadedPosterior, before: Past | None, table: pa.Table) -> tuple[Tensor, Tensor]:
     """The encoded contexts (n, width), looking back as far as was known then, and which of them can be decided for."""
     _check_columns(loaded, table)
     columns: dict[str, Any] = {name: table.column(name) for name in table.column_names}
@@ -207,7 +207,7 @@ def _contexts(loaded: Ready, before: Past | None, table: pa.Table) -> tuple[Tens
     return torch.from_numpy(encoded.matrix), torch.from_numpy(encoded.usable)
 
 
-def _check_columns(loaded: Ready, table: pa.Table) -> None:
+def _check_columns(loaded: LoadedPosterior, table: pa.Table) -> None:
     for name in loaded.encoding.names:
         if name not in table.column_names:
             raise InvalidRequest.at(_WHERE, f"the data set has no column '{name}', which the posterior needs")

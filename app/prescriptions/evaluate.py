@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from app.http.errors import InvalidRequest
-from app.prescriptions.cache import Cache
+from app.prescriptions.cache import PosteriorCache
 from app.prescriptions.context import Given, about, all_refused, prepare, summary, time_left, within
-from app.prescriptions.evaluate_schemas import EVALUATED, Alternative, EvaluateRequest
+from app.prescriptions.evaluate_schemas import EVALUATED, AlternativeSpec, EvaluateRequest
 from app.prescriptions.prescribe import core_options, decide_usable, far_from_history, listed
 from app.prescriptions.schemas import REFUSED
 from app.problems.schemas import outcome_names
@@ -29,7 +29,7 @@ _LABELS = [str(level) for level in QUANTILES]
 
 
 def answer(
-    cache: Cache,
+    cache: PosteriorCache,
     workspace: str,
     posterior_id: str,
     request: EvaluateRequest,
@@ -101,7 +101,7 @@ def _read(request: EvaluateRequest, names: list[str]) -> tuple[list[list[str]], 
     return named, torch.tensor(rows, dtype=torch.float64), torch.tensor(owners)
 
 
-def _name(one: Alternative, number: int) -> str:
+def _name(one: AlternativeSpec, number: int) -> str:
     return one.name or f"alternative {number}"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.http.schemas import Name, Request
-from app.prescriptions.schemas import EXAMPLE_CONTEXTS, PosteriorsAnswer, PrescribeRequest, PrescriptionAnswer
+from app.prescriptions.schemas import EXAMPLE_CONTEXTS, CommonAnswer, PrescribeRequest, PrescriptionAnswer
 from bco_core.problems.base import Status
 
 # The status of a context whose alternatives are judged.
@@ -17,7 +17,7 @@ Amount = Annotated[float, Field(ge=-1e12, le=1e12)]
 Decision = dict[str, Amount | None]
 
 
-class Alternative(Request):
+class AlternativeSpec(Request):
     """A decision of the caller's own. What it leaves out, or gives as null, is left to us: the rest as it is given."""
 
     name: Name | None = Field(None, description="what to call it in the answer; its number by default")
@@ -39,10 +39,10 @@ class EvaluateRequest(PrescribeRequest):
         }
     )
 
-    alternatives: list[Alternative] | None = Field(
+    alternatives: list[AlternativeSpec] | None = Field(
         None, min_length=1, description="what to judge in every context; or give decisions"
     )
-    decisions: list[Decision | list[Alternative]] | None = Field(
+    decisions: list[Decision | list[AlternativeSpec]] | None = Field(
         None, min_length=1, description="what to judge in each context: a decision or several alternatives for each"
     )
 
@@ -52,12 +52,12 @@ class EvaluateRequest(PrescribeRequest):
             raise ValueError("give alternatives for all contexts, or decisions for each: exactly one of the two")
         return self
 
-    def by_context(self) -> list[list[Alternative]]:
+    def by_context(self) -> list[list[AlternativeSpec]]:
         """The alternatives of each context."""
         if self.alternatives is not None:
             return [self.alternatives] * len(self.contexts)
         return [
-            [Alternative.model_construct(name=None, decision=each)] if isinstance(each, dict) else each
+            [AlternativeSpec.model_construct(name=None, decision=each)] if isinstance(each, dict) else each
             for each in self.decisions or ()
         ]
 
@@ -111,5 +111,5 @@ class EvaluationAnswer(BaseModel):
     warnings: list[str] = Field([], description="what is unusual about the context")
 
 
-class EvaluateAnswer(PosteriorsAnswer):
+class EvaluateAnswer(CommonAnswer):
     evaluations: list[EvaluationAnswer]

@@ -39,7 +39,7 @@ class _Route:
 _ROUTE = _Route()
 
 
-class ShortRoad:
+class FastPath:
     """Middleware between the door and the router. Errors are answered as the application ``of`` answers them."""
 
     def __init__(self, app: ASGIApp, of: FastAPI) -> None:

@@ -18,10 +18,10 @@ from app.datasets.lookback import Past
 from app.datasets.service import as_json
 from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
-from app.prescriptions.cache import Ready
-from app.prescriptions.neighbours import Similar
+from app.prescriptions.cache import LoadedPosterior
+from app.prescriptions.neighbours import SearchableHistory
 from app.prescriptions.prescribe import core_options, listed
-from app.prescriptions.schemas import PrescribeOptions
+from app.prescriptions.schemas import DecisionOptions
 from app.prescriptions.sensitivity import sensitivities
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
@@ -48,14 +48,14 @@ class Opening:
     back on, and the rows that neighbours are looked for in."""
 
     row: PosteriorRow
-    loaded: Ready
-    request: PrescribeOptions
+    loaded: LoadedPosterior
+    request: DecisionOptions
     draws: Tensor
     past: Past | None = None
-    similar: Similar | None = None
+    similar: SearchableHistory | None = None
 
 
-def check(row: PosteriorRow, request: PrescribeOptions, contexts: int, where: str, times: int = 1) -> None:
+def check(row: PosteriorRow, request: DecisionOptions, contexts: int, where: str, times: int = 1) -> None:
     """Refuse to open what would be too many numbers, ``times`` the limit of one answer, or random."""
     if not request.include:
         return
@@ -189,7 +189,7 @@ def _share(happens: Tensor, weights: Tensor) -> Tensor:
     return (weights @ happens.double()).clamp(max=1.0)
 
 
-def _neighbours(opening: Opening, similar: Similar, matrix: Tensor, decisions: Tensor, names: list[str]) -> list[Json]:
+def _neighbours(opening: Opening, similar: SearchableHistory, matrix: Tensor, decisions: Tensor, names: list[str]) -> list[Json]:
     rows, distances = similar.neighbourhood.nearest(matrix, opening.request.neighbours)
     outcomes = similar.outcomes[rows]
     costs = opening.loaded.problem.cost(decisions[:, None], outcomes)

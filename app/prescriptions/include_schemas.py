@@ -135,7 +135,7 @@ class NeighboursAnswer(BaseModel):
     rows: list[NeighbourAnswer]
 
 
-class Opened(BaseModel):
+class IncludedAnswer(BaseModel):
     """What is told besides where ``include`` asks for it; the keys are absent unless they are asked for."""
 
     outcomes: dict[str, OutcomeAnswer] | None = None

@@ -15,7 +15,7 @@ from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError
 from app.posteriors import service as posteriors
 from app.posteriors.history import outcomes_of
-from app.prescriptions.cache import Cache, Ready
+from app.prescriptions.cache import PosteriorCache, LoadedPosterior
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.explain.neighbours import Neighbourhood
@@ -29,7 +29,7 @@ GONE = "neighbours are rows of the history that the posterior learned from, and 
 
 
 @dataclass(frozen=True)
-class Similar:
+class SearchableHistory:
     """Rows that can be searched, their outcomes (n, d_y), and the rows themselves."""
 
     neighbourhood: Neighbourhood
@@ -44,7 +44,7 @@ class Similar:
         return int(self.neighbourhood.contexts.nbytes + self.outcomes.nbytes + self.table.nbytes)
 
 
-def load_similar(row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar:
+def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) -> SearchableHistory:
     """The rows of the revision that the posterior was learned from."""
     if row.dataset_id is None:
         raise ConflictError(GONE)
@@ -64,14 +64,14 @@ def load_similar(row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar
         raise ConflictError(GONE)
     contexts = torch.from_numpy(encoded.matrix[encoded.usable])
     outcomes = torch.from_numpy(outcomes_of(table, outcome_names(row.problem)))
-    return Similar(Neighbourhood.of(contexts), outcomes, table)
+    return SearchableHistory(Neighbourhood.of(contexts), outcomes, table)
 
 
-def similar(cache: Cache, row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar:
+def cached_history(cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) -> SearchableHistory:
     """The same, kept in memory beside the posterior."""
 
-    def make() -> tuple[Similar, int]:
-        made = load_similar(row, loaded, past)
+    def make() -> tuple[SearchableHistory, int]:
+        made = load_history(row, loaded, past)
         return made, made.nbytes
 
     return cache.get((row.id, "similar"), make)

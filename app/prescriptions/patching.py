@@ -9,7 +9,7 @@ import orjson
 
 from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
-from app.prescriptions.cache import Cache
+from app.prescriptions.cache import PosteriorCache
 from app.prescriptions.memory import size_of
 from app.problems import patch as patches
 from bco_core import deadline
@@ -23,7 +23,7 @@ _LEAST_BYTES, _BYTES_A_BYTE = 20_000, 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class PatchedProblem:
     """The problem that a request asks for, its specification, and what is to be said of how it differs from the one
     that the posterior was learned for; ``differs`` is None where a request has no patch."""
 
@@ -33,23 +33,23 @@ class Asked:
     warnings: list[str] = field(default_factory=list)
 
 
-def asked_for(cache: Cache, row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> Asked:
+def cached_patched_problem(cache: PosteriorCache, row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> PatchedProblem:
     """The posterior's problem with a patch, from memory or built under the deadline in force."""
     if patch is None:
-        return Asked(learned_for, row.problem)
+        return PatchedProblem(learned_for, row.problem)
 
-    def make() -> tuple[Asked, int]:
-        made = build(row, learned_for, patch)
+    def make() -> tuple[PatchedProblem, int]:
+        made = build_patched_problem(row, learned_for, patch)
         arrays = 0 if made.problem is learned_for else size_of(made.problem)
         return made, arrays + _LEAST_BYTES + _BYTES_A_BYTE * len(orjson.dumps(made.spec))
 
     return cache.get((row.id, "patch", patches.digest(patch)), make)
 
 
-def build(row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> Asked:
+def build_patched_problem(row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> PatchedProblem:
     """The posterior's problem with a patch; 422 where no problem can be built from it."""
     if patch is None:
-        return Asked(learned_for, row.problem)
+        return PatchedProblem(learned_for, row.problem)
     spec, differs = patches.apply(row.problem, patch)
     deadline.check()
     problem = learned_for
@@ -60,4 +60,4 @@ def build(row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any]
             where = (patches.PLACE, *patches.named(spec, error.where))
             raise InvalidRequest.at(where, str(error)) from None
     listed = [one.model_dump() for one in differs[: patches.MOST_LISTED]]
-    return Asked(problem, spec, listed, [patches.warning(differs)])
+    return PatchedProblem(problem, spec, listed, [patches.warning(differs)])

@@ -17,7 +17,7 @@ _STEP = 0.05
 
 
 @dataclass(frozen=True)
-class Move:
+class Perturbation:
     """A context, by its number, in which ``column`` has another ``value``; what that is called in an answer."""
 
     number: int
@@ -64,7 +64,7 @@ def step_of(profile: dict[str, Any]) -> float:
 
 def steps(
     encoding: ContextEncoding, number: int, context: Sequence[Any], columns: Sequence[dict[str, Any]]
-) -> list[Move]:
+) -> list[Perturbation]:
     """Each amount a step up, then a step down; missing ones are left alone."""
     profiles = {profile["name"]: profile for profile in columns}
     moves = []
@@ -72,7 +72,7 @@ def steps(
         value = context[encoding.names.index(name)]
         if is_number(value):
             step = step_of(profiles[name])
-            moves += [Move(number, name, value + step, "up"), Move(number, name, value - step, "down")]
+            moves += [Perturbation(number, name, value + step, "up"), Perturbation(number, name, value - step, "down")]
     return moves
 
 
@@ -85,7 +85,7 @@ def switchable(encoding: ContextEncoding, columns: Sequence[dict[str, Any]]) -> 
 
 def switches(
     encoding: ContextEncoding, number: int, context: Sequence[Any], columns: Sequence[dict[str, Any]]
-) -> list[Move]:
+) -> list[Perturbation]:
     """Other categories, no for yes, and the periods after and before the context's own."""
     amounts = numbers(encoding, columns)
     moves = []
@@ -94,16 +94,16 @@ def switches(
         if column.categories is not None:
             own = _category(column, value)
             others = [category for category in column.categories if category != own][:MOST_SWITCHES]
-            moves += [Move(number, column.name, other, other) for other in others]
+            moves += [Perturbation(number, column.name, other, other) for other in others]
         elif column.name not in amounts and is_number(value):
-            moves.append(Move(number, column.name, not value, str(not value).lower()))
+            moves.append(Perturbation(number, column.name, not value, str(not value).lower()))
     if encoding.looking is not None:
         time, clock = encoding.looking.time, encoding.looking.recipe.clock
         own_value = context[encoding.names.index(time["name"])]
         periods, refused = periods_of(time, clock, [own_value])
         for period in () if refused else (int(periods[0]) + 1, int(periods[0]) - 1):
             text = clock.text(period)
-            moves.append(Move(number, time["name"], int(text) if time["format"] == "period" else text, text))
+            moves.append(Perturbation(number, time["name"], int(text) if time["format"] == "period" else text, text))
     return moves
 
 

@@ -12,8 +12,8 @@ from app import metrics
 from app.datasets.encoding import Encoded, Refusal
 from app.db.tables import PosteriorRow
 from app.http.errors import of_core
-from app.prescriptions.cache import Ready
-from app.prescriptions.schemas import REFUSED, PrescribeOptions
+from app.prescriptions.cache import LoadedPosterior
+from app.prescriptions.schemas import REFUSED, DecisionOptions
 from bco_core.errors import InvalidInput
 from bco_core.prescribe import QUANTILES, Prescribed
 from bco_core.prescribe import PrescribeOptions as Options
@@ -23,9 +23,9 @@ from bco_core.problems.base import Risk
 
 def decide_usable(
     row: PosteriorRow,
-    loaded: Ready,
+    loaded: LoadedPosterior,
     encoded: Encoded,
-    request: PrescribeOptions,
+    request: DecisionOptions,
     theta: Tensor | None = None,
     seconds: float = math.inf,
     solver_seconds: float = math.inf,
@@ -83,7 +83,7 @@ def _refused(why: Refusal, names: list[str]) -> dict[str, Any]:
     }
 
 
-def far_from_history(loaded: Ready, encoded: Encoded) -> dict[int, list[int]]:
+def far_from_history(loaded: LoadedPosterior, encoded: Encoded) -> dict[int, list[int]]:
     """The columns by which usable rows lie beyond the history's range by more than that range, by row."""
     contexts = torch.from_numpy(encoded.matrix)
     beyond = (contexts < loaded.lowest) | (contexts > loaded.highest)
@@ -97,9 +97,9 @@ def far_from_history(loaded: Ready, encoded: Encoded) -> dict[int, list[int]]:
 
 def decide(
     row: PosteriorRow,
-    loaded: Ready,
+    loaded: LoadedPosterior,
     contexts: Tensor,
-    request: PrescribeOptions,
+    request: DecisionOptions,
     theta: Tensor | None = None,
     seconds: float = math.inf,
     solver_seconds: float = math.inf,
@@ -115,7 +115,7 @@ def decide(
     return _answers(found, loaded.decisions)
 
 
-def core_options(row: PosteriorRow, request: PrescribeOptions) -> Options:
+def core_options(row: PosteriorRow, request: DecisionOptions) -> Options:
     policy = request.policy or (None if request.risk else row.policy)
     risk = Risk(**request.risk.model_dump()) if request.risk else None
     try:

@@ -20,7 +20,7 @@ from app.http.security import Reader
 from app.http.tables import PARQUET
 from app.prescriptions import context
 from app.prescriptions import evaluate as evaluate_module
-from app.prescriptions.batching import Together
+from app.prescriptions.batching import Batcher
 from app.prescriptions.drift import DriftAnswer, Source
 from app.prescriptions.drift_from_log import judge_log
 from app.prescriptions.evaluate_schemas import EvaluateAnswer, EvaluateRequest
@@ -143,7 +143,7 @@ async def answer_of(
         body = None
         if not is_slow(state.slow, posterior_id, request):
             kind = context.kind(cache, workspace, posterior_id, request) if revision is None else None
-            together: Together[PrescribeRequest, bytes | None] = state.together
+            together: Batcher[PrescribeRequest, bytes | None] = state.together
             body = await together.answer(kind, request, len(request.contexts), decide)
         if body is None:
             body = await elsewhere(http, workspace, posterior_id, request, began, revision=revision)
@@ -163,7 +163,7 @@ async def evaluation_of(
     with state.places.of(workspace):
         body = None
         if not is_slow(state.slow, posterior_id, request):
-            together: Together[PrescribeRequest, bytes | None] = state.together
+            together: Batcher[PrescribeRequest, bytes | None] = state.together
             body = await together.answer(None, request, request.work, judge)
         if body is None:
             body = await elsewhere(http, workspace, posterior_id, request, began, "evaluate", revision)

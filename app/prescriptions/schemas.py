@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, WithJsonSchema, field_v
 
 from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors.schemas import Quality
-from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, Opened
+from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, IncludedAnswer
 from app.problems.patch import Difference, Patch
 from bco_core.problems.base import Status
 
@@ -34,7 +34,7 @@ class RiskMeasure(Request):
     cvar_level: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="0.95 looks at the worst 5 %")
 
 
-class PrescribeOptions(Body):
+class DecisionOptions(Body):
     """How to decide, for one context or for many."""
 
     policy: PolicyName | None = Field(None, description="the posterior's own by default")
@@ -67,7 +67,7 @@ class PrescribeOptions(Body):
     neighbours: Neighbours = Field(10, description="how many rows of the history to tell, where they are included")
 
 
-class PrescribeRequest(PrescribeOptions):
+class PrescribeRequest(DecisionOptions):
     model_config = ConfigDict(json_schema_extra={"examples": [{"contexts": EXAMPLE_CONTEXTS, "scenarios": 200}]})
 
     contexts: list[Context] = Field(
@@ -88,7 +88,7 @@ class PrescribeRequest(PrescribeOptions):
         return len(self.contexts)
 
 
-class BatchOptions(PrescribeOptions):
+class BatchOptions(DecisionOptions):
     """How a job decides for a whole table of contexts."""
 
     name: Name = Field("", validate_default=False, description="the posterior's by default")
@@ -154,14 +154,14 @@ class ScenarioSource(BaseModel):
     costs_over: CostsOver = Field(description="the scenarios behind every cost in this answer")
 
 
-class MapAlternative(BaseModel):
+class MapAnswer(BaseModel):
     """What the posterior's mode alone would decide, judged under the same scenarios."""
 
     decision: dict[str, float | None]
     expected_cost: float | None
 
 
-class PrescriptionAnswer(Opened):
+class PrescriptionAnswer(IncludedAnswer):
     """Numbers are null where there is no decision, or no recourse in some scenario; ``reason`` then says why."""
 
     decision: dict[str, float | None]
@@ -186,7 +186,7 @@ class PrescriptionAnswer(Opened):
         description="what else a problem says of a decision: of portfolios expected_return, variance, volatility, "
         "turnover, the bounds of positions, and what the covariance was estimated from",
     )
-    map: MapAlternative
+    map: MapAnswer
     hedging_gain: float | None = Field(description="the MAP decision's expected cost less this decision's")
     warnings: list[str] = Field(
         [], description="what is unusual about the context: far from the history in time or value, or a short series"
@@ -200,7 +200,7 @@ class RowsUsed(BaseModel):
     last: str = Field(description="the newest time in it")
 
 
-class PosteriorsAnswer(BaseModel):
+class CommonAnswer(BaseModel):
     """What every answer of a posterior says besides what was asked for."""
 
     id: str | None = Field(description="GET /v1/prescriptions/{id} has this answer; null if it is not kept")
@@ -219,5 +219,5 @@ class PosteriorsAnswer(BaseModel):
     warnings: list[str]
 
 
-class PrescribeAnswer(PosteriorsAnswer):
+class PrescribeAnswer(CommonAnswer):
     prescriptions: list[PrescriptionAnswer]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
-from app.prescriptions.cache import Ready
-from app.prescriptions.perturbations import Move, entries, numbers, step_of, steps, switchable, switches
+from app.prescriptions.cache import LoadedPosterior
+from app.prescriptions.perturbations import Perturbation, entries, numbers, step_of, steps, switchable, switches
 from app.prescriptions.prescribe import listed
 from app.problems.schemas import outcome_names
 from bco_core import deadline
@@ -33,7 +33,7 @@ _SHARE = 0.8
 
 def sensitivities(
     row: PosteriorRow,
-    loaded: Ready,
+    loaded: LoadedPosterior,
     options: PrescribeOptions,
     draws: Tensor,
     past: Past | None,
@@ -46,14 +46,14 @@ def sensitivities(
     """In the shape of ``SensitivityAnswer``, for contexts by their values and encoded (B, width), their decisions
     (B, d_z), expected costs and scenarios."""
     exact: list[Slopes | None] = []
-    moves: list[Move] = []
+    moves: list[Perturbation] = []
     for number, context in enumerate(contexts):
         deadline.check()
         exact.append(slopes(loaded.posterior, loaded.problem, matrix[number], options, draws, decisions[number]))
         if exact[-1] is None:
             moves += steps(loaded.encoding, number, context, row.columns)
         moves += switches(loaded.encoding, number, context, row.columns)
-    moved: list[dict[Move, Tensor]] = [{} for _ in contexts]
+    moved: list[dict[Perturbation, Tensor]] = [{} for _ in contexts]
     for move, answer in zip(moves, _answers(loaded, options, draws, past, contexts, moves), strict=True):
         moved[move.number][move] = answer
     own = torch.tensor([torch.nan if cost is None else cost for cost in expected], dtype=torch.float64)
@@ -77,12 +77,12 @@ def sensitivities(
 
 
 def _answers(
-    loaded: Ready,
+    loaded: LoadedPosterior,
     options: PrescribeOptions,
     draws: Tensor,
     past: Past | None,
     contexts: Sequence[Sequence[Any]],
-    moves: list[Move],
+    moves: list[Perturbation],
 ) -> list[Tensor]:
     """Decision and expected cost (d_z + 1,) of each moved context; NaN for those that are refused, or take too long."""
     answers = torch.full((len(moves), len(loaded.decisions) + 1), torch.nan, dtype=torch.float64)
@@ -95,7 +95,7 @@ def _answers(
     return list(answers)
 
 
-def _decided(loaded: Ready, options: PrescribeOptions, draws: Tensor, matrix: Tensor) -> Tensor:
+def _decided(loaded: LoadedPosterior, options: PrescribeOptions, draws: Tensor, matrix: Tensor) -> Tensor:
     try:
         found = prescribe(
             loaded.posterior, loaded.problem, matrix, options, draws, solver_seconds=_SHARE * deadline.left()
@@ -111,14 +111,14 @@ def _decided(loaded: Ready, options: PrescribeOptions, draws: Tensor, matrix: Te
     return answers
 
 
-def _named(loaded: Ready, change: Tensor) -> Json:
+def _named(loaded: LoadedPosterior, change: Tensor) -> Json:
     """Changes (d_z + 1,) of a decision and its expected cost."""
     *decision, cost = listed(change)
     return {"decision": dict(zip(loaded.decisions, decision, strict=True)), "expected_cost": cost}
 
 
 def _derivatives(
-    row: PosteriorRow, loaded: Ready, context: Sequence[Any], exact: Slopes | None, answers: dict[Move, Tensor]
+    row: PosteriorRow, loaded: LoadedPosterior, context: Sequence[Any], exact: Slopes | None, answers: dict[Perturbation, Tensor]
 ) -> Json:
     profiles = {column["name"]: column for column in row.columns}
     beside = {(move.column, move.label): answer for move, answer in answers.items()}
@@ -135,7 +135,7 @@ def _derivatives(
     return found
 
 
-def _switched(row: PosteriorRow, loaded: Ready, base: Tensor, answers: dict[Move, Tensor]) -> Json:
+def _switched(row: PosteriorRow, loaded: LoadedPosterior, base: Tensor, answers: dict[Perturbation, Tensor]) -> Json:
     """By column and value. Of the two periods beside a context's, the later one that can be decided for is told."""
     looking = loaded.encoding.looking
     found: dict[str, Json] = {name: {} for name in switchable(loaded.encoding, row.columns)}
@@ -149,7 +149,7 @@ def _switched(row: PosteriorRow, loaded: Ready, base: Tensor, answers: dict[Move
     return found
 
 
-def _attribution(row: PosteriorRow, loaded: Ready, context: Tensor, draws: Tensor) -> Json:
+def _attribution(row: PosteriorRow, loaded: LoadedPosterior, context: Tensor, draws: Tensor) -> Json:
     columns = entries(loaded.encoding)
     found = attribute(loaded.posterior, context, list(columns.values()), draws)
     parts = zip(

@@ -11,17 +11,17 @@ from pydantic import BaseModel
 from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
 from app.http.tables import to_parquet
-from app.prescriptions.cache import Ready
+from app.prescriptions.cache import LoadedPosterior
 from app.prescriptions.include_schemas import AttributionAnswer, DerivativeAnswer, OutcomeAnswer
 from app.prescriptions.perturbations import entries, numbers
-from app.prescriptions.schemas import PrescribeOptions
+from app.prescriptions.schemas import DecisionOptions
 from app.problems.schemas import outcome_names
 from bco_core.prescribe import QUANTILES
 
 _ALONE = 'as a table there are scenarios alone: ask for include ["scenarios"], or accept application/json'
 
 
-def check_table(request: PrescribeOptions) -> None:
+def check_table(request: DecisionOptions) -> None:
     """Refuse to make a table of what is not one."""
     if set(request.include) != {"scenarios"}:
         raise InvalidRequest.at(("include",), _ALONE)
@@ -47,7 +47,7 @@ def scenario_table(answer: bytes) -> bytes:
     return to_parquet(pa.concat_tables(pieces))
 
 
-def flattened(answer: dict[str, Any], row: PosteriorRow, loaded: Ready) -> None:
+def flattened(answer: dict[str, Any], row: PosteriorRow, loaded: LoadedPosterior) -> None:
     """Make columns of an opened prescription: the same ones for every context, lists as texts of JSON."""
     outcomes = outcome_names(row.problem)
     for name in ("scenarios", "recourse", "neighbours"):
@@ -60,7 +60,7 @@ def flattened(answer: dict[str, Any], row: PosteriorRow, loaded: Ready) -> None:
         answer["sensitivity"] = told | {name: _text(told[name]) for name in ("switches", "prices")}
 
 
-def _no_sensitivity(row: PosteriorRow, loaded: Ready, outcomes: list[str]) -> dict[str, Any]:
+def _no_sensitivity(row: PosteriorRow, loaded: LoadedPosterior, outcomes: list[str]) -> dict[str, Any]:
     """In the shape of ``SensitivityAnswer``, that of a context without a prediction."""
     slope = _blank(DerivativeAnswer) | {"decision": dict.fromkeys(loaded.decisions)}
     share = _blank(AttributionAnswer) | {"contributions": dict.fromkeys(entries(loaded.encoding))}

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.aliases.promotion import Comparison, Promotion, consider
+from app.aliases.promotion import PromotionComparison, Promotion, consider
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import digest_of, read_table
 from app.db.engine import transaction
@@ -28,7 +28,7 @@ from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
 from app.jobs.kinds.learn_on import FromPosterior, Previous
 from app.posteriors import history
 from app.posteriors import service as posteriors
-from app.posteriors.history import Features, History, outcomes_of
+from app.posteriors.history import Features, EncodedHistory, outcomes_of
 from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
@@ -176,7 +176,7 @@ class Given:
     problem: ProblemRow
     spec: dict[str, Any]
     dataset: DatasetRow
-    history: History
+    history: EncodedHistory
     learning: Learning
     previous: Previous | None = None
 
@@ -237,7 +237,7 @@ def storing(
     posterior: Posterior,
     diagnostics: dict[str, Any],
     recipe: dict[str, Any] | None = None,
-    comparison: Comparison | None = None,
+    comparison: PromotionComparison | None = None,
     spec: dict[str, Any] | None = None,
 ) -> Store:
     """What writes a job's posterior, and moves an alias to it if that is asked for and the comparison allows it.

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from app.aliases.promotion import Comparison
+from app.aliases.promotion import PromotionComparison
 from app.aliases.service import real_id
 from app.datasets.encoding import ContextEncoding
 from app.datasets.service import count_rows
@@ -19,7 +19,7 @@ from app.http.errors import InvalidRequest
 from app.http.rows import find
 from app.http.schemas import Request
 from app.posteriors import service as posteriors
-from app.posteriors.history import History, in_time, outcomes_of
+from app.posteriors.history import EncodedHistory, in_time, outcomes_of
 from app.problems.schemas import outcome_names
 from bco_core.data import Sample
 from bco_core.distributions import CHAINS
@@ -75,7 +75,7 @@ class Previous:
 
 def read(
     session: Session, dataset: DatasetRow, table: pa.Table, revision: int, asked: dict[str, Any], seed: int
-) -> tuple[History, Previous]:
+) -> tuple[EncodedHistory, Previous]:
     """All rows of a revision as the old posterior sees them."""
     row = session.get_one(PosteriorRow, asked["posterior_id"])
     known = count_rows(session, dataset.id, posteriors.learned_revision(session, row))
@@ -87,7 +87,7 @@ def read(
         encoded = encoding.encode_table(table)
         kept = encoded.usable
         sample = Sample(torch.from_numpy(encoded.matrix[kept]), torch.from_numpy(values[kept]))
-        found = History(sample, state, len(encoded.matrix) - len(kept))
+        found = EncodedHistory(sample, state, len(encoded.matrix) - len(kept))
     else:
         past = looking.past(table, revision)
         state["learned_until"] = past.last
@@ -104,7 +104,7 @@ def read(
     return found, Previous(row, posterior, torch.from_numpy(kept >= known), options)
 
 
-def learn(previous: Previous, sample: Sample, progress: Progress) -> tuple[Posterior, dict[str, Any], Comparison]:
+def learn(previous: Previous, sample: Sample, progress: Progress) -> tuple[Posterior, dict[str, Any], PromotionComparison]:
     """The new posterior, what is told of it, and how it compares with the old one."""
     problem = build_problem(previous.row.problem)
     found = update(problem, sample, previous.posterior, previous.fresh, previous.options, progress)
@@ -120,4 +120,4 @@ def learn(previous: Previous, sample: Sample, progress: Progress) -> tuple[Poste
             "difference": {"mean": difference.mean, "standard_error": difference.standard_error},
         },
     }
-    return found.posterior, told, Comparison(previous.row.id, rows, difference)
+    return found.posterior, told, PromotionComparison(previous.row.id, rows, difference)

@@ -31,11 +31,11 @@ from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
 from app.posteriors import service as posteriors
 from app.prescriptions import context
 from app.prescriptions import include as include_module
-from app.prescriptions.cache import NO_ROWS, Range, Ready, load_past, load_ready
-from app.prescriptions.neighbours import GONE, Similar, load_similar
-from app.prescriptions.patching import build
+from app.prescriptions.cache import NO_ROWS, Range, LoadedPosterior, load_past, load_posterior
+from app.prescriptions.neighbours import GONE, SearchableHistory, load_history
+from app.prescriptions.patching import build_patched_problem
 from app.prescriptions.prescribe import decide_usable
-from app.prescriptions.schemas import BatchOptions, NewBatch, PrescribeOptions
+from app.prescriptions.schemas import BatchOptions, NewBatch, DecisionOptions
 from app.prescriptions.tables import flattened
 from app.problems import patch as patches
 from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
@@ -197,21 +197,21 @@ class Given:
     """What decides: a posterior, ready to prescribe, and how."""
 
     posterior: PosteriorRow
-    loaded: Ready
+    loaded: LoadedPosterior
     past: Past | None
-    options: PrescribeOptions
-    similar: Similar | None = None
+    options: DecisionOptions
+    similar: SearchableHistory | None = None
 
 
 def read(job: JobRow) -> Given:
     with transaction() as session:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
-    fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
-    loaded = load_ready(posterior)
+    fields = {name: value for name, value in job.spec.items() if name in DecisionOptions.model_fields}
+    loaded = load_posterior(posterior)
     past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
-    options = PrescribeOptions(**fields)
-    asked = build(posterior, loaded.problem, options.problem)
-    similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
+    options = DecisionOptions(**fields)
+    asked = build_patched_problem(posterior, loaded.problem, options.problem)
+    similar = load_history(posterior, loaded, past) if "neighbours" in options.include else None
     return Given(posterior, replace(loaded, problem=asked.problem), past, options, similar)
 
 

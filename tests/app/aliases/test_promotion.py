@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from app.aliases.promotion import LEAST_ROWS, Comparison, Promotion, consider
+from app.aliases.promotion import LEAST_ROWS, PromotionComparison, Promotion, consider
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorRow
 from app.jobs import service as jobs
@@ -35,7 +35,7 @@ def log_of(client: TestClient, job: Json) -> list[str]:
 
 
 def considered(
-    client: TestClient, alias: str, challenger: Json, comparison: Comparison | None, when: str = "if_not_worse"
+    client: TestClient, alias: str, challenger: Json, comparison: PromotionComparison | None, when: str = "if_not_worse"
 ) -> tuple[bool, str]:
     promotion = Promotion.model_validate({"alias": alias, "when": when})
     with transaction() as session:
@@ -43,8 +43,8 @@ def considered(
         return consider(session, "default", promotion, row, comparison, challenger["job_id"])
 
 
-def of(incumbent: Json, mean: float, rows: int = 50) -> Comparison:
-    return Comparison(incumbent["id"], rows, Estimate(mean, 0.5))
+def of(incumbent: Json, mean: float, rows: int = 50) -> PromotionComparison:
+    return PromotionComparison(incumbent["id"], rows, Estimate(mean, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from app.datasets import bounds, unpack
 from app.http.errors import TooMany, UnavailableError
 from app.main import create_app
 from app.prescriptions import admission, context
-from app.prescriptions.admission import Places
+from app.prescriptions.admission import AdmissionLimit
 from app.problems import service as problems
 from tests.support.journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
 
@@ -136,7 +136,7 @@ def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
 
 
 def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
-    places = Places(3, 2)
+    places = AdmissionLimit(3, 2)
     with ExitStack() as taken:
         for workspace in ("greedy", "greedy"):
             taken.enter_context(places.of(workspace))

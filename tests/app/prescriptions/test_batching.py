@@ -21,7 +21,7 @@ from app.http.errors import NotFoundError
 from app.http.security import Remembered
 from app.main import create_app
 from app.prescriptions import cache, context
-from app.prescriptions.batching import Together
+from app.prescriptions.batching import Batcher
 from bco_core.policies import POLICIES
 from tests.support.journey import CONTEXTS, QUICK, Json, learned, prescribe, without_id
 
@@ -135,7 +135,7 @@ def test_nobody_waits_where_nobody_is_before_them() -> None:
     """Each of some calls, one after the other, is begun at the very next moments of the loop."""
 
     async def calls() -> list[Sequence[int]]:
-        together: Together[int, int] = Together(64, anyio.CapacityLimiter(1))
+        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
         groups: list[Sequence[int]] = []
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
@@ -151,7 +151,7 @@ def test_nobody_waits_where_nobody_is_before_them() -> None:
 
 def test_an_error_reaches_everybody_in_the_group_and_the_next_group_is_served() -> None:
     async def calls() -> list[Any]:
-        together: Together[int, int] = Together(64, anyio.CapacityLimiter(1))
+        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
             if 1 in numbers:
@@ -168,7 +168,7 @@ def test_an_error_reaches_everybody_in_the_group_and_the_next_group_is_served() 
 
 def test_a_client_that_leaves_takes_nobody_along() -> None:
     async def calls() -> list[Any]:
-        together: Together[int, int] = Together(64, anyio.CapacityLimiter(1))
+        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
         go_on = threading.Event()
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
@@ -222,7 +222,7 @@ def test_a_warm_call_does_not_read_the_database(
     client: TestClient, posterior: Json, statements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "FRESH_SECONDS", 60.0)
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     prescribe(client, posterior["id"])
     statements.clear()
     for _ in range(5):
