@@ -20,7 +20,7 @@ class PrescribeOptions(TypedDict, total=False):
     costs_over: Literal["predictive", "posterior"]
     risk: Json
     require_quality: Quality
-    problem: Json
+    problem_patch: Json
     include: Sequence[Include]
     neighbours: int
     time_limit_seconds: float
@@ -30,7 +30,7 @@ class LearnOptions(TypedDict, total=False):
     """How to learn."""
 
     predictor: Json
-    posterior: Json
+    inference: Json
     policy: str
     features: str
     from_posterior: Json

@@ -200,9 +200,9 @@ class Alternative(Record):
     feasibility: float | None = None
     service_level: Numbers | None = None
     breaches: list[str] = field(default_factory=list)
-    regret: float | None = None
-    regret_standard_error: float | None = None
-    regret_quantiles: Numbers = field(default_factory=dict)
+    extra_cost: float | None = None
+    extra_cost_standard_error: float | None = None
+    extra_cost_quantiles: Numbers = field(default_factory=dict)
     worse_in: float | None = None
 
 

@@ -57,8 +57,8 @@ class Costs:
 class Evaluated:
     """What N decisions (N, d_z), completed where something was left to us, may cost; NaN where nothing is known.
 
-    ``status`` is GIVEN, OURS, or says how the rest was found. ``regret`` (N,) is the expected cost less that of ours
-    in the same context, with its standard error over the scenarios and its quantiles (N, m); ``worse_in`` (N,) is the
+    ``status`` is GIVEN, OURS, or says how the rest was found. ``extra_cost`` (N,) is the expected cost less ours in
+    the same context, with its standard error over the scenarios and its quantiles (N, m); ``worse_in`` (N,) is the
     share of scenarios in which a decision costs more than ours. ``service`` (N, d_y) is the share of scenarios in which
     each outcome is served, ``our_service`` (B, d_y) the same for ours; None where that means nothing.
     """
@@ -68,9 +68,9 @@ class Evaluated:
     reasons: list[str]
     costs: Costs
     feasibility: Tensor
-    regret: Tensor
-    regret_error: Tensor
-    regret_quantiles: Tensor
+    extra_cost: Tensor
+    extra_cost_error: Tensor
+    extra_cost_quantiles: Tensor
     worse_in: Tensor
     breaches: list[list[Breach]]
     service: Tensor | None
@@ -220,8 +220,8 @@ class _Found:
         self.status = [GIVEN if whole else str(Status.TIME_LIMIT) for whole in (~given.isnan().any(1)).tolist()]
         self.reasons = [NO_TURN] * count
         self.costs = Costs(nothing.clone(), several.clone(), nothing.clone())
-        self.feasibility, self.regret, self.regret_error = nothing.clone(), nothing.clone(), nothing.clone()
-        self.regret_quantiles, self.worse_in = several.clone(), nothing.clone()
+        self.feasibility, self.extra_cost, self.extra_cost_error = nothing.clone(), nothing.clone(), nothing.clone()
+        self.extra_cost_quantiles, self.worse_in = several.clone(), nothing.clone()
         self.breaches: list[list[Breach]] = [[] for _ in range(count)]
         self._broken: dict[bytes, list[Breach]] = {}
         self.service = torch.full((count, problem.outcome_dim), torch.nan, dtype=torch.float64)
@@ -248,10 +248,10 @@ class _Found:
         more = costs - over.ours[contexts]
         ordered, share = sort_atoms(more, atoms.weights)
         mean = mean_of_atoms(more, atoms.weights)
-        self.regret[rows] = mean
-        self.regret_error[rows] = _standard_error(more, mean, atoms.weights)
+        self.extra_cost[rows] = mean
+        self.extra_cost_error[rows] = _standard_error(more, mean, atoms.weights)
         unknown = more.isnan().any(1)
-        self.regret_quantiles[rows] = sorted_quantile(ordered, share, _LEVELS).where(~unknown[:, None], torch.nan)
+        self.extra_cost_quantiles[rows] = sorted_quantile(ordered, share, _LEVELS).where(~unknown[:, None], torch.nan)
         self.worse_in[rows] = _share(more > 0, atoms.weights).where(~unknown, torch.nan)
         served = _served(problem, decisions, atoms)
         if served is not None:
@@ -288,9 +288,9 @@ class _Found:
             self.reasons,
             self.costs,
             self.feasibility,
-            self.regret,
-            self.regret_error,
-            self.regret_quantiles,
+            self.extra_cost,
+            self.extra_cost_error,
+            self.extra_cost_quantiles,
             self.worse_in,
             self.breaches,
             self.service if self._serves else None,

@@ -30,7 +30,7 @@ from bco_core.backtest.ours import learned_decisions
 from bco_core.backtest.rules import RULES, Origin
 from bco_core.backtest.splits import Split, random_parts, rolling
 from bco_core.backtest.summary import MOST_SERIES, Rows, aligned, summarize
-from bco_core.backtest.verdict import DONE
+from bco_core.backtest.verdict import ACTUAL_DECISION
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem, completed
@@ -109,8 +109,8 @@ class Backtest:
     def policies(self) -> dict[str, str]:
         """How sentences call each policy, by its name."""
         found = {name: name for name in self.ours}
-        if self.asked.done:
-            found[DONE] = "what was really done"
+        if self.asked.actual_decision:
+            found[ACTUAL_DECISION] = "what was really done"
         if not self.posteriors:
             wanted = list(RULES) if self.asked.baselines is None else self.asked.baselines
             found |= {name: RULES[name].words for name in wanted if name not in self.left_out}
@@ -125,8 +125,8 @@ class Backtest:
     def possible_steps(self) -> list[Step]:
         """The parts there are at most, told without building the problem."""
         rules = list(RULES) if self.asked.baselines is None else self.asked.baselines
-        done = [DONE] if self.asked.done else []
-        return [Step(split, policy) for split in range(len(self.splits)) for policy in [*self.ours, *done, *rules]]
+        actual = [ACTUAL_DECISION] if self.asked.actual_decision else []
+        return [Step(split, policy) for split in range(len(self.splits)) for policy in [*self.ours, *actual, *rules]]
 
     def work(self, step: Step, progress: Progress) -> pa.Table:
         """One line for each row that a policy was judged on in a split."""
@@ -141,13 +141,13 @@ class Backtest:
         """The rows (m,) that are judged and the decisions (m, d_z) for them, NaN where there is none."""
         if self.posteriors:
             rows = self.splits[0].judged.numpy()
-            if step.policy == DONE:
-                return rows, self._done(rows)
+            if step.policy == ACTUAL_DECISION:
+                return rows, self._taken(rows)
             one = next(one for one in self.posteriors if one.called == step.policy)
             return rows, one.decisions(self.table, rows, progress)
         origin, rows = self._origin(step.split)
-        if step.policy == DONE:
-            return rows, self._done(rows)
+        if step.policy == ACTUAL_DECISION:
+            return rows, self._taken(rows)
         problem = self._known_problem(step.split)
         if step.policy in RULES:
             return rows, RULES[step.policy].decide(problem, origin)
@@ -173,8 +173,11 @@ class Backtest:
             self._last[split] = found
         return self._last[split]
 
-    def _done(self, rows: Whole) -> Tensor:
-        columns = [self.table.column(self.asked.done[name]).take(pa.array(rows)) for name in decision_names(self.spec)]
+    def _taken(self, rows: Whole) -> Tensor:
+        columns = [
+            self.table.column(self.asked.actual_decision[name]).take(pa.array(rows))
+            for name in decision_names(self.spec)
+        ]
         return torch.from_numpy(np.stack([column.to_numpy().astype(np.float64) for column in columns], axis=1))
 
     def _lines(self, step: Step, rows: Whole, decisions: Tensor, found: Judged) -> pa.Table:
@@ -246,7 +249,7 @@ class Backtest:
             )
         for name, judged in found.items():
             gaps = int(judged.cost.isnan().sum())
-            if gaps and name == DONE:
+            if gaps and name == ACTUAL_DECISION:
                 notes.append(
                     f"{gaps} of {len(rows)} rows do not say what was done: they are left out of what was done and of "
                     "differences from it, which are paired on the rest."
@@ -260,22 +263,24 @@ class Backtest:
         return notes
 
 
-def check_done(spec: dict[str, Any], columns: list[dict[str, Any]], done: dict[str, str]) -> None:
+def check_actual_decision(spec: dict[str, Any], columns: list[dict[str, Any]], actual: dict[str, str]) -> None:
     """Refuse what does not say for every decision which column holds it."""
-    if not done:
+    if not actual:
         return
     names = decision_names(spec)
     decisions = [column["name"] for column in columns if column["role"] == "decision"]
-    for name, column in done.items():
+    for name, column in actual.items():
         if name not in names:
-            raise InvalidRequest.at(("done", name), f"the problem has no such decision; it has {', '.join(names)}")
+            raise InvalidRequest.at(
+                ("actual_decision", name), f"the problem has no such decision; it has {', '.join(names)}"
+            )
         if column not in decisions:
             there = f"it has {', '.join(decisions)}" if decisions else "it has none: send it with decisions"
-            raise InvalidRequest.at(("done", name), f"the data set has no such column of decisions; {there}")
-    lacking = [name for name in names if name not in done]
+            raise InvalidRequest.at(("actual_decision", name), f"the data set has no such column of decisions; {there}")
+    lacking = [name for name in names if name not in actual]
     if lacking:
         detail = f"say for every decision which column holds it; {', '.join(lacking)} are lacking"
-        raise InvalidRequest.at(("done",), detail)
+        raise InvalidRequest.at(("actual_decision",), detail)
 
 
 def _numbers(values: Tensor) -> pa.Array:

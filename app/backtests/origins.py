@@ -38,7 +38,7 @@ def origin_of(
     then = DatasetRow(
         columns=known_columns(dataset.columns, past),
         lead=dataset.lead,
-        policy=dataset.policy,
+        handling=dataset.handling,
         revision=dataset.revision,
     )
     found, kept = history.encode_rows(then, past, table.take(pa.array(upto)), features, outcomes, dataset.revision)

@@ -15,6 +15,7 @@ from torch import Tensor
 from app.backtests.backtest import Backtest
 from app.backtests.schemas import CumulatedDifference, OverTimeAnswer, PolicyOverTime
 from app.datasets.encode_values import Whole
+from app.db import former_names
 from bco_core.backtest.cumulated import cumulated, stretches
 from bco_core.backtest.paired import Clusters
 
@@ -59,7 +60,9 @@ def _costs(results: Iterable[bytes], names: list[str]) -> tuple[Whole, dict[str,
         table = pq.read_table(io.BytesIO(result), columns=["row", "policy", "cost"])
         if table.num_rows:
             cost = table.column("cost").to_numpy().astype(np.float64)
-            pieces.append((table.column("policy")[0].as_py(), table.column("row").to_numpy(), cost))
+            pieces.append(
+                (former_names.policy(table.column("policy")[0].as_py()), table.column("row").to_numpy(), cost)
+            )
     rows: Whole = np.unique(np.concatenate([row for _, row, _ in pieces]))
     costs = {name: np.full(len(rows), math.nan) for name in names}
     for name, row, cost in pieces:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.db.former_names import FORMER_ACTUAL
 from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors import history
 from app.posteriors.history import Features
-from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
+from app.posteriors.options import AutoInference, InferenceSpec, PredictorSpec, learning_options
 from bco_core.backtest.rules import RULES
 from bco_core.backtest.splits import MOST_SPLITS
-from bco_core.backtest.verdict import DONE
+from bco_core.backtest.verdict import ACTUAL_DECISION
 from bco_core.inference.options import LearningOptions
 
 if TYPE_CHECKING:
@@ -29,15 +30,15 @@ class Ours(Request):
 
     name: Name | None = Field(None, description="how results call it; by default its method")
     predictor: PredictorSpec = PredictorSpec()
-    posterior: PosteriorSpec = AutoPosterior()
+    inference: InferenceSpec = AutoInference()
     policy: PolicyName | None = Field(None, description="by default what held-out rows recommend, split by split")
 
     @property
     def called(self) -> str:
-        return self.name or self.posterior.method
+        return self.name or self.inference.method
 
     def learning_options(self, seed: int) -> LearningOptions:
-        return learning_options(self.predictor, self.posterior, self.policy, seed)
+        return learning_options(self.predictor, self.inference, self.policy, seed)
 
 
 class BacktestOptions(Request):
@@ -49,8 +50,8 @@ class BacktestOptions(Request):
     baselines: list[RuleName] | None = Field(
         None, max_length=len(RULES), description="rules to compare with; by default all that make sense for the problem"
     )
-    done: dict[str, str] = Field(
-        {}, description="what was really done: each decision's name and the data set's column of role decision"
+    actual_decision: dict[str, str] = Field(
+        {}, description="the decision actually taken: each decision's name and the data set's column of role decision"
     )
     features: Features = Field("auto", description=history.DESCRIPTION)
     splits: Annotated[int, Field(ge=1, le=MOST_SPLITS)] = Field(
@@ -67,8 +68,12 @@ class BacktestOptions(Request):
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise ValueError("two of ours have the same name; give each a name of its own")
-        if any(name == DONE or name in RULES for name in names):
-            raise ValueError(f"names of ours cannot be {DONE} or those of baselines: {', '.join(RULES)}")
+        # Parts of older backtests have the former name of the actual decision.
+        taken = (ACTUAL_DECISION, FORMER_ACTUAL, *RULES)
+        if any(name in taken for name in names):
+            raise ValueError(
+                f"names of ours cannot be one of {', '.join(taken)}, which name what they are compared with"
+            )
         return self
 
 
@@ -83,7 +88,7 @@ class NewBacktest(BacktestOptions, Body):
                     "name": "bakery",
                     "problem_id": "prob_DEMO",
                     "dataset_id": "data_DEMO",
-                    "ours": [{"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 20}}],
+                    "ours": [{"predictor": {"kind": "linear"}, "inference": {"method": "vi", "epochs": 20}}],
                     "baselines": ["constant", "regression"],
                 }
             ]

@@ -30,8 +30,9 @@ def backtest(
     time: Annotated[str, typer.Option(help="the column of times; without it, random parts are judged")] = "",
     series: Annotated[list[str] | None, typer.Option(help="key column, such as store (repeat for several)")] = None,
     lead: Annotated[int, typer.Option(help="periods ahead that a decision is made", min=1)] = 1,
-    done: Annotated[
-        list[str] | None, typer.Option(help="what was really done: decision=column (repeat for each decision)")
+    actual_decision: Annotated[
+        list[str] | None,
+        typer.Option(help="the decision actually taken: decision=column (repeat for each decision)"),
     ] = None,
     contexts: Annotated[list[str] | None, typer.Option(help="column known when deciding; default all others")] = None,
     categorical: Annotated[list[str] | None, typer.Option(help="context of numbers that are mere names")] = None,
@@ -43,7 +44,7 @@ def backtest(
     learn: Annotated[
         Path | None,
         typer.Option(
-            help="JSON file with predictor, posterior and policy, as of a learn job", exists=True, dir_okay=False
+            help="JSON file with predictor, inference and policy, as of a learn job", exists=True, dir_okay=False
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="another seed learns with other chance", min=0)] = 0,
@@ -58,7 +59,7 @@ def backtest(
     [bold]--time[/] the newest rows are judged block by block, each by what was learned from rows that were known
     before it; without it, every row is judged once by the others. Everything is learned in this process.
 
-    [bold]bco backtest sales.csv --problem problem.json --time day --series shop --done bread=baked[/]
+    [bold]bco backtest sales.csv --problem problem.json --time day --series shop --actual-decision bread=baked[/]
 
     compares our decisions with the column [italic]baked[/], which is never a context, with a constant decision, the
     same weekday, a regression, boosted quantiles, similar rows and a trained model. It ends with a table and a verdict
@@ -69,11 +70,11 @@ def backtest(
     asked: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
     if learn is not None:
         asked["ours"] = [_json(learn)]
-    pairs = [_pair(one) for one in done or []]
+    pairs = [_pair(one) for one in actual_decision or []]
     roles = {"time": time or None, "series": series or [], "lead": lead, "missing": missing, "unseen": unseen}
     roles |= {"contexts": contexts, "categorical": categorical or [], "decisions": [column for _, column in pairs]}
     with plain_errors(), _sentences():
-        planned = _planned(file, _json(problem), roles, asked | {"done": dict(pairs)})
+        planned = _planned(file, _json(problem), roles, asked | {"actual_decision": dict(pairs)})
         tables = _computed(planned)
         summary = planned.summary(tables)
         if output is not None:
@@ -85,7 +86,7 @@ def backtest(
 
 def _planned(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: dict[str, Any]) -> Backtest:
     """Everything is checked as the service checks it."""
-    from app.backtests.backtest import Backtest, check_done
+    from app.backtests.backtest import Backtest, check_actual_decision
     from app.backtests.schemas import BacktestOptions
     from app.datasets.parsing import parse_file
     from app.datasets.profile import profile
@@ -103,8 +104,8 @@ def _planned(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: 
     profiled = profile(parse_file(file.read_bytes(), get_settings()), chosen, get_settings())
     for warning in profiled.warnings:
         typer.echo(f"Note: {warning}.", err=True)
-    dataset = DatasetRow(columns=profiled.columns, lead=chosen.lead, policy=chosen.policy, revision=1)
-    check_done(spec, profiled.columns, options.done)
+    dataset = DatasetRow(columns=profiled.columns, lead=chosen.lead, handling=chosen.handling, revision=1)
+    check_actual_decision(spec, profiled.columns, options.actual_decision)
     return Backtest(spec, dataset, profiled.table, options)
 
 
@@ -176,7 +177,9 @@ def _text(number: float | None) -> str:
 def _pair(text: str) -> tuple[str, str]:
     decision, found, column = text.partition("=")
     if not (decision and found and column):
-        raise ended(f"Say what was done as decision=column, such as bread=baked; {text!r} is not of this form.", 1)
+        raise ended(
+            f"Say what was actually decided as decision=column, such as bread=baked; {text!r} is not of this form.", 1
+        )
     return decision, column
 
 

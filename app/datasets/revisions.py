@@ -105,7 +105,7 @@ def _roles_of(row: DatasetRow) -> tuple[Chosen, Roles]:
         series=chosen.series,
         lead=row.lead,
         decisions=chosen.decisions,
-        **row.policy,
+        **row.handling,
     )
     return chosen, roles
 

@@ -31,7 +31,7 @@ class Roles:
     decisions: Sequence[str] = ()
 
     @property
-    def policy(self) -> dict[str, Any]:
+    def handling(self) -> dict[str, Any]:
         return {"missing": self.missing, "unseen": self.unseen}
 
 

@@ -34,6 +34,9 @@ from app.settings import get_settings
 
 router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=Repeatable)
 
+# An empty list in a field of a form, where a field without text means that nothing is said.
+NO_NAMES = "[]"
+
 
 def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
     response.headers["Location"] = f"/v1/datasets/{row.id}"
@@ -65,15 +68,15 @@ def upload_dataset(
 ) -> DatasetAnswer:
     """Send history as a CSV, Parquet or Excel file."""
     roles = Roles(
-        _names(upload.outcomes),
-        _names(upload.contexts) if upload.contexts.strip() else None,
-        _names(upload.categorical),
+        _names("outcomes", upload.outcomes),
+        _names("contexts", upload.contexts) if upload.contexts.strip() else None,
+        _names("categorical", upload.categorical),
         upload.missing,
         upload.time.strip() or None,
-        _names(upload.series),
+        _names("series", upload.series),
         upload.lead,
         upload.unseen,
-        _names(upload.decisions),
+        _names("decisions", upload.decisions),
     )
     raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
     return _created(service.create(caller.workspace, upload.name, raw, roles), response)
@@ -85,16 +88,21 @@ def inspect_file(
 ) -> Inspection:
     """Look at a file without keeping anything: what its columns hold, what they may be, and what looks odd."""
     raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
-    return inspect_module.inspect(raw, _names(upload.outcomes), get_settings())
+    return inspect_module.inspect(raw, _names("outcomes", upload.outcomes), get_settings())
 
 
-def _names(text: str) -> list[str]:
-    """The names in ``croissants, loaves``; one that holds a comma stands in quotes, as in a CSV file."""
+def _names(field: str, text: str) -> list[str]:
+    """The names in ``croissants, loaves``; one with a comma stands in quotes, as in a CSV file; none in ``[]``."""
+    if text.strip() == NO_NAMES:
+        return []
     parts = text.split(",")
     if '"' in text:
         with suppress(csv.Error):
             parts = next(csv.reader([text], skipinitialspace=True))
-    return [name.strip() for name in parts if name.strip()]
+    names = [name.strip() for name in parts if name.strip()]
+    if text.strip() and not names:
+        raise InvalidRequest.at((field,), f"a comma alone names no column; send {NO_NAMES} for no columns")
+    return names
 
 
 @router.get("")

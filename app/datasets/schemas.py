@@ -78,7 +78,7 @@ class DatasetUpload(Request):
         description="outcome columns, separated by commas; a name that holds a comma stands in quotes",
         examples=["croissants,loaves"],
     )
-    contexts: str = Field("", description="context columns; empty for all others, a comma alone for none")
+    contexts: str = Field("", description="context columns; empty for all others, [] for none")
     categorical: str = Field("", description="contexts to treat as categories although they hold numbers")
     time: str = Field("", description=TIME)
     series: str = Field("", description=SERIES + "; separated by commas")
@@ -169,7 +169,7 @@ class ListedDataset(DatasetSummary):
     warning_count: int = Field(description="how many things to look at before learning")
 
 
-class Policy(BaseModel):
+class Handling(BaseModel):
     """What becomes of missing values, and of categories that are rare or new."""
 
     missing: Missing = "reject"
@@ -180,6 +180,6 @@ class DatasetAnswer(DatasetSummary):
     lead: int = Field(description=LEAD)
     revision: int = Field(description="1 at first; appended rows make the next one")
     digest: str = Field(description="sha256 of what this revision holds")
-    policy: Policy
+    handling: Handling
     columns: list[Column]
     warnings: list[str]

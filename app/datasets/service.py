@@ -51,7 +51,7 @@ def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Roles
         lead=roles.lead,
         revision=1,
         digest=digest(sha256 for sha256, _ in chunks),
-        policy=roles.policy,
+        handling=roles.handling,
     )
     session.add(row)
     session.flush()

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from app.db.base import Owned, Timestamp, now
+from app.db.former_names import TranslatedJson, job_spec, job_summary
 
 
 class Base(DeclarativeBase):
@@ -74,8 +75,8 @@ class DatasetRow(Owned, Base):
     """``columns`` is the profile: name, role, kind, range and categories of each column.
 
     Appended rows make a new ``revision``; ``digest`` is the sha256 of what it holds (:mod:`app.datasets.service`).
-    Decisions are made ``lead`` periods of the time column ahead. ``policy`` says what becomes of missing values and
-    of categories that are rare or new.
+    Decisions are made ``lead`` periods of the time column ahead. ``handling`` says what becomes of missing values
+    and of categories that are rare or new.
     """
 
     __tablename__ = "datasets"
@@ -87,7 +88,7 @@ class DatasetRow(Owned, Base):
     lead: Mapped[int] = mapped_column(server_default="1")
     revision: Mapped[int] = mapped_column(server_default="1")
     digest: Mapped[str] = mapped_column(server_default="unknown")
-    policy: Mapped[dict[str, Any]] = mapped_column(nullable=True)
+    handling: Mapped[dict[str, Any]] = mapped_column(nullable=True)
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
@@ -131,7 +132,7 @@ class JobRow(Owned, Base):
     parts_turn: Mapped[int] = mapped_column(server_default="0")
     admission: Mapped[str] = mapped_column(server_default="admitted")
     name: Mapped[str]
-    spec: Mapped[dict[str, Any]]
+    spec: Mapped[dict[str, Any]] = mapped_column(TranslatedJson(job_spec))
     state: Mapped[str] = mapped_column(index=True)
     run_id: Mapped[str] = mapped_column(unique=True)
     attempts: Mapped[int] = mapped_column(default=0)
@@ -143,7 +144,7 @@ class JobRow(Owned, Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    summary: Mapped[dict[str, Any] | None]
+    summary: Mapped[dict[str, Any] | None] = mapped_column(TranslatedJson(job_summary))
 
     @property
     def is_unfinished(self) -> bool:
@@ -315,7 +316,7 @@ class PrescriptionRow(Owned, Base):
 
 
 class OutcomeRow(Base):
-    """What happened after a prescription for its context ``number``, what was really done, and what both cost.
+    """What happened after a prescription for its context ``number``, the decision actually taken, and what both cost.
 
     ``promised``, ``low`` and ``high`` are the mean and the 5 and 95 % quantiles of the cost as they were answered.
     """
@@ -327,12 +328,12 @@ class OutcomeRow(Base):
     )
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     outcomes: Mapped[dict[str, Any]]
-    done: Mapped[dict[str, Any]]
+    actual_decision: Mapped[dict[str, Any]]
     promised: Mapped[float | None]
     low: Mapped[float | None]
     high: Mapped[float | None]
     realised_cost: Mapped[float | None]
-    done_cost: Mapped[float | None]
+    actual_decision_cost: Mapped[float | None]
     best_cost: Mapped[float | None]
     recorded_at: Mapped[datetime] = mapped_column(default=now)
     recorded_by: Mapped[str | None]

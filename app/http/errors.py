@@ -133,7 +133,7 @@ class UnavailableError(HttpError):
 
 # Where the core's arguments stand in our requests; what is not named here has the same name there.
 _PLACES = {"sample": ("dataset_id",)} | {
-    option: ("posterior", option)
+    option: ("inference", option)
     for options in OPTIONS.values()
     for option in ("method", *(field.name for field in dataclasses.fields(options)))
     if option not in ("predictor", "policy", "seed")

@@ -1,7 +1,8 @@
 """Kept prescriptions as a table, one row a context, that can be sent as a data set.
 
-It has the contexts, what happened, what was answered (``decision.…``) and what was really done (``done.…``). Columns
-are those of the newest prescription that is asked for. Rows come oldest first, some prescriptions at a time.
+It has the contexts, what happened, what was answered (``decision.…``) and the decision actually taken
+(``actual_decision.…``). Columns are those of the newest prescription that is asked for. Rows come oldest first, some
+prescriptions at a time.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from app.http.rows import find
 from app.http.tables import CSV, PARQUET, csv_pieces, parquet_pieces
 from app.log import service
 from app.log.schemas import Format
-from app.log.service import LogFilter, LogEntry
+from app.log.service import LogEntry, LogFilter
 from app.problems.schemas import decision_names, outcome_names
 
 MEDIA_TYPES: dict[Format, str] = {"csv": CSV, "parquet": PARQUET}
 NOTHING = "no prescription like this is kept, so there is nothing to export"
 AT_ONCE = 20
-_COSTS = ("expected_cost", "realised_cost", "done_cost", "best_cost")
+_COSTS = ("expected_cost", "realised_cost", "actual_decision_cost", "best_cost")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Columns:
         number, text = pa.float64(), pa.string()
         fields = [("prescription", text), ("kind", text), ("answered_at", text), ("index", pa.int64())]
         after = [(name, number) for name in self.outcomes]
-        after += [(f"{what}.{name}", number) for what in ("decision", "done") for name in self.decisions]
+        after += [(f"{what}.{name}", number) for what in ("decision", "actual_decision") for name in self.decisions]
         after += [(name, number) for name in _COSTS]
         taken = {name for name, _ in (*fields, *after)}
         contexts = [
@@ -120,7 +121,7 @@ def _lines(
         after = happened.get((row.id, number))
         if after is not None:
             line |= {name: after.outcomes.get(name) for name in known.outcomes}
-            line |= {f"done.{name}": after.done.get(name) for name in known.decisions}
+            line |= {f"actual_decision.{name}": after.actual_decision.get(name) for name in known.decisions}
             line |= {name: getattr(after, name) for name in _COSTS[1:]}
         yield line
 

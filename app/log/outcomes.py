@@ -1,4 +1,4 @@
-"""What happened after a prescription and what was really done: recorded once, and costed.
+"""What happened after a prescription and the decision actually taken: recorded once, and costed.
 
 Values may come one after the other; what is recorded is changed only where ``replace`` is asked for. Costs are computed
 between two looks at what is recorded, so that nobody waits for a solver while the database is locked.
@@ -25,7 +25,7 @@ from app.http.errors import ConflictError, InvalidRequest, NotFoundError, Unavai
 from app.http.routes import parsed
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
-from app.prescriptions.cache import PosteriorCache, LoadedPosterior, cached_posterior
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_posterior
 from app.prescriptions.patching import cached_patched_problem
 from app.problems.schemas import outcome_names
 from bco_core import deadline
@@ -44,7 +44,7 @@ class _Said(NamedTuple):
     """What a request says of one context, and where in the request it does."""
 
     outcomes: Values
-    done: Values
+    actual_decision: Values
     where: Pointer
 
 
@@ -64,7 +64,7 @@ def record(
         )
     loaded = cached_posterior(cache, posterior)
     _check_names(said, outcome_names(posterior.problem), "outcomes")
-    _check_names(said, loaded.decisions, "done")
+    _check_names(said, loaded.decisions, "actual_decision")
     decided = found.decided()
     for _ in range(_TRIES):
         with transaction() as session:
@@ -72,7 +72,7 @@ def record(
         changed = _changed(said, before, asked.replace)
         with deadline.until(monotonic() + seconds):
             # What a call has changed of the problem counts for what came of it too.
-            patch = parsed(found.request).get("problem")
+            patch = parsed(found.request).get("problem_patch")
             problem = cached_patched_problem(cache, posterior, loaded.problem, patch).problem
             rows = _costed(posterior, replace(loaded, problem=problem), changed, decided)
         stored = _store(prescription_id, before, rows, by)
@@ -94,8 +94,8 @@ def _said(asked: NewOutcome, contexts: int) -> dict[int, _Said]:
     if not asked.rows:
         if contexts > 1:
             detail = f"the call had {contexts} contexts; say which ones by rows, each with its index"
-            raise InvalidRequest.at(("outcomes" if asked.outcomes else "done",), detail)
-        return {0: _Said(asked.outcomes, asked.done, ())}
+            raise InvalidRequest.at(("outcomes" if asked.outcomes else "actual_decision",), detail)
+        return {0: _Said(asked.outcomes, asked.actual_decision, ())}
     said: dict[int, _Said] = {}
     for place, one in enumerate(asked.rows):
         where = ("rows", place)
@@ -103,9 +103,9 @@ def _said(asked: NewOutcome, contexts: int) -> dict[int, _Said]:
             raise InvalidRequest.at((*where, "index"), f"the call had {contexts} context(s), the first has index 0")
         if one.index in said:
             raise InvalidRequest.at((*where, "index"), "an earlier row has this index already")
-        if not (one.outcomes or one.done):
-            raise InvalidRequest.at(where, "send outcomes or done; there is nothing to record")
-        said[one.index] = _Said(one.outcomes, one.done, where)
+        if not (one.outcomes or one.actual_decision):
+            raise InvalidRequest.at(where, "send outcomes or actual_decision; there is nothing to record")
+        said[one.index] = _Said(one.outcomes, one.actual_decision, where)
     return said
 
 
@@ -129,12 +129,12 @@ def _changed(said: dict[int, _Said], before: dict[int, OutcomeRow], again: bool)
     for number, one in said.items():
         old = before.get(number)
         if old is None or again:
-            outcomes, done = _known(one.outcomes), _known(one.done)
+            outcomes, actual = _known(one.outcomes), _known(one.actual_decision)
         else:
             outcomes = _merged(old.outcomes, one, "outcomes")
-            done = _merged(old.done, one, "done")
-        if old is None or (outcomes, done) != (old.outcomes, old.done):
-            changed[number] = _Said(outcomes, done, one.where)
+            actual = _merged(old.actual_decision, one, "actual_decision")
+        if old is None or (outcomes, actual) != (old.outcomes, old.actual_decision):
+            changed[number] = _Said(outcomes, actual, one.where)
     return changed
 
 
@@ -158,26 +158,26 @@ def _costed(
     numbers, problem = list(changed), loaded.problem
     happened = _matrix([changed[number].outcomes for number in numbers], outcome_names(posterior.problem))
     answered = _matrix([decided[number]["decision"] for number in numbers], loaded.decisions)
-    done = _matrix([changed[number].done for number in numbers], loaded.decisions)
+    actual = _matrix([changed[number].actual_decision for number in numbers], loaded.decisions)
     complete = happened.isfinite().all(dim=1)
     best = torch.full_like(answered, math.nan)
     if complete.any():
         best[complete] = decide_for(problem, happened[complete]).double()
-    costs = [_costs(problem, decisions, happened) for decisions in (answered, done, best)]
+    costs = [_costs(problem, decisions, happened) for decisions in (answered, actual, best)]
     rows = []
-    for number, realised_cost, done_cost, best_cost in zip(numbers, *costs, strict=True):
+    for number, realised_cost, actual_cost, best_cost in zip(numbers, *costs, strict=True):
         promise = decided[number]
         quantiles = promise["cost_quantiles"]
         rows.append(
             {
                 "number": number,
                 "outcomes": changed[number].outcomes,
-                "done": changed[number].done,
+                "actual_decision": changed[number].actual_decision,
                 "promised": promise["expected_cost"],
                 "low": quantiles["0.05"],
                 "high": quantiles["0.95"],
                 "realised_cost": realised_cost,
-                "done_cost": done_cost,
+                "actual_decision_cost": actual_cost,
                 "best_cost": best_cost,
             }
         )
@@ -223,7 +223,8 @@ def _store(
 
 def _same(one: dict[int, OutcomeRow], other: dict[int, OutcomeRow]) -> bool:
     return one.keys() == other.keys() and all(
-        (one[number].outcomes, one[number].done) == (other[number].outcomes, other[number].done) for number in one
+        (one[number].outcomes, one[number].actual_decision) == (other[number].outcomes, other[number].actual_decision)
+        for number in one
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from app.db.former_names import logged_answer
 from app.http.errors import ConflictError, NotFoundError, pointer
 from app.log.schemas import AnswerDifference
 from app.log.service import LogEntry
@@ -38,10 +39,11 @@ def revision(found: LogEntry) -> int | None:
 def compared(found: LogEntry, body: bytes) -> bytes:
     """A kept answer beside the same one made now, which has no id yet: ``ReproduceAnswer`` as JSON."""
     answer = b'{"id":"%b",%b' % (found.row.id.encode(), body[1:])
-    identical = answer == found.answer
+    kept = _in_new_names(found.answer)
+    identical = answer == kept
     largest, count, alike = 0.0, 0, True
     listed: list[AnswerDifference] = []
-    for where, recorded, now in () if identical else _differences((), orjson.loads(found.answer), orjson.loads(answer)):
+    for where, recorded, now in () if identical else _differences((), orjson.loads(kept), orjson.loads(answer)):
         count += 1
         if len(listed) < MOST_DIFFERENCES:
             listed.append(AnswerDifference(pointer=pointer(where), recorded=recorded, now=now))
@@ -57,6 +59,11 @@ def compared(found: LogEntry, body: bytes) -> bytes:
         "differences": [one.model_dump() for one in listed],
     }
     return orjson.dumps(about)[:-1] + b',"answer":%b}' % answer
+
+
+def _in_new_names(answer: bytes) -> bytes:
+    """A kept answer as it would be written now; evaluations of earlier versions have former names."""
+    return orjson.dumps(logged_answer(orjson.loads(answer))) if b'"regret":' in answer else answer
 
 
 def _is_number(value: Any) -> bool:

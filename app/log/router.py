@@ -98,7 +98,7 @@ def export_prescriptions(
     only: Wanted,
     format: Annotated[Format, Query(description="csv, or parquet for exact numbers")] = "csv",
 ) -> StreamingResponse:
-    """A table with a row for each context: the context, what happened, `decision.…`, `done.…` and what they cost.
+    """A table with a row for each context: context, outcomes, `decision.…`, `actual_decision.…` and their costs.
 
     It can be sent as a data set. Its columns are those of the newest prescription that is asked for.
     """
@@ -119,7 +119,7 @@ async def read_prescription(prescription_id: str, caller: Reader) -> Response:
 
 @router.post("/{prescription_id}/outcome", response_model=RecordedAnswer)
 async def record_outcome(prescription_id: str, request: NewOutcome, caller: Trainer, http: Request) -> Response:
-    """Record what happened and what was really done; the answer tells what that cost, and what was promised.
+    """Record what happened and the decision actually taken; the answer tells what that cost, and what was promised.
 
     The same values may be sent again, and missing ones later. Other values get 409 unless `replace` is asked for.
     """

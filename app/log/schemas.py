@@ -45,11 +45,12 @@ class ListedPrescription(PrescriptionSummary):
 class ContextOutcome(Request):
     index: Annotated[int, Field(ge=0)] = Field(description="which of the call's contexts, from 0")
     outcomes: Values = Field({}, description="what happened; null or left out where nobody knows")
-    done: Values = Field({}, description="what was really decided, if anybody knows")
+    actual_decision: Values = Field({}, description="the decision actually taken, if anybody knows")
 
 
 class NewOutcome(Body):
-    """What happened after a prescription: ``outcomes`` and ``done`` for one context, ``rows`` for some of many."""
+    """What happened after a prescription: ``outcomes`` and ``actual_decision`` for one context, or ``rows``
+    for some of many."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -59,7 +60,7 @@ class NewOutcome(Body):
                         {
                             "index": 0,
                             "outcomes": {"croissants": 118, "loaves": 61},
-                            "done": {"croissants": 130, "loaves": 70},
+                            "actual_decision": {"croissants": 130, "loaves": 70},
                         }
                     ]
                 }
@@ -68,16 +69,16 @@ class NewOutcome(Body):
     )
 
     outcomes: Values = Field({}, description="what happened; null or left out where nobody knows")
-    done: Values = Field({}, description="what was really decided, if anybody knows")
+    actual_decision: Values = Field({}, description="the decision actually taken, if anybody knows")
     rows: list[ContextOutcome] = Field([], description="the same for contexts of a call that had many")
     replace: bool = Field(False, description="put these in place of what was recorded; else other values get 409")
 
     @model_validator(mode="after")
     def says_something_once(self) -> Self:
-        if self.rows and (self.outcomes or self.done):
-            raise ValueError("send outcomes and done of the one context, or rows for several, not both")
-        if not (self.rows or self.outcomes or self.done):
-            raise ValueError("send outcomes, done or rows; there is nothing to record")
+        if self.rows and (self.outcomes or self.actual_decision):
+            raise ValueError("send outcomes and actual_decision of the one context, or rows for several, not both")
+        if not (self.rows or self.outcomes or self.actual_decision):
+            raise ValueError("send outcomes, actual_decision or rows; there is nothing to record")
         return self
 
 
@@ -86,14 +87,16 @@ class RecordedOutcome(BaseModel):
 
     index: int
     outcomes: Values
-    done: Values
+    actual_decision: Values
     promised_cost: float | None = Field(description="the expected cost that was answered")
     realised_cost: float | None = Field(description="what the answered decision costs with what happened")
-    done_cost: float | None = Field(description="what that which was really decided costs with it")
-    best_cost: float | None = Field(description="what the best decision costs for who knows what will happen")
-    regret: float | None = Field(description="realised_cost less best_cost")
-    done_regret: float | None = Field(description="done_cost less best_cost")
-    saved: float | None = Field(description="done_cost less realised_cost: what the answered decision would have saved")
+    actual_decision_cost: float | None = Field(description="cost of the decision actually taken")
+    best_cost: float | None = Field(description="cost with perfect foresight")
+    regret: float | None = Field(description="extra cost against perfect foresight: realised_cost less best_cost")
+    actual_decision_regret: float | None = Field(description="actual_decision_cost less best_cost")
+    saved: float | None = Field(
+        description="actual_decision_cost less realised_cost: what the answered decision would have saved"
+    )
     recorded_at: datetime
     recorded_by: str | None = Field(description="the key that recorded it last; null without one")
 

@@ -14,13 +14,14 @@ from sqlalchemy.orm import Session
 
 from app.db.blobs import CorruptBlob
 from app.db.engine import transaction
+from app.db.former_names import logged_request
 from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import NotFoundError
 from app.http.routes import parsed
 from app.http.rows import find, matching, page
 from app.ids import first_id
 from app.log.schemas import FirstAnswer, PrescriptionSummary, RecordedOutcome
-from app.log.writer import unpacked
+from app.log.writer import as_json, unpacked
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,17 @@ class LogEntry:
 
 
 def opened(row: PrescriptionRow) -> LogEntry:
-    return LogEntry(row, unpacked(row.request, row.request_sha256), unpacked(row.answer, row.answer_sha256))
+    request = _in_new_names(unpacked(row.request, row.request_sha256))
+    return LogEntry(row, request, unpacked(row.answer, row.answer_sha256))
+
+
+def _in_new_names(request: bytes) -> bytes:
+    """A kept request as it would be kept now; those of earlier versions have a former name for the patch."""
+    if b'"problem":' not in request:
+        return request
+    fields = parsed(request)
+    renamed = logged_request(fields)
+    return request if renamed == fields else as_json(renamed)
 
 
 def listing(workspace: str, limit: int, cursor: str | None, only: LogFilter) -> tuple[list[sa.Row[Any]], str | None]:
@@ -142,14 +153,14 @@ def recorded(row: OutcomeRow) -> RecordedOutcome:
     return RecordedOutcome(
         index=row.number,
         outcomes=row.outcomes,
-        done=row.done,
+        actual_decision=row.actual_decision,
         promised_cost=row.promised,
         realised_cost=row.realised_cost,
-        done_cost=row.done_cost,
+        actual_decision_cost=row.actual_decision_cost,
         best_cost=row.best_cost,
         regret=_less(row.realised_cost, row.best_cost),
-        done_regret=_less(row.done_cost, row.best_cost),
-        saved=_less(row.done_cost, row.realised_cost),
+        actual_decision_regret=_less(row.actual_decision_cost, row.best_cost),
+        saved=_less(row.actual_decision_cost, row.realised_cost),
         recorded_at=row.recorded_at,
         recorded_by=row.recorded_by,
     )

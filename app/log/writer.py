@@ -162,12 +162,11 @@ def _length(http: Request, request: Asked) -> int:
     for name, value in http.scope["headers"]:
         if name == b"content-length":
             return int(value)
-    return len(_as_json(request))
+    return len(as_json(request.model_dump()))
 
 
-def _as_json(request: Asked) -> bytes:
+def as_json(fields: dict[str, Any]) -> bytes:
     """Everything that was asked for, defaults too: what is left out today may mean something else tomorrow."""
-    fields = request.model_dump()
     try:
         return orjson.dumps(fields)
     except orjson.JSONEncodeError:
@@ -180,7 +179,7 @@ def _row(record: _Record) -> dict[str, Any] | None:
         about = _ABOUT.match(record.answer)
         if about is None:
             raise ValueError("the answer does not begin with its posterior and digest")
-        request = _as_json(record.request)
+        request = as_json(record.request.model_dump())
     except Exception:
         log.exception("the prescription %s could not be kept", record.id)
         return None

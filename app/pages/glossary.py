@@ -12,7 +12,7 @@ WORDS = {
     "MAP": "The single most plausible model. Deciding by it alone does not hedge.",
     "hedging": "Choosing what does well over many ways in which things may turn out, not only the likeliest.",
     "CVaR": "The mean cost of the worst cases: at 95 %, of the worst one in twenty.",
-    "regret": "What a decision costs more than the best one would have for who knows what will happen.",
+    "regret": "What a decision costs more than the best one would have with perfect foresight.",
     "service level": "The share of cases in which demand is met in full.",
     "policy": "The rule by which a decision is made from what was learned.",
     "R-hat": "Whether independent chains agree: 1 is perfect, up to 1.01 is advised, and above 1.1 they have not met.",

@@ -88,7 +88,9 @@ def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) 
     return width
 
 
-def encode(dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int) -> EncodedHistory:
+def encode(
+    dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int
+) -> EncodedHistory:
     """The rows of a revision as a sample; the features of each are made of rows that were known at its decision."""
     return encode_rows(dataset, table, table, features, outcomes, revision)[0]
 
@@ -106,7 +108,7 @@ def encode_rows(
     state: dict[str, Any] = {
         "recipe": None,
         "keys": _few_keys(dataset.columns, known),
-        "unseen": (dataset.policy or {}).get("unseen", "reject"),
+        "unseen": (dataset.handling or {}).get("unseen", "reject"),
         "revision": revision,
     }
     if time is None:

@@ -79,7 +79,7 @@ class PredictorSpec(Request):
         return self
 
 
-class _Posterior(Request):
+class _Inference(Request):
     family: Family = "laplace"
     kl_weight: Positive | None = Field(None, description="weight of the prior against the (scaled) mean cost")
     inverse_temperature: Positive | None = Field(None, description="its reciprocal; give at most one of the two")
@@ -118,7 +118,7 @@ class _Posterior(Request):
         return self
 
 
-class AutoPosterior(_Posterior):
+class AutoInference(_Inference):
     """Needs no tuning: a fold mixture that selects temperature, scale, rate and policy by held-out cost. Where
     decisions have no gradient it samples by Metropolis–Hastings, and the diagnostics say so."""
 
@@ -136,7 +136,7 @@ class AutoPosterior(_Posterior):
     thinning: Thinning | None = Field(None, description=f"chains: {_THINNING}; support_points by default")
 
 
-class ViPosterior(_Posterior):
+class ViInference(_Inference):
     """Variational inference with settings of your own; one member is the paper's Algorithm 1."""
 
     method: Literal["vi"]
@@ -154,7 +154,7 @@ class ViPosterior(_Posterior):
     certify: bool = Field(False, description=_CERTIFY)
 
 
-class MhPosterior(_Posterior):
+class MhInference(_Inference):
     """Metropolis–Hastings, the paper's Algorithms 2 and 3."""
 
     method: Literal["mh"]
@@ -167,10 +167,10 @@ class MhPosterior(_Posterior):
     thinning: Thinning = Field("support_points", description=_THINNING)
 
 
-METHODS: dict[str, type[_Posterior]] = {"auto": AutoPosterior, "vi": ViPosterior, "mh": MhPosterior}
+METHODS: dict[str, type[_Inference]] = {"auto": AutoInference, "vi": ViInference, "mh": MhInference}
 
 
-def _foreign(model: type[_Posterior], data: dict[str, Any]) -> Iterator[InitErrorDetails]:
+def _foreign(model: type[_Inference], data: dict[str, Any]) -> Iterator[InitErrorDetails]:
     own = next(name for name, known in METHODS.items() if known is model)
     for option in data:
         others = [name for name, known in METHODS.items() if option in known.model_fields]
@@ -185,8 +185,8 @@ def _method(data: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-PosteriorSpec = Annotated[
-    Annotated[AutoPosterior, Tag("auto")] | Annotated[ViPosterior, Tag("vi")] | Annotated[MhPosterior, Tag("mh")],
+InferenceSpec = Annotated[
+    Annotated[AutoInference, Tag("auto")] | Annotated[ViInference, Tag("vi")] | Annotated[MhInference, Tag("mh")],
     Discriminator(
         _method,
         custom_error_type="unknown_method",
@@ -196,9 +196,9 @@ PosteriorSpec = Annotated[
 
 
 def learning_options(
-    predictor: PredictorSpec, posterior: PosteriorSpec, policy: PolicyName | None, seed: int
+    predictor: PredictorSpec, inference: InferenceSpec, policy: PolicyName | None, seed: int
 ) -> LearningOptions:
     """The core's options for a request."""
     return make_options(
-        predictor=predictor.kind, hidden=predictor.hidden, policy=policy, seed=seed, **posterior.model_dump()
+        predictor=predictor.kind, hidden=predictor.hidden, policy=policy, seed=seed, **inference.model_dump()
     )

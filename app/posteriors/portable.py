@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from sqlalchemy.orm import Session
 
 from app.aliases.service import real_id
@@ -29,6 +29,7 @@ from app.datasets.service import chunked, read_table, stored_units
 from app.datasets.service import digest as digest_of_chunks
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
+from app.db.former_names import exported_dataset
 from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow, ProblemRow
 from app.http.schemas import Name
 from app.ids import is_id, new_id
@@ -52,8 +53,13 @@ class DatasetFacts(BaseModel):
     name: Name
     columns: list[dict[str, Any]]
     lead: int
-    policy: dict[str, str]
+    handling: dict[str, str]
     sha256: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def former_names(cls, facts: Any) -> Any:
+        return exported_dataset(facts) if isinstance(facts, dict) else facts
 
 
 class Manifest(BaseModel):
@@ -241,7 +247,7 @@ def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Tabl
         lead=facts.lead,
         revision=1,
         digest=digest_of_chunks(sha256 for sha256, _ in chunks),
-        policy=facts.policy,
+        handling=facts.handling,
     )
     session.add(row)
     session.flush()

@@ -174,7 +174,9 @@ def load_posterior(row: PosteriorRow) -> LoadedPosterior:
     ranges = _ranges(row, encoding)
     reached = [(-inf, inf) if known is None else known.reach() for known in ranges]
     lowest, highest = torch.tensor(reached, dtype=torch.float64).view(-1, 2).unbind(dim=1)
-    return LoadedPosterior(posterior, build_problem(row.problem), encoding, decision_names(row.problem), lowest, highest, ranges)
+    return LoadedPosterior(
+        posterior, build_problem(row.problem), encoding, decision_names(row.problem), lowest, highest, ranges
+    )
 
 
 def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
@@ -207,7 +209,9 @@ def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Pa
         raise ConflictError(f"the rows of data set {row.dataset_id} cannot be looked back on: {error}") from None
 
 
-def cached_past(cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, at: int | None = None) -> Past | None:
+def cached_past(
+    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, at: int | None = None
+) -> Past | None:
     """What there is to look back on in a revision of the posterior's data set; None where it does not look back.
 
     The newest revision is kept in memory; one that is named, by ``at``, is read.
@@ -240,7 +244,9 @@ def cached_posterior(cache: PosteriorCache, row: PosteriorRow) -> LoadedPosterio
     return cache.get(row.id, make)
 
 
-def cached_draws(cache: PosteriorCache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
+def cached_draws(
+    cache: PosteriorCache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None
+) -> Tensor:
     """K parameter vectors. Fresh draws cost more than a prescription, so recent ones are kept, and shared."""
     if seed is None and count <= len(posterior.particles):
         return posterior.draws(count)

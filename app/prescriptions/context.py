@@ -18,7 +18,7 @@ from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, HttpError, InvalidRequest, UnavailableError
 from app.prescriptions import include as include_module
-from app.prescriptions.cache import PosteriorCache, LoadedPosterior, cached_draws, cached_past, cached_posterior
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_draws, cached_past, cached_posterior
 from app.prescriptions.neighbours import cached_history
 from app.prescriptions.patching import PatchedProblem, cached_patched_problem
 from app.prescriptions.prescribe import core_options, decide_usable, far_from_history
@@ -56,7 +56,7 @@ def kind(cache: PosteriorCache, workspace: str, posterior_id: str, request: Pres
         return None
     if not decides_alone(loaded.posterior, loaded.problem, options):
         return None
-    patch = None if request.problem is None else digest(request.problem)
+    patch = None if request.problem_patch is None else digest(request.problem_patch)
     return workspace, posterior_id, options, request.require_quality, patch
 
 
@@ -162,7 +162,7 @@ def prepare(
     include_module.check(row, request, len(request.contexts), "contexts")
     loaded = cached_posterior(cache, row)
     with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
-        asked = cached_patched_problem(cache, row, loaded.problem, request.problem)
+        asked = cached_patched_problem(cache, row, loaded.problem, request.problem_patch)
     rows = cached_past(cache, row, loaded, revision)
     contexts = loaded.encoding.in_order([context for one in requests for context in one.contexts])
     encoded = loaded.encoding.encode_rows(contexts, rows)

@@ -26,7 +26,7 @@ from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow
 from app.http.errors import InvalidRequest
 from app.http.rows import find
 from app.posteriors import service as posteriors
-from app.prescriptions.cache import PosteriorCache, LoadedPosterior, cached_past, cached_posterior
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_past, cached_posterior
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.drift import Drift, Promises, judge

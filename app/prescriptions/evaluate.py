@@ -195,9 +195,9 @@ def _alternatives(given: Given, found: Evaluated, decisions: Tensor, outcomes: l
         "cvar_95": listed(found.costs.cvar),
         "feasibility": listed(found.feasibility),
         "service_level": _levels(found.service, outcomes, len(found.status)),
-        "regret": listed(found.regret),
-        "regret_standard_error": listed(found.regret_error),
-        "regret_quantiles": by_level(found.regret_quantiles),
+        "extra_cost": listed(found.extra_cost),
+        "extra_cost_standard_error": listed(found.extra_cost_error),
+        "extra_cost_quantiles": by_level(found.extra_cost_quantiles),
         "worse_in": listed(found.worse_in),
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -95,11 +95,11 @@ class AlternativeAnswer(BaseModel):
     service_level: dict[str, float | None] | None = Field(
         description="the share of scenarios in which each outcome is served, where that means something"
     )
-    regret: float | None = Field(description="its expected cost less ours; below zero where it costs less")
-    regret_standard_error: float | None = Field(
-        description="what the regret owes to there being so many scenarios and no more"
+    extra_cost: float | None = Field(description="its expected cost less ours; negative where it costs less")
+    extra_cost_standard_error: float | None = Field(description="Monte Carlo standard error of extra_cost")
+    extra_cost_quantiles: dict[str, float | None] = Field(
+        description="of the difference of costs, scenario by scenario"
     )
-    regret_quantiles: dict[str, float | None] = Field(description="of the difference of costs, scenario by scenario")
     worse_in: float | None = Field(description="the share of scenarios in which it costs more than ours")
 
 

@@ -189,7 +189,9 @@ def _share(happens: Tensor, weights: Tensor) -> Tensor:
     return (weights @ happens.double()).clamp(max=1.0)
 
 
-def _neighbours(opening: Opening, similar: SearchableHistory, matrix: Tensor, decisions: Tensor, names: list[str]) -> list[Json]:
+def _neighbours(
+    opening: Opening, similar: SearchableHistory, matrix: Tensor, decisions: Tensor, names: list[str]
+) -> list[Json]:
     rows, distances = similar.neighbourhood.nearest(matrix, opening.request.neighbours)
     outcomes = similar.outcomes[rows]
     costs = opening.loaded.problem.cost(decisions[:, None], outcomes)

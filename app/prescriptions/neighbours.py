@@ -15,7 +15,7 @@ from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError
 from app.posteriors import service as posteriors
 from app.posteriors.history import outcomes_of
-from app.prescriptions.cache import PosteriorCache, LoadedPosterior
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.explain.neighbours import Neighbourhood
@@ -67,7 +67,9 @@ def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) 
     return SearchableHistory(Neighbourhood.of(contexts), outcomes, table)
 
 
-def cached_history(cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) -> SearchableHistory:
+def cached_history(
+    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: Past | None
+) -> SearchableHistory:
     """The same, kept in memory beside the posterior."""
 
     def make() -> tuple[SearchableHistory, int]:

@@ -44,7 +44,7 @@ def is_slow(known: SlowCalls, posterior_id: str, request: PrescribeRequest) -> b
 
 
 def _kind(posterior_id: str, request: PrescribeRequest) -> Hashable:
-    plain = request.risk is None, request.problem is None, frozenset(request.include)
+    plain = request.risk is None, request.problem_patch is None, frozenset(request.include)
     return type(request), posterior_id, request.policy, request.scenarios, request.costs_over, plain
 
 

@@ -33,7 +33,9 @@ class PatchedProblem:
     warnings: list[str] = field(default_factory=list)
 
 
-def cached_patched_problem(cache: PosteriorCache, row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> PatchedProblem:
+def cached_patched_problem(
+    cache: PosteriorCache, row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None
+) -> PatchedProblem:
     """The posterior's problem with a patch, from memory or built under the deadline in force."""
     if patch is None:
         return PatchedProblem(learned_for, row.problem)
@@ -46,7 +48,9 @@ def cached_patched_problem(cache: PosteriorCache, row: PosteriorRow, learned_for
     return cache.get((row.id, "patch", patches.digest(patch)), make)
 
 
-def build_patched_problem(row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> PatchedProblem:
+def build_patched_problem(
+    row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None
+) -> PatchedProblem:
     """The posterior's problem with a patch; 422 where no problem can be built from it."""
     if patch is None:
         return PatchedProblem(learned_for, row.problem)

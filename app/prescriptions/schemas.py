@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, WithJsonSchema, field_v
 
 from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
 from app.posteriors.schemas import Quality
-from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, IncludedAnswer
+from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, IncludedAnswer, Neighbours
 from app.problems.patch import Difference, Patch
 from bco_core.problems.base import Status
 
@@ -57,7 +57,7 @@ class DecisionOptions(Body):
     require_quality: Quality = Field(
         "bad", description="refuse to prescribe from a posterior of lower quality than this"
     )
-    problem: Patch | None = Field(
+    problem_patch: Patch | None = Field(
         None,
         description="numbers of the problem to change for this call, without learning again: the specification's "
         "shape, but lists of named things are mappings from names to the fields to change. The answer says what the "
@@ -124,7 +124,7 @@ class BatchUpload(Request):
     include: str = Field("", description=f"{INCLUDE_DESCRIPTION}; separated by commas")
     neighbours: Neighbours = Field(10, description="how many rows of the history to tell, where they are included")
     time_limit_seconds: TimeLimit | None = Field(None, description="stop after so long and fail")
-    problem: Json[Patch] | None = Field(None, description="numbers of the problem to change, as a text of JSON")
+    problem_patch: Json[Patch] | None = Field(None, description="numbers of the problem to change, as a text of JSON")
 
     def options(self) -> BatchOptions:
         risk = RiskMeasure(cvar_weight=self.cvar_weight, cvar_level=self.cvar_level) if self.cvar_weight else None

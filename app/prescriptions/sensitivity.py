@@ -118,7 +118,11 @@ def _named(loaded: LoadedPosterior, change: Tensor) -> Json:
 
 
 def _derivatives(
-    row: PosteriorRow, loaded: LoadedPosterior, context: Sequence[Any], exact: Slopes | None, answers: dict[Perturbation, Tensor]
+    row: PosteriorRow,
+    loaded: LoadedPosterior,
+    context: Sequence[Any],
+    exact: Slopes | None,
+    answers: dict[Perturbation, Tensor],
 ) -> Json:
     profiles = {column["name"]: column for column in row.columns}
     beside = {(move.column, move.label): answer for move, answer in answers.items()}

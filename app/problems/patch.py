@@ -25,7 +25,7 @@ Spec = dict[str, Any]
 Path = tuple[str | int, ...]
 
 # Where a patch stands in a request.
-PLACE = "problem"
+PLACE = "problem_patch"
 # So many changes are listed, the largest first.
 MOST_LISTED = 100
 # Whole numbers beyond are not all told apart by those who read JSON.

@@ -35,8 +35,15 @@ def create(
         data = tables.with_index(data, _named(fields))
     if _is_small(data):
         return record(Dataset, creating("datasets", body=fields | {"rows": tables.as_rows(data)}, key=idempotency_key))
-    form = {role: ",".join(value) if isinstance(value, list) else str(value) for role, value in fields.items()}
+    form = {role: _as_text(value) for role, value in fields.items()}
     return record(Dataset, _upload("datasets", "upload", data=data, form=form, sheet=sheet, key=idempotency_key))
+
+
+def _as_text(value: Any) -> str:
+    """A field of a form; an empty list is written out, because a field without text says nothing."""
+    if isinstance(value, list):
+        return ",".join(value) if value else "[]"
+    return str(value)
 
 
 def _named(fields: Mapping[str, Any]) -> set[str]:

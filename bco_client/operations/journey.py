@@ -50,23 +50,23 @@ def backtest(
     data: Table | File | Dataset | str,
     problem: Mapping[str, Any] | Problem | str,
     *,
-    done: Mapping[str, str] | None = None,
+    actual_decision: Mapping[str, str] | None = None,
     name: str = "",
     timeout: float | None = None,
     idempotency_key: str | None = None,
     **options: Unpack[BacktestRoles],
 ) -> Steps[Backtest]:
-    """Would it have been worth using? Policies, baselines and what was really done, on rows that none had seen.
+    """Would it have been worth using? Policies, baselines and the decision actually taken, on rows that none had seen.
 
-    ``data`` and ``problem`` are as for ``learn``; ``done`` names, for each decision, the column with what was really
-    done.
+    ``data`` and ``problem`` are as for ``learn``; ``actual_decision`` names, for each decision, the column with
+    the one actually taken.
     """
     roles, rest = _apart(options)
-    if done and not isinstance(data, str | Dataset):
-        roles.setdefault("decisions", list(done.values()))
+    if actual_decision and not isinstance(data, str | Dataset):
+        roles.setdefault("decisions", list(actual_decision.values()))
     problem_id, dataset_id = yield from _sent(data, problem, name, roles, idempotency_key)
-    asked = {"problem_id": problem_id, "dataset_id": dataset_id, "name": name or None, "done": done, **rest}
-    job = yield from jobs.create("backtest", idempotency_key=idempotency_key, **asked)
+    asked = {"problem_id": problem_id, "dataset_id": dataset_id, "name": name or None, **rest}
+    job = yield from jobs.create("backtest", idempotency_key=idempotency_key, actual_decision=actual_decision, **asked)
     summary = (yield from jobs.wait(job, timeout=timeout)).summary or {}
     verdict = summary.get("verdict") or {}
     told = {"worth_using": verdict.get("worth_using", ""), "verdict": verdict.get("text", "")}

@@ -38,16 +38,16 @@ def record_outcome(
     prescription: Prescription | str,
     outcomes: Values | None = None,
     *,
-    done: Values | None = None,
+    actual_decision: Values | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
     replace: bool = False,
 ) -> Steps[Recorded]:
-    """Record what happened and what was really done: for a prescription, or by the id of a call that had one context;
-    for several of its contexts in ``rows``.
+    """Record what happened and the decision actually taken: for a prescription, or by the id of a call that had one
+    context; for several of its contexts in ``rows``.
 
     The same values may be sent again; others raise Conflict unless ``replace`` is asked for.
     """
-    given = {"outcomes": outcomes, "done": done}
+    given = {"outcomes": outcomes, "actual_decision": actual_decision}
     body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if isinstance(prescription, Prescription):
         if prescription.logged_as is None:
@@ -63,7 +63,7 @@ def reproduce(prescription_id: str) -> Steps[Reproduced]:
 
 
 def export(*, to: tables.Kind = "rows", **only: Unpack[Filter]) -> Steps[Any]:
-    """A table with a row for each context: contexts, what happened, ``decision.…``, ``done.…`` and what they cost."""
+    """A table with a row for each context: context, outcomes, ``decision.…``, ``actual_decision.…`` and their costs."""
     format = tables.fetched_as(to)
     found = yield from content(get("prescriptions", "export", format=format, **_asked(only)))
     return tables.from_file(found, format, to)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bco_core.backtest.judge import Judged
 from bco_core.backtest.paired import Clusters, Mean, difference, mean_of
-from bco_core.backtest.verdict import DONE, Verdict, broken_share, speak
+from bco_core.backtest.verdict import ACTUAL_DECISION, Verdict, broken_share, speak
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
 
 MOST_SERIES = 200
@@ -75,9 +75,9 @@ def summarize(
 def _reference(found: Mapping[str, Judged], ours: Sequence[str], confidence: float | None) -> str | None:
     """What the first of ours is compared with: what was done, else the cheapest of the others, of those that keep their
     constraints if any do; None if it is alone."""
-    if DONE in found and not found[DONE].cost.isnan().all():
-        return DONE
-    others = [name for name in found if name not in ours and name != DONE] or list(ours[1:])
+    if ACTUAL_DECISION in found and not found[ACTUAL_DECISION].cost.isnan().all():
+        return ACTUAL_DECISION
+    others = [name for name in found if name not in ours and name != ACTUAL_DECISION] or list(ours[1:])
     others = [name for name in others if broken_share(found[name], confidence) is None] or others
     return min(others, key=lambda name: found[name].cost.nanmean().nan_to_num(math.inf).item(), default=None)
 

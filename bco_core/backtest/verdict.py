@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bco_core.backtest.judge import Judged
 from bco_core.backtest.paired import Mean
 
-DONE = "done"
+ACTUAL_DECISION = "actual_decision"
 YES, NO, UNCLEAR = "yes", "no", "unclear"
 # A share of rows that keep their constraints may be so many standard errors below what was asked.
 _ROOM = 2.0
@@ -85,10 +85,10 @@ def _second(
     worth: str,
 ) -> str:
     """How it does beside the cheapest of the others that keep their constraints."""
-    if DONE not in found:
+    if ACTUAL_DECISION not in found:
         say = "The decisions that were really made were not given, so it is beside the cheapest rule"
         return f"{say}, which was found on these same rows and is favoured by that."
-    rest = [name for name in differences if name not in (against, DONE) and name in fair]
+    rest = [name for name in differences if name not in (against, ACTUAL_DECISION) and name in fair]
     if not rest:
         return "No other policy that keeps its constraints was compared."
     best = min(rest, key=lambda name: found[name].cost.nanmean().nan_to_num(math.inf).item())

@@ -150,7 +150,7 @@ def _posterior(client: httpx.Client, problem: dict[str, Any], dataset: dict[str,
         "problem_id": client.post("/v1/problems", json=problem).raise_for_status().json()["id"],
         "dataset_id": client.post("/v1/datasets", json=dataset).raise_for_status().json()["id"],
     }
-    return train(client, made | {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 2}})[1]
+    return train(client, made | {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "epochs": 2}})[1]
 
 
 def _key(settings: dict[str, str], name: str, workspace: str, scopes: str) -> str:

@@ -79,7 +79,7 @@ def _together(database: str, seconds: float, console: Console) -> tuple[Figures,
     ):
         console.print("learning the posterior that will prescribe")
         request = _prepared(client)
-        _, posterior = train(client, request | {"posterior": {"epochs": 2}})
+        _, posterior = train(client, request | {"inference": {"epochs": 2}})
         address = _address(service, posterior)
         figures: Figures = {}
         for clients in CLIENTS:
@@ -108,7 +108,7 @@ def _address(service: LocalService, posterior: str) -> str:
 def _while_a_job_learns(
     client: httpx.Client, request: dict[str, Any], address: str, seconds: float, console: Console
 ) -> Figures:
-    learning = request | {"posterior": {"method": "vi", "members": 8, "epochs": 100_000, "patience": 100_000}}
+    learning = request | {"inference": {"method": "vi", "members": 8, "epochs": 100_000, "patience": 100_000}}
     job, figures = client.post("/v1/jobs", json=learning).json(), {}
     while client.get(f"/v1/jobs/{job['id']}").json()["progress"] == 0:
         time.sleep(0.1)

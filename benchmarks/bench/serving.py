@@ -58,7 +58,7 @@ def _measure(client: httpx.Client, service: LocalService, console: Console) -> d
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("training posteriors", total=POSTERIORS)
         starts, posteriors = [], []
-        request = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": {"epochs": 2}}
+        request = {"problem_id": problem["id"], "dataset_id": dataset["id"], "inference": {"epochs": 2}}
         # The first job waits until the worker is up; starts are measured on a running service.
         train(client, request)
         for seed in range(POSTERIORS):

@@ -150,7 +150,7 @@ def _http_milliseconds() -> float:
                 "problem_id": problem["id"],
                 "dataset_id": dataset.raise_for_status().json()["id"],
                 "predictor": {"kind": "relu_affine"},
-                "posterior": {"method": "vi", "epochs": 20},
+                "inference": {"method": "vi", "epochs": 20},
                 "policy": "bcp",
             },
         )

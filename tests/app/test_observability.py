@@ -394,7 +394,7 @@ def small_journey(url: str) -> tuple[Json, Json]:
         form = {"name": "days", "outcomes": "croissants,loaves"}
         file = {"file": ("days.csv", as_csv(bakery_rows(60)).encode())}
         dataset = answered(client.post("/v1/datasets/upload", data=form, files=file), 201)
-        body = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": QUICK}
+        body = {"problem_id": problem["id"], "dataset_id": dataset["id"], "inference": QUICK}
         job = answered(client.post("/v1/jobs", json=body, headers={"X-Request-ID": "the-job"}), 202)
         job = finished(client, job["id"])
         assert job["state"] == "succeeded"

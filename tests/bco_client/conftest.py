@@ -30,8 +30,8 @@ def problem() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def quick() -> dict[str, Any]:
     """Options with which learning takes a fraction of a second."""
-    posterior = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
-    return {"predictor": {"kind": "linear"}, "posterior": posterior}
+    inference = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
+    return {"predictor": {"kind": "linear"}, "inference": inference}
 
 
 @pytest.fixture(scope="session")

@@ -219,7 +219,7 @@ def test_jobs(client: Client, learned: Learned, history: list[Json], quick: Json
     with pytest.raises(Conflict, match="makes no file"):
         client.jobs.file(posterior.job_id or "")
     slow = client.jobs.learn(
-        posterior.problem_id, posterior.dataset_id or "", posterior={"method": "vi", "epochs": 5000, "members": 8}
+        posterior.problem_id, posterior.dataset_id or "", inference={"method": "vi", "epochs": 5000, "members": 8}
     )
     client.jobs.cancel(slow.id)
     with pytest.raises(JobCancelled):

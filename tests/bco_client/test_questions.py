@@ -28,11 +28,11 @@ def test_decisions_of_my_own_beside_yours(learned: Learned, history: list[Json])
     mine, theirs = found.alternatives
     assert mine.decision == {"croissants": 100, "loaves": 80}
     assert (theirs.name, theirs.filled) == ("more", ["loaves"])
-    assert theirs.regret is not None
+    assert theirs.extra_cost is not None
     assert theirs.expected_cost is not None
     assert found.ours.expected_cost is not None
-    assert theirs.regret == pytest.approx(theirs.expected_cost - found.ours.expected_cost)
-    assert theirs.regret > 0
+    assert theirs.extra_cost == pytest.approx(theirs.expected_cost - found.ours.expected_cost)
+    assert theirs.extra_cost > 0
 
 
 def test_a_frame_of_decisions_with_gaps_left_to_you(learned: Learned, mornings: pd.DataFrame) -> None:
@@ -47,7 +47,7 @@ def test_a_frame_of_decisions_with_gaps_left_to_you(learned: Learned, mornings: 
 @pytest.mark.parametrize("batch", [False, True])
 def test_other_costs_for_one_call(learned: Learned, mornings: pd.DataFrame, batch: bool) -> None:
     usual = learned.prescribe(mornings)
-    dear = learned.prescribe(mornings, batch=batch, problem={"items": {"croissants": {"underage_cost": 5}}})
+    dear = learned.prescribe(mornings, batch=batch, problem_patch={"items": {"croissants": {"underage_cost": 5}}})
     assert (dear["decision.croissants"] > usual["decision.croissants"]).all()
     assert dear["decision.loaves"].equals(usual["decision.loaves"])
 
@@ -75,8 +75,12 @@ def test_what_was_told_and_what_happened_then(client: Client, learned: Learned, 
     assert told.answer["prescriptions"][0]["decision"] == one.decision
     assert client.prescriptions.reproduce(one.logged_as).identical
     happened = {"croissants": 90, "loaves": 70}
-    recorded = client.prescriptions.record_outcome(many[1], happened, done={"croissants": 100, "loaves": 80})
-    assert (recorded.id, recorded.rows[0]["index"], recorded.rows[0]["done_cost"]) == (many[1].logged_as, 1, 18.0)
+    recorded = client.prescriptions.record_outcome(many[1], happened, actual_decision={"croissants": 100, "loaves": 80})
+    assert (recorded.id, recorded.rows[0]["index"], recorded.rows[0]["actual_decision_cost"]) == (
+        many[1].logged_as,
+        1,
+        18.0,
+    )
     # Sent again, it is recorded once; something else is refused.
     assert client.prescriptions.record_outcome(many[1], happened).recorded == 1
     with pytest.raises(Conflict):
@@ -86,7 +90,7 @@ def test_what_was_told_and_what_happened_then(client: Client, learned: Learned, 
     kept = client.prescriptions.list(posterior_id=learned.id, has_outcome=True, since=told.created_at)
     assert {one.logged_as, many[1].logged_as} <= {call.id for call in kept}
     table = client.prescriptions.export(to="polars", posterior_id=learned.id)
-    assert {"decision.croissants", "done.croissants", "loaves"} <= set(table.columns)
+    assert {"decision.croissants", "actual_decision.croissants", "loaves"} <= set(table.columns)
     assert len(client.prescriptions.export(posterior_id=learned.id)) == table.height
     assert learned.drift(source="log").verdict == "too_few"
 
@@ -96,11 +100,13 @@ def test_would_it_have_been_better_than_what_i_did(
     client: Client, history: list[Json], problem: Json, quick: Json, make: Any
 ) -> None:
     rows = [row | {"baked": 100.0, "loaves_baked": 80.0} for row in history]
-    done = {"croissants": "baked", "loaves": "loaves_baked"}
-    found = client.backtest(make(rows), problem, done=done, ours=[quick], baselines=["constant"], splits=2)
+    actual = {"croissants": "baked", "loaves": "loaves_baked"}
+    found = client.backtest(make(rows), problem, actual_decision=actual, ours=[quick], baselines=["constant"], splits=2)
     assert found.worth_using in ("yes", "no", "unclear")
     assert "what was really done" in found.verdict
     table = client.jobs.result(found.job_id, to="pandas")
-    assert set(table["policy"]) == {"vi", "constant", "done"}
-    again = client.backtest(client.jobs.get(found.job_id).dataset_id or "", problem, ours=[quick], splits=2, done=done)
-    assert {policy["name"] for policy in again.raw["policies"]} > {"vi", "constant", "done"}
+    assert set(table["policy"]) == {"vi", "constant", "actual_decision"}
+    again = client.backtest(
+        client.jobs.get(found.job_id).dataset_id or "", problem, ours=[quick], splits=2, actual_decision=actual
+    )
+    assert {policy["name"] for policy in again.raw["policies"]} > {"vi", "constant", "actual_decision"}

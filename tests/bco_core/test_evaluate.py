@@ -100,7 +100,7 @@ def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenari
 
 
 @pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
-def test_costs_and_regrets_are_what_numpy_says_of_the_same_scenarios(options: dict[str, Any]) -> None:
+def test_costs_and_extra_costs_are_what_numpy_says_of_the_same_scenarios(options: dict[str, Any]) -> None:
     given_ = tensor([100.0, 90.0], [97.0, 110.0], [110.0, 80.0])
     owners = [2, 2, 6]
     ours, found = judged(ITEMS, given_, owners, **options)
@@ -119,11 +119,11 @@ def test_costs_and_regrets_are_what_numpy_says_of_the_same_scenarios(options: di
         by_quantile = [theirs[order][np.searchsorted(share, level * (1 - 1e-9))] for level in QUANTILES]
         np.testing.assert_allclose(found.costs.mean[row], weights @ theirs, rtol=1e-12)
         np.testing.assert_allclose(found.costs.quantiles[row], by_quantile, rtol=1e-12)
-        np.testing.assert_allclose(found.regret[row], weights @ more, rtol=1e-9)
+        np.testing.assert_allclose(found.extra_cost[row], weights @ more, rtol=1e-9)
         np.testing.assert_allclose(found.worse_in[row], weights @ (more > 0), rtol=1e-12)
-        np.testing.assert_allclose(found.regret_error[row], more.std(ddof=1) / math.sqrt(len(more)), rtol=1e-9)
+        np.testing.assert_allclose(found.extra_cost_error[row], more.std(ddof=1) / math.sqrt(len(more)), rtol=1e-9)
         middle = np.sort(more)[math.ceil(len(more) / 2 - 1e-9) - 1]
-        np.testing.assert_allclose(found.regret_quantiles[row, 2], middle, rtol=1e-9)
+        np.testing.assert_allclose(found.extra_cost_quantiles[row, 2], middle, rtol=1e-9)
     assert found.status == [GIVEN] * 3
 
 
@@ -131,12 +131,12 @@ def test_pairs_know_a_small_change_far_better_than_two_samples_would() -> None:
     ours = prescribe(POSTERIOR, build_problem(ITEMS), CONTEXTS).decisions
     _, found = judged(ITEMS, ours + 0.5, list(range(7)))
     costs = build_problem(ITEMS).cost(ours[:, None], happening()[1].outcomes)
-    assert (found.regret_error < 0.2 * costs.std(1) / math.sqrt(200)).all()
+    assert (found.extra_cost_error < 0.2 * costs.std(1) / math.sqrt(200)).all()
 
 
 @pytest.mark.parametrize("spec", [ITEMS, TRUCKS, ASSETS], ids=lambda spec: str(spec["kind"]))
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive", "map", "thompson"])
-def test_our_own_decision_has_no_regret_and_all_that_is_left_to_us_is_ours(spec: Spec, policy: str) -> None:
+def test_our_own_decision_has_no_extra_cost_and_all_that_is_left_to_us_is_ours(spec: Spec, policy: str) -> None:
     level = (0.05, 0.02) if spec is ASSETS else (20.0, 5.0)
     posterior = make_posterior(*level, outcome_dim=3 if spec is ASSETS else 2)
     problem = build_problem(spec)
@@ -145,7 +145,7 @@ def test_our_own_decision_has_no_regret_and_all_that_is_left_to_us_is_ours(spec:
     _, found = judged(spec, both, [*range(7), *range(7)], posterior, policy=policy)
     assert found.status == [GIVEN] * 7 + [OURS] * 7
     assert torch.equal(found.decisions, torch.cat([ours, ours]))
-    for zero in (found.regret, found.regret_error, found.worse_in, found.regret_quantiles):
+    for zero in (found.extra_cost, found.extra_cost_error, found.worse_in, found.extra_cost_quantiles):
         assert not zero.any(), policy
 
 
@@ -286,7 +286,7 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
     assert found.breaches[2][2].sentence == "'row 2' comes to 0.4, 0.6 below its limit, 1"
     assert found.breaches[3] == found.breaches[4] == []
     assert found.costs.mean[:3].isfinite().all()
-    assert found.regret[:3].isfinite().all()
+    assert found.extra_cost[:3].isfinite().all()
     assert found.status == [GIVEN, GIVEN, GIVEN, "infeasible", GIVEN]
     assert "beside what is given" in found.reasons[3]
     assert "decision rows" in found.reasons[3]
@@ -341,7 +341,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "_CHUNK_NUMBERS", 1)
     _, pieces = judged(ITEMS, given_, [5, 0, 2, 2, 6])
     assert torch.equal(whole.decisions, pieces.decisions)
-    assert torch.equal(whole.regret, pieces.regret)
+    assert torch.equal(whole.extra_cost, pieces.extra_cost)
     assert whole.status == pieces.status
 
 
@@ -393,7 +393,7 @@ def test_decisions_of_a_wrong_shape_are_refused() -> None:
 
 
 def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
-    """Over many contexts, regrets average to the differences that come true, within what chance explains."""
+    """Over many contexts, extra costs average to the differences that come true, within what chance explains."""
     spec: Spec = {"kind": "newsvendor", "items": [{"underage_cost": 3, "overage_cost": 1}]}
     problem: DecisionProblem = build_problem(spec)
 
@@ -421,8 +421,8 @@ def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
         true = problem.cost(factor * ours, fresh.outcomes) - problem.cost(ours, fresh.outcomes)
         error = float(true.std() / math.sqrt(len(true)))
         # The history's 600 rows err too, about as the square root of 2,000 to 600.
-        assert abs(float(found.regret.mean() - true.mean())) < 3 * error * math.sqrt(1 + 2000 / 600)
-        assert found.regret.mean() > 3 * error
+        assert abs(float(found.extra_cost.mean() - true.mean())) < 3 * error * math.sqrt(1 + 2000 / 600)
+        assert found.extra_cost.mean() > 3 * error
         assert abs(float(found.worse_in.mean() - (true > 0).double().mean())) < 0.08
 
 
@@ -431,5 +431,5 @@ def test_alternatives_of_many_contexts_are_judged_each_in_its_own() -> None:
     _, found = judged(ITEMS, tensor(*[z for _, z in pairs]), [owner for owner, _ in pairs])
     for number, (owner, z) in enumerate(pairs):
         _, alone = judged(ITEMS, tensor(z), [owner])
-        assert torch.equal(alone.regret[0], found.regret[number])
+        assert torch.equal(alone.extra_cost[0], found.extra_cost[number])
         assert torch.equal(alone.decisions[0], found.decisions[number])

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 
-QUICK: dict[str, Any] = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "epochs": 5}}
+QUICK: dict[str, Any] = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "epochs": 5}}
 
 
 def sales(shops: int = 24, days: int = 60) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_a_backtest_is_asked_for_watched_and_read(
     page.get_by_label("Problem", exact=True).select_option(ids["problem"])
     page.get_by_label("Data", exact=True).select_option(ids["dataset"])
     # what depends on the choice follows it
-    expect(page.locator("select[name='done.sold']")).to_have_value("stocked")
+    expect(page.locator("select[name='actual_decision.sold']")).to_have_value("stocked")
     page.get_by_label("A quick look").check()
     expect(page.locator("#asked")).to_contain_text('"epochs": 30')
     for rule in ("boosted", "neighbours", "kernel", "ieo"):
@@ -137,9 +137,9 @@ def test_what_was_prescribed_is_found_recorded_and_decided_again(
     shoot(page, "log")
     page.locator(f"a[href='/log/{answer['id']}']").click()
     page.get_by_role("group", name="What happened").get_by_label("sold").fill("70")
-    page.get_by_role("group", name="What was really done").get_by_label("sold").fill("60")
+    page.get_by_role("group", name="The decision actually taken").get_by_label("sold").fill("60")
     page.get_by_role("button", name="Record", exact=True).click()
-    expect(page.locator("#later .verdict")).to_contain_text("What was really done cost 30")
+    expect(page.locator("#later .verdict")).to_contain_text("The decision actually taken cost 30")
     axe(page)
     page.get_by_text("Correct or complete it").click()
     page.get_by_role("group", name="What happened").get_by_label("sold").fill("71")
@@ -147,7 +147,7 @@ def test_what_was_prescribed_is_found_recorded_and_decided_again(
     expect(page.locator("#later .wrong")).to_contain_text("Another value is recorded already")
     page.get_by_label("put this in its place").check()
     page.get_by_role("button", name="Record", exact=True).click()
-    expect(page.locator("#later .verdict")).to_contain_text("What was really done cost 33")
+    expect(page.locator("#later .verdict")).to_contain_text("The decision actually taken cost 33")
     page.get_by_role("button", name="Reproduce").click()
     expect(page.locator("#again .notice")).to_contain_text("Identical")
     axe(page)

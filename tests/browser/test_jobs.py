@@ -106,7 +106,7 @@ def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     page.get_by_text("More choices").click()
     options = page.get_by_label("Options of the method, as JSON")
     options.fill('{"chains": 8}')
-    expect(page.locator("#sent")).to_contain_text('"posterior": {"method": "vi", "chains": 8}')
+    expect(page.locator("#sent")).to_contain_text('"inference": {"method": "vi", "chains": 8}')
     axe(page)
     watch.expected.append("422")
     page.get_by_role("button", name="Start learning").click()
@@ -127,7 +127,7 @@ def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
 def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Service, bakery: dict[str, str]) -> None:
     body = {"problem_id": bakery["problem"], "dataset_id": bakery["dataset"], "name": "a long one"}
     chains = {"method": "mh", "chains": 2, "steps": 200_000, "burn_in": 5_000}
-    slow = {"predictor": {"kind": "linear"}, "posterior": chains | {"inverse_temperature": 100}}
+    slow = {"predictor": {"kind": "linear"}, "inference": chains | {"inverse_temperature": 100}}
     job = service.http.post("/v1/jobs", json=body | slow).json()
     page.goto(f"/jobs/{job['id']}")
     expect(page.locator(".badge.running")).to_be_visible(timeout=LONG)

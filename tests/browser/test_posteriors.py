@@ -14,8 +14,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
 from tests.support.patience import wait_until
 
-QUICK = {"predictor": {"kind": "linear"}, "posterior": {"method": "vi", "members": 5, "epochs": 5}}
-CHAINS = {"predictor": {"kind": "linear"}, "posterior": {"method": "mh", "chains": 2, "steps": 200, "burn_in": 80}}
+QUICK = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "members": 5, "epochs": 5}}
+CHAINS = {"predictor": {"kind": "linear"}, "inference": {"method": "mh", "chains": 2, "steps": 200, "burn_in": 80}}
 SHOP = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3, "overage_cost": 1}]}
 
 

@@ -282,7 +282,7 @@ def bodies(client: TestClient) -> dict[str, Json]:
     """A good body for every address that takes JSON."""
     posterior = learned(client)
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    job = {"predictor": {"kind": "auto", "hidden": [8]}, "posterior": {"method": "vi", "members": 2}, "seed": 7}
+    job = {"predictor": {"kind": "auto", "hidden": [8]}, "inference": {"method": "vi", "members": 2}, "seed": 7}
     return {
         "/v1/problems": example_problem(),
         "/v1/datasets": {"name": "days", "outcomes": OUTCOMES, "contexts": ["temperature"], "rows": ROWS[:6]},

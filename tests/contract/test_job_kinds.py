@@ -41,11 +41,11 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learn_alone(client: TestClient) -> Json:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    return ids | {"predictor": {"kind": "linear"}, "posterior": QUICK, "seed": 3}
+    return ids | {"predictor": {"kind": "linear"}, "inference": QUICK, "seed": 3}
 
 
 def learn_by_chains(client: TestClient) -> Json:
-    return prepare_fund(client) | {"kind": "learn", "predictor": {"kind": "linear"}, "posterior": CHAINS}
+    return prepare_fund(client) | {"kind": "learn", "predictor": {"kind": "linear"}, "inference": CHAINS}
 
 
 def prescribe(client: TestClient) -> Json:
@@ -55,7 +55,7 @@ def prescribe(client: TestClient) -> Json:
 
 def backtest(client: TestClient) -> Json:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    quick = Ours.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "posterior": QUICK})
+    quick = Ours.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK})
     asked = {"ours": [quick.model_dump()], "baselines": ["constant", "regression"], "splits": 2, "seed": 3}
     return ids | {"kind": "backtest"} | asked
 
@@ -230,7 +230,7 @@ def test_a_job_is_listed_by_its_kind_waits_in_its_queue_and_shows_what_was_asked
     (queued,) = queue.client().list_queued_workflows(workflow_ids=[job["id"]])
     assert queued.queue_name == KINDS[name].queue
     named = {"kind", "name", "problem_id", "dataset_id"}
-    for field in set(body) - named - {"predictor", "posterior"}:
+    for field in set(body) - named - {"predictor", "inference"}:
         assert job["spec"][field] == body[field]
     assert not named & set(job["spec"])
 

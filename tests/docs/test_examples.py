@@ -21,7 +21,7 @@ from app.demo import as_csv, bakery_rows
 from app.exchange.schemas import ImportDescription
 from app.jobs.kinds.learn_on import FromPosterior
 from app.posteriors.history import Features
-from app.posteriors.options import PosteriorSpec, PredictorSpec
+from app.posteriors.options import InferenceSpec, PredictorSpec
 from app.prescriptions.schemas import RiskMeasure
 from app.problems.schemas import NewProblem
 from tests.docs.commands import check, commands
@@ -32,7 +32,7 @@ MODELS: dict[str, TypeAdapter[Any]] = {
     "Features": TypeAdapter(Features),
     "FromPosterior": TypeAdapter(FromPosterior),
     "NewProblem": TypeAdapter(NewProblem),
-    "PosteriorSpec": TypeAdapter(PosteriorSpec),
+    "InferenceSpec": TypeAdapter(InferenceSpec),
     "PredictorSpec": TypeAdapter(PredictorSpec),
     "RiskMeasure": TypeAdapter(RiskMeasure),
 }

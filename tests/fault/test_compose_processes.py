@@ -352,15 +352,15 @@ def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_t
 
 
 def four_chains(fleet: Fleet) -> Json:
-    posterior = {"chains": 4, "steps": 6000, "burn_in": 3000, "particles": 100, "inverse_temperature": 100}
-    return prepare_fund(fleet.http) | {"predictor": {"kind": "linear"}, "posterior": posterior}
+    inference = {"chains": 4, "steps": 6000, "burn_in": 3000, "particles": 100, "inverse_temperature": 100}
+    return prepare_fund(fleet.http) | {"predictor": {"kind": "linear"}, "inference": inference}
 
 
 def ten_members(fleet: Fleet) -> Json:
     """Five linear ones and five networks, each under all the configurations that compete."""
     return prepare(fleet.http, SHARED_ROWS) | {
         "predictor": {"hidden": [8]},
-        "posterior": {"method": "auto", "epochs": 25, "particles": 50},
+        "inference": {"method": "auto", "epochs": 25, "particles": 50},
     }
 
 

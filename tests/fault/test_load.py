@@ -27,7 +27,7 @@ from tests.support.processes import finished
 CLIENTS = 100
 UNFINISHED = ("queued", "running")
 CSV = as_csv(bakery_rows(40)).encode()
-JOB: Json = {"predictor": {"kind": "linear"}, "posterior": QUICK}
+JOB: Json = {"predictor": {"kind": "linear"}, "inference": QUICK}
 # What each act may be answered with, besides 503 with Retry-After. Objects may vanish at any moment: somebody deletes.
 EXPECTED = {
     "upload": {201},

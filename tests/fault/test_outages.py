@@ -86,7 +86,7 @@ def test_a_computation_waits_until_there_is_room_for_its_result(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {"kind": "mlp", "hidden": [64, 64]}
-    job = create_job(client, predictor=large, posterior={"method": "vi", "members": 20, "epochs": 2, "particles": 40})
+    job = create_job(client, predictor=large, inference={"method": "vi", "members": 20, "epochs": 2, "particles": 40})
     attempt = service.start(job["id"])
     assert attempt is not None
     computing = threading.Thread(target=compute.run, args=(job["id"], attempt))

@@ -60,8 +60,8 @@ def accepted(act: Callable[[], str]) -> str:
 
 
 def new_job(fleet: Fleet, ids: Json, number: int) -> str:
-    posterior = {"method": "vi", "members": 2, "epochs": 15, "patience": 100, "particles": 50}
-    body = ids | {"predictor": {"kind": "mlp", "hidden": [8]}, "posterior": posterior, "seed": number}
+    inference = {"method": "vi", "members": 2, "epochs": 15, "patience": 100, "particles": 50}
+    body = ids | {"predictor": {"kind": "mlp", "hidden": [8]}, "inference": inference, "seed": number}
     headers = {"Idempotency-Key": f"job {number}".replace(" ", "-")}
     job_id: str = answered(fleet.http.post("/v1/jobs", json=body, headers=headers), 202)["id"]
     return job_id

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tests.support.journey import QUICK, Json, answered, create_dataset, learn
 
 SPEC: Json = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3.0, "overage_cost": 1.0}]}
-OURS: Json = {"name": "quick", "predictor": {"kind": "linear"}, "posterior": QUICK | {"epochs": 30}}
+OURS: Json = {"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK | {"epochs": 30}}
 
 
 def days(count: int = 90, shops: tuple[str, ...] = ("north", "south"), stock: float = 60.0) -> list[Json]:
@@ -37,7 +37,7 @@ def prepared(client: TestClient, rows: list[Json] | None = None, **changes: Any)
 
 def asked(ids: Json, **changes: Any) -> Json:
     body = {"kind": "backtest", "ours": [OURS], "baselines": ["constant", "season", "regression"], "splits": 3}
-    return ids | body | {"done": {"sold": "stocked"}} | changes
+    return ids | body | {"actual_decision": {"sold": "stocked"}} | changes
 
 
 def finished(client: TestClient, body: Json) -> Json:

@@ -56,7 +56,7 @@ def upload(client: TestClient, content: bytes, **form: str) -> Response:
 
 def create_job(client: TestClient, **changes: Any) -> Json:
     """A queued job that takes a fraction of a second once it runs."""
-    body = {"predictor": {"kind": "linear"}, "posterior": QUICK} | changes
+    body = {"predictor": {"kind": "linear"}, "inference": QUICK} | changes
     if "problem_id" not in body:
         body["problem_id"] = create_problem(client)["id"]
     if "dataset_id" not in body:

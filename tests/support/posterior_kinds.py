@@ -89,28 +89,28 @@ def one_of_each(client: TestClient, folder: Path) -> dict[str, Json]:
     """Learned as quickly as can be."""
     five = QUICK | {"members": 5, "epochs": 20}
     found = {
-        "mixture": learned(client, name="mixture", predictor={"kind": "auto"}, posterior=FEW_EPOCHS),
-        "chains": learned(client, name="chains", posterior=CHAINS),
+        "mixture": learned(client, name="mixture", predictor={"kind": "auto"}, inference=FEW_EPOCHS),
+        "chains": learned(client, name="chains", inference=CHAINS),
     }
     history = create_dataset(
         client, name="days", outcomes=["demand"], time="day", series=["shop"], rows=days(range(120))
     )
     shop = create_problem(client, name="shop", spec=SHOP)
-    found["time"] = learned(client, name="time", problem_id=shop["id"], dataset_id=history["id"], posterior=five)
+    found["time"] = learned(client, name="time", problem_id=shop["id"], dataset_id=history["id"], inference=five)
     fund = create_problem(client, name="fund", spec=FUND)
     returns = create_dataset(client, name="months", outcomes=ASSETS, rows=months())
     ids = {"problem_id": fund["id"], "dataset_id": returns["id"]}
-    found["feasibility"] = learned(client, name="feasibility", posterior=CHAINS, **ids)
+    found["feasibility"] = learned(client, name="feasibility", inference=CHAINS, **ids)
     roads = create_problem(client, name="roads", spec=ROADS)
     drive = create_dataset(client, name="drives", outcomes=["bridge", "tunnel"], rows=drives())
-    ids = {"problem_id": roads["id"], "dataset_id": drive["id"], "posterior": {"particles": 40}}
+    ids = {"problem_id": roads["id"], "dataset_id": drive["id"], "inference": {"particles": 40}}
     found["surrogate"] = learned(client, name="surrogate", **ids)
     express = create_problem(client, name="express", spec=EXPRESS)
     orders = create_dataset(client, name="orders", outcomes=["demand", "fuel"], rows=weeks())
-    ids = {"problem_id": express["id"], "dataset_id": orders["id"], "posterior": {"particles": 40}}
+    ids = {"problem_id": express["id"], "dataset_id": orders["id"], "inference": {"particles": 40}}
     found["squared error"] = learned(client, name="squared error", **ids)
     bounded = create_problem(client, name="bounded", spec=BOUNDED)
-    found["certified"] = learned(client, name="certified", problem_id=bounded["id"], posterior=five | {"certify": True})
+    found["certified"] = learned(client, name="certified", problem_id=bounded["id"], inference=five | {"certify": True})
     answered(client.post(f"/v1/datasets/{history['id']}/rows", json={"rows": days(range(120, 160))}), 201)
     before = {"posterior_id": found["time"]["id"], "as_prior": True, "forgetting": 0.25}
     body = {"problem_id": shop["id"], "dataset_id": history["id"], "from_posterior": before}

@@ -76,8 +76,8 @@ def prepare(client: httpx.Client, days: int = 300) -> Json:
 
 
 def submit(client: httpx.Client, ids: Json, epochs: int, **changes: object) -> str:
-    posterior = {"method": "vi", "members": 2, "epochs": epochs, "patience": 100_000, "particles": 50}
-    body = ids | SMALL | {"posterior": posterior, "seed": 7} | changes
+    inference = {"method": "vi", "members": 2, "epochs": epochs, "patience": 100_000, "particles": 50}
+    body = ids | SMALL | {"inference": inference, "seed": 7} | changes
     job_id: str = answered(client.post("/v1/jobs", json=body), 202)["id"]
     return job_id
 

@@ -15,11 +15,12 @@ import torch
 from sqlalchemy.orm import Session
 
 from app.backtests import existing
-from app.backtests.backtest import Backtest, Step, check_done
+from app.backtests.backtest import Backtest, Step, check_actual_decision
 from app.backtests.existing import Existing
 from app.backtests.schemas import BacktestOptions, NewBacktest
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
+from app.db import former_names
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow, PosteriorRow, ProblemRow
 from app.http.errors import InvalidRequest, NotFoundError
@@ -60,7 +61,7 @@ def check(workspace: str, request: NewBacktest) -> Draft:
             raise InvalidRequest.at(("dataset_id",), NO_DATASET)
         table = read_table(session, dataset.id, dataset.revision)
     check_rows(outcome_names(problem.spec), dataset)
-    check_done(problem.spec, dataset.columns, request.done)
+    check_actual_decision(problem.spec, dataset.columns, request.actual_decision)
     spec = request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}) | {"revision": dataset.revision}
     draft = Draft(request.name or problem.name, problem.id, spec, dataset.id)
     if request.posteriors:
@@ -165,7 +166,8 @@ def split(given: Given, progress: Progress) -> list[Part]:
 
 def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """What a policy would have cost in a split; it is begun anew wherever it was left."""
-    return to_parquet(given.backtest.work(Step(*orjson.loads(data)), progress))
+    split, policy = orjson.loads(data)
+    return to_parquet(given.backtest.work(Step(split, former_names.policy(policy)), progress))
 
 
 def join(given: Given, results: Sequence[bytes], progress: Progress) -> Store:

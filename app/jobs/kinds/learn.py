@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.aliases.promotion import PromotionComparison, Promotion, consider
+from app.aliases.promotion import Promotion, PromotionComparison, consider
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import digest_of, read_table
 from app.db.engine import transaction
@@ -28,8 +28,8 @@ from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
 from app.jobs.kinds.learn_on import FromPosterior, Previous
 from app.posteriors import history
 from app.posteriors import service as posteriors
-from app.posteriors.history import Features, EncodedHistory, outcomes_of
-from app.posteriors.options import AutoPosterior, PosteriorSpec, PredictorSpec, learning_options
+from app.posteriors.history import EncodedHistory, Features, outcomes_of
+from app.posteriors.options import AutoInference, InferenceSpec, PredictorSpec, learning_options
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from app.settings import get_settings
@@ -58,7 +58,7 @@ class NewJob(Body):
     problem_id: str
     dataset_id: str
     predictor: PredictorSpec = PredictorSpec()
-    posterior: PosteriorSpec = AutoPosterior()
+    inference: InferenceSpec = AutoInference()
     policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
     features: Features = Field("auto", description=history.DESCRIPTION)
     from_posterior: FromPosterior | None = Field(
@@ -72,7 +72,7 @@ class NewJob(Body):
     )
 
     def learning_options(self) -> LearningOptions:
-        return learning_options(self.predictor, self.posterior, self.policy, self.seed)
+        return learning_options(self.predictor, self.inference, self.policy, self.seed)
 
 
 class _Outline(NamedTuple):
@@ -109,7 +109,7 @@ def check(workspace: str, request: NewJob) -> Draft:
         seconds = estimate(learned_for, options, dataset.rows, columns)
     except InvalidInput as error:
         raise of_core(error) from None
-    _check_size(options.predictor.size(columns, learned_for.outcome_dim), vectors, request.posterior.limits())
+    _check_size(options.predictor.size(columns, learned_for.outcome_dim), vectors, request.inference.limits())
     spec = request.model_dump(exclude={"kind", "name", "problem_id", "dataset_id"}) | {"revision": dataset.revision}
     if previous is not None:
         # An alias may move before the job begins.
@@ -156,9 +156,9 @@ def _check_size(parameters: int, vectors: int, asked: dict[str, int]) -> None:
     settings = get_settings()
     for field, what, value, limit in (
         (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
-        (("posterior", "members"), "members", asked.get("members", 0), settings.max_members),
-        (("posterior", "particles"), "particles", asked.get("particles", 0), settings.max_particles),
-        (("posterior", "particles"), "posterior_mb", 4e-6 * parameters * vectors, settings.max_posterior_mb),
+        (("inference", "members"), "members", asked.get("members", 0), settings.max_members),
+        (("inference", "particles"), "particles", asked.get("particles", 0), settings.max_particles),
+        (("inference", "particles"), "posterior_mb", 4e-6 * parameters * vectors, settings.max_posterior_mb),
     ):
         if value > limit:
             words = what.replace("posterior_mb", "MB a posterior")

@@ -104,7 +104,9 @@ def read(
     return found, Previous(row, posterior, torch.from_numpy(kept >= known), options)
 
 
-def learn(previous: Previous, sample: Sample, progress: Progress) -> tuple[Posterior, dict[str, Any], PromotionComparison]:
+def learn(
+    previous: Previous, sample: Sample, progress: Progress
+) -> tuple[Posterior, dict[str, Any], PromotionComparison]:
     """The new posterior, what is told of it, and how it compares with the old one."""
     problem = build_problem(previous.row.problem)
     found = update(problem, sample, previous.posterior, previous.fresh, previous.options, progress)

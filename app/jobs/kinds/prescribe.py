@@ -31,11 +31,11 @@ from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
 from app.posteriors import service as posteriors
 from app.prescriptions import context
 from app.prescriptions import include as include_module
-from app.prescriptions.cache import NO_ROWS, Range, LoadedPosterior, load_past, load_posterior
+from app.prescriptions.cache import NO_ROWS, LoadedPosterior, Range, load_past, load_posterior
 from app.prescriptions.neighbours import GONE, SearchableHistory, load_history
 from app.prescriptions.patching import build_patched_problem
 from app.prescriptions.prescribe import decide_usable
-from app.prescriptions.schemas import BatchOptions, NewBatch, DecisionOptions
+from app.prescriptions.schemas import BatchOptions, DecisionOptions, NewBatch
 from app.prescriptions.tables import flattened
 from app.problems import patch as patches
 from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
@@ -137,9 +137,9 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
 
     A problem that takes long to build is left to the worker, which is there for what takes long.
     """
-    if options.problem is None:
+    if options.problem_patch is None:
         return []
-    spec, differs = patches.apply(posterior.problem, options.problem)
+    spec, differs = patches.apply(posterior.problem, options.problem_patch)
     try:
         with deadline.until(monotonic() + CHECK_SECONDS, quick=True):
             build_problem(spec)
@@ -210,7 +210,7 @@ def read(job: JobRow) -> Given:
     loaded = load_posterior(posterior)
     past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
     options = DecisionOptions(**fields)
-    asked = build_patched_problem(posterior, loaded.problem, options.problem)
+    asked = build_patched_problem(posterior, loaded.problem, options.problem_patch)
     similar = load_history(posterior, loaded, past) if "neighbours" in options.include else None
     return Given(posterior, replace(loaded, problem=asked.problem), past, options, similar)
 

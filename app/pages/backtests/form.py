@@ -16,7 +16,7 @@ AUTO, QUICK, LIKE, EXISTING = "auto", "quick", "like", "existing"
 QUICK_OPTIONS: dict[str, Any] = {
     "name": "quick",
     "predictor": {"kind": "linear"},
-    "posterior": {"method": "vi", "epochs": 30},
+    "inference": {"method": "vi", "epochs": 30},
 }
 # What a rule does, for who has never heard of it.
 BASELINES = {
@@ -28,7 +28,7 @@ BASELINES = {
     "kernel": ("Similar days weigh more", "the best over the history, each row weighted by how similar it is"),
     "ieo": ("Trained for cost", "models trained for the cost of decisions, without hedging; takes the longest"),
 }
-_DONE = re.compile(r"done\.(.+)")
+_ACTUAL_DECISION = re.compile(r"actual_decision\.(.+)")
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Typed:
     how: str = AUTO
     posteriors: list[str] = field(default_factory=list)
     baselines: list[str] = field(default_factory=lambda: list(BASELINES))
-    done: dict[str, str] = field(default_factory=dict)
+    actual_decision: dict[str, str] = field(default_factory=dict)
     splits: str = "4"
     judged: str = ""
     seed: str = "0"
@@ -58,7 +58,9 @@ class Typed:
         typed.posteriors = [str(one) for one in given.getlist("posteriors")]
         if "sent" in plain:
             typed.baselines = [name for name in BASELINES if name in given.getlist("baselines")]
-        typed.done = {found[1]: value for key, value in plain.items() if (found := _DONE.fullmatch(key))}
+        typed.actual_decision = {
+            found[1]: value for key, value in plain.items() if (found := _ACTUAL_DECISION.fullmatch(key))
+        }
         return typed
 
 
@@ -67,17 +69,17 @@ def request_of(typed: Typed, has_time: bool, like: Mapping[str, Any] | None) -> 
     body: dict[str, Any] = {"kind": "backtest", "problem_id": typed.problem, "dataset_id": typed.dataset}
     if typed.name:
         body["name"] = typed.name
-    done = {name: column for name, column in typed.done.items() if column}
+    actual = {name: column for name, column in typed.actual_decision.items() if column}
     if typed.how == EXISTING:
-        return body | {"posteriors": typed.posteriors} | ({"done": done} if done else {}) | _seed(typed)
+        return body | {"posteriors": typed.posteriors} | ({"actual_decision": actual} if actual else {}) | _seed(typed)
     if typed.how == QUICK:
         body["ours"] = [QUICK_OPTIONS]
     elif typed.how == LIKE and like is not None:
         body |= like
     if len(typed.baselines) < len(BASELINES):
         body["baselines"] = typed.baselines
-    if done:
-        body["done"] = done
+    if actual:
+        body["actual_decision"] = actual
     body["splits"] = _number(typed.splits)
     if has_time and typed.judged:
         share = _number(typed.judged)
@@ -104,7 +106,7 @@ def _number(text: str) -> int | float | str:
 def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the job that has made a posterior was asked for, as a backtest is asked to learn it anew."""
     ours: dict[str, Any] = {"name": name}
-    for part in ("predictor", "posterior"):
+    for part in ("predictor", "inference"):
         ours[part] = {key: value for key, value in spec.get(part, {}).items() if value is not None}
     if spec.get("policy") is not None:
         ours["policy"] = spec["policy"]
@@ -112,7 +114,7 @@ def learned_like(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"ours": [ours]} | ({} if features == "auto" else {"features": features})
 
 
-def proposed(decisions: list[str], columns: list[str], done: Mapping[str, str]) -> dict[str, str]:
+def proposed(decisions: list[str], columns: list[str], actual: Mapping[str, str]) -> dict[str, str]:
     """Which column holds what was really decided, for each decision: as typed, by its name, or the only one."""
     only = columns[0] if len(columns) == len(decisions) == 1 else ""
-    return {name: done.get(name, name if name in columns else only) for name in decisions}
+    return {name: actual.get(name, name if name in columns else only) for name in decisions}

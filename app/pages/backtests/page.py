@@ -93,7 +93,7 @@ async def _form(request: Request, api: Api, typed: Typed, refused: Refused | Non
         await _propose(api, typed, datasets["items"], problems["items"])
     there = await _there(api, typed)
     decisions = [] if there["problem"] is None else there["problem"]["decisions"]
-    typed.done = proposed(decisions, there["decision_columns"], typed.done)
+    typed.actual_decision = proposed(decisions, there["decision_columns"], typed.actual_decision)
     body = request_of(typed, there["has_time"], there["like"])
     return render(
         request,

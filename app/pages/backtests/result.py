@@ -12,7 +12,7 @@ from app.pages.api_client import Call
 from app.pages.charts import Chart, Interval, Intervals, Series
 from app.pages.render import signed
 
-DONE = "done"
+ACTUAL_DECISION = "actual_decision"
 # Of more series than so many, the best and the worst are shown first.
 FEW_SERIES, ENDS = 20, 10
 # So many policies can be told apart in one chart.
@@ -157,13 +157,13 @@ class Result:
 
     @cached_property
     def shown(self) -> list[str]:
-        """Policies to draw: as chosen, or the candidate, what was done and the cheapest of the others."""
+        """Policies to draw: as chosen, or the candidate, the actual decision and the cheapest of the others."""
         chosen = [name for name in self._policies if name in self.show]
         if chosen:
             return chosen[:MOST_LINES]
-        rest = [name for name in self.others if name != DONE and self.mean(name) is not None]
+        rest = [name for name in self.others if name != ACTUAL_DECISION and self.mean(name) is not None]
         cheapest = min(rest, key=lambda name: self.mean(name) or 0.0, default=None)
-        return [name for name in self._policies if name in (self.candidate, DONE, cheapest)]
+        return [name for name in self._policies if name in (self.candidate, ACTUAL_DECISION, cheapest)]
 
     @cached_property
     def costs(self) -> Chart | None:
@@ -237,7 +237,7 @@ def asked_again(job: Json) -> Call:
         body["splits"] = spec["splits"]
         if spec["features"] != "auto":
             body["features"] = _given(spec["features"]) if isinstance(spec["features"], dict) else spec["features"]
-    body |= {name: spec[name] for name in ("done", "seed") if spec[name]}
+    body |= {name: spec[name] for name in ("actual_decision", "seed") if spec[name]}
     return Call("POST", "/v1/jobs", body)
 
 

@@ -23,6 +23,8 @@ from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
 
+# How a form says that there are no names.
+NO_NAMES = "[]"
 # What a column can be used as, in the words of a planner; the second of the contexts makes names of its numbers.
 USES = {
     "time": "time",
@@ -159,7 +161,7 @@ class Chosen:
     @staticmethod
     def of(form: FormData) -> Chosen:
         try:
-            listed = json.loads(forms.text(form, "columns") or "[]")
+            listed = json.loads(forms.text(form, "columns") or NO_NAMES)
         except ValueError:
             listed = []
         names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
@@ -180,9 +182,9 @@ class Chosen:
         contexts = joined(self.used("context", "category"))
         return {
             "name": self.others["name"] or _called(filename),
-            # A comma alone means none: so many are too few, and the API says so.
-            "outcomes": joined(self.used("outcome")) or ",",
-            "contexts": contexts or ",",
+            # No outcomes at all are too few, and the API says so.
+            "outcomes": joined(self.used("outcome")) or NO_NAMES,
+            "contexts": contexts or NO_NAMES,
             "categorical": joined(self.used("category")),
             "time": "".join(times),
             "series": joined(self.used("series")),
@@ -204,7 +206,7 @@ def _call(filename: str, chosen: Chosen) -> Call | None:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Names with commas between, in quotes where they hold commas themselves."""
+    """Names with commas between, in quotes where they hold commas themselves or would be read as no names."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)
-    return line.getvalue()
+    return f'"{NO_NAMES}"' if line.getvalue() == NO_NAMES else line.getvalue()

@@ -145,7 +145,11 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
     money = money_of(found["ours"])
     size = abs(found["ours"]["expected_cost"] or 0.0)
     rows = [
-        {"name": one["name"], "words": POLICY_WORDS[one["name"]], "told": one | {"regret": plain(one["regret"], size)}}
+        {
+            "name": one["name"],
+            "words": POLICY_WORDS[one["name"]],
+            "told": one | {"extra_cost": plain(one["extra_cost"], size)},
+        }
         for one in found["alternatives"]
     ]
     largest = sorted(found["ours"]["decision"].items(), key=lambda pair: -abs(pair[1] or 0.0))[:_MOST_NAMED]

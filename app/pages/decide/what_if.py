@@ -56,8 +56,8 @@ class Tried:
     @property
     def why_better(self) -> str:
         """How a decision can be clearly better on average than ours; empty where it is not."""
-        regret, error = self.yours["regret"], self.yours["regret_standard_error"]
-        if regret is None or error is None or not regret < -2 * error < 0:
+        extra_cost, error = self.yours["extra_cost"], self.yours["extra_cost_standard_error"]
+        if extra_cost is None or error is None or not extra_cost < -2 * error < 0:
             return ""
         if self.minds_risk:
             return "Ours minds the worst cases, and pays for that on average."
@@ -98,15 +98,15 @@ class Tried:
 
 def verdict(yours: Mapping[str, Any], our_cost: float | None, money: Money) -> str:
     """Whether another decision is better than ours, and how sure that is."""
-    regret, error = yours["regret"], yours["regret_standard_error"]
-    if regret is None:
+    extra_cost, error = yours["extra_cost"], yours["extra_cost_standard_error"]
+    if extra_cost is None:
         return yours["reason"] or "What it would cost cannot be said: in some scenario nothing mends it."
-    if not plain(regret, abs(our_cost or 0.0)):
+    if not plain(extra_cost, abs(our_cost or 0.0)):
         return f"It {'brings' if money.is_value else 'costs'} the same as ours."
     more, less = ("brings {} less", "brings {} more") if money.is_value else ("costs {} more", "costs {} less")
-    amount = (more if regret > 0 else less).format(number(abs(regret)))
+    amount = (more if extra_cost > 0 else less).format(number(abs(extra_cost)))
     margin = f"give or take {number(2 * error)}" if error is not None else "how surely is not known"
-    if error is not None and abs(regret) <= 2 * error:
+    if error is not None and abs(extra_cost) <= 2 * error:
         return f"No clear difference: on average it {amount} than ours, {margin}."
     worse = f"{100 * yours['worse_in']:.0f} %" if yours["worse_in"] is not None else "–"
     return f"On average it {amount} than ours ({margin}); in {worse} of cases it is worse."

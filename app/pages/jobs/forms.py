@@ -54,7 +54,7 @@ PLACES = {
     "name": ("#/name",),
     "problem_id": ("#/problem_id",),
     "dataset_id": ("#/dataset_id",),
-    "method": ("#/posterior/method",),
+    "method": ("#/inference/method",),
     "predictor": ("#/predictor", "#/predictor/kind", "#/predictor/hidden"),
     "seed": ("#/seed",),
     "features": ("#/features",),
@@ -90,7 +90,7 @@ def _asked(given: dict[str, str]) -> Asked:
         del body["name"]
     options = _options(given["options"], "options", wrong)
     if given["method"] != "auto" or options:
-        body["posterior"] = {"method": given["method"]} | options
+        body["inference"] = {"method": given["method"]} | options
     if given["predictor"] != "auto":
         body["predictor"] = {"kind": given["predictor"]}
     if given["features"] == "own":

@@ -191,7 +191,7 @@ async def _learned(api: Api, job: dict[str, Any]) -> dict[str, Any] | None:
 def _charts(job: dict[str, Any], lines: list[dict[str, Any]], posterior: dict[str, Any] | None) -> list[Any]:
     if job["kind"] != "learn":
         return []
-    method = (job["spec"].get("posterior") or {}).get("method", "auto")
+    method = (job["spec"].get("inference") or {}).get("method", "auto")
     charts = charts_of(figures_in(lines), None if posterior is None else posterior["diagnostics"], method)
     # What ended without having met anything has nothing to draw.
     return charts if job["state"] in UNFINISHED or any(chart.x for chart in charts) else []

@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from app.db.former_names import logged_answer
 from app.pages.api_client import Call
 from app.pages.format import in_a_line, written
 
 # Contexts and columns that a page shows of a call that has many.
 MOST_ROWS, MOST_COLUMNS = 50, 10
-OUTCOME, REALLY_DONE = "outcome.", "done."
+OUTCOME, ACTUAL_DECISION = "outcome.", "actual_decision."
 
 Json = Mapping[str, Any]
 
@@ -50,7 +51,8 @@ class Entry:
         """What else was judged for the context."""
         if self.record["kind"] != "evaluate":
             return []
-        found: list[Json] = self.record["answer"]["evaluations"][self.index]["alternatives"]
+        answer = logged_answer(self.record["answer"])
+        found: list[Json] = answer["evaluations"][self.index]["alternatives"]
         return found
 
     @property
@@ -159,7 +161,7 @@ class Entry:
         """What stands in a field: what was typed or, before that, what is recorded."""
         if values is not None:
             return values.get(f"{kind}{name}", "")
-        known = {} if self.outcome is None else self.outcome["outcomes" if kind == OUTCOME else "done"]
+        known = {} if self.outcome is None else self.outcome["outcomes" if kind == OUTCOME else "actual_decision"]
         return "" if known.get(name) is None else _typed(known[name])
 
     @property
@@ -167,7 +169,7 @@ class Entry:
         """How outcomes are recorded without this page, with the decision itself as the numbers."""
         values = {name: _rounded(self.answer["decision"].get(name)) for name in self.decision_names}
         happened = {name: values.get(name, 0) for name in self.outcome_names}
-        body = {"rows": [{"index": self.index, "outcomes": happened, "done": values}]}
+        body = {"rows": [{"index": self.index, "outcomes": happened, "actual_decision": values}]}
         return Call("POST", f"/v1/prescriptions/{self.record['id']}/outcome", body)
 
     @property
@@ -178,7 +180,7 @@ class Entry:
 def outcome_request(index: int, values: Mapping[str, str], replace: bool) -> dict[str, Any]:
     """What a form says of one context, as the API takes it; empty fields say nothing."""
     row: dict[str, Any] = {"index": index}
-    for field, prefix in (("outcomes", OUTCOME), ("done", REALLY_DONE)):
+    for field, prefix in (("outcomes", OUTCOME), ("actual_decision", ACTUAL_DECISION)):
         told = {name.removeprefix(prefix): number_of(text) for name, text in values.items() if name.startswith(prefix)}
         if told := {name: value for name, value in told.items() if value != ""}:
             row[field] = told
@@ -207,5 +209,5 @@ def _rounded(value: Any) -> Any:
 
 def place(kind: str, name: str) -> str:
     """Where the API says what is wrong with a field: the request has one row."""
-    field = "outcomes" if kind == OUTCOME else "done"
+    field = "outcomes" if kind == OUTCOME else "actual_decision"
     return f"#/rows/0/{field}/{name.replace('~', '~0').replace('/', '~1')}"

@@ -14,7 +14,7 @@ from app.http.security import Reader
 from app.pages import forms
 from app.pages.api_client import Api, Refused, sentence
 from app.pages.format import in_a_line, written
-from app.pages.log.entry import OUTCOME, REALLY_DONE, Entry, outcome_request, place
+from app.pages.log.entry import ACTUAL_DECISION, OUTCOME, Entry, outcome_request, place
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
@@ -93,7 +93,7 @@ async def show_entry(request: Request, caller: Reader, prescription_id: str) -> 
 async def record_outcome(request: Request, caller: Reader, prescription_id: str) -> Response:
     form = await forms.submitted(request)
     api, index = Api(request), _index(forms.text(form, "context"))
-    values = {name: forms.text(form, name) for name in form if name.startswith((OUTCOME, REALLY_DONE))}
+    values = {name: forms.text(form, name) for name in form if name.startswith((OUTCOME, ACTUAL_DECISION))}
     replace = bool(forms.text(form, "replace"))
     try:
         await api.post(f"/v1/prescriptions/{prescription_id}/outcome", outcome_request(index, values, replace))
@@ -137,7 +137,7 @@ async def _entry(
     entry = Entry(record, posterior, min(index, record["contexts"] - 1))
     kinds = (
         (OUTCOME, "What happened", entry.outcome_names),
-        (REALLY_DONE, "What was really done", entry.decision_names),
+        (ACTUAL_DECISION, "The decision actually taken", entry.decision_names),
     )
     shown = [place(kind, name) for kind, _, names in kinds for name in names]
     return render(

@@ -19,7 +19,7 @@ from bco_core.progress import no_progress
 
 _DAYS, _SHOPS, _SPLITS = 400, 10, 3
 _SPEC = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3.0, "overage_cost": 1.0}]}
-_QUICK = {"name": "ours", "predictor": {"kind": "linear"}, "posterior": {"method": "vi", "members": 5, "epochs": 20}}
+_QUICK = {"name": "ours", "predictor": {"kind": "linear"}, "inference": {"method": "vi", "members": 5, "epochs": 20}}
 
 
 def backtest_rows_per_s() -> dict[str, float]:
@@ -55,6 +55,6 @@ def _rows() -> list[dict[str, Any]]:
 def _planned(rows: list[dict[str, Any]]) -> Backtest:
     roles = Roles(["sold"], None, [], time="day", series=["shop"], decisions=["stocked"])
     found = profile(parse_rows(rows, Settings()), roles, Settings())
-    dataset = DatasetRow(columns=found.columns, lead=roles.lead, policy=roles.policy, revision=1)
-    asked = {"ours": [_QUICK], "splits": _SPLITS, "done": {"sold": "stocked"}}
+    dataset = DatasetRow(columns=found.columns, lead=roles.lead, handling=roles.handling, revision=1)
+    asked = {"ours": [_QUICK], "splits": _SPLITS, "actual_decision": {"sold": "stocked"}}
     return Backtest(_SPEC, dataset, found.table, BacktestOptions.model_validate(asked))

@@ -14,5 +14,5 @@ def learned(client: httpx.Client) -> str:
     problem = client.post("/v1/problems", json=example_problem()).json()
     body = {"name": "bench", "outcomes": outcomes, "rows": bakery_rows()}
     dataset = client.post("/v1/datasets", json=body).json()
-    request = {"problem_id": problem["id"], "dataset_id": dataset["id"], "posterior": {"epochs": 2}}
+    request = {"problem_id": problem["id"], "dataset_id": dataset["id"], "inference": {"epochs": 2}}
     return train(client, request)[1]

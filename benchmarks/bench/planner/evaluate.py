@@ -36,7 +36,7 @@ def evaluate_p50_ms(calls: int = CALLS) -> dict[str, float]:
         posterior = learned(client)
         kinds: dict[str, tuple[str, dict[str, Any]]] = {
             "evaluate_p50_ms": ("evaluate", {"alternatives": _ALTERNATIVES}),
-            "evaluate_patched_p50_ms": ("evaluate", {"alternatives": _ALTERNATIVES, "problem": _PATCH}),
+            "evaluate_patched_p50_ms": ("evaluate", {"alternatives": _ALTERNATIVES, "problem_patch": _PATCH}),
             "prescribe_p50_ms": ("prescribe", {}),
         }
         took: dict[str, list[float]] = {name: [] for name in kinds}

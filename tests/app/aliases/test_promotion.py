@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from app.aliases.promotion import LEAST_ROWS, PromotionComparison, Promotion, consider
+from app.aliases.promotion import LEAST_ROWS, Promotion, PromotionComparison, consider
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorRow
 from app.jobs import service as jobs

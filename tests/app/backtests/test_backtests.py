@@ -42,14 +42,14 @@ def test_a_backtest_tells_what_policies_would_have_cost_and_keeps_every_row(clie
     rows = days()
     job = finished(client, asked(prepared(client, rows)))
     summary, lines = job["summary"], lines_of(client, job)
-    policies = ["quick", "done", "constant", "season", "regression"]
+    policies = ["quick", "actual_decision", "constant", "season", "regression"]
     assert [one["name"] for one in summary["policies"]] == policies
     assert summary["rows"] * len(policies) == len(lines)
     costs: dict[str, dict[tuple[str, str], float]] = {name: {} for name in policies}
     sold = {(row["day"], row["shop"]): row["sold"] for row in rows}
     for line in lines:
         key = line["time"], line["series.shop"]
-        if line["policy"] == "done":
+        if line["policy"] == "actual_decision":
             assert (line["decision.sold"] == "") == (rows[int(line["row"])]["stocked"] is None)
         if not line["decision.sold"]:
             assert line["cost"] == line["regret"] == line["feasible"] == ""
@@ -71,7 +71,7 @@ def test_a_backtest_tells_what_policies_would_have_cost_and_keeps_every_row(clie
     assert sum(line["rows"] for line in summary["over_time"]) == summary["rows"]
     assert [line["number"] for line in summary["splits"]] == [0, 1, 2]
     assert summary["splits"][0]["learned_from"] < summary["splits"][2]["learned_from"]
-    gaps = summary["rows"] - len(costs["done"])
+    gaps = summary["rows"] - len(costs["actual_decision"])
     assert gaps > 0
     assert any(f"{gaps} of {summary['rows']} rows do not say what was done" in note for note in summary["notes"])
     assert summary["verdict"]["worth_using"] == "yes"
@@ -102,7 +102,7 @@ def test_rows_without_time_are_judged_in_random_parts_and_the_season_is_left_out
     assert summary["rows"] == 60
     assert list(summary["left_out"]) == ["season"]
     assert any("season is left out" in note for note in summary["notes"])
-    assert "done" not in {one["name"] for one in summary["policies"]}
+    assert "actual_decision" not in {one["name"] for one in summary["policies"]}
     assert {"boosted", "neighbours", "kernel", "ieo"} < {one["name"] for one in summary["policies"]}
     assert "independent" in summary["intervals"]
     assert sorted({int(line["row"]) for line in lines_of(client, job)}) == list(range(60))
@@ -131,8 +131,13 @@ def planned(rows: list[Json], **changes: Any) -> Backtest:
     roles: Json = {"time": "day", "series": ["shop"], "lead": 2, "decisions": ["stocked"], "missing": "impute"}
     chosen = Roles(["sold"], None, [], **(roles | changes))
     found = profile(parse_rows(rows, Settings()), chosen, Settings())
-    dataset = DatasetRow(columns=found.columns, lead=chosen.lead, policy=chosen.policy, revision=1)
-    options: Json = {"ours": [OURS | {"posterior": QUICK}], "splits": 3, "judged": 0.4, "done": {"sold": "stocked"}}
+    dataset = DatasetRow(columns=found.columns, lead=chosen.lead, handling=chosen.handling, revision=1)
+    options: Json = {
+        "ours": [OURS | {"inference": QUICK}],
+        "splits": 3,
+        "judged": 0.4,
+        "actual_decision": {"sold": "stocked"},
+    }
     options["baselines"] = ["constant", "season", "regression", "kernel"]
     return Backtest(SPEC, dataset, found.table, BacktestOptions.model_validate(options))
 
@@ -225,7 +230,7 @@ def test_two_posteriors_are_compared_on_rows_that_neither_has_learned_from(clien
     ids = prepared(client, rows[:120])
     first = learned(client, **ids, seed=1)["id"]
     second = learned(client, **ids, predictor={"kind": "relu_affine"}, seed=2)["id"]
-    body = ids | {"kind": "backtest", "posteriors": [first, second], "done": {"sold": "stocked"}}
+    body = ids | {"kind": "backtest", "posteriors": [first, second], "actual_decision": {"sold": "stocked"}}
     refusal = answered(client.post("/v1/jobs", json=body), 422)
     assert refusal["errors"][0]["pointer"] == "#/dataset_id"
     assert "have learned from all rows" in refusal["detail"]
@@ -233,10 +238,10 @@ def test_two_posteriors_are_compared_on_rows_that_neither_has_learned_from(clien
     answered(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
     job = finished(client, body)
     summary = job["summary"]
-    assert [one["name"] for one in summary["policies"]] == [first, second, "done"]
+    assert [one["name"] for one in summary["policies"]] == [first, second, "actual_decision"]
     assert {int(line["row"]) for line in lines_of(client, job)} == set(range(120, 180))
     assert f"120 rows are left out because {first} has learned from them." in summary["notes"]
-    assert summary["against"] == "done"
+    assert summary["against"] == "actual_decision"
 
     elsewhere = prepared(client, rows[100:])
     body = {"kind": "backtest", "posteriors": [first, second]} | elsewhere
@@ -257,15 +262,19 @@ def test_learning_and_comparing_posteriors_are_two_things(client: TestClient) ->
 @pytest.mark.parametrize(
     ("changes", "pointer", "words"),
     [
-        ({"done": {"bread": "stocked"}}, "#/done/bread", "no such decision; it has sold"),
-        ({"done": {"sold": "promotion"}}, "#/done/sold", "no such column of decisions; it has stocked"),
+        ({"actual_decision": {"bread": "stocked"}}, "#/actual_decision/bread", "no such decision; it has sold"),
+        (
+            {"actual_decision": {"sold": "promotion"}},
+            "#/actual_decision/sold",
+            "no such column of decisions; it has stocked",
+        ),
         ({"baselines": ["luck"]}, "#/baselines/0", "constant"),
         ({"judged": 0.95}, "#/judged", "0.9"),
         ({"splits": 0}, "#/splits", "1"),
         ({"splits": 1000}, "#/splits", "50"),
         ({"ours": []}, "#", "at least one of ours"),
         ({"ours": [OURS, OURS]}, "#", "the same name"),
-        ({"ours": [OURS | {"name": "done"}]}, "#", "cannot be done"),
+        ({"ours": [OURS | {"name": "actual_decision"}]}, "#", "cannot be one of actual_decision"),
         ({"posteriors": ["post_X"], "ours": [OURS]}, "#", "leave out"),
         ({"features": {"lags": [1]}}, "#/features/lags", "2"),
     ],
@@ -285,10 +294,10 @@ def test_too_few_rows_are_refused_with_how_many_there_must_be(client: TestClient
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(40), lead=39), splits=2)), 422)
     assert "0 are known before the first that is judged" in refusal["detail"]
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": prepared(client)["dataset_id"]}
-    refusal = answered(client.post("/v1/jobs", json=asked(ids, done={})), 422)
+    refusal = answered(client.post("/v1/jobs", json=asked(ids, actual_decision={})), 422)
     assert "needs the outcome column(s) croissants, loaves" in refusal["detail"]
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    refusal = answered(client.post("/v1/jobs", json=asked(ids, done={}, judged=0.5)), 422)
+    refusal = answered(client.post("/v1/jobs", json=asked(ids, actual_decision={}, judged=0.5)), 422)
     assert refusal["errors"][0]["pointer"] == "#/judged"
 
 
@@ -346,7 +355,7 @@ def write(tmp_path: Path, rows: list[Json]) -> list[str]:
 
 def test_the_command_tells_what_the_job_tells(client: TestClient, tmp_path: Path) -> None:
     job = finished(client, asked(prepared(client)))
-    arguments = [*write(tmp_path, days()), "--splits", "3", "--done", "sold=stocked"]
+    arguments = [*write(tmp_path, days()), "--splits", "3", "--actual-decision", "sold=stocked"]
     for rule in ("constant", "season", "regression"):
         arguments += ["--baseline", rule]
     for suffix in ("csv", "parquet"):
@@ -362,8 +371,8 @@ def test_the_command_tells_what_the_job_tells(client: TestClient, tmp_path: Path
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--done", "stocked"], "decision=column"),
-        (["--done", "sold=nothing"], "there is no such column"),
+        (["--actual-decision", "stocked"], "decision=column"),
+        (["--actual-decision", "sold=nothing"], "there is no such column"),
         (["--time", "week"], "there is no such column"),
         (["--output", "results.txt"], ".csv or .parquet"),
         (["--judged", "0.9", "--lead", "30"], "learning needs 10"),

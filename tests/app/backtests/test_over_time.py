@@ -81,7 +81,7 @@ def stretch_of(places: list[Any], found: Json) -> list[int]:
 def test_the_sum_and_its_band_are_those_of_the_file(client: TestClient) -> None:
     job = finished(client, asked(prepared(client)))
     found = over_time(client, job, stretches=7)
-    assert (found["by"], found["candidate"], found["against"]) == ("time", "quick", "done")
+    assert (found["by"], found["candidate"], found["against"]) == ("time", "quick", "actual_decision")
     assert len(found["ends"]) == 7
     assert sum(found["rows"]) == job["summary"]["rows"]
     for told in found["differences"]:
@@ -127,9 +127,11 @@ def test_posteriors_that_were_there_already_are_summed_up_too(client: TestClient
     ids = prepared(client, rows[:120])
     posterior = learned(client, **ids)
     answered(client.post(f"/v1/datasets/{ids['dataset_id']}/rows", json={"rows": rows[120:]}), 201)
-    job = finished(client, ids | {"kind": "backtest", "posteriors": [posterior["id"]], "done": {"sold": "stocked"}})
+    job = finished(
+        client, ids | {"kind": "backtest", "posteriors": [posterior["id"]], "actual_decision": {"sold": "stocked"}}
+    )
     found = over_time(client, job)
-    assert [one["name"] for one in found["policies"]] == [posterior["id"], "done"]
+    assert [one["name"] for one in found["policies"]] == [posterior["id"], "actual_decision"]
     whole = job["summary"]["differences"][0]
     assert found["differences"][0]["sum"][-1] == pytest.approx(whole["mean"] * whole["rows"])
 

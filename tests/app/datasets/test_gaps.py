@@ -100,7 +100,7 @@ def test_imputed_numbers_stay_gaps_and_have_a_median(client: TestClient) -> None
     x = column(dataset, "x")
     assert (x["median"], x["missing"], x["mean"], x["distinct"]) == (3.0, 1, pytest.approx(13 / 3), 3)
     assert "median" not in column(dataset, "demand")
-    assert dataset["policy"] == {"missing": "impute", "unseen": "reject"}
+    assert dataset["handling"] == {"missing": "impute", "unseen": "reject"}
     assert dataset["warnings"][:2] == [
         "2 rows were dropped because they lack 'shop', 'demand': only context numbers are filled in",
         "1 missing values of 'x' are filled in",

@@ -69,7 +69,7 @@ def learned_from(client: TestClient, dataset: Json, **changes: Any) -> Json:
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned_from(client, shops(client), posterior=GOOD)
+    return learned_from(client, shops(client), inference=GOOD)
 
 
 def context(number: int, shop: str = "north", **changes: Any) -> Json:
@@ -136,7 +136,7 @@ REFUSED_FEATURES: dict[str, tuple[Any, str, str]] = {
 def test_features_that_cannot_be_made_are_refused_when_the_job_is_made(client: TestClient, name: str) -> None:
     features, pointer, says = REFUSED_FEATURES[name]
     ids = {"problem_id": create_problem(client, spec=SPEC)["id"], "dataset_id": shops(client)["id"]}
-    answer = answered(client.post("/v1/jobs", json=ids | {"posterior": QUICK, "features": features}), 422)
+    answer = answered(client.post("/v1/jobs", json=ids | {"inference": QUICK, "features": features}), 422)
     assert any(error["pointer"].startswith(pointer) for error in answer["errors"]), answer
     assert says in str(answer)
 
@@ -245,7 +245,7 @@ def test_a_short_series_and_an_unusual_level_are_said_of_the_row(client: TestCli
 
 
 def test_series_never_seen_are_served_at_the_overall_level_if_so_asked(client: TestClient) -> None:
-    posterior = learned_from(client, shops(client, unseen="other"), posterior=GOOD)
+    posterior = learned_from(client, shops(client, unseen="other"), inference=GOOD)
     answer = prescribe(client, posterior["id"], contexts=[context(DAYS, "west"), context(DAYS)])
     west, north = answer["prescriptions"]
     assert west["status"] == "optimal"
@@ -341,7 +341,7 @@ def test_appended_rows_are_looked_back_on_without_learning_again(
 ) -> None:
     monkeypatch.setattr(cache, "FRESH_SECONDS", 0.0)
     dataset = shops(client)
-    posterior = learned_from(client, dataset, posterior=GOOD)
+    posterior = learned_from(client, dataset, inference=GOOD)
     before = prescribe(client, posterior["id"], contexts=[context(DAYS)])
     new = [row | {"demand": 10 * row["demand"]} for row in shop_rows(range(DAYS, DAYS + 10))]
     new += shop_rows(range(DAYS, DAYS + 10), ("west",))
@@ -433,13 +433,13 @@ def test_boosted_departures_are_refused_for_methods_that_have_none(client: TestC
         "problem_id": problem["id"],
         "dataset_id": dataset["id"],
         "predictor": {"kind": "boosted"},
-        "posterior": QUICK,
+        "inference": QUICK,
     }
     refusal = answered(client.post("/v1/jobs", json=body), 422)
     assert refusal["errors"][0]["pointer"] == "#/predictor/kind"
     assert "learned by auto alone" in refusal["errors"][0]["detail"]
     quick = {"method": "auto", "epochs": 2, "members": 5}
-    job = create_job(client, **body | {"posterior": quick})
+    job = create_job(client, **body | {"inference": quick})
     job = learn(client, job["id"])
     assert job["state"] == "succeeded", job["error"]
     context = {"day": day(DAYS), "shop": "north", "promotion": False}

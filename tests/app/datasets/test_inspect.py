@@ -326,11 +326,20 @@ def test_names_with_commas_stand_in_quotes(client: TestClient) -> None:
     assert [one["name"] for one in kept["columns"]] == ["x", "price, net", "sold"]
 
 
-def test_a_comma_alone_means_no_context(client: TestClient) -> None:
+def test_an_empty_list_means_no_context_and_a_comma_alone_is_refused(client: TestClient) -> None:
     content = table(day=DAYS, x=PRICES, sold=AMOUNTS)
-    form = {"name": "time alone", "outcomes": "sold", "contexts": ",", "time": "day"}
+    form = {"name": "time alone", "outcomes": "sold", "contexts": "[]", "time": "day"}
     kept = answered(client.post("/v1/datasets/upload", data=form, files={"file": ("a", content)}), 201)
     assert [one["name"] for one in kept["columns"]] == ["day", "sold"]
+    rows = [{"day": str(day), "x": 1.0, "sold": amount} for day, amount in zip(DAYS, AMOUNTS, strict=True)]
+    body = {"name": "time alone", "outcomes": ["sold"], "contexts": [], "time": "day", "rows": rows}
+    assert answered(client.post("/v1/datasets", json=body), 201)["columns"] == kept["columns"]
+    for field in ("contexts", "outcomes", "categorical", "series", "decisions"):
+        comma = form | {field: " , "}
+        refused = answered(client.post("/v1/datasets/upload", data=comma, files={"file": ("a", content)}), 422)
+        assert refused["errors"] == [
+            {"pointer": f"#/{field}", "detail": "a comma alone names no column; send [] for no columns"}
+        ]
     unclosed = {"name": "unclosed", "outcomes": 'so"ld', "time": "day"}
     refused = client.post("/v1/datasets/upload", data=unclosed, files={"file": ("a", content)})
     assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "#/outcomes/0")

@@ -13,6 +13,7 @@ from alembic.script import ScriptDirectory
 
 from app.db.blobs import checksum
 from app.db.engine import create_engine
+from app.db.former_names import job_spec
 from app.db.migrate import _config, is_current, migrate
 from app.db.tables import Base
 from app.jobs.kinds.learn import NewJob
@@ -345,7 +346,7 @@ def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
         return found
 
     alembic(engine, command.upgrade, "0006")
-    request = NewJob(problem_id="prob_1", dataset_id="data_1", **stored())
+    request = NewJob(problem_id="prob_1", dataset_id="data_1", **job_spec(stored()))
     options = request.learning_options()
     assert {name: getattr(options, name) for name in chosen} == chosen
     assert all(getattr(options, name) is None for name in idle)

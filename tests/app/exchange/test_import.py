@@ -120,7 +120,7 @@ def test_smps_makes_a_problem_and_a_data_set_that_can_be_learned_from(client: Te
     assert [values.count(value) for value in (10, 20, 30)] == [50, 100, 50]
     body = {"problem_id": made["id"], "dataset_id": data["id"], "predictor": {"kind": "linear"}}
     quick = {"method": "vi", "members": 2, "epochs": 2, "particles": 40}
-    job = learn(client, answered(client.post("/v1/jobs", json=body | {"posterior": quick}), 202)["id"])
+    job = learn(client, answered(client.post("/v1/jobs", json=body | {"inference": quick}), 202)["id"])
     assert job["state"] == "succeeded", job["error"]
     asked = {"contexts": [{}], "policy": "predictive", "scenarios": 400}
     answer = answered(client.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=asked))

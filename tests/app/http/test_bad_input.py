@@ -459,13 +459,13 @@ JOBS = {
     "outcomes that do not fit": Case(job_on("other_outcomes"), pointer="#/dataset_id", says="croissants, loaves"),
     "too few rows": Case(job_on("few_rows"), pointer="#/dataset_id", says="at least 10 rows.*9"),
     "both temperatures": Case(
-        job(posterior={"kl_weight": 0.1, "inverse_temperature": 10}), pointer="#/posterior", says="not both"
+        job(inference={"kl_weight": 0.1, "inverse_temperature": 10}), pointer="#/inference", says="not both"
     ),
     "unknown policy": Case(job(policy=SECRET), pointer="#/policy", says="'bcp'"),
     "unknown predictor": Case(job(predictor={"kind": SECRET}), pointer="#/predictor/kind", says="'linear'"),
-    "unknown family": Case(job(posterior={"family": SECRET}), pointer="#/posterior/family", says="'laplace'"),
-    "unknown method": Case(job(posterior={"method": SECRET}), pointer="#/posterior/method", says="'vi'"),
-    "unknown option": Case(job(posterior={"colour": SECRET}), pointer="#/posterior/colour"),
+    "unknown family": Case(job(inference={"family": SECRET}), pointer="#/inference/family", says="'laplace'"),
+    "unknown method": Case(job(inference={"method": SECRET}), pointer="#/inference/method", says="'vi'"),
+    "unknown option": Case(job(inference={"colour": SECRET}), pointer="#/inference/colour"),
     "hidden layers for a linear model": Case(job(predictor={"kind": "linear", "hidden": [8]}), pointer="#/predictor"),
     "no hidden layers for a network": Case(job(predictor={"kind": "mlp", "hidden": []}), pointer="#/predictor"),
     "layer without units": Case(job(predictor={"hidden": [8, 0]}), pointer="#/predictor/hidden/1"),
@@ -474,19 +474,19 @@ JOBS = {
     "network too large": Case(
         job(predictor={"hidden": [2000, 2000]}), pointer="#/predictor/hidden", says="BCO_MAX_PARAMETERS"
     ),
-    "no members": Case(job(posterior={"members": 0}), pointer="#/posterior/members"),
+    "no members": Case(job(inference={"members": 0}), pointer="#/inference/members"),
     "too many members": Case(
-        job(posterior={"members": SECRET_NUMBER}), pointer="#/posterior/members", says="64.*BCO_MAX_MEMBERS"
+        job(inference={"members": SECRET_NUMBER}), pointer="#/inference/members", says="64.*BCO_MAX_MEMBERS"
     ),
     "too many particles": Case(
-        job(posterior={"particles": SECRET_NUMBER}), pointer="#/posterior/particles", says="2000.*BCO_MAX_PARTICLES"
+        job(inference={"particles": SECRET_NUMBER}), pointer="#/inference/particles", says="2000.*BCO_MAX_PARTICLES"
     ),
-    "no epochs": Case(job(posterior={"epochs": 0}), pointer="#/posterior/epochs"),
-    "half an epoch": Case(job(posterior={"epochs": 1.5}), pointer="#/posterior/epochs"),
-    "epochs as a boolean": Case(job(posterior={"epochs": True}), pointer="#/posterior/epochs"),
-    "negative temperature": Case(job(posterior={"kl_weight": -1}), pointer="#/posterior/kl_weight"),
-    "temperature NaN": Case(job(posterior={"kl_weight": float("nan")}), pointer="#/posterior/kl_weight", says="finite"),
-    "learning rate of zero": Case(job(posterior={"learning_rate": 0}), pointer="#/posterior/learning_rate"),
+    "no epochs": Case(job(inference={"epochs": 0}), pointer="#/inference/epochs"),
+    "half an epoch": Case(job(inference={"epochs": 1.5}), pointer="#/inference/epochs"),
+    "epochs as a boolean": Case(job(inference={"epochs": True}), pointer="#/inference/epochs"),
+    "negative temperature": Case(job(inference={"kl_weight": -1}), pointer="#/inference/kl_weight"),
+    "temperature NaN": Case(job(inference={"kl_weight": float("nan")}), pointer="#/inference/kl_weight", says="finite"),
+    "learning rate of zero": Case(job(inference={"learning_rate": 0}), pointer="#/inference/learning_rate"),
     "negative seed": Case(job(seed=-SECRET_NUMBER), pointer="#/seed", says="greater than or equal to 0"),
     "seed beyond JSON's whole numbers": Case(job(seed=2**53), pointer="#/seed"),
     "seed as text": Case(job(seed=SECRET), pointer="#/seed"),
@@ -727,14 +727,14 @@ def test_a_form_that_stops_in_the_middle_is_refused(client: TestClient, world: W
 
 
 def test_several_mistakes_are_named_at_once(client: TestClient) -> None:
-    body = {"predictor": {"kind": SECRET}, "seed": -1, "posterior": {"epochs": 0}}
+    body = {"predictor": {"kind": SECRET}, "seed": -1, "inference": {"epochs": 0}}
     answer = client.post("/v1/jobs", json=body).json()
     assert {error["pointer"] for error in answer["errors"]} == {
         "#/problem_id",
         "#/dataset_id",
         "#/predictor/kind",
         "#/seed",
-        "#/posterior/epochs",
+        "#/inference/epochs",
     }
     assert answer["detail"].endswith("(and 4 more)")
 
@@ -850,7 +850,7 @@ def test_a_posterior_that_cannot_be_written_is_not_kept_at_all_and_its_job_is_no
     from app.jobs import compute
     from app.posteriors import service as posteriors
 
-    made = create_job(client, posterior=QUICK)
+    made = create_job(client, inference=QUICK)
     attempt = service.start(made["id"])
     assert attempt is not None
     before = counts()

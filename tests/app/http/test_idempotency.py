@@ -50,7 +50,7 @@ def post_upload(client: TestClient, key: str, name: str = "days") -> Response:
 
 
 def post_job(client: TestClient, key: str, **changes: Any) -> Response:
-    body = {"predictor": {"kind": "linear"}, "posterior": QUICK} | changes
+    body = {"predictor": {"kind": "linear"}, "inference": QUICK} | changes
     return client.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})
 
 

@@ -40,7 +40,7 @@ from tests.support.journey import (
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, predictor={"kind": "mlp", "hidden": [8]}, posterior=QUICK, policy="averaged")
+    return learned(client, predictor={"kind": "mlp", "hidden": [8]}, inference=QUICK, policy="averaged")
 
 
 @pytest.fixture(autouse=True)

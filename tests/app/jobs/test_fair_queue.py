@@ -160,7 +160,7 @@ def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, se
 
 def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
-    long = create_job(client, **ids, posterior=chains)
+    long = create_job(client, **ids, inference=chains)
     short = create_job(client, **ids)
     assert long["estimate_seconds"] > 3600 > 60 > short["estimate_seconds"] > 0
     assert answered(client.get(f"/v1/jobs/{long['id']}"))["estimate_seconds"] == long["estimate_seconds"]
@@ -168,7 +168,7 @@ def test_a_job_says_how_long_it_will_take(client: TestClient, ids: Json) -> None
 
 def test_a_long_job_of_few_rows_waits_for_short_ones_also_when_it_is_run_again(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 64, "steps": 1_000_000, "burn_in": 60}
-    long = service.get(DEFAULT_WORKSPACE, create_job(client, **ids, posterior=chains)["id"])
+    long = service.get(DEFAULT_WORKSPACE, create_job(client, **ids, inference=chains)["id"])
     short = service.get(DEFAULT_WORKSPACE, create_job(client, **ids)["id"])
     assert short.turn < long.turn
     service.cancel(DEFAULT_WORKSPACE, long.id)
@@ -264,7 +264,7 @@ def test_parts_of_a_cancelled_job_leave_the_queue_at_once(client: TestClient, id
 
 @pytest.mark.parametrize("path", ["jobs", "problems", "posteriors", "datasets"])
 def test_lists_are_short_however_large_their_objects(client: TestClient, ids: Json, posterior: Json, path: str) -> None:
-    create_job(client, **ids, posterior=QUICK)
+    create_job(client, **ids, inference=QUICK)
     large = ["x" * 1_000_000]
     row, column = {
         "jobs": (JobRow, "spec"),

@@ -251,7 +251,7 @@ def test_a_full_queue_is_answered_with_503_and_when_to_come_back(
     create_job(client, **ids)
 
 
-LARGE: Json = {"predictor": {"kind": "mlp"}, "posterior": QUICK | {"members": 20, "epochs": 100_000}}
+LARGE: Json = {"predictor": {"kind": "mlp"}, "inference": QUICK | {"members": 20, "epochs": 100_000}}
 
 
 def test_small_jobs_are_taken_before_large_ones_of_the_same_queue(client: TestClient, ids: Json) -> None:
@@ -269,8 +269,8 @@ def priority(run_id: str) -> int:
 
 def test_chains_are_ranked_by_their_steps_and_not_by_epochs_which_they_have_not(client: TestClient, ids: Json) -> None:
     chains, network = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60}, {"kind": "mlp", "hidden": [128]}
-    long = create_job(client, **ids, predictor=network, posterior=chains | {"chains": 64, "steps": 1_000_000})["id"]
-    short = create_job(client, **ids, predictor=network, posterior=chains)["id"]
+    long = create_job(client, **ids, predictor=network, inference=chains | {"chains": 64, "steps": 1_000_000})["id"]
+    short = create_job(client, **ids, predictor=network, inference=chains)["id"]
     assert priority(short) < priority(long)
 
 
@@ -293,7 +293,7 @@ def test_a_time_limit_is_kept_with_the_job_and_bounded_by_the_services(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
     assert service.time_limit(create_job(client, **ids)["id"]) == service.LEAST_SECONDS
-    long = create_job(client, **ids, posterior=QUICK | {"members": 20, "epochs": 100_000})
+    long = create_job(client, **ids, inference=QUICK | {"members": 20, "epochs": 100_000})
     assert service.time_limit(long["id"]) == pytest.approx(service.PATIENCE * long["estimate_seconds"])
     job = create_job(client, **ids, time_limit_seconds=12.5)
     assert job["spec"]["time_limit_seconds"] == 12.5

@@ -30,7 +30,7 @@ def figures_in_log(client: TestClient, job_id: str) -> list[Json]:
 
 
 def test_epochs_tell_cost_and_divergence(client: TestClient) -> None:
-    job = learn(client, create_job(client, posterior={"method": "vi", "members": 2, "epochs": 4})["id"])
+    job = learn(client, create_job(client, inference={"method": "vi", "members": 2, "epochs": 4})["id"])
     told = figures_in_log(client, job["id"])
     assert [one["epoch"] for one in told] == [1, 2, 3, 4]
     assert all({"risk", "kl", "validation_cost"} < set(one) for one in told)
@@ -39,7 +39,7 @@ def test_epochs_tell_cost_and_divergence(client: TestClient) -> None:
 
 
 def test_chains_tell_their_loss_by_part_from_whatever_process(client: TestClient) -> None:
-    job_id = create_job(client, **prepare_fund(client), posterior=CHAINS)["id"]
+    job_id = create_job(client, **prepare_fund(client), inference=CHAINS)["id"]
     job = learn(client, job_id)
     assert job["state"] == "succeeded"
     told = figures_in_log(client, job_id)

@@ -44,12 +44,12 @@ def test_a_job_is_accepted_with_its_address_and_waits(client: TestClient) -> Non
 
 
 def test_a_job_shows_the_defaults_it_will_run_with(client: TestClient) -> None:
-    job = create_job(client, predictor={}, posterior={})
+    job = create_job(client, predictor={}, inference={})
     defaults = AutoOptions()
     assert job["spec"]["predictor"] == {"kind": defaults.predictor.kind, "hidden": None}
-    posterior = job["spec"]["posterior"]
-    assert set(posterior) == {"method", *(field.name for field in fields(defaults))} - {"predictor", "policy", "seed"}
-    assert posterior == {name: getattr(defaults, name) for name in posterior}
+    inference = job["spec"]["inference"]
+    assert set(inference) == {"method", *(field.name for field in fields(defaults))} - {"predictor", "policy", "seed"}
+    assert inference == {name: getattr(defaults, name) for name in inference}
     assert (job["spec"]["policy"], job["spec"]["seed"]) == (defaults.policy, defaults.seed)
 
 
@@ -92,10 +92,10 @@ def test_the_size_of_a_posterior_counts_the_draws_of_chains_also_where_decisions
     settings(max_posterior_mb=100)
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     body = ids | {"predictor": {"kind": "mlp", "hidden": [512, 512]}}
-    answered(client.post("/v1/jobs", json=body | {"posterior": QUICK}), 202)
+    answered(client.post("/v1/jobs", json=body | {"inference": QUICK}), 202)
     before = counts()
-    refusal = answered(client.post("/v1/jobs", json=body | {"posterior": {"method": "mh", "particles": 40}}), 422)
-    assert refusal["errors"][0]["pointer"] == "#/posterior/particles"
+    refusal = answered(client.post("/v1/jobs", json=body | {"inference": {"method": "mh", "particles": 40}}), 422)
+    assert refusal["errors"][0]["pointer"] == "#/inference/particles"
     assert "BCO_MAX_POSTERIOR_MB" in refusal["detail"]
     assert counts() == before
 
@@ -144,12 +144,12 @@ def test_seeds_as_large_as_json_numbers_can_be_are_taken(client: TestClient) -> 
         {"predictor": {"kind": "mlp", "hidden": [8]}},
         {"predictor": {"kind": "mlp", "hidden": [4, 3]}},
         {"predictor": {"kind": "skip_mlp", "hidden": [8]}},
-        {"posterior": QUICK | {"family": "gaussian"}},
-        {"posterior": QUICK | {"family": "laplace", "members": 1}},
-        {"posterior": QUICK | {"kl_weight": 0.01}},
-        {"posterior": QUICK | {"inverse_temperature": 500}},
-        {"posterior": QUICK | {"draws": 3, "batch_size": 16, "learning_rate": 0.01}},
-        {"posterior": {"method": "auto", "epochs": 2, "particles": 40}},
+        {"inference": QUICK | {"family": "gaussian"}},
+        {"inference": QUICK | {"family": "laplace", "members": 1}},
+        {"inference": QUICK | {"kl_weight": 0.01}},
+        {"inference": QUICK | {"inverse_temperature": 500}},
+        {"inference": QUICK | {"draws": 3, "batch_size": 16, "learning_rate": 0.01}},
+        {"inference": {"method": "auto", "epochs": 2, "particles": 40}},
         {"policy": "averaged"},
         {"policy": "blended"},
         {"policy": "map"},
@@ -163,7 +163,7 @@ def test_every_choice_a_job_offers_can_be_learned_with(client: TestClient, chang
     widths = posterior["description"]["predictor"]["widths"]
     assert posterior["description"]["predictor"]["kind"] == predictor["kind"]
     assert widths[1:-1] == predictor.get("hidden", [])
-    asked = changes.get("posterior", QUICK)
+    asked = changes.get("inference", QUICK)
     if asked["method"] == "vi":
         assert posterior["policy"] == changes.get("policy", "bcp")
     assert posterior["description"]["family"] == asked.get("family", "laplace")
@@ -192,8 +192,8 @@ def test_a_problem_learns_from_its_own_outcomes_in_its_own_order(client: TestCli
 def test_learning_that_diverges_fails_the_job_with_a_remedy(client: TestClient) -> None:
     before = counts()["posteriors"]
     predictor = {"kind": "mlp", "hidden": [8, 8, 8, 8, 8, 8, 8, 8]}
-    posterior = QUICK | {"learning_rate": 10, "epochs": 200, "patience": 200, "prior_scale": 1e-12}
-    job = learn(client, create_job(client, predictor=predictor, posterior=posterior)["id"])
+    inference = QUICK | {"learning_rate": 10, "epochs": 200, "patience": 200, "prior_scale": 1e-12}
+    job = learn(client, create_job(client, predictor=predictor, inference=inference)["id"])
     assert (job["state"], job["message"]) == ("failed", "failed")
     assert "learning_rate" in job["error"]
     assert job["finished_at"] is not None
@@ -217,7 +217,7 @@ def test_learning_that_diverges_fails_the_job_with_a_remedy(client: TestClient) 
 def test_an_extreme_setting_that_is_accepted_ends_in_a_posterior_or_in_a_reason(
     client: TestClient, extreme: Json
 ) -> None:
-    job = learn(client, create_job(client, posterior=QUICK | extreme)["id"])
+    job = learn(client, create_job(client, inference=QUICK | extreme)["id"])
     assert (job["state"], job["error"] is None) in {("succeeded", True), ("failed", False)}
 
 

@@ -35,7 +35,7 @@ def old(client: TestClient) -> Json:
         client, outcomes=["demand"], time="day", series=["shop"], lead=2, rows=days(range(120)), name="shops"
     )
     problem = create_problem(client, name="shop", spec=SPEC)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=GOOD)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=GOOD)
 
 
 def append(client: TestClient, dataset_id: str, rows: list[Json]) -> Json:

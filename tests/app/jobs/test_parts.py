@@ -40,8 +40,8 @@ def test_a_cancelled_job_takes_no_parts(client: TestClient) -> None:
 
 def test_a_job_in_parts_learns_what_the_core_learns(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 20)
-    posterior = {"method": "vi", "members": 3, "epochs": 2, "particles": 20}
-    job = create_job(client, posterior=posterior, seed=5)
+    inference = {"method": "vi", "members": 3, "epochs": 2, "particles": 20}
+    job = create_job(client, inference=inference, seed=5)
     with transaction() as session:
         row = session.get_one(JobRow, job["id"])
         given = KINDS["learn"].read(row)

@@ -413,7 +413,7 @@ def test_what_belongs_to_others_is_answered_as_what_does_not_exist(two: Two) -> 
 
 
 def test_a_job_cannot_use_what_belongs_to_others(two: Two) -> None:
-    quick = {"predictor": {"kind": "linear"}, "posterior": QUICK}
+    quick = {"predictor": {"kind": "linear"}, "inference": QUICK}
     for field in ("problem_id", "dataset_id"):
         body = quick | {name: two.mine[name] for name in ("problem_id", "dataset_id")} | {field: two.other[field]}
         answer = two.ours.post("/v1/jobs", json=body)
@@ -444,7 +444,7 @@ def test_objects_made_without_a_key_are_the_default_workspaces(
 
 def test_a_posterior_belongs_where_its_job_does(two: Two) -> None:
     ids = {name: two.mine[name] for name in ("problem_id", "dataset_id")}
-    job = answered(two.ours.post("/v1/jobs", json=ids | {"predictor": {"kind": "linear"}, "posterior": QUICK}), 202)
+    job = answered(two.ours.post("/v1/jobs", json=ids | {"predictor": {"kind": "linear"}, "inference": QUICK}), 202)
     waiting = f"/v1/posteriors/{job['posterior_id']}"
     assert (two.ours.get(waiting).status_code, two.theirs.get(waiting).status_code) == (409, 404)
     assert learn(two.ours, job["id"])["state"] == "succeeded"

@@ -33,7 +33,7 @@ Settings = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, posterior=QUICK | {"particles": 60})
+    return learned(client, inference=QUICK | {"particles": 60})
 
 
 @pytest.fixture(autouse=True)
@@ -470,7 +470,7 @@ def test_the_same_answer_comes_out_again_bit_for_bit(client: TestClient, policy:
 
 def test_an_answer_that_looked_back_is_made_of_the_same_rows_again(client: TestClient) -> None:
     dataset = shops(client)
-    made = learned_from(client, dataset, posterior=QUICK)
+    made = learned_from(client, dataset, inference=QUICK)
     content = ask(client, made, contexts=[context(121), context(121, "south")])
     later = [row | {"demand": row["demand"] * 3} for row in shop_rows(range(120, 123))]
     answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json={"rows": later}), 201)

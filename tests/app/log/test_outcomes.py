@@ -29,7 +29,7 @@ ITEMS = {"croissants": (1.8, 0.6), "loaves": (2.4, 1.2)}
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, posterior=QUICK)
+    return learned(client, inference=QUICK)
 
 
 def ask(client: TestClient, posterior: Json, **changes: Any) -> Json:
@@ -52,18 +52,18 @@ def newsvendor_cost(orders: Json, demand: Json) -> float:
 def test_costs_of_what_was_answered_and_of_what_was_done_are_as_by_hand(client: TestClient, posterior: Json) -> None:
     answer = ask(client, posterior)
     (decided,) = answer["prescriptions"]
-    happened, done = {"croissants": 90.0, "loaves": 55.0}, {"croissants": 120.0, "loaves": 40.0}
-    found = record(client, answer, outcomes=happened, done=done)
+    happened, actual = {"croissants": 90.0, "loaves": 55.0}, {"croissants": 120.0, "loaves": 40.0}
+    found = record(client, answer, outcomes=happened, actual_decision=actual)
     assert (found["id"], found["contexts"], found["recorded"]) == (answer["id"], 1, 1)
     (row,) = found["rows"]
-    ours, theirs = newsvendor_cost(decided["decision"], happened), newsvendor_cost(done, happened)
-    assert (row["outcomes"], row["done"], row["index"]) == (happened, done, 0)
+    ours, theirs = newsvendor_cost(decided["decision"], happened), newsvendor_cost(actual, happened)
+    assert (row["outcomes"], row["actual_decision"], row["index"]) == (happened, actual, 0)
     assert row["promised_cost"] == decided["expected_cost"]
     assert row["realised_cost"] == pytest.approx(ours)
-    assert row["done_cost"] == pytest.approx(theirs)
+    assert row["actual_decision_cost"] == pytest.approx(theirs)
     # Who knows the demand orders it.
     assert row["best_cost"] == pytest.approx(0.0, abs=1e-9)
-    assert (row["regret"], row["done_regret"]) == (pytest.approx(ours), pytest.approx(theirs))
+    assert (row["regret"], row["actual_decision_regret"]) == (pytest.approx(ours), pytest.approx(theirs))
     assert row["saved"] == pytest.approx(theirs - ours)
     assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == found["rows"]
 
@@ -72,11 +72,13 @@ def test_what_is_missing_is_null_until_it_comes(client: TestClient, posterior: J
     answer = ask(client, posterior)
     (row,) = record(client, answer, outcomes={"croissants": 90.0, "loaves": None})["rows"]
     assert row["outcomes"] == {"croissants": 90.0}
-    assert [row[cost] for cost in ("realised_cost", "done_cost", "best_cost", "regret", "saved")] == [None] * 5
+    assert [row[cost] for cost in ("realised_cost", "actual_decision_cost", "best_cost", "regret", "saved")] == [
+        None
+    ] * 5
     (row,) = record(client, answer, outcomes={"loaves": 55.0})["rows"]
     assert row["outcomes"] == {"croissants": 90.0, "loaves": 55.0}
-    assert (row["realised_cost"] is None, row["done_cost"]) == (False, None)
-    (row,) = record(client, answer, done={"croissants": 1.0, "loaves": 1.0})["rows"]
+    assert (row["realised_cost"] is None, row["actual_decision_cost"]) == (False, None)
+    (row,) = record(client, answer, actual_decision={"croissants": 1.0, "loaves": 1.0})["rows"]
     assert row["saved"] is not None
 
 
@@ -84,7 +86,7 @@ def test_the_same_twice_is_fine_and_another_value_is_not_unless_it_replaces(
     client: TestClient, posterior: Json
 ) -> None:
     answer = ask(client, posterior)
-    said = {"outcomes": {"croissants": 90.0, "loaves": 55.0}, "done": {"croissants": 80.0, "loaves": 60.0}}
+    said = {"outcomes": {"croissants": 90.0, "loaves": 55.0}, "actual_decision": {"croissants": 80.0, "loaves": 60.0}}
     first = record(client, answer, **said)
     assert record(client, answer, **said) == first
     problem = record(client, answer, 409, outcomes={"loaves": 56.0})
@@ -92,7 +94,11 @@ def test_the_same_twice_is_fine_and_another_value_is_not_unless_it_replaces(
     assert "replace" in problem["detail"]
     assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == first["rows"]
     (row,) = record(client, answer, outcomes={"croissants": 91.0, "loaves": 56.0}, replace=True)["rows"]
-    assert (row["outcomes"], row["done"], row["done_cost"]) == ({"croissants": 91.0, "loaves": 56.0}, {}, None)
+    assert (row["outcomes"], row["actual_decision"], row["actual_decision_cost"]) == (
+        {"croissants": 91.0, "loaves": 56.0},
+        {},
+        None,
+    )
 
 
 def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior: Json) -> None:
@@ -110,7 +116,9 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
             assert (row["realised_cost"], row["promised_cost"], row["best_cost"]) == (None, None, 0.0)
         else:
             assert row["realised_cost"] == pytest.approx(newsvendor_cost(decision, happened[row["index"]]))
-    assert record(client, answer, rows=[{"index": 30, "done": dict.fromkeys(OUTCOMES, 1.0)}])["recorded"] == 31
+    assert (
+        record(client, answer, rows=[{"index": 30, "actual_decision": dict.fromkeys(OUTCOMES, 1.0)}])["recorded"] == 31
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
         ({}, "#"),
         ({"outcomes": {}}, "#"),
         ({"outcomes": {"bread": 1.0}}, "#/outcomes/bread"),
-        ({"done": {"bread": 1.0}}, "#/done/bread"),
+        ({"actual_decision": {"bread": 1.0}}, "#/actual_decision/bread"),
         ({"outcomes": {"loaves": "many"}}, "#/outcomes/loaves"),
         ({"outcomes": {"loaves": True}}, "#/outcomes/loaves"),
         ({"rows": [{"index": 1, "outcomes": {"loaves": 1.0}}]}, "#/rows/0/index"),
@@ -157,14 +165,17 @@ def test_of_two_who_record_at_once_one_is_first_and_nothing_is_mixed(client: Tes
         client.get(f"/v1/prescriptions/{answer['id']}")
 
         def say(value: float, answer: Json = answer) -> int:
-            body = {"outcomes": {"croissants": value, "loaves": value}, "done": {"croissants": value, "loaves": value}}
+            body = {
+                "outcomes": {"croissants": value, "loaves": value},
+                "actual_decision": {"croissants": value, "loaves": value},
+            }
             return client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=body).status_code
 
         with ThreadPoolExecutor(6) as threads:
             statuses = list(threads.map(say, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
         assert sorted(statuses) == [200] + [409] * 5
         (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
-        assert len({*row["outcomes"].values(), *row["done"].values()}) == 1
+        assert len({*row["outcomes"].values(), *row["actual_decision"].values()}) == 1
 
 
 def test_different_contexts_recorded_at_once_are_all_kept(client: TestClient, posterior: Json) -> None:
@@ -211,22 +222,22 @@ def test_two_stage_outcomes_are_costed_with_their_recourse(client: TestClient) -
     made = posterior_for(client, SHIPMENT, ["port", "mill"])
     answer = ask(client, made, contexts=[{"rain": 2.0}])
     happened = {"port": 17.0, "mill": 22.0}
-    (row,) = record(client, answer, outcomes=happened, done={"north": 20.0, "south": 19.0})["rows"]
+    (row,) = record(client, answer, outcomes=happened, actual_decision={"north": 20.0, "south": 19.0})["rows"]
     problem = build_problem(SHIPMENT)
     demand = torch.tensor([list(happened.values())], dtype=torch.float64)
     decided = torch.tensor([list(answer["prescriptions"][0]["decision"].values())], dtype=torch.float64)
     assert row["realised_cost"] == pytest.approx(problem.cost(decided, demand).item())
-    assert row["best_cost"] <= min(row["realised_cost"], row["done_cost"]) + 1e-9
+    assert row["best_cost"] <= min(row["realised_cost"], row["actual_decision_cost"]) + 1e-9
 
 
 def test_the_best_of_whole_numbers_is_one_of_whole_numbers(client: TestClient) -> None:
     made = posterior_for(client, SPEC, ["load"])
     answer = ask(client, made, contexts=[{"rain": 2.0}])
-    (row,) = record(client, answer, outcomes={"load": 33.0}, done={"small": 4, "large": 5})["rows"]
+    (row,) = record(client, answer, outcomes={"load": 33.0}, actual_decision={"small": 4, "large": 5})["rows"]
     # By trying all: 2 small + 5 large + courier ≥ 33.
     best = min(4 * a + 9 * b + 3 * max(33 - 2 * a - 5 * b, 0) for a in range(21) for b in range(13))
     assert row["best_cost"] == pytest.approx(best)
-    assert row["done_cost"] == pytest.approx(4 * 4 + 9 * 5)
+    assert row["actual_decision_cost"] == pytest.approx(4 * 4 + 9 * 5)
 
 
 def test_what_takes_long_is_recorded_by_a_solver_process(
@@ -268,7 +279,7 @@ def drift(client: TestClient, posterior: Json, status: int = 200, **query: Any) 
 def test_drift_of_the_log_judges_what_was_promised_by_what_was_recorded(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = learned(client, posterior=QUICK | {"epochs": 20, "particles": 100})
+    made = learned(client, inference=QUICK | {"epochs": 20, "particles": 100})
     empty = drift(client, made)
     assert (empty["verdict"], empty["overall"], empty["source"], empty["dataset_id"]) == ("too_few", None, "log", None)
     answer = ask(client, made, contexts=CONTEXTS)
@@ -306,7 +317,7 @@ def test_another_posteriors_outcomes_are_not_judged(client: TestClient, posterio
 
 
 def test_the_export_is_a_data_set(client: TestClient) -> None:
-    made = learned(client, posterior=QUICK)
+    made = learned(client, inference=QUICK)
     by_list = [list(one.values()) for one in CONTEXTS[20:25]]
     with transaction() as session:
         columns = session.get_one(PosteriorRow, made["id"]).columns
@@ -318,7 +329,7 @@ def test_the_export_is_a_data_set(client: TestClient) -> None:
             {
                 "index": index,
                 "outcomes": {name: ROWS[offset + index][name] for name in OUTCOMES},
-                "done": {"croissants": 10.0 * index, "loaves": 5.0},
+                "actual_decision": {"croissants": 10.0 * index, "loaves": 5.0},
             }
             for index in range(count)
         ]
@@ -343,7 +354,7 @@ def test_the_export_is_a_data_set(client: TestClient) -> None:
         assert {name: row[f"decision.{name}"] for name in OUTCOMES} == decided["decision"]
         assert row["expected_cost"] == decided["expected_cost"]
     assert table[19]["croissants"] is None
-    assert table[18]["done.croissants"] == 180.0
+    assert table[18]["actual_decision.croissants"] == 180.0
     assert response.headers["content-disposition"] == 'attachment; filename="prescriptions.csv"'
     contexts = ",".join(CONTEXTS[0])
     sent = upload(client, response.content, outcomes="croissants,loaves", contexts=contexts, missing="drop")
@@ -389,14 +400,14 @@ def test_a_long_log_is_exported_in_pieces(client: TestClient, posterior: Json) -
 
 
 def test_what_a_call_has_changed_of_the_problem_counts_for_its_outcome(client: TestClient, posterior: Json) -> None:
-    answer = ask(client, posterior, problem={"items": {"croissants": {"underage_cost": 18.0}}})
+    answer = ask(client, posterior, problem_patch={"items": {"croissants": {"underage_cost": 18.0}}})
     order = answer["prescriptions"][0]["decision"]["croissants"]
     loaves = answer["prescriptions"][0]["decision"]["loaves"]
     found = record(client, answer, outcomes={"croissants": order + 10, "loaves": loaves})
     assert found["rows"][0]["realised_cost"] == pytest.approx(180.0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"problem": {"items": {"loaves": {"maximum_order": 3.0}}}}])
+@pytest.mark.parametrize("changes", [{}, {"problem_patch": {"items": {"loaves": {"maximum_order": 3.0}}}}])
 def test_an_evaluation_comes_out_again_bit_for_bit(client: TestClient, posterior: Json, changes: Json) -> None:
     body = {"contexts": CONTEXTS[:2], "alternatives": [{"decision": {"loaves": 50}}], **changes}
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/evaluate", json=body))
@@ -408,6 +419,6 @@ def test_an_evaluation_comes_out_again_bit_for_bit(client: TestClient, posterior
 def test_an_opened_answer_comes_out_again_bit_for_bit(client: TestClient, posterior: Json) -> None:
     await_solvers(client)
     include = ["scenarios", "outcomes", "sensitivity", "neighbours"]
-    answer = ask(client, posterior, include=include, problem={"items": {"loaves": {"maximum_order": 3.0}}})
+    answer = ask(client, posterior, include=include, problem_patch={"items": {"loaves": {"maximum_order": 3.0}}})
     again = answered(client.post(f"/v1/prescriptions/{answer['id']}/reproduce"))
     assert (again["identical"], again["differences"]) == (True, [])

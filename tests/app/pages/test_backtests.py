@@ -49,7 +49,7 @@ def job(client: TestClient, ids: Json) -> Json:
 def form(ids: Json, **changes: Any) -> Json:
     """What the form sends for a quick look."""
     fields = {"sent": "yes", "dataset": ids["dataset_id"], "problem": ids["problem_id"], "how": "quick", "splits": "2"}
-    return fields | {"baselines": ["constant", "season"], "done.sold": "stocked", "seed": "0"} | changes
+    return fields | {"baselines": ["constant", "season"], "actual_decision.sold": "stocked", "seed": "0"} | changes
 
 
 def wrong(page: Any, field: str) -> list[str]:
@@ -109,7 +109,7 @@ def test_a_form_becomes_the_job_that_the_api_would_make(browser: TestClient, cli
     made = answered(client.get(address.replace("/backtests/", "/v1/jobs/")))
     spec = made["spec"]
     assert (made["name"], spec["splits"], spec["judged"], spec["seed"]) == ("quick look", 2, 0.4, 3)
-    assert (spec["baselines"], spec["done"]) == (["constant", "season"], {"sold": "stocked"})
+    assert (spec["baselines"], spec["actual_decision"]) == (["constant", "season"], {"sold": "stocked"})
     assert spec["ours"][0]["predictor"]["kind"] == "linear"
     client.post(f"/v1/jobs/{made['id']}/cancel")
 
@@ -166,7 +166,7 @@ def test_a_form_that_is_not_ours_and_a_key_that_may_not_train_are_refused(client
 
 
 def test_what_is_left_as_it_is_is_left_to_the_service() -> None:
-    typed = Typed(dataset="data_1", problem="prob_1", done={"sold": ""})
+    typed = Typed(dataset="data_1", problem="prob_1", actual_decision={"sold": ""})
     assert request_of(typed, True, None) == {
         "kind": "backtest",
         "problem_id": "prob_1",
@@ -185,7 +185,7 @@ def test_what_is_left_as_it_is_is_left_to_the_service() -> None:
 def test_a_job_is_learned_anew_with_its_own_choices(client: TestClient, ids: Json) -> None:
     job = create_job(client, features={"lags": [7]}, policy="map", **ids)
     like = learned_like("mine", job["spec"])
-    assert like["ours"][0]["posterior"]["epochs"] == 2
+    assert like["ours"][0]["inference"]["epochs"] == 2
     assert (like["ours"][0]["policy"], like["features"]["lags"]) == ("map", [7])
     body = ids | {"kind": "backtest", "splits": 1, "baselines": []} | like
     made = answered(client.post("/v1/jobs", json=body), 202)
@@ -264,7 +264,7 @@ def by_the_file(client: TestClient, job: Json, other: str) -> tuple[Any, Any, An
     return days, (numbers - numbers.min()) // length, values
 
 
-@pytest.mark.parametrize("other", ["done", "constant"])
+@pytest.mark.parametrize("other", ["actual_decision", "constant"])
 def test_the_drawn_sum_and_its_band_are_those_of_the_file(
     browser: TestClient, client: TestClient, job: Json, other: str
 ) -> None:
@@ -335,10 +335,20 @@ def test_posteriors_that_are_compared_are_called_by_their_names(browser: TestCli
 def test_of_many_series_the_best_and_the_worst_are_shown_first() -> None:
     def line(number: int) -> Json:
         difference = {"mean": float(number), "low": number - 1.0, "high": number + 1.0, "rows": 5}
-        return {"series": f"shop {number}", "rows": 5, "cost": {"a": 1.0, "done": 2.0}, "difference": difference}
+        return {
+            "series": f"shop {number}",
+            "rows": 5,
+            "cost": {"a": 1.0, "actual_decision": 2.0},
+            "difference": difference,
+        }
 
-    policies = [{"name": "a", "words": "a"}, {"name": "done", "words": "what was really done"}]
-    summary = {"policies": policies, "candidate": "a", "against": "done", "series": [line(n) for n in range(-15, 15)]}
+    policies = [{"name": "a", "words": "a"}, {"name": "actual_decision", "words": "what was really done"}]
+    summary = {
+        "policies": policies,
+        "candidate": "a",
+        "against": "actual_decision",
+        "series": [line(n) for n in range(-15, 15)],
+    }
     result = Result(summary, None, {})
     found = result.best_and_worst
     assert found is not None

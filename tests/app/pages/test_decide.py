@@ -52,7 +52,7 @@ TRUCKS: Json = {
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    found = learned(client, seed=4, posterior=QUICK | {"particles": 60, "initial_scale": 0.3})
+    found = learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
     await_solvers(client)
     return found
 
@@ -270,8 +270,8 @@ def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
     one = told["evaluations"][0]["alternatives"][0]
     assert f"data-cost>{number(one['expected_cost'])}<" in page
     words = text_of(page)
-    assert f"costs {number(one['regret'])} more than ours" in words
-    assert f"a usual margin. {number(one['regret_standard_error'])}" in words
+    assert f"costs {number(one['extra_cost'])} more than ours" in words
+    assert f"a usual margin. {number(one['extra_cost_standard_error'])}" in words
     assert f"{100 * one['worse_in']:.0f} %" in words
     assert "It breaks rules" in words
     assert all(breach[1:] in words for breach in one["breaches"])

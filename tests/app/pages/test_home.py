@@ -79,7 +79,7 @@ def test_one_click_loads_what_the_command_loads_and_a_second_leads_to_the_same(
     assert dataset["rows"] == len(history) == 880
     rows = answered(client.get(f"/v1/datasets/{dataset['id']}/rows", params={"limit": 2}))["items"]
     assert [row["croissants"] for row in rows] == [row["croissants"] for row in history[:2]]
-    assert (job["spec"]["seed"], job["spec"]["posterior"]["method"]) == (7, "auto")
+    assert (job["spec"]["seed"], job["spec"]["inference"]["method"]) == (7, "auto")
     assert send(browser, "/demo").headers["location"] == address
     assert len(answered(client.get("/v1/jobs"))["items"]) == 1
     # one that was given up does not count

@@ -113,7 +113,7 @@ def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClien
     shown = words(send(browser, "/jobs/new/preview", FORM | ids | more, at=at))
     for part in (
         '"name": "mine"',
-        '"posterior": {"method": "vi", "epochs": 3}',
+        '"inference": {"method": "vi", "epochs": 3}',
         '"predictor": {"kind": "linear"}',
         '"policy": "map"',
         '"time_limit_seconds": 60',
@@ -146,7 +146,7 @@ def test_the_form_makes_a_job(client: TestClient, browser: TestClient, ids: Json
     assert made.status_code == 303
     job = answered(client.get("/v1" + made.headers["location"]))
     assert (job["name"], job["state"], job["spec"]["seed"]) == ("by hand", "queued", 7)
-    assert job["spec"]["posterior"]["epochs"] == 2
+    assert job["spec"]["inference"]["epochs"] == 2
     service.cancel(DEFAULT_WORKSPACE, job["id"])
 
 
@@ -246,7 +246,7 @@ def test_a_job_that_has_learned_leads_on(
     client: TestClient, browser: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute, "REPORT_SECONDS", -1.0)
-    job = learn(client, create_job(client, **ids, posterior=QUICK | {"epochs": 4})["id"])
+    job = learn(client, create_job(client, **ids, inference=QUICK | {"epochs": 4})["id"])
     page = browser.get(f"/jobs/{job['id']}")
     shown = words(page)
     assert "Look at what was learned" in shown
@@ -262,7 +262,7 @@ def test_a_job_that_has_learned_leads_on(
 
 def test_chains_are_shown_as_chains(client: TestClient, browser: TestClient) -> None:
     options = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40}
-    job_id = create_job(client, **prepare_fund(client), posterior=options)["id"]
+    job_id = create_job(client, **prepare_fund(client), inference=options)["id"]
     assert 'id="trace-chains"' in browser.get(f"/jobs/{job_id}").text
     learn(client, job_id)
     shown = words(browser.get(f"/jobs/{job_id}"))

@@ -138,7 +138,7 @@ def test_what_if_shows_the_alternatives(browser: TestClient, client: TestClient,
 
 
 def test_numbers_that_were_changed_are_named(browser: TestClient, client: TestClient, posterior: Json) -> None:
-    answer = asked(client, posterior, problem={"items": {"croissants": {"underage_cost": 9}}})
+    answer = asked(client, posterior, problem_patch={"items": {"croissants": {"underage_cost": 9}}})
     assert "items/croissants/underage_cost" in words(look(browser, f"/log/{answer['id']}"))
 
 
@@ -174,8 +174,8 @@ def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client
     said = words(look(browser, f"{path}?context=1"))
     assert "With what happened, the prescribed decision costs" in said
     assert "Nothing is recorded yet" in words(look(browser, path))
-    done: Json = {"context": "1", "done.croissants": "60", "done.loaves": "60"}
-    send(browser, f"{path}/outcome", **done)
+    actual: Json = {"context": "1", "actual_decision.croissants": "60", "actual_decision.loaves": "60"}
+    send(browser, f"{path}/outcome", **actual)
     record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
     said = words(look(browser, f"{path}?context=1"))
     assert ("would have saved" in said) is (record["saved"] > 0)
@@ -194,7 +194,7 @@ def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client
     [
         ({"outcome.croissants": "seventy"}, "valid number"),
         ({"outcome.croissants": "1,200"}, "valid number"),
-        ({"done.loaves": "nan"}, "valid number"),
+        ({"actual_decision.loaves": "nan"}, "valid number"),
         ({}, "nothing to record"),
         ({"outcome.bagels": "3"}, "outcomes are croissants, loaves"),
     ],
@@ -260,14 +260,14 @@ def test_forms_of_others_and_keys_that_may_not_train_are_refused(client: TestCli
 
 
 def test_requests_have_what_was_typed() -> None:
-    values = {"outcome.a": "3", "outcome.b": "", "done.a/b": " 4.5 ", "other": "x"}
+    values = {"outcome.a": "3", "outcome.b": "", "actual_decision.a/b": " 4.5 ", "other": "x"}
     assert outcome_request(2, values, True) == {
-        "rows": [{"index": 2, "outcomes": {"a": 3.0}, "done": {"a/b": 4.5}}],
+        "rows": [{"index": 2, "outcomes": {"a": 3.0}, "actual_decision": {"a/b": 4.5}}],
         "replace": True,
     }
     assert outcome_request(0, {}, False) == {"rows": [{"index": 0}]}
     assert number_of(" about 3 ") == "about 3"
-    assert place("done.", "a/b~c") == "#/rows/0/done/a~1b~0c"
+    assert place("actual_decision.", "a/b~c") == "#/rows/0/actual_decision/a~1b~0c"
 
 
 def test_contexts_may_have_come_without_names() -> None:

@@ -231,7 +231,7 @@ def test_particles_are_drawn_again_instead_of_stored_where_they_are_exactly_thos
 
 def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
-    assert "particles" in stored_arrays(learned(client, posterior=chains)["id"])
+    assert "particles" in stored_arrays(learned(client, inference=chains)["id"])
 
 
 def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_told_of(

@@ -28,7 +28,7 @@ from tests.support.journey import CONTEXTS, QUICK, Json, learned, prescribe, wit
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, predictor={"kind": "skip_mlp", "hidden": [9]}, posterior=QUICK | {"particles": 60})
+    return learned(client, seed=4, predictor={"kind": "skip_mlp", "hidden": [9]}, inference=QUICK | {"particles": 60})
 
 
 def path(posterior: Json) -> str:

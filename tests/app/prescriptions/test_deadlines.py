@@ -49,7 +49,7 @@ def known(empty_database: Callable[[str], str]) -> Known:
             problem = answered(client.post("/v1/problems", json={"name": "split", "spec": market_split()}), 201)
             rows = [{"hour": float(hour), "shift": float(hour % 5)} for hour in range(40)]
             dataset = create_dataset(client, outcomes=["shift"], rows=rows)
-            hard = learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+            hard = learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
             return Known(url, hard["id"], learned(client)["id"])
 
 
@@ -153,7 +153,7 @@ def test_a_hard_search_for_what_is_left_of_a_decision_is_answered_in_its_time(ap
         if left["expected_cost"] is not None and found["ours"]["expected_cost"] is not None:
             break
     assert (found["ours"]["status"], given["status"], left["status"]) == ("time_limit", "given", "time_limit")
-    assert given["regret"] == pytest.approx(given["expected_cost"] - found["ours"]["expected_cost"])
+    assert given["extra_cost"] == pytest.approx(given["expected_cost"] - found["ours"]["expected_cost"])
     assert next(iter(left["decision"].values())) == 1.0
     assert set(left["decision"].values()) <= {0.0, 1.0}
     assert left["breaches"] == []
@@ -249,7 +249,7 @@ def test_a_job_for_a_large_problem_is_made_without_building_the_problem_again(ap
     made = answered(api.http.post("/v1/problems", json=problem), 201)
     spent = -api.cpu_seconds()
     for _ in range(3):
-        body = {"problem_id": made["id"], "dataset_id": dataset["id"], "posterior": QUICK}
+        body = {"problem_id": made["id"], "dataset_id": dataset["id"], "inference": QUICK}
         answered(api.http.post("/v1/jobs", json=body), 202)
     spent += api.cpu_seconds()
     built = -time.process_time()

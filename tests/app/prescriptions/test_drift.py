@@ -23,7 +23,7 @@ from tests.support.journey import OUTCOMES, Json, answered, await_solvers, creat
 
 # Learning from some, the others come later.
 HISTORY, LATER = bakery_rows(400)[:200], bakery_rows(400)[200:]
-GOOD: Json = {"posterior": {"method": "vi", "members": 2, "epochs": 20, "particles": 100}}
+GOOD: Json = {"inference": {"method": "vi", "members": 2, "epochs": 20, "particles": 100}}
 
 
 def append(client: TestClient, posterior: Json, rows: list[Json]) -> None:

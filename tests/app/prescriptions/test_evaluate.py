@@ -41,7 +41,7 @@ YARD = [{"name": "yard", "coefficients": {"small": 1, "large": 1}, "sense": "<="
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, posterior=QUICK | {"particles": 60, "initial_scale": 0.3})
+    return learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +86,13 @@ def test_the_answer_is_exactly_what_the_docs_promise_and_ours_is_what_prescribe_
         assert (always["status"], always["filled"]) == ("given", [])
         assert always["decision"] == {"croissants": 100, "loaves": 55.5}
         assert (left["status"], left["filled"], left["decision"]) == ("ours", OUTCOMES, ours["decision"])
-        assert (left["regret"], left["worse_in"], left["expected_cost"]) == (0, 0, ours["expected_cost"])
+        assert (left["extra_cost"], left["worse_in"], left["expected_cost"]) == (0, 0, ours["expected_cost"])
         assert (some["status"], some["filled"]) == ("optimal", ["croissants"])
         assert some["decision"] == {"croissants": ours["decision"]["croissants"], "loaves": 60}
 
 
 @pytest.mark.parametrize("costs_over", ["posterior", "predictive"])
-def test_costs_and_regrets_can_be_recomputed_by_hand(client: TestClient, posterior: Json, costs_over: str) -> None:
+def test_costs_and_extra_costs_can_be_recomputed_by_hand(client: TestClient, posterior: Json, costs_over: str) -> None:
     given = {"croissants": 110.0, "loaves": 50.0}
     options = {"scenarios": 40, "costs_over": costs_over}
     answer = evaluate(client, posterior["id"], contexts=CONTEXTS[:4], alternatives=[{"decision": given}], **options)
@@ -110,11 +110,11 @@ def test_costs_and_regrets_can_be_recomputed_by_hand(client: TestClient, posteri
         (found,), more = one["alternatives"], costs(given) - costs(one["ours"]["decision"])
         assert found["expected_cost"] == pytest.approx(costs(given).mean(), rel=1e-9)
         assert found["cvar_95"] == pytest.approx(np.sort(costs(given))[-2:].mean(), rel=1e-9)
-        assert found["regret"] == pytest.approx(more.mean(), rel=1e-9)
-        assert found["regret"] == pytest.approx(found["expected_cost"] - one["ours"]["expected_cost"], rel=1e-9)
-        assert found["regret_standard_error"] == pytest.approx(more.std(ddof=1) / math.sqrt(40), rel=1e-9)
+        assert found["extra_cost"] == pytest.approx(more.mean(), rel=1e-9)
+        assert found["extra_cost"] == pytest.approx(found["expected_cost"] - one["ours"]["expected_cost"], rel=1e-9)
+        assert found["extra_cost_standard_error"] == pytest.approx(more.std(ddof=1) / math.sqrt(40), rel=1e-9)
         assert found["worse_in"] == pytest.approx((more > 0).mean())
-        assert found["regret_quantiles"]["0.95"] == pytest.approx(np.sort(more)[37])
+        assert found["extra_cost_quantiles"]["0.95"] == pytest.approx(np.sort(more)[37])
 
 
 def test_each_context_may_have_decisions_of_its_own(client: TestClient, posterior: Json) -> None:
@@ -127,7 +127,7 @@ def test_each_context_may_have_decisions_of_its_own(client: TestClient, posterio
     for number, decision in ((0, {"croissants": 90, "loaves": 50}), (1, {"loaves": 40})):
         (alone,) = evaluate(client, posterior["id"], contexts=[CONTEXTS[number]], decisions=[decision])["evaluations"]
         together = answer["evaluations"][number]["alternatives"][0]
-        assert alone["alternatives"][0]["regret"] == together["regret"]
+        assert alone["alternatives"][0]["extra_cost"] == together["extra_cost"]
 
 
 def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json) -> None:
@@ -145,7 +145,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     ]
     assert found[1]["breaches"] == ["small is 2.5 and only whole numbers will do"]
     for one in found[:3]:
-        assert one["expected_cost"] - ours["expected_cost"] == pytest.approx(one["regret"], abs=1e-6)
+        assert one["expected_cost"] - ours["expected_cost"] == pytest.approx(one["extra_cost"], abs=1e-6)
     assert found[2]["breaches"] == []
     # All completions of the third, tried one by one.
     tried = evaluate(
@@ -158,7 +158,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
         client, trucks["id"], contexts=[{"rain": 2.0}], alternatives=alternatives[2:3], policy="predictive"
     )["evaluations"][0]["alternatives"][0]
     assert plan["expected_cost"] == pytest.approx(min(one["expected_cost"] for one in tried), rel=1e-6)
-    assert (found[3]["status"], found[3]["expected_cost"], found[3]["regret"]) == ("infeasible", None, None)
+    assert (found[3]["status"], found[3]["expected_cost"], found[3]["extra_cost"]) == ("infeasible", None, None)
     assert "nothing that is left keeps all rules beside what is given" in found[3]["reason"]
     assert found[3]["decision"] == {"small": None, "large": None}
 
@@ -167,11 +167,11 @@ def test_a_patch_changes_what_decisions_cost(client: TestClient, posterior: Json
     decision = {"croissants": 100, "loaves": 60}
     patch = {"items": {"croissants": {"underage_cost": 3.6, "overage_cost": 1.2}}}
     plain, changed = (
-        evaluate(client, posterior["id"], decisions=[decision], **options) for options in ({}, {"problem": patch})
+        evaluate(client, posterior["id"], decisions=[decision], **options) for options in ({}, {"problem_patch": patch})
     )
     assert len(changed["problem_differs"]) == 2
     assert changed["warnings"][-1].startswith("the posterior was learned")
-    ours = prescribe(client, posterior["id"], problem=patch)["prescriptions"][0]
+    ours = prescribe(client, posterior["id"], problem_patch=patch)["prescriptions"][0]
     assert changed["evaluations"][0]["ours"]["decision"] == ours["decision"]
     costs = [one["evaluations"][0]["alternatives"][0]["expected_cost"] for one in (plain, changed)]
     assert costs[1] > costs[0]
@@ -211,7 +211,11 @@ def test_a_context_that_cannot_be_decided_for_is_refused_alone(client: TestClien
         ({"alternatives": [{"decision": {"loaves": 1e13}}]}, "#/alternatives/0/decision/loaves", "less than"),
         ({"alternatives": [{"decision": [60, 70]}]}, "#/alternatives/0/decision", "dictionary"),
         ({"alternatives": [{"loaves": 60}]}, "#/alternatives/0/decision", "required"),
-        ({"decisions": [{}], "problem": {"items": {"bagels": {}}}}, "#/problem/items/bagels", "it has croissants"),
+        (
+            {"decisions": [{}], "problem_patch": {"items": {"bagels": {}}}},
+            "#/problem_patch/items/bagels",
+            "it has croissants",
+        ),
         ({"decisions": [{}], "scenarios": 10**6}, "#/scenarios", "BCO_MAX_SCENARIOS"),
     ],
 )
@@ -304,7 +308,7 @@ def test_a_portfolio_says_how_often_a_decision_keeps_its_target(client: TestClie
     problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
     dataset = create_dataset(client, outcomes=ASSETS, rows=months())
     quick = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20}
-    fund = learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=quick)
+    fund = learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=quick)
     body = {"contexts": [{"mood": 0.2, "rates": 0.1}], "scenarios": 40}
     alternatives = [{"decision": {"shares": 0.0, "bonds": 0.0, "gold": 0.2}}, {"decision": {"gold": 0.3}}]
     (one,) = evaluate(client, fund["id"], **body, alternatives=alternatives)["evaluations"]

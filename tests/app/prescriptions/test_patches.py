@@ -33,7 +33,7 @@ BAKERY: Json = {"kind": "newsvendor", "items": example_problem()["spec"]["items"
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, posterior=QUICK | {"particles": 60, "initial_scale": 0.3})
+    return learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def trucks(client: TestClient) -> Json:
 
 
 def refused(client: TestClient, posterior: Json, patch: Any, status: int = 422) -> Json:
-    body = {"contexts": CONTEXTS[:1], "problem": patch}
+    body = {"contexts": CONTEXTS[:1], "problem_patch": patch}
     return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body), status)
 
 
@@ -52,7 +52,7 @@ def test_a_patch_is_the_problem_built_with_its_values_bit_for_bit(
     client: TestClient, posterior: Json, policy: str
 ) -> None:
     patch = {"items": {"croissants": {"underage_cost": 4, "maximum_order": 70}, "loaves": {"overage_cost": 0.4}}}
-    answer = prescribe(client, posterior["id"], contexts=CONTEXTS[:4], policy=policy, problem=patch)
+    answer = prescribe(client, posterior["id"], contexts=CONTEXTS[:4], policy=policy, problem_patch=patch)
     with transaction() as session:
         row = session.get_one(PosteriorRow, posterior["id"])
         core = load(session, row)
@@ -82,7 +82,7 @@ def test_a_patch_is_the_problem_built_with_its_values_bit_for_bit(
 
 def test_the_answer_says_by_how_much_the_problem_differs(client: TestClient, posterior: Json) -> None:
     patch = {"items": {"croissants": {"underage_cost": 2, "maximum_order": 90}, "loaves": {"overage_cost": 0.6}}}
-    answer = prescribe(client, posterior["id"], problem=patch)
+    answer = prescribe(client, posterior["id"], problem_patch=patch)
     differs = {one["where"]: one for one in answer["problem_differs"]}
     under, over = (
         example_problem()["spec"]["items"][n][name] for n, name in ((0, "underage_cost"), (1, "overage_cost"))
@@ -106,7 +106,7 @@ def test_the_answer_says_by_how_much_the_problem_differs(client: TestClient, pos
 
 @pytest.mark.parametrize("patch", [{}, {"items": {}}, {"items": {"croissants": {"underage_cost": 1.8}}}])
 def test_a_patch_that_changes_nothing_is_fine_and_says_so(client: TestClient, posterior: Json, patch: Json) -> None:
-    plain, answer = prescribe(client, posterior["id"]), prescribe(client, posterior["id"], problem=patch)
+    plain, answer = prescribe(client, posterior["id"]), prescribe(client, posterior["id"], problem_patch=patch)
     assert answer["prescriptions"] == plain["prescriptions"]
     assert answer["problem_differs"] == []
     assert "changes nothing" in answer["warnings"][-1]
@@ -115,18 +115,22 @@ def test_a_patch_that_changes_nothing_is_fine_and_says_so(client: TestClient, po
 @pytest.mark.parametrize(
     ("patch", "pointer", "words"),
     [
-        ({"kind": "shipment"}, "#/problem/kind", "cannot be changed"),
-        ({"prices": 3}, "#/problem/prices", "no such part of this problem; it has items"),
-        ({"items": {"bagels": {"underage_cost": 1}}}, "#/problem/items/bagels", "it has croissants, loaves"),
-        ({"items": {"loaves": {"cost": 1}}}, "#/problem/items/loaves/cost", "not permitted"),
-        ({"items": {"loaves": {"name": "bread"}}}, "#/problem/items/loaves/name", "a name cannot be changed"),
-        ({"items": {"loaves": 3}}, "#/problem/items/loaves", "give the fields to change"),
-        ({"items": [{"name": "loaves"}]}, "#/problem/items", "name what to change"),
-        ({"items": {"loaves": {"underage_cost": -1}}}, "#/problem/items/loaves/underage_cost", "greater than 0"),
-        ({"items": {"loaves": {"underage_cost": "2"}}}, "#/problem/items/loaves/underage_cost", "valid number"),
-        ({"items": {"loaves": {"underage_cost": 1e30}}}, "#/problem/items/loaves/underage_cost", "less than or equal"),
-        ({"items": {"loaves": {"minimum_order": 500}}}, "#/problem/items/loaves", "above maximum_order"),
-        (["items"], "#/problem", "valid dictionary"),
+        ({"kind": "shipment"}, "#/problem_patch/kind", "cannot be changed"),
+        ({"prices": 3}, "#/problem_patch/prices", "no such part of this problem; it has items"),
+        ({"items": {"bagels": {"underage_cost": 1}}}, "#/problem_patch/items/bagels", "it has croissants, loaves"),
+        ({"items": {"loaves": {"cost": 1}}}, "#/problem_patch/items/loaves/cost", "not permitted"),
+        ({"items": {"loaves": {"name": "bread"}}}, "#/problem_patch/items/loaves/name", "a name cannot be changed"),
+        ({"items": {"loaves": 3}}, "#/problem_patch/items/loaves", "give the fields to change"),
+        ({"items": [{"name": "loaves"}]}, "#/problem_patch/items", "name what to change"),
+        ({"items": {"loaves": {"underage_cost": -1}}}, "#/problem_patch/items/loaves/underage_cost", "greater than 0"),
+        ({"items": {"loaves": {"underage_cost": "2"}}}, "#/problem_patch/items/loaves/underage_cost", "valid number"),
+        (
+            {"items": {"loaves": {"underage_cost": 1e30}}},
+            "#/problem_patch/items/loaves/underage_cost",
+            "less than or equal",
+        ),
+        ({"items": {"loaves": {"minimum_order": 500}}}, "#/problem_patch/items/loaves", "above maximum_order"),
+        (["items"], "#/problem_patch", "valid dictionary"),
     ],
 )
 def test_a_patch_that_names_nothing_or_breaks_the_problem_is_refused_at_its_place(
@@ -142,11 +146,11 @@ def test_a_patch_that_names_nothing_or_breaks_the_problem_is_refused_at_its_plac
     ['{"items": {"loaves": {"underage_cost": NaN}}}', f'{{"relative_gap": {"9" * 30}}}', '{"items": {"a\\ud800": {}}}'],
 )
 def test_what_is_no_number_or_no_text_is_refused(client: TestClient, posterior: Json, text: str) -> None:
-    body = f'{{"contexts": [{json.dumps(CONTEXTS[0])}], "problem": {text}}}'
+    body = f'{{"contexts": [{json.dumps(CONTEXTS[0])}], "problem_patch": {text}}}'
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
     response = client.post(address, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 422
-    assert response.json()["errors"][0]["pointer"].startswith("#/problem")
+    assert response.json()["errors"][0]["pointer"].startswith("#/problem_patch")
 
 
 def test_rows_and_coefficients_are_patched_by_name(client: TestClient, trucks: Json) -> None:
@@ -156,7 +160,7 @@ def test_rows_and_coefficients_are_patched_by_name(client: TestClient, trucks: J
         "rows": {"row 1": {"constant": 1}},
         "relative_gap": 1e-7,
     }
-    answer = prescribe(client, trucks["id"], contexts=contexts, problem=patch)
+    answer = prescribe(client, trucks["id"], contexts=contexts, problem_patch=patch)
     decision = answer["prescriptions"][0]["decision"]
     assert decision["small"] + 2 * decision["large"] <= 3
     assert {one["where"] for one in answer["problem_differs"]} == {
@@ -166,11 +170,14 @@ def test_rows_and_coefficients_are_patched_by_name(client: TestClient, trucks: J
         "relative_gap",
     }
     for patch, pointer in (
-        ({"decision_rows": {"yard": {"limit": -1}}}, "#/problem/decision_rows"),
-        ({"decision_rows": {"yard": {"coefficients": {"van": 1}}}}, "#/problem/decision_rows/yard/coefficients/van"),
-        ({"decisions": {"small": {"minimum": 30}}}, "#/problem/decisions/small/minimum"),
+        ({"decision_rows": {"yard": {"limit": -1}}}, "#/problem_patch/decision_rows"),
+        (
+            {"decision_rows": {"yard": {"coefficients": {"van": 1}}}},
+            "#/problem_patch/decision_rows/yard/coefficients/van",
+        ),
+        ({"decisions": {"small": {"minimum": 30}}}, "#/problem_patch/decisions/small/minimum"),
     ):
-        body = {"contexts": contexts, "problem": patch}
+        body = {"contexts": contexts, "problem_patch": patch}
         response = client.post(f"/v1/posteriors/{trucks['id']}/prescribe", json=body)
         assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, pointer)
 
@@ -208,7 +215,7 @@ def test_a_patched_problem_is_built_once_and_takes_its_place_in_the_cache(
     monkeypatch.setattr(patching, "build_problem", build)
     for order in (("underage_cost", "overage_cost"), ("overage_cost", "underage_cost")):
         patch = {"items": {"loaves": dict.fromkeys(order, 0.77)}}
-        prescribe(client, posterior["id"], problem=patch)
+        prescribe(client, posterior["id"], problem_patch=patch)
     assert len(built) == 1
     cache = client.app.state.posteriors  # type: ignore[attr-defined]
     (key,) = [
@@ -224,7 +231,7 @@ def test_only_requests_with_the_same_patch_are_decided_together(
 ) -> None:
     bodies: list[Json] = [{"contexts": CONTEXTS[n : n + 1]} for n in range(6)]
     for n, cost in ((1, 2.5), (2, 2.5), (3, 3.5), (4, 2.5)):
-        bodies[n]["problem"] = {"items": {"loaves": {"underage_cost": cost}}}
+        bodies[n]["problem_patch"] = {"items": {"loaves": {"underage_cost": cost}}}
     watched.go_on.set()
     alone = [{"status": 200} | prescribe(client, posterior["id"], **body) for body in bodies]
     watched.go_on.clear()
@@ -239,7 +246,7 @@ def test_what_takes_long_to_build_is_built_elsewhere(
 ) -> None:
     """Here a quick call may not even begin it; in a solver process the same patch gives the same decision."""
     patch = {"items": {"loaves": {"underage_cost": 5}}}
-    here = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], problem=patch)
+    here = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], problem_patch=patch)
     client.app.state.posteriors.forget(posterior["id"])  # type: ignore[attr-defined]
     tried: list[int] = []
 
@@ -248,7 +255,7 @@ def test_what_takes_long_to_build_is_built_elsewhere(
         raise offload.OutOfTime("this takes longer than a quick call may")
 
     monkeypatch.setattr(patching, "build_problem", build)
-    there = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], problem=patch)
+    there = prescribe(client, posterior["id"], contexts=CONTEXTS[:1], problem_patch=patch)
     assert tried
     assert there["prescriptions"][0]["decision"] == here["prescriptions"][0]["decision"]
     assert there["problem_differs"] == here["problem_differs"]
@@ -258,10 +265,10 @@ def test_a_batch_has_its_patch_checked_when_it_is_made_and_decides_with_it(clien
     patch = {"items": {"loaves": {"underage_cost": 5, "maximum_order": 40}}}
     dataset = create_dataset(client, rows=ROWS[:20])
     address = f"/v1/posteriors/{posterior['id']}/batch-prescriptions"
-    made = answered(client.post(address, json={"dataset_id": dataset["id"], "problem": patch}), 202)
-    assert made["spec"]["problem"] == patch
-    expected = prescribe(client, posterior["id"], contexts=CONTEXTS[:20], problem=patch)["prescriptions"]
-    uploaded = submitted(client, posterior, CONTEXTS[:20], problem=json.dumps(patch))
+    made = answered(client.post(address, json={"dataset_id": dataset["id"], "problem_patch": patch}), 202)
+    assert made["spec"]["problem_patch"] == patch
+    expected = prescribe(client, posterior["id"], contexts=CONTEXTS[:20], problem_patch=patch)["prescriptions"]
+    uploaded = submitted(client, posterior, CONTEXTS[:20], problem_patch=json.dumps(patch))
     for job_id in (made["id"], uploaded):
         job = run(client, job_id)
         assert job["state"] == "succeeded", job["error"]
@@ -271,10 +278,10 @@ def test_a_batch_has_its_patch_checked_when_it_is_made_and_decides_with_it(clien
         log = client.get(f"/v1/jobs/{job_id}/log").text
         assert "learned, and its quality estimated, for other values" in log
     bad = {"items": {"bagels": {}}}
-    response = client.post(address, json={"dataset_id": dataset["id"], "problem": bad})
-    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/problem/items/bagels")
-    response = upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem=json.dumps(bad))
-    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/problem/items/bagels")
-    assert upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem="no json").status_code == 422
-    asked = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": dataset["id"], "problem": patch}
-    assert answered(client.post("/v1/jobs", json=asked), 202)["spec"]["problem"] == patch
+    response = client.post(address, json={"dataset_id": dataset["id"], "problem_patch": bad})
+    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/problem_patch/items/bagels")
+    response = upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem_patch=json.dumps(bad))
+    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/problem_patch/items/bagels")
+    assert upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem_patch="no json").status_code == 422
+    asked = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": dataset["id"], "problem_patch": patch}
+    assert answered(client.post("/v1/jobs", json=asked), 202)["spec"]["problem_patch"] == patch

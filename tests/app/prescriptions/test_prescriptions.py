@@ -29,7 +29,7 @@ POLICY_NAMES = sorted(POLICIES)
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient) -> Json:
-    return learned(client, seed=4, posterior=QUICK | {"particles": 60, "initial_scale": 0.3})
+    return learned(client, seed=4, inference=QUICK | {"particles": 60, "initial_scale": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def test_a_posterior_loaded_again_prescribes_bit_for_bit_the_same(
 
 
 def test_a_poor_posterior_warns_and_refuses_only_when_asked_to(client: TestClient) -> None:
-    poor = learned(client, posterior=QUICK | {"epochs": 1, "learning_rate": 1e-9, "initial_scale": 3})
+    poor = learned(client, inference=QUICK | {"epochs": 1, "learning_rate": 1e-9, "initial_scale": 3})
     assert poor["quality"] == "bad"
     answer = prescribe(client, poor["id"])
     assert answer["quality"] == "bad"
@@ -302,14 +302,14 @@ def test_a_poor_posterior_warns_and_refuses_only_when_asked_to(client: TestClien
 
 
 def test_a_good_posterior_prescribes_without_warnings_whatever_quality_is_required(client: TestClient) -> None:
-    posterior = {"method": "vi", "members": 5, "epochs": 300, "patience": 8, "learning_rate": 0.05, "particles": 40}
+    inference = {"method": "vi", "members": 5, "epochs": 300, "patience": 8, "learning_rate": 0.05, "particles": 40}
     rng = np.random.default_rng(0)
     rows = [
         {"x": x, "croissants": 10.0 * x + rng.normal(), "loaves": 50 - x + 0.5 * rng.normal()}
         for x in rng.uniform(1, 10, 100)
     ]
     dataset = answered(client.post("/v1/datasets", json={"name": "easy", "outcomes": OUTCOMES, "rows": rows}), 201)
-    good = learned(client, posterior=posterior, dataset_id=dataset["id"], predictor={"kind": "linear"})
+    good = learned(client, inference=inference, dataset_id=dataset["id"], predictor={"kind": "linear"})
     assert good["quality"] == "ok", good["reason"]
     answer = prescribe(client, good["id"], contexts=[{"x": 4}], require_quality="ok")
     assert answer["warnings"] == []

@@ -108,7 +108,7 @@ def test_two_stage_costs_are_computed_again_scenario_by_scenario(client: TestCli
 @pytest.mark.parametrize("spec", [FUND | {"target_return": 0.08}, MEAN_VARIANCE])
 def test_a_portfolios_cost_is_computed_again(client: TestClient, spec: Json) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 20, "particles": 40, "inverse_temperature": 100}
-    changes = {"posterior": chains} if spec["kind"] == FUND["kind"] else {}
+    changes = {"inference": chains} if spec["kind"] == FUND["kind"] else {}
     fund = made(client, spec, ASSETS, months(), **changes)
     found = opened(client, fund, {"mood": 0.5, "rates": 0.1})
     z = np.array([found["decision"][name] for name in ASSETS])

@@ -264,7 +264,7 @@ def test_everything_is_included_or_said_to_mean_nothing(client: TestClient, post
 
 def test_a_patched_cost_changes_the_decision(client: TestClient, posteriors: Learned, model: str) -> None:
     posterior, changed = posteriors[model], MODELS[model][1]
-    before, after = (decided(client, posterior, policy="bcp", **own)[0] for own in ({}, {"problem": changed}))
+    before, after = (decided(client, posterior, policy="bcp", **own)[0] for own in ({}, {"problem_patch": changed}))
     assert after["status"] == "optimal"
     assert after["decision"] != before["decision"]
     assert after["expected_cost"] > before["expected_cost"]

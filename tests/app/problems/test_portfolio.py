@@ -32,7 +32,7 @@ def ids(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, ids: Json) -> Json:
-    job = learn(client, create_job(client, **ids, posterior=QUICK)["id"])
+    job = learn(client, create_job(client, **ids, inference=QUICK)["id"])
     assert job["state"] == "succeeded", job["error"]
     return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
@@ -111,7 +111,7 @@ def read_table(data: bytes, kind: str) -> pa.Table:
 def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClient, ids: Json, choice: str) -> None:
     spec = FUND | {"target_return": 0.099, "infeasible": choice}
     problem = answered(client.post("/v1/problems", json={"name": "dream", "spec": spec}), 201)
-    job = learn(client, create_job(client, **ids | {"problem_id": problem["id"]}, posterior=QUICK)["id"])
+    job = learn(client, create_job(client, **ids | {"problem_id": problem["id"]}, inference=QUICK)["id"])
     assert job["state"] == "succeeded", job["error"]
     made = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert made["quality"] == "bad"
@@ -156,7 +156,7 @@ def interrupted(client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch) 
             return report(job_id, attempt, progress, message, *more)
 
         monkeypatch.setattr(service, "report", die)
-        job_id = create_job(client, **ids, posterior=QUICK)["id"]
+        job_id = create_job(client, **ids, inference=QUICK)["id"]
         first = service.start(job_id)
         assert first is not None
         with pytest.raises(MemoryError):
@@ -291,21 +291,21 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("posterior", "pointer", "words"),
+    ("inference", "pointer", "words"),
     [
-        ({"method": "vi"}, "#/posterior/method", "use mh or auto"),
-        ({"members": 3}, "#/posterior/members", "auto samples chains, and members would make no difference"),
+        ({"method": "vi"}, "#/inference/method", "use mh or auto"),
+        ({"members": 3}, "#/inference/members", "auto samples chains, and members would make no difference"),
     ],
 )
 def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(
-    client: TestClient, ids: Json, posterior: Json, pointer: str, words: str
+    client: TestClient, ids: Json, inference: Json, pointer: str, words: str
 ) -> None:
-    refusal = answered(client.post("/v1/jobs", json=ids | {"posterior": posterior}), 422)
+    refusal = answered(client.post("/v1/jobs", json=ids | {"inference": inference}), 422)
     assert refusal["errors"][0]["pointer"] == pointer
     assert words in refusal["detail"]
 
 
 def test_chains_that_are_all_burn_in_are_refused(client: TestClient, ids: Json) -> None:
-    body = {**ids, "posterior": QUICK | {"burn_in": 120}}
+    body = {**ids, "inference": QUICK | {"burn_in": 120}}
     refusal = answered(client.post("/v1/jobs", json=body), 422)
     assert "burn_in must be shorter" in refusal["detail"]

@@ -46,7 +46,7 @@ def learned(client: TestClient, dataset: str, spec: Json, **options: Any) -> Jso
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, dataset: str) -> Json:
     options = {"method": "vi", "members": 2, "epochs": 2}
-    return learned(client, dataset, RULES, posterior=options, predictor={"kind": "linear"})
+    return learned(client, dataset, RULES, inference=options, predictor={"kind": "linear"})
 
 
 def test_the_risk_is_that_of_the_uploaded_returns_and_the_posterior_keeps_it(posterior: Json) -> None:
@@ -108,7 +108,7 @@ def test_an_impossible_target_is_refused_when_the_job_is_made(
 
 def test_a_target_above_what_never_changes_is_said_in_the_log(client: TestClient, dataset: str) -> None:
     problem = problem_of(client, FUND | {"target_return": 0.099})
-    job = create_job(client, problem_id=problem, dataset_id=dataset, posterior=QUICK)
+    job = create_job(client, problem_id=problem, dataset_id=dataset, inference=QUICK)
     log = answered(client.get(f"/v1/jobs/{job['id']}/log"))
     assert any("a portfolio that never changes returns at most" in line["text"] for line in log["lines"])
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
@@ -116,7 +116,7 @@ def test_a_target_above_what_never_changes_is_said_in_the_log(client: TestClient
 
 def test_a_target_on_the_mean_is_learned_and_kept_on_average(client: TestClient, dataset: str) -> None:
     spec = FUND | {"covariance": None, "estimate": "factors", "target_on": "mean", "fully_invested": True}
-    made = learned(client, dataset, spec | {"target_return": 0.09}, posterior=QUICK)
+    made = learned(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
     assert made["problem"]["covariance_source"].endswith("principal factor")
     body = {"contexts": CONTEXTS, "scenarios": 40, "policy": "predictive"}
     for one in answered(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]:

@@ -137,7 +137,7 @@ def test_names_that_are_put_together_are_names_too() -> None:
 
 def posterior_for(client: TestClient, problem: Json) -> Json:
     dataset = create_dataset(client, outcomes=problem["outcomes"], rows=history(problem["outcomes"]))
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
 class Posteriors(Made):
@@ -204,7 +204,7 @@ def test_a_maximised_problem_says_what_it_is_worth(client: TestClient, posterior
 def test_numbers_are_patched_by_the_planners_own_names(
     client: TestClient, posteriors: Made, kind: str, patch: Json, where: str, shut: str
 ) -> None:
-    answer = prescribe(client, posteriors[kind], policy="bcp", problem=patch)
+    answer = prescribe(client, posteriors[kind], policy="bcp", problem_patch=patch)
     assert [one["where"] for one in answer["problem_differs"]] == [where]
     assert all(found["decision"][shut] == pytest.approx(0.0, abs=1e-6) for found in answer["prescriptions"])
 
@@ -212,17 +212,32 @@ def test_numbers_are_patched_by_the_planners_own_names(
 @pytest.mark.parametrize(
     ("kind", "patch", "pointer", "words"),
     [
-        ("facility_location", {"facilities": {"east": {"capacity": 1}}}, "#/problem/facilities/east", "north, south"),
-        ("facility_location", {"customers": {"city": {"demand": 5}}}, "#/problem", "names and how many there are stay"),
-        ("shortest_path", {"target": "moon"}, "#/problem/target", "there are home"),
-        ("assignment", {"capacities": {"ann": 0, "bob": 0}}, "#/problem/capacities", "no agent can do a task"),
-        ("knapsack", {"items": {"rugs": {"weights": {"kg": -1}}}}, "#/problem/items/rugs/weights/kg", "greater than"),
+        (
+            "facility_location",
+            {"facilities": {"east": {"capacity": 1}}},
+            "#/problem_patch/facilities/east",
+            "north, south",
+        ),
+        (
+            "facility_location",
+            {"customers": {"city": {"demand": 5}}},
+            "#/problem_patch",
+            "names and how many there are stay",
+        ),
+        ("shortest_path", {"target": "moon"}, "#/problem_patch/target", "there are home"),
+        ("assignment", {"capacities": {"ann": 0, "bob": 0}}, "#/problem_patch/capacities", "no agent can do a task"),
+        (
+            "knapsack",
+            {"items": {"rugs": {"weights": {"kg": -1}}}},
+            "#/problem_patch/items/rugs/weights/kg",
+            "greater than",
+        ),
     ],
 )
 def test_a_patch_that_leaves_no_problem_is_refused_at_its_place(
     client: TestClient, posteriors: Made, kind: str, patch: Json, pointer: str, words: str
 ) -> None:
-    body = {"contexts": [{"rain": 1.0}], "problem": patch}
+    body = {"contexts": [{"rain": 1.0}], "problem_patch": patch}
     refused = answered(client.post(f"/v1/posteriors/{posteriors[kind]['id']}/prescribe", json=body), 422)
     assert [error["pointer"] for error in refused["errors"]] == [pointer]
     assert words in refused["errors"][0]["detail"]

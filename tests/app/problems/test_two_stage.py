@@ -52,7 +52,7 @@ def posterior_for(client: TestClient, spec: Json, outcomes: list[str], **changes
     problem = answered(client.post("/v1/problems", json={"name": "planner", "spec": spec}), 201)
     rows = [{name: day[name] for name in ("rain", *outcomes)} for day in DAYS]
     dataset = create_dataset(client, outcomes=outcomes, rows=rows)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK, **changes)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK, **changes)
 
 
 @pytest.fixture(scope="module")

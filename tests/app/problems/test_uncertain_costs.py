@@ -48,7 +48,7 @@ def ids(client: TestClient) -> Json:
 
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, ids: Json) -> Json:
-    return learned(client, **ids, predictor={"kind": "auto"}, posterior={"particles": 50})
+    return learned(client, **ids, predictor={"kind": "auto"}, inference={"particles": 50})
 
 
 def test_the_posterior_says_what_it_is_the_posterior_of(client: TestClient, posterior: Json) -> None:
@@ -61,7 +61,7 @@ def test_the_posterior_says_what_it_is_the_posterior_of(client: TestClient, post
 
 
 def test_a_certificate_is_refused_with_the_reason(client: TestClient, ids: Json) -> None:
-    asked = {"predictor": {"kind": "auto"}, "posterior": {"certify": True}}
+    asked = {"predictor": {"kind": "auto"}, "inference": {"certify": True}}
     job = learn(client, create_job(client, **ids, **asked)["id"])
     assert job["state"] == "failed"
     assert "surrogate" in str(job["error"])
@@ -69,7 +69,7 @@ def test_a_certificate_is_refused_with_the_reason(client: TestClient, ids: Json)
 
 def test_chains_sample_the_true_cost(client: TestClient, ids: Json) -> None:
     chains = {"method": "mh", "chains": 2, "steps": 120, "burn_in": 60, "particles": 40, "inverse_temperature": 100}
-    found = learned(client, **ids, posterior=chains)
+    found = learned(client, **ids, inference=chains)
     assert (found["loss"], found["loss_meaning"]) == ("cost", LOSSES["cost"])
 
 

@@ -48,7 +48,7 @@ def fund(client: TestClient) -> Json:
     spec = {"kind": "mean_variance_portfolio", "assets": FUND["assets"], "covariance": FUND["covariance"]}
     problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=ASSETS, rows=months())
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def split(client: TestClient) -> Json:
     problem = answered(client.post("/v1/problems", json={"name": "split", "spec": spec}), 201)
     rows = [{"hour": float(hour), "shift": float(hour % 5)} for hour in range(40)]
     dataset = create_dataset(client, outcomes=["shift"], rows=rows)
-    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], posterior=QUICK)
+    return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], inference=QUICK)
 
 
 @pytest.fixture

@@ -283,8 +283,8 @@ def told_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
     def of(cost: Tensor) -> Judged:
         return Judged(cost, cost, torch.ones(count, dtype=torch.bool), None)
 
-    found = {"auto": of(ours), "done": of(done), "season": of(other)}
-    words = {"auto": "auto", "done": "what was really done", "season": "the same weekday"}
+    found = {"auto": of(ours), "actual_decision": of(done), "season": of(other)}
+    words = {"auto": "auto", "actual_decision": "what was really done", "season": "the same weekday"}
     return summarize(SHOP, rows, found, ["auto"], words, ["y"])
 
 
@@ -306,7 +306,7 @@ def test_the_verdict_is_what_the_paired_difference_shows(ours: float, done: floa
     assert verdict["worth_using"] == worth
     assert words in verdict["text"]
     assert "the same weekday" in verdict["text"]
-    assert told["against"] == "done"
+    assert told["against"] == "actual_decision"
 
 
 def test_a_policy_that_only_copies_what_is_done_is_not_worth_using() -> None:
@@ -323,7 +323,7 @@ def test_a_policy_that_only_copies_what_is_done_is_not_worth_using() -> None:
         ({"auto": 1.0, "kernel": 0.7, "constant": 0.96}, "constant", "no"),
         ({"auto": 1.0, "kernel": 0.7}, "kernel", "yes"),
         ({"auto": 0.7, "kernel": 0.7, "constant": 0.96}, "constant", "no"),
-        ({"auto": 0.97, "done": 0.6, "constant": 1.0}, "done", "yes"),
+        ({"auto": 0.97, "actual_decision": 0.6, "constant": 1.0}, "actual_decision", "yes"),
     ],
 )
 def test_a_policy_that_breaks_its_constraints_is_not_called_the_cheaper_one(
@@ -345,10 +345,10 @@ def test_gaps_in_what_was_done_leave_these_rows_out_of_that_comparison_alone() -
     ours[:50], done[:50] = 50.0, math.nan
     told = told_of(ours, done, ours + 1)
     differences = {one["against"]: one for one in told["differences"]}  # type: ignore[attr-defined]
-    assert differences["done"]["rows"] == 50
-    assert differences["done"]["mean"] == pytest.approx(-2.0)
+    assert differences["actual_decision"]["rows"] == 50
+    assert differences["actual_decision"]["mean"] == pytest.approx(-2.0)
     assert differences["season"]["rows"] == 100
-    assert differences["done"]["relative"] == pytest.approx(-2 / 7)
+    assert differences["actual_decision"]["relative"] == pytest.approx(-2 / 7)
 
 
 def test_pieces_are_put_where_their_rows_are() -> None:
