@@ -167,9 +167,9 @@ def _prepare_state(app: FastAPI) -> None:
     state.aliases = Remembered(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.cache_from_settings()
-    state.places = AdmissionLimit(settings.max_prescriptions, settings.max_workspace_prescriptions)
+    state.admission = AdmissionLimit(settings.max_prescriptions, settings.max_workspace_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
-    state.together = Batcher(settings.max_together, state.prescribers)
+    state.batcher = Batcher(settings.max_together, state.prescribers)
     # answers on their way into the log
     state.log = Writer()
     # calls that took long lately, and the processes they go to

@@ -5,10 +5,11 @@ Its standard input is the socket by which the API asks for processes.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
-from functools import cache
+from functools import cache, partial
 from time import monotonic
 
 import orjson
@@ -17,11 +18,10 @@ import torch
 from app import logs, metrics
 from app.log import outcomes
 from app.log.schemas import NewOutcome
-from app.prescriptions import context, drift
-from app.prescriptions import evaluate as evaluate_module
+from app.prescriptions import drift
 from app.prescriptions.cache import PosteriorCache
-from app.prescriptions.evaluate_schemas import EvaluateRequest
-from app.prescriptions.schemas import PrescribeRequest
+from app.prescriptions.context import PrescribeCall
+from app.prescriptions.service import CALL_KINDS
 from app.settings import get_settings
 from app.solving.child import Task, serve_orders
 from app.solving.wire import Header
@@ -39,30 +39,13 @@ def _posteriors() -> PosteriorCache:
     return PosteriorCache(_CACHE_BYTES)
 
 
-def prescribe(body: bytes) -> tuple[Header, bytes]:
-    """Answer a prescribe request, in bytes of JSON, and count how its decisions were found."""
-    asked = orjson.loads(body)
-    request = PrescribeRequest.model_validate(asked["request"])
-    (answer,) = context.prescribe(
-        _posteriors(),
-        asked["workspace"],
-        asked["posterior_id"],
-        [request],
-        asked["began"],
-        revision=asked["revision"],
-    )
+def answer_call(kind: str, body: bytes) -> tuple[Header, bytes]:
+    """Answer a prescribe or evaluate call, in bytes of JSON; the header counts how its decisions were found."""
+    call = PrescribeCall.from_json(body, CALL_KINDS[kind].model)
+    (answer,) = CALL_KINDS[kind].answer(_posteriors(), [call], math.inf)
     if isinstance(answer, Exception):
         raise answer
-    return {"found": metrics.counted_prescriptions()}, answer
-
-
-def evaluate(body: bytes) -> tuple[Header, bytes]:
-    """Answer an evaluate request likewise."""
-    asked = orjson.loads(body)
-    request = EvaluateRequest.model_validate(asked["request"])
-    whose = asked["workspace"], asked["posterior_id"]
-    answer = evaluate_module.answer(_posteriors(), *whose, request, asked["began"], revision=asked["revision"])
-    return {"found": metrics.counted_prescriptions()}, answer
+    return {"found": metrics.counted_prescriptions(), "digest": answer.digest}, answer.content
 
 
 def check_problem(body: bytes) -> tuple[Header, bytes]:
@@ -92,8 +75,8 @@ def record_outcome(body: bytes) -> tuple[Header, bytes]:
 
 
 TASKS: dict[str, Task] = {
-    "prescribe": prescribe,
-    "evaluate": evaluate,
+    "prescribe": partial(answer_call, "prescribe"),
+    "evaluate": partial(answer_call, "evaluate"),
     "check_problem": check_problem,
     "drift": judge_drift,
     "outcome": record_outcome,

@@ -1,8 +1,8 @@
 """The path of one warm prescribe request: which functions of ``app`` and ``bco_core`` it calls, and in which files.
 
 ``python -m benchmarks.bench.prescribe_walk`` learns a small posterior in this process, answers one request to warm up,
-and prints the calls of the next one in order of first call. Comprehensions and the generated methods of dataclasses do
-not count; nor does writing the log, which happens after the answer.
+and prints the calls of the next one in order of first call. A coroutine counts each time that it resumes.
+Comprehensions and generated methods of dataclasses do not count; nor does writing the log, which follows the answer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
 from starlette.testclient import TestClient
 
 ROOT = Path(__file__).parents[2]
@@ -88,20 +89,22 @@ def walk() -> Walk:
                 client.post(address, json={"contexts": MORNINGS[:1]}).raise_for_status()
                 recorded.recording = False
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return recorded
 
 
 def main() -> None:
-    recorded = walk()
+    console, recorded = Console(highlight=False, soft_wrap=True), walk()
     for file in recorded.files:
         names = [f"{name}×{count}" if count > 1 else name for (at, name), count in recorded.calls.items() if at == file]
-        print(f"{file}: {', '.join(names)}")
+        console.print(f"{file}: {', '.join(names)}")
     for package in ("app", "bco_core"):
         inside = {key: count for key, count in recorded.calls.items() if key[0].startswith(f"{package}/")}
         files = len({file for file, _ in inside})
-        print(f"{package}: {sum(inside.values())} calls of {len(inside)} functions in {files} files")
-    print(f"together: {recorded.calls.total()} calls of {len(recorded.calls)} functions in {len(recorded.files)} files")
+        console.print(f"{package}: {sum(inside.values())} calls of {len(inside)} functions in {files} files")
+    console.print(
+        f"together: {recorded.calls.total()} calls of {len(recorded.calls)} functions in {len(recorded.files)} files"
+    )
 
 
 if __name__ == "__main__":

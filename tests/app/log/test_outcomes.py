@@ -18,7 +18,6 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.http.security import LOCAL
 from app.log import outcomes, router
-from app.prescriptions import drift_from_log
 from app.prescriptions.schemas import PrescribeRequest
 from bco_core import build_problem
 from tests.app.problems.test_two_stage import SHIPMENT, SPEC, posterior_for
@@ -302,7 +301,7 @@ def test_drift_of_the_log_judges_what_was_promised_by_what_was_recorded(
     found = drift(client, made)
     assert (found["verdict"], found["overall"]["rows"], found["left_out"]) == ("drifting", 110, 1)
     assert found["stretches"][0]["first"] < found["stretches"][-1]["last"]
-    monkeypatch.setattr(drift_from_log, "MOST_ROWS", 50)
+    monkeypatch.setattr("app.prescriptions.drift.MOST_ROWS", 50)
     assert drift(client, made)["overall"]["rows"] == 49
     assert "leave dataset_id out" in drift(client, made, 422, dataset_id="data_X")["detail"]
 

@@ -66,7 +66,7 @@ def test_every_array_counts_once_however_deep_it_is() -> None:
 def test_a_loaded_posterior_is_counted_with_its_problem(client: TestClient, posterior: Json) -> None:
     client.app.state.posteriors = found = cache.cache_from_settings()
     prescribe(client, posterior["id"], scenarios=40)
-    _, ready = found.seen(posterior["id"])
+    _, ready = found.in_memory(posterior["id"])
     _, arrays = ready.posterior.to_arrays()
     alone = sum(array.nbytes for array in arrays.values())
     assert alone < found._entries.currsize == size_of(ready) < alone + 10_000

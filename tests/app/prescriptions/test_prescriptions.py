@@ -14,8 +14,7 @@ from app.db.tables import PosteriorRow
 from app.demo import example_problem
 from app.posteriors.service import load
 from app.prescriptions import cache
-from app.prescriptions.include_schemas import IncludedAnswer
-from app.prescriptions.schemas import PrescribeAnswer
+from app.prescriptions.schemas import IncludedAnswer, PrescribeAnswer
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.problems.registry import build_problem
