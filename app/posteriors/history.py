@@ -1,4 +1,4 @@
-"""From the rows of a data set to what is learned from: which features are asked for, and the sample that they make."""
+"""Turn the rows of a data set into the sample to learn from: choose features of time, and encode the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Periods = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=100)]
 
 
 class RecipeSpec(Request):
-    """Features of time; what is not given is as with ``auto``."""
+    """Features of time; omitted fields are as with ``auto``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lags": [7, 14], "windows": [28], "holidays": "DE"}]})
 
@@ -40,12 +40,12 @@ class RecipeSpec(Request):
         description="weekday, month and hour as categories; the time of the year and of the day as waves",
     )
     lags: _Periods | None = Field(
-        None, description="outcomes so many periods ago are features; none can be younger than the data set's lead"
+        None, description="features from outcomes this many periods ago, at least the data set's lead"
     )
     windows: _Periods | None = Field(
-        None, description="mean and quantiles over so many periods up to the newest that is known are features"
+        None, description="features from mean and quantiles over this many periods up to the newest known one"
     )
-    trend: bool | None = Field(None, description="whether the time since the history began is a feature")
+    trend: bool | None = Field(None, description="whether the time since the start of the history is a feature")
     holidays: str | None = Field(
         None, description="mark public holidays of this country, by its ISO code of two letters"
     )
@@ -53,16 +53,16 @@ class RecipeSpec(Request):
 
 Features = Literal["auto", "none"] | RecipeSpec
 DESCRIPTION = (
-    "features of time, where the data set has a time column: auto chooses calendar parts, lags and windows by its "
-    "spacing, none leaves time out, and an object changes what auto chooses. The level of a series is always among them"
+    "features of time, if the data set has a time column: auto chooses calendar parts, lags and windows by its "
+    "spacing, none leaves time out, and an object changes the choice of auto. The level of a series is always one"
 )
 
 
 @dataclass(frozen=True)
 class EncodedHistory:
-    """A sample, and the state by which :class:`ContextEncoding` encodes new contexts as it encoded these.
+    """A sample, and the state by which :class:`ContextEncoding` encodes new contexts in the same way.
 
-    ``left_out`` rows have nothing before them that would be known at their decision.
+    ``left_out`` is the number of rows without earlier rows that are known at their decision.
     """
 
     sample: Sample
@@ -75,7 +75,7 @@ def column_of(columns: list[dict[str, Any]], role: str) -> dict[str, Any] | None
 
 
 def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) -> int:
-    """About how many columns an encoded context will have; refuses features that cannot be made."""
+    """Return the approximate width of an encoded context; refuse features that cannot be computed."""
     time = column_of(dataset.columns, "time")
     if time is None and features not in ("auto", "none"):
         raise InvalidRequest.at(("features",), "the data set has no time column, so there are no features of time")
@@ -84,22 +84,26 @@ def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) 
     if time is not None and features != "none":
         width += _recipe(time, dataset.lead, features, _span(time), tuple(outcomes)).width
     if not width and time is not None:
-        raise InvalidRequest.at(("features",), "without features of time there is nothing to decide by; ask for auto")
+        raise InvalidRequest.at(
+            ("features",), "without features of time there are no context columns to decide by; use auto"
+        )
     return width
 
 
 def encode(
     dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int
 ) -> EncodedHistory:
-    """The rows of a revision as a sample; the features of each are made of rows that were known at its decision."""
+    """Encode the rows of a revision; the features of each come from rows known at its decision."""
     return encode_rows(dataset, table, table, features, outcomes, revision)[0]
 
 
 def encode_rows(
     dataset: DatasetRow, known: pa.Table, table: pa.Table, features: Features, outcomes: list[str], revision: int
 ) -> tuple[EncodedHistory, Whole]:
-    """The rows of a table as a sample, and which of them are in it. What is chosen or counted is so by the ``known``
-    ones of them and the data set's profile alone."""
+    """Encode the rows of a table, and return the numbers of those in the sample.
+
+    Features are chosen by the ``known`` rows and the data set's profile alone.
+    """
     values = outcomes_of(table, outcomes)
     time = column_of(dataset.columns, "time")
     keys = tuple(column["name"] for column in dataset.columns if column["role"] == "series")
@@ -113,7 +117,7 @@ def encode_rows(
     }
     if time is None:
         return _without_time(ContextEncoding.of(dataset.columns, state), table, values, state)
-    # Series begin and end when they like: the recipe is for one of usual length, known once rows are on the grid.
+    # Series have different lengths: the recipe is for the median length, known once rows are on the grid.
     plan = _recipe(time, dataset.lead, "auto", _span(time), tuple(outcomes))
     looking = Looking(time, keys, plan)
     past = looking.past(known, revision)
@@ -139,7 +143,7 @@ def _without_time(
 
 
 class RowPositions(NamedTuple):
-    """When the rows of a data set were made: period and series (n,), the names of the series, the clock, the season."""
+    """Positions of rows in time: period and series (n,), the names of the series, the clock, the season."""
 
     periods: Whole
     series: Whole
@@ -149,7 +153,7 @@ class RowPositions(NamedTuple):
 
 
 def row_positions(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> RowPositions | None:
-    """Where the rows of a data set lie in time; None if it has no time column."""
+    """Return the positions of a data set's rows in time; None if it has no time column."""
     time = column_of(dataset.columns, "time")
     if time is None:
         return None
@@ -162,7 +166,7 @@ def row_positions(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> 
 
 
 def outcomes_of(table: pa.Table, names: list[str]) -> Matrix:
-    """The outcomes (n, d_y) of a table."""
+    """Return the outcomes (n, d_y) of a table."""
     return np.stack([table.column(name).to_numpy() for name in names], axis=1)
 
 
@@ -176,7 +180,7 @@ def in_time(
     season: int,
     state: dict[str, Any],
 ) -> tuple[EncodedHistory, Whole]:
-    """The rows of a table with time as a sample, and which of them are in it; the state is completed."""
+    """Encode the rows of a table with time, and return the numbers of those in the sample; complete the state."""
     encoded = encoding.encode_table(table, past, notes=False)
     kept = encoded.usable
     if not len(kept):
@@ -192,7 +196,7 @@ def in_time(
 
 
 def _few_keys(columns: list[dict[str, Any]], table: pa.Table) -> dict[str, list[str]]:
-    """The values of key columns that have few of them."""
+    """Return the values of key columns with few different ones."""
     return {
         column["name"]: sorted(pc.unique(table.column(column["name"])).to_pylist())
         for column in columns
@@ -209,7 +213,7 @@ def _clock(time: dict[str, Any]) -> Clock:
 
 
 def _span(time: dict[str, Any]) -> int:
-    """Periods from the first row to the last."""
+    """Return the number of periods from the first row to the last."""
     first, last = _clock(time).periods(np.array([_moment(time, "first"), _moment(time, "last")]))
     return int(last - first) + 1
 
@@ -220,9 +224,9 @@ def _recipe(time: dict[str, Any], lead: int, features: Features, periods: int, o
     recipe = auto_recipe(clock.unit, clock.step, lead, periods, outcomes=outcomes, phase=clock.phase, origin=origin)
     if not isinstance(features, RecipeSpec):
         return recipe
-    asked = features.model_dump(exclude_none=True)
     changes: dict[str, Any] = {
-        name: tuple(sorted(set(value))) if isinstance(value, list) else value for name, value in asked.items()
+        name: tuple(sorted(set(value))) if isinstance(value, list) else value
+        for name, value in features.model_dump(exclude_none=True).items()
     }
     try:
         return replace(recipe, **changes)

@@ -16,10 +16,7 @@ class AdmissionLimit:
     def __init__(self, total: int, most: int) -> None:
         self._total, self._most = total, most or total
         self._by_workspace: Counter[str] = Counter()
-
-    @property
-    def taken(self) -> int:
-        return self._by_workspace.total()
+        self.taken = 0
 
     @contextmanager
     def slot(self, workspace: str) -> Iterator[None]:
@@ -31,12 +28,16 @@ class AdmissionLimit:
             number = f"{self._most} prescriptions of this workspace are under way already"
             detail = f"{number} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
             raise TooMany(detail, headers={"Retry-After": "1"})
-        self._by_workspace[workspace] += 1
-        IN_FLIGHT.set(self.taken)
+        self._count(workspace, 1)
         try:
             yield
         finally:
-            self._by_workspace[workspace] -= 1
+            self._count(workspace, -1)
+
+    def _count(self, workspace: str, change: int) -> None:
+        self.taken += change
+        self._by_workspace[workspace] += change
+        if not self._by_workspace[workspace]:
             # Workspaces come and go: drop those without a call.
-            self._by_workspace += Counter()
-            IN_FLIGHT.set(self.taken)
+            del self._by_workspace[workspace]
+        IN_FLIGHT.set(self.taken)

@@ -98,7 +98,7 @@ def test_jobs_make_keep_and_move_an_alias_and_say_so(client: TestClient, incumbe
     assert "there was no such alias" in log_of(client, first)[-1]
     second = learn(client, create_job(client, **ids, promote=promote, seed=5)["id"])
     assert named(client, "nightly") == first["posterior_id"]
-    assert f"names {first['posterior_id']} still" in log_of(client, second)[-1]
+    assert f"still names {first['posterior_id']}" in log_of(client, second)[-1]
     third = learn(client, create_job(client, **ids, promote=promote | {"when": "always"}, seed=6)["id"])
     assert named(client, "nightly") == third["posterior_id"]
 

@@ -18,6 +18,7 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.http.security import LOCAL
 from app.log import outcomes, router
+from app.prescriptions.context import AnswerBody
 from app.prescriptions.schemas import PrescribeRequest
 from bco_core import build_problem
 from tests.app.problems.test_two_stage import SHIPMENT, SPEC, posterior_for
@@ -257,10 +258,10 @@ def test_an_evaluation_is_followed_by_what_happened_to_our_decision(client: Test
     body = {"contexts": CONTEXTS[:2]}
     answer = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body).json()
     evaluations = [{"status": "evaluated", "ours": one, "alternatives": []} for one in answer["prescriptions"]]
-    told = {name: answer[name] for name in ("posterior_id", "digest")} | {"evaluations": evaluations}
+    body_of_answer = AnswerBody(answer["posterior_id"], answer["digest"], orjson.dumps({"evaluations": evaluations}))
     log = client.app.state.log  # type: ignore[attr-defined]
     http = Request({"type": "http", "caller": LOCAL, "headers": []})
-    kept = orjson.loads(log.keep("evaluate", http, PrescribeRequest.model_validate(body), orjson.dumps(told)))
+    kept = orjson.loads(log.keep("evaluate", http, PrescribeRequest.model_validate(body), body_of_answer))
     happened = {"croissants": 90.0, "loaves": 55.0}
     (row,) = record(client, kept, rows=[{"index": 1, "outcomes": happened}])["rows"]
     assert row["realised_cost"] == pytest.approx(newsvendor_cost(evaluations[1]["ours"]["decision"], happened))
