@@ -71,7 +71,7 @@ def times(client: TestClient, path: str, **query: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.api+json"])
-def test_an_answer_is_found_again_byte_for_byte_whichever_road_it_took(
+def test_an_answer_is_found_again_byte_for_byte_by_either_path(
     client: TestClient, posterior: Json, kind: str
 ) -> None:
     body = {"contexts": CONTEXTS[:3], "scenarios": 30, "policy": "averaged"}

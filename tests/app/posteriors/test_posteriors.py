@@ -234,7 +234,7 @@ def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
     assert "particles" in stored_arrays(learned(client, inference=chains)["id"])
 
 
-def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_told_of(
+def test_particles_with_digits_of_another_machine_serve_with_a_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = learned(client)
