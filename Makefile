@@ -3,49 +3,61 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 EXIT ?=
 
-.PHONY: help setup demo serve browser test torture mutants lint docs bench clean
+.PHONY: help setup kernels demo serve browser test test-all torture mutants lint docs stats bench clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 11
 
 setup: .venv/ready  ## make the environment in .venv, nothing else
 
 .venv/ready: pyproject.toml constraints.txt
-	$(shell command -v $(PYTHON) || echo python3) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "set-up 1/2: a Python environment in .venv"
+	@$(shell command -v $(PYTHON) || echo python3) -m venv .venv
+	@echo "set-up 2/2: installing packages, some minutes the first time"
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+kernels: .venv/ready  # compiled once and kept beside the sources; later runs find them there
+	@$(BIN)/python -m bco_core.compile_kernels
+
 demo: .venv/ready  ## learn from a bakery's history, prescribe, leave the service running (EXIT=1: stop after the table)
-	$(BIN)/bco demo $(if $(EXIT),--exit)
+	@$(BIN)/bco demo $(if $(EXIT),--exit)
 
 serve: .venv/ready  ## run the API and a worker on this machine
-	$(BIN)/bco serve
+	@$(BIN)/bco serve
 
-browser:  # pages are tested in a real one: Debian's, where it is not there yet and may be installed
-	@command -v chromium chromium-browser google-chrome > /dev/null || { apt-get update -q && apt-get install -y -q chromium; } > /dev/null 2>&1 \
+browser:  # pages are tested in a real browser: Debian's, installed here if missing and permitted
+	@command -v chromium chromium-browser google-chrome > /dev/null || { echo "set-up: installing chromium" ; apt-get update -q && apt-get install -y -q chromium; } > /dev/null 2>&1 \
 	  || echo "There is no chromium here and it cannot be installed: tests of pages in a browser are skipped."
 
-test: .venv/ready browser  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
-	@echo "What fails beside other tests runs once more, alone: a crowded machine is no failure."
-	$(BIN)/pytest -n auto --dist loadfile || $(BIN)/pytest --last-failed --last-failed-no-failures none
+test: kernels browser  ## the first tier: every feature, on SQLite, in minutes
+	@echo "tests, first tier: every feature; 'make test-all' runs the rest"
+	@$(BIN)/pytest -q -n auto --dist loadfile
 
-torture: .venv/ready  ## the long tests: minutes of load, fuzzing and dying processes
-	$(BIN)/pytest -m torture
+test-all: kernels browser  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
+	@echo "tests, both tiers: half an hour or more on two cores"
+	@$(BIN)/pytest -q --all -n auto --dist loadfile
+
+torture: kernels  ## the long tests: minutes of load, fuzzing and dying processes
+	@$(BIN)/pytest --all -m torture
 
 mutants: .venv/ready  ## break the numerics in small ways, one at a time, and see that a test notices each
-	$(BIN)/python -m tests.mutants.run
+	@$(BIN)/python -m tests.mutants.run
 
 lint: .venv/ready  ## format, lint and type checks
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 
 docs: .venv/ready  ## write anew what pages say of settings and of results
-	$(BIN)/python -m docs.settings
-	$(BIN)/python -m docs.results
+	@$(BIN)/python -m docs.settings
+	@$(BIN)/python -m docs.results
+
+stats: .venv/ready  ## lines, modules, modules with one importer, seconds of the last test runs
+	@$(BIN)/python .ci/stats
 
 bench: .venv/ready  ## measure the running parts; figures are printed as JSON
-	$(BIN)/bco bench serving --json
+	@$(BIN)/bco bench serving --json
 
 clean:  ## remove the environment and the local database
 	rm -rf .venv var

@@ -1,27 +1,23 @@
-"""The service in this process, on a fresh SQLite file and on a fresh PostgreSQL database, a module at a time."""
+"""The service in this process on a fresh database: SQLite, and PostgreSQL in the second tier. One a module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from app.db.migrate import migrate
 from app.main import create_app
-from app.settings import get_settings
 from tests.support.in_process import DATABASES, read_settings, service_on
 
 MakeDatabase = Callable[[str], str]
 
 
 @pytest.fixture(scope="module", params=DATABASES)
-def database_url(request: pytest.FixtureRequest, empty_database: MakeDatabase) -> Iterator[str]:
+def database_url(request: pytest.FixtureRequest, migrated_database: MakeDatabase) -> Iterator[str]:
     """A migrated database that the application in this process uses."""
-    url = empty_database(request.param)
+    url = migrated_database(request.param)
     with service_on(url):
-        migrate(get_settings().sqlalchemy_url)
         yield url
 
 
@@ -44,8 +40,3 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield change
     monkeypatch.undo()
     read_settings()
-
-
-@pytest.fixture(scope="session")
-def repository() -> Path:
-    return Path(__file__).parents[2]

@@ -1,15 +1,11 @@
+"""Numerics run on one thread, as in a worker."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-
-settings.register_profile(
-    "core", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("core")
 
 
 @pytest.fixture(scope="session", autouse=True)

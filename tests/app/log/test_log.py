@@ -71,9 +71,7 @@ def times(client: TestClient, path: str, **query: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.api+json"])
-def test_an_answer_is_found_again_byte_for_byte_by_either_path(
-    client: TestClient, posterior: Json, kind: str
-) -> None:
+def test_an_answer_is_found_again_byte_for_byte_by_either_path(client: TestClient, posterior: Json, kind: str) -> None:
     body = {"contexts": CONTEXTS[:3], "scenarios": 30, "policy": "averaged"}
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
     content = client.post(address, content=orjson.dumps(body), headers={"content-type": kind}).content

@@ -12,11 +12,7 @@ import orjson
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from backtesting import asked, finished, prepared
-from journey import CONTEXTS, QUICK, Json, answered, create_job, learn, learned, prescribe
-from looking import another_browser, look, words
 from starlette.testclient import TestClient
-from test_histories import learned_from, shops
 
 from app.db.blobs import checksum
 from app.db.engine import transaction
@@ -27,6 +23,10 @@ from app.log.writer import packed, unpacked
 from app.pages.render import signed
 from app.posteriors import portable
 from bco_core.progress import no_progress
+from tests.app.datasets.test_histories import learned_from, shops
+from tests.support.backtesting import asked, finished, prepared
+from tests.support.journey import CONTEXTS, QUICK, Json, answered, create_job, learn, learned, prescribe
+from tests.support.looking import another_browser, look, words
 
 PATCH: Json = {"items": {"croissants": {"underage_cost": 9.0}}}
 FORMER_JOB = {"inference": "posterior", "actual_decision": "done", "problem_patch": "problem"}
