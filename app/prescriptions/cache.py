@@ -59,7 +59,7 @@ class Range(NamedTuple):
 class LoadedPosterior:
     """A posterior in memory with its problem, its encoding and the names of its decisions.
 
-    EncodedContexts contexts below ``lowest`` or above ``highest``, both (width,), are far outside the history; ``ranges`` has
+    Encoded contexts below ``lowest`` or above ``highest``, both (width,), are far outside the history; ``ranges`` has
     the name and range of each column, None for a column without one.
     """
 
