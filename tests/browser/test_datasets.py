@@ -108,6 +108,7 @@ def test_a_data_set_shows_what_it_holds(page: Page, file: Path) -> None:
     axe(page)
 
 
+@pytest.mark.slow
 def test_rows_are_appended_and_the_data_set_is_deleted(page: Page, file: Path, watch: Watch, tmp_path: Path) -> None:
     watch.expected.append("422")
     keep(page, file, "shops that grow")
@@ -155,6 +156,7 @@ def test_names_that_are_markup_are_only_shown(page: Page, tmp_path: Path) -> Non
     fits(page)
 
 
+@pytest.mark.slow
 def test_on_a_phone(new_context: Callable[..., BrowserContext], service: Service, file: Path) -> None:
     page = new_context(base_url=service.url, viewport=PHONE).new_page()
     page.goto("/datasets/new")

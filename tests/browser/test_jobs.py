@@ -91,6 +91,7 @@ def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> Non
     shoot(page, "problem-linear")
 
 
+@pytest.mark.slow
 def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     page: Page, watch: Watch, bakery: dict[str, str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     fits_soon(page)
 
 
+@pytest.mark.slow
 def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Service, bakery: dict[str, str]) -> None:
     body = {"problem_id": bakery["problem"], "dataset_id": bakery["dataset"], "name": "a long one"}
     chains = {"method": "mh", "chains": 2, "steps": 200_000, "burn_in": 5_000}

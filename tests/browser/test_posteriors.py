@@ -102,6 +102,7 @@ def test_a_chart_tells_its_values_to_who_points_at_it_or_opens_its_table(page: P
     expect(rows.first).to_contain_text("2024-")
 
 
+@pytest.mark.slow
 def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: dict[str, str], service: Service) -> None:
     page.goto(f"/posteriors/{learned['chains to read of']}")
     ready(page)
@@ -133,6 +134,7 @@ def test_a_wrong_name_is_refused_beside_its_field(page: Page, learned: dict[str,
     axe(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [TABLET, PHONE], ids=["tablet", "phone"])
 def test_it_fits_smaller_screens(
     new_context: Callable[..., BrowserContext], service: Service, learned: dict[str, str], size: dict[str, int]
@@ -149,6 +151,7 @@ def test_it_fits_smaller_screens(
         shoot(page, f"posterior-{name.replace(' ', '-')}-{size['width']}")
 
 
+@pytest.mark.slow
 def test_the_first_answer_is_quick_and_small(service: Service, learned: dict[str, str]) -> None:
     for posterior in learned.values():
         answer = service.http.get(f"/posteriors/{posterior}", headers={"Accept": "text/html"})
