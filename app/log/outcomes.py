@@ -21,14 +21,14 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError, UnavailableError
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
 from app.prescriptions.cache import PosteriorCache, cached_posterior
 from app.prescriptions.patching import cached_patched_problem
 from app.problems.schemas import outcome_names
 from bco_core import deadline
-from bco_core.policies import decide_for
+from bco_core.policies import decide_for_outcomes
 from bco_core.problems.base import DecisionProblem
 
 # Attempts to store outcomes while others record them too.
@@ -71,7 +71,7 @@ def record(
         changed = _changed(reports, before, request.replace)
         with deadline.until(monotonic() + seconds):
             # A patch of the call holds for its outcomes too.
-            patch = parsed(entry.request).get("problem_patch")
+            patch = parse_json(entry.request).get("problem_patch")
             problem = cached_patched_problem(cache, posterior, loaded.problem, patch).problem
             rows = _costed(problem, outcome_names(posterior.problem), loaded.decisions, changed, decided)
         stored = _store(prescription_id, before, rows, by)
@@ -166,7 +166,7 @@ def _costed(
     complete = realised.isfinite().all(dim=1)
     best = torch.full_like(answered, math.nan)
     if complete.any():
-        best[complete] = decide_for(problem, realised[complete]).double()
+        best[complete] = decide_for_outcomes(problem, realised[complete]).double()
     costs = [_costs(problem, each, realised) for each in (answered, actual, best)]
     rows = []
     for number, realised_cost, actual_cost, best_cost in zip(numbers, *costs, strict=True):

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.http.errors import NotFoundError, UnavailableError
-from app.http.routes import Guarded, parsed
+from app.http.routes import ScopedRoute, parse_json
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Reader, Trainer
-from app.ids import is_id, made_at
+from app.ids import created_at, is_id
 from app.log import export, outcomes, reproduce, service
 from app.log.schemas import (
     Format,
@@ -32,7 +32,7 @@ from app.prescriptions.service import CALL_KINDS, compute
 from app.settings import get_settings
 from bco_core.errors import OutOfTime
 
-router = APIRouter(prefix="/v1/prescriptions", tags=["prescriptions"], route_class=Guarded)
+router = APIRouter(prefix="/v1/prescriptions", tags=["prescriptions"], route_class=ScopedRoute)
 
 # An answer is in the log after this long at the latest, unless the database is out.
 WRITTEN_SECONDS = 1.0
@@ -61,7 +61,7 @@ async def _once_written(prescription_id: str, look: Callable[[], Value]) -> Valu
         try:
             return await anyio.to_thread.run_sync(look)
         except NotFoundError:
-            if not is_id(prescription_id) or abs(time() - made_at(prescription_id)) > WRITTEN_SECONDS:
+            if not is_id(prescription_id) or abs(time() - created_at(prescription_id)) > WRITTEN_SECONDS:
                 raise
         await anyio.sleep(_RETRY_SECONDS)
 
@@ -153,7 +153,7 @@ async def reproduce_prescription(prescription_id: str, caller: Reader, http: Req
 
     entry = await _once_written(prescription_id, look)
     row, revision = entry.row, reproduce.revision(entry)
-    request = CALL_KINDS[row.kind].model.model_validate(parsed(entry.request))
+    request = CALL_KINDS[row.kind].model.model_validate(parse_json(entry.request))
     body = await compute(http, row.kind, caller.workspace, row.posterior_id, request, revision)
     comparison = await anyio.to_thread.run_sync(reproduce.compare, entry, body)
     return Response(comparison, media_type="application/json")

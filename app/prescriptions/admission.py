@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.http.errors import TooMany, UnavailableError
+from app.http.errors import TooManyError, UnavailableError
 from app.metrics import IN_FLIGHT
 
 
@@ -27,7 +27,7 @@ class AdmissionLimit:
         if self._by_workspace[workspace] >= self._most:
             number = f"{self._most} prescriptions of this workspace are under way already"
             detail = f"{number} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
-            raise TooMany(detail, headers={"Retry-After": "1"})
+            raise TooManyError(detail, headers={"Retry-After": "1"})
         self._count(workspace, 1)
         try:
             yield

@@ -187,8 +187,8 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
         known = profile[column.name]
         first = None if column.categories else Range(column.name, known["minimum"], known["maximum"])
         ranges += [first] + [None] * (column.width - 1)
-    if encoding.looking is not None and row.recipe is not None:
-        recipe, before = encoding.looking.recipe, len(ranges)
+    if encoding.lookback is not None and row.recipe is not None:
+        recipe, before = encoding.lookback.recipe, len(ranges)
         of_calendar = recipe.width - len(recipe.outcomes) * recipe.columns_an_outcome
         lowest, highest = row.recipe["lowest"][before:], row.recipe["highest"][before:]
         by_feature = [Range(*feature) for feature in zip(recipe.names, lowest, highest, strict=True)]
@@ -199,12 +199,12 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
 
 def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Past:
     """Read the earlier rows that features look back on from a revision of the posterior's data set."""
-    if encoding.looking is None or row.dataset_id is None:
+    if encoding.lookback is None or row.dataset_id is None:
         raise ConflictError(NO_ROWS)
     with transaction() as session:
         table = read_table(session, row.dataset_id, revision)
     try:
-        return encoding.looking.past(table, revision)
+        return encoding.lookback.past(table, revision)
     except InvalidInput as error:
         raise ConflictError(
             f"no features can be computed from the rows of data set {row.dataset_id}: {error}"
@@ -218,8 +218,8 @@ def cached_past(
 
     The newest revision is kept in memory; any other is read.
     """
-    looking = loaded.encoding.looking
-    if looking is None:
+    lookback = loaded.encoding.lookback
+    if lookback is None:
         return None
     if row.dataset_id is None:
         raise ConflictError(NO_ROWS)
@@ -232,7 +232,7 @@ def cached_past(
         return past, size_of(past)
 
     # Posteriors of one data set share its rows.
-    key = ("past", row.dataset_id, looking.recipe.clock, looking.recipe.outcomes)
+    key = ("past", row.dataset_id, lookback.recipe.clock, lookback.recipe.outcomes)
     return cache.get(key, make, lambda past: past.revision >= revision)
 
 

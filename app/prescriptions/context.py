@@ -19,7 +19,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from app.datasets.encoding import Encoded
+from app.datasets.encoding import EncodedContexts
 from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, InvalidRequest, UnavailableError, of_core
@@ -157,7 +157,7 @@ class PreparedRequest:
     request: DecisionOptions
     options: PrescribeOptions
     draws: Tensor
-    encoded: Encoded
+    encoded: EncodedContexts
     far: dict[int, list[int]]
     past: Past | None
     contexts: Sequence[Sequence[Any]] = ()
@@ -173,7 +173,7 @@ class PreparedRequest:
 
     def header(self) -> tuple[dict[str, Any], list[str]]:
         """Return the fields of ``CommonAnswer`` up to its warnings, and the warnings whatever the contexts are."""
-        row, request, looking = self.row, self.request, self.loaded.encoding.looking
+        row, request, lookback = self.row, self.request, self.loaded.encoding.lookback
         quality, reason = row.diagnostics["quality"], row.diagnostics["reason"]
         warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {reason}"]
         doubt = row.diagnostics.get("promise_warning")
@@ -181,8 +181,8 @@ class PreparedRequest:
             warnings.append(f"a risk is judged over predictive scenarios, and {doubt}")
         stored = request.seed is None and request.scenarios <= row.particles
         history = None
-        if self.past is not None and looking is not None:
-            history = {"revision": self.past.revision, "last": looking.recipe.clock.text(self.past.last)}
+        if self.past is not None and lookback is not None:
+            history = {"revision": self.past.revision, "last": lookback.recipe.clock.text(self.past.last)}
         fields = {
             "posterior_id": row.id,
             "digest": row.digest,
@@ -292,7 +292,7 @@ def check_include(
         raise InvalidRequest.at(("include",), _RANDOM.format(policy=policy))
 
 
-def far_from_history(loaded: LoadedPosterior, encoded: Encoded) -> dict[int, list[int]]:
+def far_from_history(loaded: LoadedPosterior, encoded: EncodedContexts) -> dict[int, list[int]]:
     """Return the columns in which usable rows lie beyond the history's range by more than that range, by row."""
     contexts = torch.from_numpy(encoded.matrix)
     beyond = (contexts < loaded.lowest) | (contexts > loaded.highest)

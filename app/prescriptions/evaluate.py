@@ -17,11 +17,11 @@ from app.prescriptions.prescribe import decide_usable
 from app.prescriptions.schemas import EVALUATED, REFUSED, EvaluateRequest
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core.evaluate import Evaluated
+from bco_core.evaluate import Evaluation
 from bco_core.evaluate import evaluate as evaluate_decisions
 from bco_core.prescribe import QUANTILES
 from bco_core.problems.base import Breach
-from bco_core.problems.registry import fixed
+from bco_core.problems.registry import fix_decision
 
 # Time to judge a decision, as a share of the time to make one.
 _JUDGING = 0.05
@@ -122,7 +122,7 @@ def _unknown(names: list[str]) -> str:
 
 def _judge(
     prepared: PreparedRequest, alternatives: _Alternatives, ours: list[Json], usable: list[int], seconds: float
-) -> Evaluated:
+) -> Evaluation:
     """Judge the alternatives of usable contexts, numbered among these."""
     place = torch.full((len(ours),), -1)
     place[usable] = torch.arange(len(usable))
@@ -135,7 +135,7 @@ def _judge(
         torch.tensor(own, dtype=torch.float64),
         alternatives.decisions[places >= 0],
         places[places >= 0],
-        lambda decision: fixed(prepared.problem, prepared.patched.spec, decision),
+        lambda decision: fix_decision(prepared.problem, prepared.patched.spec, decision),
         prepared.options,
         prepared.draws,
         seconds,
@@ -143,7 +143,7 @@ def _judge(
 
 
 def _evaluations(
-    prepared: PreparedRequest, alternatives: _Alternatives, ours: list[Json], usable: list[int], evaluated: Evaluated
+    prepared: PreparedRequest, alternatives: _Alternatives, ours: list[Json], usable: list[int], evaluated: Evaluation
 ) -> list[Json]:
     """Return every context with its alternatives, in the shape of ``EvaluationAnswer``."""
     judged = set(usable)
@@ -167,7 +167,7 @@ def _evaluations(
 
 
 def _alternatives(
-    prepared: PreparedRequest, evaluated: Evaluated, decisions: Tensor, outcomes: list[str]
+    prepared: PreparedRequest, evaluated: Evaluation, decisions: Tensor, outcomes: list[str]
 ) -> list[Json]:
     """Return every decision in the shape of ``AlternativeAnswer``, without its name."""
     names, spec = prepared.loaded.decisions, prepared.patched.spec

@@ -19,7 +19,7 @@ from app.settings import get_settings
 from bco_core import deadline
 from bco_core.explain.outcomes import cost_scenarios, summary
 from bco_core.prescribe import QUANTILES
-from bco_core.problems.second_stage import SecondStage
+from bco_core.problems.base import SecondStage
 from bco_core.scenarios import Scenarios
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from fastapi import Request
 
 from app import metrics
 from app.prescriptions.context import AnswerBody, PrescribeCall
-from app.solving.pool import Solvers
+from app.solving import Solvers
 from bco_core import deadline
 from bco_core.errors import OutOfTime
 

@@ -21,7 +21,7 @@ from app.prescriptions.neighbours import cached_history
 from app.prescriptions.schemas import REFUSED
 from bco_core import deadline
 from bco_core.errors import BcoError, InvalidInput, OutOfTime
-from bco_core.prescribe import QUANTILES, Prescribed
+from bco_core.prescribe import QUANTILES, PrescribeResult
 from bco_core.prescribe import prescribe as prescribe_for
 
 # Share of the time for an answer with included parts that deciding may take.
@@ -145,7 +145,7 @@ def decide(
     return _answers(prescribed, prepared.loaded.decisions)
 
 
-def _answers(prescribed: Prescribed, names: list[str]) -> list[dict[str, Any]]:
+def _answers(prescribed: PrescribeResult, names: list[str]) -> list[dict[str, Any]]:
     return [
         {
             "decision": dict(zip(names, decision, strict=True)),

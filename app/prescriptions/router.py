@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.http.errors import InvalidRequest, UnavailableError
-from app.http.routes import Guarded
+from app.http.routes import ScopedRoute
 from app.http.security import Reader
 from app.http.tables import PARQUET
 from app.prescriptions.drift import DriftAnswer, Source, judge_log
@@ -21,7 +21,7 @@ from app.prescriptions.tables import check_table, scenario_table
 from app.settings import get_settings
 from bco_core.errors import OutOfTime
 
-router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"], route_class=Guarded)
+router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"], route_class=ScopedRoute)
 
 
 @router.post(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, Json, WithJsonSchema, field_validator, model_validator
 
-from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Seed, StrictModel, TimeLimit
 from app.posteriors.schemas import Quality
 from app.problems.patch import Difference, Patch
 from bco_core.problems.base import Status
@@ -37,7 +37,7 @@ Context = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": 
 # Requests
 
 
-class RiskMeasure(Request):
+class RiskMeasure(StrictModel):
     """(1 − w)·expected cost + w·CVaR, the mean cost of the worst 1 − level of the scenarios."""
 
     cvar_weight: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="w: 0 is expected cost, 1 is CVaR alone")
@@ -101,7 +101,7 @@ class PrescribeRequest(DecisionOptions):
 Decision = dict[str, Annotated[float, Field(ge=-1e12, le=1e12)] | None]
 
 
-class AlternativeSpec(Request):
+class AlternativeSpec(StrictModel):
     """A decision of the caller's own. We choose the best values for entries that it omits or gives as null."""
 
     name: Name | None = Field(None, description="its name in the answer; its number by default")
@@ -167,7 +167,7 @@ class NewBatch(BatchOptions):
     dataset_id: str = Field(description="a data set with the posterior's context columns; the result keeps its others")
 
 
-class BatchUpload(Request):
+class BatchUpload(StrictModel):
     """A file of contexts and how to decide for them: the fields of a multipart form."""
 
     # Form fields arrive as text.

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.datasets.encode_values import ContextColumn
-from app.datasets.encoding import ContextEncoding
-from app.datasets.parse_time import periods_of
+from app.datasets.encoding import ContextColumn, ContextEncoding
 from app.datasets.parsing import category_text, is_number
 from app.prescriptions.context import PreparedRequest, json_numbers
 from app.problems.schemas import outcome_names
@@ -24,7 +22,6 @@ from bco_core.errors import InvalidInput
 from bco_core.explain.attribution import attribute
 from bco_core.explain.derivatives import Slopes, slopes
 from bco_core.prescribe import prescribe
-from bco_core.problems.answers import prices
 from bco_core.problems.base import Status
 from bco_core.scenarios import Scenarios
 
@@ -73,9 +70,9 @@ def entries(encoding: ContextEncoding) -> dict[str, list[int]]:
     for column in encoding.columns:
         positions[column.name] = list(range(at, at + column.width))
         at += column.width
-    if encoding.looking is not None:
-        name = encoding.looking.time["name"]
-        positions[name] = list(range(at, at + encoding.looking.recipe.width))
+    if encoding.lookback is not None:
+        name = encoding.lookback.time.name
+        positions[name] = list(range(at, at + encoding.lookback.recipe.width))
     return positions
 
 
@@ -105,7 +102,7 @@ def switchable(encoding: ContextEncoding, columns: Sequence[dict[str, Any]]) -> 
     """Return the columns that are switched: categories, flags and the time."""
     numeric = amounts(encoding, columns)
     names = [column.name for column in encoding.columns if column.name not in numeric]
-    return names + ([encoding.looking.time["name"]] if encoding.looking is not None else [])
+    return names + ([encoding.lookback.time.name] if encoding.lookback is not None else [])
 
 
 def switches(
@@ -122,14 +119,14 @@ def switches(
             perturbations += [Perturbation(number, column.name, other, other) for other in others]
         elif column.name not in numeric and is_number(value):
             perturbations.append(Perturbation(number, column.name, not value, str(not value).lower()))
-    if encoding.looking is not None:
-        time, clock = encoding.looking.time, encoding.looking.recipe.clock
-        own_value = context[encoding.names.index(time["name"])]
-        periods, refused = periods_of(time, clock, [own_value])
+    if encoding.lookback is not None:
+        time, clock = encoding.lookback.time, encoding.lookback.recipe.clock
+        own_value = context[encoding.names.index(time.name)]
+        periods, refused = time.periods(clock, [own_value])
         for period in () if refused else (int(periods[0]) + 1, int(periods[0]) - 1):
             text = clock.text(period)
-            value = int(text) if time["format"] == "period" else text
-            perturbations.append(Perturbation(number, time["name"], value, text))
+            value = int(text) if time.format == "period" else text
+            perturbations.append(Perturbation(number, time.name, value, text))
     return perturbations
 
 
@@ -172,7 +169,7 @@ def sensitivities(
         costs = (
             []
             if decisions[number].isnan().any()
-            else prices(problem, decisions[number], atoms.outcomes[number], atoms.weights)
+            else problem.prices(decisions[number], atoms.outcomes[number], atoms.weights)
         )
         parts.append(
             {
@@ -244,7 +241,7 @@ def _derivatives(
 def _switches(prepared: PreparedRequest, base: Tensor, answers: dict[Perturbation, Tensor]) -> Json:
     """Return changes by column and value. Of the next and previous period, the first that can be decided for is in."""
     encoding = prepared.loaded.encoding
-    time = None if encoding.looking is None else encoding.looking.time["name"]
+    time = None if encoding.lookback is None else encoding.lookback.time.name
     changes: dict[str, Json] = {name: {} for name in switchable(encoding, prepared.row.columns)}
     for one, answer in answers.items():
         values = changes.get(one.column)
