@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.db.former_names import FORMER_ACTUAL
-from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Seed, StrictModel, TimeLimit
 from app.posteriors import history
 from app.posteriors.history import Features
 from app.posteriors.options import AutoInference, InferenceSpec, PredictorSpec, learning_options
@@ -25,7 +25,7 @@ else:
 SPLITS, JUDGED = 4, 0.3
 
 
-class Ours(Request):
+class Ours(StrictModel):
     """A posterior of ours, learned anew for every split: options as of a learn job."""
 
     name: Name | None = Field(None, description="how results call it; by default its method")
@@ -41,7 +41,7 @@ class Ours(Request):
         return learning_options(self.predictor, self.inference, self.policy, seed)
 
 
-class BacktestOptions(Request):
+class BacktestOptions(StrictModel):
     """What is compared, and on which rows."""
 
     ours: list[Ours] = Field(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 
 # Far more than can be used; a file may still have more columns than its data set takes.
 MOST_COLUMNS = 10_000
@@ -23,10 +23,10 @@ class Limits(NamedTuple):
 def check_size(rows: int, columns: int, limits: Limits) -> None:
     """Refuse a table of too many rows, columns or cells."""
     if columns > MOST_COLUMNS:
-        raise Refused(f"more than {MOST_COLUMNS} columns; leave out those that do not matter")
+        raise InvalidFile(f"more than {MOST_COLUMNS} columns; leave out those that do not matter")
     for what, number, limit in (("rows", rows, limits.max_rows), ("cells", rows * columns, limits.max_cells)):
         if number > limit:
-            raise Refused(f"at most {limit} {what} (BCO_MAX_{what.upper()})")
+            raise InvalidFile(f"at most {limit} {what} (BCO_MAX_{what.upper()})")
 
 
 def is_moment(kind: pa.DataType) -> bool:

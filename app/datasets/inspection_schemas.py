@@ -8,13 +8,13 @@ from fastapi import UploadFile
 from pydantic import BaseModel, Field
 
 from app.datasets.schemas import FILE, SHEET, Missing
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
 
 Role = Literal["time", "series", "context", "outcome", "decision", "left out"]
 Kind = Literal["time", "numeric", "categorical", "empty"]
 
 
-class FileToInspect(Request):
+class FileToInspect(StrictModel):
     """A file of history: the fields of a multipart form."""
 
     file: UploadFile = Field(description=FILE)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.datasets.bounds import Limits, check_size
 from app.datasets.numbers import spelled
 from app.datasets.reader import read_file
@@ -47,7 +47,7 @@ def parse_rows(rows: list[dict[str, Any]], settings: Settings) -> RawTable:
     # Before columns are made: every row has a place in each, also where it has no value.
     try:
         check_size(len(rows), len(names), Limits(settings.max_rows, settings.max_cells))
-    except Refused as refusal:
+    except InvalidFile as refusal:
         raise InvalidRequest.at(("rows",), str(refusal)) from None
     columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     return RawTable(columns, len(rows), "rows", lambda row, name: (("rows", row, name), f"row {row}, column '{name}'"))

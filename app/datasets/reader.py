@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from app.confined import Busy, Confined
+from app.child_processes import FileReaders, ReadersBusy
 from app.http.errors import InvalidRequest, TooLargeError, UnavailableError
 from app.settings import Settings
 
 # Arrow's own allocators reserve far more addresses than they use, and addresses are what is limited.
-readers = Confined("app.datasets.unpack", {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"})
+readers = FileReaders("app.datasets.unpack", {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"})
 
 
 def read_file(content: bytes, settings: Settings, sheet: str = "") -> tuple[str, pa.Table]:
@@ -29,11 +29,11 @@ def read_file(content: bytes, settings: Settings, sheet: str = "") -> tuple[str,
         return told["format"], pa.ipc.open_file(pa.memory_map(str(target))).read_all()
 
 
-def asked(processes: Confined, question: dict[str, Any], settings: Settings, remedy: str) -> dict[str, Any]:
+def asked(processes: FileReaders, question: dict[str, Any], settings: Settings, remedy: str) -> dict[str, Any]:
     """What a process says of a file that it could read; 422, 413 or 503 with a sentence otherwise."""
     try:
         told = processes.ask(question, settings.upload_mb, settings.upload_seconds)
-    except Busy:
+    except ReadersBusy:
         raise UnavailableError("other files are still being read; send the file again in a moment") from None
     if "refused" in told:
         raise InvalidRequest.at(told["where"] or ("file",), told["refused"])

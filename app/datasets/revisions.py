@@ -20,7 +20,7 @@ from app.datasets.validation_errors import Mistakes, shown
 from app.db.engine import affected, transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import find
 from app.settings import Settings, get_settings
 
@@ -63,7 +63,7 @@ def _store(row: DatasetRow, added: pa.Table, profiled: Profiled) -> bool:
         affected(session, sa.update(DatasetRow).where(DatasetRow.id == row.id).values(values))
         for seq, (sha256, data) in enumerate(chunks, start=len(checksums)):
             session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=row.revision, sha256=sha256, data=data))
-        made(session, f"/v1/datasets/{row.id}")
+        record_location(session, f"/v1/datasets/{row.id}")
     return True
 
 

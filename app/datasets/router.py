@@ -27,12 +27,12 @@ from app.datasets.schemas import (
 )
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=IdempotentRoute)
 
 # An empty list in a field of a form, where a field without text means that nothing is said.
 NO_NAMES = "[]"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.http.schemas import Body, Name, Request, Resource
+from app.http.schemas import Body, Name, Resource, StrictModel
 
 Missing = Literal["reject", "drop", "impute"]
 Unseen = Literal["reject", "other"]
@@ -68,7 +68,7 @@ class NewDataset(Body):
     decisions: list[str] = Field([], description=DECISIONS)
 
 
-class DatasetUpload(Request):
+class DatasetUpload(StrictModel):
     """A file of history and what its columns are: the fields of a multipart form."""
 
     file: UploadFile = Field(description=FILE)
@@ -114,7 +114,7 @@ class NewRows(Body):
     rows: list[dict[str, Any]] = Field(description="one object a row: column name to value, null where it is unknown")
 
 
-class RowsUpload(Request):
+class RowsUpload(StrictModel):
     """A file of rows with the columns of the data set they are appended to."""
 
     file: UploadFile = Field(description=FILE)

@@ -21,7 +21,7 @@ from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import InvalidRequest, NotFoundError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import delete_row, find, matching, page, read
 from app.ids import new_id
 from app.settings import get_settings
@@ -55,7 +55,7 @@ def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Roles
     )
     session.add(row)
     session.flush()
-    made(session, f"/v1/datasets/{row.id}")
+    record_location(session, f"/v1/datasets/{row.id}")
     for seq, (sha256, data) in enumerate(chunks):
         session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=1, sha256=sha256, data=data))
     return row

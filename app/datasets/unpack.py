@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from app.confined import Refused, serve
+from app.child_processes import InvalidFile, serve_files
 from app.datasets import workbook
 from app.datasets.bounds import MISSING_TEXT, Limits, check_size, is_moment
 
@@ -36,11 +36,11 @@ def unpack(content: bytes, limits: Limits, sheet: str = "") -> tuple[str, pa.Tab
     if content[:4] == b"PK\x03\x04":
         return "xlsx", workbook.read(content, limits, sheet)
     if sheet:
-        raise Refused("the file is no Excel workbook (.xlsx), so it has no sheets; leave out sheet")
+        raise InvalidFile("the file is no Excel workbook (.xlsx), so it has no sheets; leave out sheet")
     if content[:4] == b"PAR1":
         return "parquet", _parquet(content, limits)
     if content[:4] == b"\xd0\xcf\x11\xe0":
-        raise Refused(OLD_WORKBOOK)
+        raise InvalidFile(OLD_WORKBOOK)
     return "csv", _csv(content, limits)
 
 
@@ -64,9 +64,9 @@ def _parquet(content: bytes, limits: Limits) -> pa.Table:
     except pa.ArrowMemoryError:
         raise
     except UnicodeDecodeError:
-        raise Refused(NOT_UTF8) from None
+        raise InvalidFile(NOT_UTF8) from None
     except (pa.ArrowException, OSError) as error:
-        raise Refused(NOT_UTF8 if "UTF8" in str(error) else UNREADABLE) from None
+        raise InvalidFile(NOT_UTF8 if "UTF8" in str(error) else UNREADABLE) from None
 
 
 def _declared_bytes(metadata: pq.FileMetaData) -> int:
@@ -79,7 +79,7 @@ def _check_unfolded(size: int, limits: Limits) -> None:
     most = BYTES_A_CELL * limits.max_cells
     if size > most:
         detail = f"the file unfolds to more than {most / 1e6:g} MB, {BYTES_A_CELL} bytes for each of BCO_MAX_CELLS"
-        raise Refused(detail)
+        raise InvalidFile(detail)
 
 
 def _read_within(file: pq.ParquetFile, limits: Limits) -> pa.Table:
@@ -115,7 +115,7 @@ def _usable(field: pa.Field) -> bool:
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if _is_text(kind) or _is_number(kind) or is_moment(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return True
-    raise Refused(
+    raise InvalidFile(
         f"column '{field.name}' holds {kind}; only numbers, booleans, text, dates and timestamps can be used: "
         "convert it or leave it out"
     )
@@ -146,7 +146,7 @@ def _moments(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if len(numbers) > numbers.null_count:
         extremes = pc.min_max(numbers).as_py()
         if extremes["min"] < FIRST_DAY * a_day or extremes["max"] >= (LAST_DAY + 1) * a_day:
-            raise Refused("a column of dates goes beyond the years 1 to 9999")
+            raise InvalidFile("a column of dates goes beyond the years 1 to 9999")
     return column
 
 
@@ -159,7 +159,7 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
         content += b"\n"
     header = content.split(b"\n", 1)[0]
     if not header.strip():
-        raise Refused("the file is empty; its first line must name the columns")
+        raise InvalidFile("the file is empty; its first line must name the columns")
     delimiter = max(",;\t", key=lambda mark: header.count(mark.encode()))
     bad_lines: list[str] = []
 
@@ -191,7 +191,7 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
     except pa.ArrowMemoryError:
         raise
     except (pa.ArrowException, UnicodeDecodeError):
-        raise Refused(bad_lines[0] if bad_lines else NOT_A_TABLE) from None
+        raise InvalidFile(bad_lines[0] if bad_lines else NOT_A_TABLE) from None
     check_size(table.num_rows, table.num_columns, limits)
     return table
 
@@ -200,7 +200,7 @@ def _csv(content: bytes, limits: Limits) -> pa.Table:
 
 
 def main() -> None:
-    serve(_answer)
+    serve_files(_answer)
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from python_calamine import CalamineWorkbook
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.datasets.bounds import MISSING_TEXT, Limits, check_size, is_moment
 
 NOT_A_WORKBOOK = "the file starts like an Excel workbook (.xlsx) but cannot be read; save it again"
@@ -33,28 +33,30 @@ def read(content: bytes, limits: Limits, name: str) -> pa.Table:
         book = CalamineWorkbook.from_filelike(io.BytesIO(content))
         names = book.sheet_names
         if name and name not in names:
-            raise Refused(f"the workbook has no such sheet; its sheets are {', '.join(names[:20])}")
+            raise InvalidFile(f"the workbook has no such sheet; its sheets are {', '.join(names[:20])}")
         sheet = book.get_sheet_by_name(name or names[0])
         check_size(max(0, sheet.height - 1), sheet.width, limits)
         table = _cells(sheet.iter_rows())
         return table.replace_schema_metadata(table.schema.metadata | {b"sheets": json.dumps(names[:MOST_SHEETS])})
-    except (Refused, MemoryError, pa.ArrowException):
+    except (InvalidFile, MemoryError, pa.ArrowException):
         raise
     except BaseException as error:
         # What the reader did not foresee is none of Python's own errors.
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise Refused(NOT_A_WORKBOOK) from None
+        raise InvalidFile(NOT_A_WORKBOOK) from None
 
 
 def _check_archive(content: bytes, limits: Limits) -> None:
     """Refuse what unfolds too far: by what the archive declares, and by what comes out of it."""
     most = XML_BYTES_A_CELL * limits.max_cells
-    too_large = Refused(f"the workbook unfolds to more than {most / 1e6:g} MB, {XML_BYTES_A_CELL} bytes for each cell")
+    too_large = InvalidFile(
+        f"the workbook unfolds to more than {most / 1e6:g} MB, {XML_BYTES_A_CELL} bytes for each cell"
+    )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if "xl/workbook.xml" not in archive.namelist():
-                raise Refused("the file is an archive, but no Excel workbook (.xlsx)")
+                raise InvalidFile("the file is an archive, but no Excel workbook (.xlsx)")
             if sum(entry.file_size for entry in archive.infolist()) > most:
                 raise too_large
             size = 0
@@ -65,7 +67,7 @@ def _check_archive(content: bytes, limits: Limits) -> None:
                         if size > most:
                             raise too_large
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, NotImplementedError):
-        raise Refused(NOT_A_WORKBOOK) from None
+        raise InvalidFile(NOT_A_WORKBOOK) from None
 
 
 def _cells(rows: Iterable[list[Any]]) -> pa.Table:
@@ -73,7 +75,7 @@ def _cells(rows: Iterable[list[Any]]) -> pa.Table:
     numbered = enumerate(rows, start=1)
     first, header = next(((number, row) for number, row in numbered if any(map(_given, row))), (0, []))
     if not first:
-        raise Refused("the sheet is empty; its first row must name the columns")
+        raise InvalidFile("the sheet is empty; its first row must name the columns")
     parts: list[list[pa.Array]] = [[] for _ in header]
     while block := [row for _, row in islice(numbered, BLOCK_ROWS)]:
         for column, values in zip(parts, zip(*block, strict=True), strict=True):

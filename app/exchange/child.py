@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.confined import Refused, serve
+from app.child_processes import InvalidFile, serve_files
 from app.exchange.convert import decided_now, specification
 from app.exchange.reading import read_model, sniffed, text_of
 from app.exchange.scenarios import as_table
@@ -40,17 +40,17 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 def _check_parts(texts: dict[str, str], description: dict[str, Any]) -> None:
     for part in ("time", "scenarios"):
         if part in texts and sniffed(texts["file"]) == "lp":
-            raise Refused("an SMPS file belongs to a model in MPS; send the model as MPS", (part,))
+            raise InvalidFile("an SMPS file belongs to a model in MPS; send the model as MPS", (part,))
     if "time" in texts and description["decisions"] is not None:
         detail = "the .tim file says which columns are decided now; leave out decisions"
-        raise Refused(detail, ("description", "decisions"))
+        raise InvalidFile(detail, ("description", "decisions"))
     for part in ("outcomes", "entries"):
         if "scenarios" in texts and description[part]:
-            raise Refused(f"the .sto file says what varies; leave out {part}", ("description", part))
+            raise InvalidFile(f"the .sto file says what varies; leave out {part}", ("description", part))
 
 
 def main() -> None:
-    serve(answer)
+    serve_files(answer)
 
 
 if __name__ == "__main__":

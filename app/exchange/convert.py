@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.exchange.reading import FileModel
 from app.exchange.scenarios import Table
 from app.exchange.smps import Entry, name_of
@@ -53,7 +53,7 @@ def specification(
     rows = _rows(model, now, renamed, entries, notes)
     left = next(iter(entries.values()), None)
     if left is not None:
-        raise Refused("this row bounds nothing, so it is not part of the problem", left.where)
+        raise InvalidFile("this row bounds nothing, so it is not part of the problem", left.where)
     gaps = {name: description[name] for name in ("relative_gap", "absolute_gap") if description.get(name) is not None}
     spec = {
         "kind": "linear",
@@ -76,7 +76,7 @@ class _Renamed:
         for part, known in (("columns", set(model.columns)), ("rows", set(model.rows))):
             for name in description[part]:
                 if name not in known:
-                    raise Refused(f"the file has no {part[:-1]} of this name", ("description", part, name))
+                    raise InvalidFile(f"the file has no {part[:-1]} of this name", ("description", part, name))
 
 
 def _numbered(name: str) -> Any:
@@ -92,12 +92,12 @@ def decided_now(model: FileModel, description: Json) -> list[str]:
     known, seen = set(model.columns), set()
     for index, name in enumerate(named):
         if name not in known:
-            raise Refused("the file has no column of this name", ("description", "decisions", index))
+            raise InvalidFile("the file has no column of this name", ("description", "decisions", index))
         if name in seen:
-            raise Refused("this column is listed twice", ("description", "decisions", index))
+            raise InvalidFile("this column is listed twice", ("description", "decisions", index))
         seen.add(name)
     if not named:
-        raise Refused("name at least one column that is decided now", ("description", "decisions"))
+        raise InvalidFile("name at least one column that is decided now", ("description", "decisions"))
     return list(named)
 
 
@@ -111,12 +111,12 @@ def _described(model: FileModel, description: Json) -> dict[Entry, Uncertain]:
         if row == model.objective and row not in rows:
             row = None
         if row is not None and row not in rows:
-            raise Refused("the file has no row of this name; null stands for the objective", (*where, "row"))
+            raise InvalidFile("the file has no row of this name; null stands for the objective", (*where, "row"))
         if column is not None and column not in columns:
             detail = "the file has no column of this name; null stands for the right-hand side"
-            raise Refused(detail, (*where, "column"))
+            raise InvalidFile(detail, (*where, "column"))
         if (column, row) in found:
-            raise Refused("this entry is described twice", where)
+            raise InvalidFile("this entry is described twice", where)
         found[column, row] = Uncertain({"constant": entry["constant"], "outcomes": entry["outcomes"]}, where)
     return found
 
@@ -177,7 +177,7 @@ def _rows(
         for ending, sense, bound in _limits(lower, upper):
             if ending and limit is not None:
                 detail = "this row has two limits; make it two rows to have one of them uncertain"
-                raise Refused(detail, limit.where)
+                raise InvalidFile(detail, limit.where)
             row: Json = {} if title is None else {"name": title + ending}
             row |= {"decisions": parts[True], "recourse": parts[False]}
             rows.append(row | {"sense": sense, "limit": _number(bound, limit)})

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import highspy
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 
 LONGEST_LINE = 100_000
 LONGEST_NAME = 200
@@ -81,18 +81,20 @@ class Outline(NamedTuple):
 def text_of(content: bytes, where: str = "file") -> str:
     """The text of an uploaded file; compressed and binary ones are refused."""
     if content[:2] == b"\x1f\x8b" or (content[:1] == b"x" and content[1:2] in (b"\x01", b"\x9c", b"\xda")):
-        raise Refused("the file is compressed; unpack it first and send the text", (where,))
+        raise InvalidFile("the file is compressed; unpack it first and send the text", (where,))
     try:
         text = content.removeprefix(b"\xef\xbb\xbf").decode()
     except UnicodeDecodeError:
-        raise Refused("the file is not text in UTF-8; send it as it was written, not compressed", (where,)) from None
+        raise InvalidFile(
+            "the file is not text in UTF-8; send it as it was written, not compressed", (where,)
+        ) from None
     found = _UNREADABLE.search(text)
     if found is not None:
         line = text.count("\n", 0, found.start()) + 1
-        raise Refused(f"line {line} holds a control character; the file is no text", (where,))
+        raise InvalidFile(f"line {line} holds a control character; the file is no text", (where,))
     for number, line_text in enumerate(text.split("\n"), start=1):
         if len(line_text) > LONGEST_LINE:
-            raise Refused(f"line {number} has more than {LONGEST_LINE} characters; break it up", (where,))
+            raise InvalidFile(f"line {number} has more than {LONGEST_LINE} characters; break it up", (where,))
     return text
 
 
@@ -108,7 +110,7 @@ def sniffed(text: str) -> str:
         if first.lower().partition(":")[0] in _LP_FIRST:
             return "lp"
         break
-    raise Refused("the file is neither MPS (NAME, ROWS, COLUMNS, …) nor LP (minimize … subject to …)", ("file",))
+    raise InvalidFile("the file is neither MPS (NAME, ROWS, COLUMNS, …) nor LP (minimize … subject to …)", ("file",))
 
 
 def read_model(text: str, folder: Path, most_rows: int, most_columns: int, most_entries: int) -> FileModel:
@@ -131,9 +133,9 @@ def read_model(text: str, folder: Path, most_rows: int, most_columns: int, most_
         ("entries", len(lp.a_matrix_.value_), most_entries),
     ):
         if count > most:
-            raise Refused(f"the model has {count} {what}; at most {most} can be used", ("file",))
+            raise InvalidFile(f"the model has {count} {what}; at most {most} can be used", ("file",))
     if solver.getModel().hessian_.dim_:
-        raise Refused(NOT_LINEAR.format(what="quadratic parts"), ("file",))
+        raise InvalidFile(NOT_LINEAR.format(what="quadratic parts"), ("file",))
     return _plain(lp, outline, notes)
 
 
@@ -147,7 +149,7 @@ def _outline(text: str) -> Outline:
         fields = line.split()
         if line[0] not in " \t" and fields[0].upper() in _MPS_REFUSED:
             what = _MPS_REFUSED[fields[0].upper()]
-            raise Refused(f"line {number}: {NOT_LINEAR.format(what=what)}", ("file",))
+            raise InvalidFile(f"line {number}: {NOT_LINEAR.format(what=what)}", ("file",))
         if line[0] not in " \t" and fields[0].upper() in _MPS_SECTIONS:
             section = fields[0].upper()
         elif section == "ROWS" and fields[0].upper() == "N":
@@ -162,7 +164,7 @@ def _outline(text: str) -> Outline:
             _check_numbers(line, fields, section, number)
         if section == "ENDATA":
             return Outline(objective, rhs_names or {"RHS"}, free)
-    raise Refused("the file ends without ENDATA; it seems to be cut off", ("file",))
+    raise InvalidFile("the file ends without ENDATA; it seems to be cut off", ("file",))
 
 
 def _check_numbers(line: str, fields: list[str], section: str, number: int) -> None:
@@ -174,7 +176,7 @@ def _check_numbers(line: str, fields: list[str], section: str, number: int) -> N
         # Names with blanks may have as many words as a line with two numbers; then numbers stand in fixed places.
         values.append(line[24:36].strip())
     if not all(map(_NUMBER.fullmatch, values)):
-        raise Refused(f"line {number}: a value is not a finite number", ("file",))
+        raise InvalidFile(f"line {number}: a value is not a finite number", ("file",))
 
 
 def _checked_lp(text: str) -> Outline:
@@ -182,10 +184,10 @@ def _checked_lp(text: str) -> Outline:
     for number, line in enumerate(text.split("\n"), start=1):
         word = line.partition("\\")[0].strip().lower()
         if word in _LP_REFUSED:
-            raise Refused(f"line {number}: {NOT_LINEAR.format(what=_LP_REFUSED[word])}", ("file",))
+            raise InvalidFile(f"line {number}: {NOT_LINEAR.format(what=_LP_REFUSED[word])}", ("file",))
         last = word or last
     if last != "end":
-        raise Refused("the file ends without End; it seems to be cut off", ("file",))
+        raise InvalidFile("the file ends without End; it seems to be cut off", ("file",))
     return Outline(None, set(), [])
 
 
@@ -198,12 +200,12 @@ def _judged(told: list[str], status: Any, kind: str) -> list[str]:
         if level == "WARNING" and ("values summed" in words or "less than or equal to" in words):
             notes.append(f"HiGHS says: {words}")
         elif level == "WARNING" and not _HARMLESS.search(words):
-            raise Refused(f"HiGHS cannot make sense of the file: {words}", ("file",))
+            raise InvalidFile(f"HiGHS cannot make sense of the file: {words}", ("file",))
         elif level == "ERROR" and "Parser error" not in words:
-            raise Refused(f"HiGHS cannot read the file: {words}", ("file",))
+            raise InvalidFile(f"HiGHS cannot read the file: {words}", ("file",))
     if status == highspy.HighsStatus.kError:
         hint = "; a row with two limits must be two rows, or send MPS" if kind == "lp" else ""
-        raise Refused(f"HiGHS cannot read the file as {kind.upper()}{hint}", ("file",))
+        raise InvalidFile(f"HiGHS cannot read the file as {kind.upper()}{hint}", ("file",))
     return notes
 
 
@@ -213,7 +215,7 @@ def _plain(lp: Any, outline: Outline, notes: list[str]) -> FileModel:
     kinds = list(lp.integrality_) or [highspy.HighsVarType.kContinuous] * lp.num_col_
     for name, kind in zip(columns, kinds, strict=True):
         if kind not in (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger):
-            raise Refused(f"column '{name}': {NOT_LINEAR.format(what='semicontinuous variables')}", ("file",))
+            raise InvalidFile(f"column '{name}': {NOT_LINEAR.format(what='semicontinuous variables')}", ("file",))
     entries: list[dict[int, float]] = [{} for _ in rows]
     start, index, value = list(lp.a_matrix_.start_), list(lp.a_matrix_.index_), list(lp.a_matrix_.value_)
     by_column = lp.a_matrix_.format_ == highspy.MatrixFormat.kColwise
@@ -250,11 +252,11 @@ def _names(given: Any, count: int, what: str) -> list[str]:
     seen: set[str] = set()
     for number, name in enumerate(names, start=1):
         if not name:
-            raise Refused(f"{what} {number} has no name", ("file",))
+            raise InvalidFile(f"{what} {number} has no name", ("file",))
         if len(name) > LONGEST_NAME:
-            raise Refused(f"the name of {what} {number} has more than {LONGEST_NAME} characters", ("file",))
+            raise InvalidFile(f"the name of {what} {number} has more than {LONGEST_NAME} characters", ("file",))
         if name in seen:
-            raise Refused(f"two {what}s are called '{name}'; rename one", ("file",))
+            raise InvalidFile(f"two {what}s are called '{name}'; rename one", ("file",))
         seen.add(name)
     return names
 
@@ -265,12 +267,12 @@ def _called(rows: list[str | None], row: int) -> str:
 
 def _number(value: float, what: str) -> float:
     if not math.isfinite(value) or abs(value) > LARGEST:
-        raise Refused(f"{what} is not a number between −1e12 and 1e12", ("file",))
+        raise InvalidFile(f"{what} is not a number between −1e12 and 1e12", ("file",))
     return float(value)
 
 
 def _limit(value: float, what: str) -> float:
     """A bound, which may be infinite."""
     if math.isnan(value) or (LARGEST < abs(value) < 1e20):
-        raise Refused(f"a bound of {what} is neither infinite nor a number between −1e12 and 1e12", ("file",))
+        raise InvalidFile(f"a bound of {what} is neither infinite nor a number between −1e12 and 1e12", ("file",))
     return math.copysign(math.inf, value) if abs(value) >= 1e20 else float(value)

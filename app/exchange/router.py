@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from app.exchange import service
 from app.exchange.schemas import ImportAnswer, ProblemImport
 from app.http.errors import InvalidRequest
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.security import Reader, Trainer
 from app.problems import service as problems
 from app.problems.check import check
 from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=IdempotentRoute)
 
 At = Annotated[
     list[str] | None,

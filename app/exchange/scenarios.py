@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.exchange.smps import Entry, Group, name_of
 
 # Rows of the table; more could tell probabilities apart that nobody means.
@@ -37,7 +37,7 @@ def as_table(groups: list[Group]) -> Table:
     }
     entries = [entry for group in groups for entry in group.entries]
     if len(fixed) == len(entries):
-        raise Refused("every value in the file is the same in all scenarios, so there is nothing uncertain", _WHERE)
+        raise InvalidFile("every value in the file is the same in all scenarios, so there is nothing uncertain", _WHERE)
     count = math.prod(len(group.realisations) for group in groups)
     drawn, notes = _all(groups) if count <= MOST_ROWS else _sampled(groups, count)
     kept = [index for index, entry in enumerate(entries) if entry not in fixed]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import UploadFile
 from pydantic import ConfigDict, Field
 
-from app.http.schemas import Body, Name, Request
+from app.http.schemas import Body, Name, StrictModel
 from app.problems.linear import LinearOutcome
 from app.problems.newsvendor import AbsoluteGap, Coefficient, Coefficients, RelativeGap
 from app.problems.schemas import ProblemAnswer
@@ -16,7 +16,7 @@ _EXAMPLE = (
 )
 
 
-class ImportEntry(Request):
+class ImportEntry(StrictModel):
     """An entry of the file that depends on outcomes: it is constant + Σ factor · outcome, whatever the file has."""
 
     row: Name | None = Field(description="the name of its row; null for the objective")
@@ -53,7 +53,7 @@ class ImportDescription(Body):
     absolute_gap: AbsoluteGap = None
 
 
-class ProblemImport(Request):
+class ProblemImport(StrictModel):
     """A model in a file and what it means: the parts of a multipart form."""
 
     file: UploadFile = Field(description="the model: MPS, free MPS or LP, not compressed")

@@ -11,7 +11,7 @@ import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from app.confined import Confined
+from app.child_processes import FileReaders
 from app.datasets import service as datasets
 from app.datasets.parsing import RawTable
 from app.datasets.reader import asked
@@ -21,7 +21,7 @@ from app.db.tables import ProblemRow
 from app.exchange.mps import written
 from app.exchange.schemas import ImportDescription
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.problems import service as problems
 from app.problems.schemas import NewProblem
 from app.settings import Settings
@@ -29,7 +29,7 @@ from bco_core.problems.linear.model import MOST
 from bco_core.problems.registry import PROBLEMS
 
 # HiGHS and numpy start threads, whose stacks count as memory.
-readers = Confined("app.exchange.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+readers = FileReaders("app.exchange.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
 NOT_LINEAR = "a problem of this kind is no linear model, so it cannot be written as MPS"
 
 
@@ -44,7 +44,7 @@ class Made(NamedTuple):
 def described(text: bytes) -> ImportDescription:
     """The description that came with a file."""
     try:
-        value = parsed(text)
+        value = parse_json(text)
     except ValueError:
         raise InvalidRequest.at(("description",), "the description is not valid JSON") from None
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.exchange.reading import LARGEST, FileModel
 
 MOST_LINES = 2_000_000
@@ -45,16 +45,16 @@ class _File:
     def lines(self) -> Iterator[Line]:
         for number, line in enumerate(self.text.split("\n"), start=1):
             if number > MOST_LINES:
-                raise Refused(f"the file has more than {MOST_LINES} lines", (self.where,))
+                raise InvalidFile(f"the file has more than {MOST_LINES} lines", (self.where,))
             if line.strip() and not line.startswith("*"):
                 fields = line.split()
                 yield Line(number, line[0] not in " \t", fields)
                 if line[0] not in " \t" and fields[0].upper() == "ENDATA":
                     return
-        raise Refused("the file ends without ENDATA; it seems to be cut off", (self.where,))
+        raise InvalidFile("the file ends without ENDATA; it seems to be cut off", (self.where,))
 
-    def refusal(self, line: Line, sentence: str) -> Refused:
-        return Refused(f"line {line.number}: {sentence}", (self.where,))
+    def refusal(self, line: Line, sentence: str) -> InvalidFile:
+        return InvalidFile(f"line {line.number}: {sentence}", (self.where,))
 
     def number(self, line: Line, text: str) -> float:
         try:
@@ -96,7 +96,7 @@ def read_periods(text: str, model: FileModel) -> tuple[list[str], list[str]]:
         else:
             raise file.refusal(line, "this is neither TIME, PERIODS nor a period: a column, a row and a name")
     if len(periods) != 2:
-        raise Refused(
+        raise InvalidFile(
             f"the file names {len(periods)} periods; two can be used: what is decided now, and what can be mended once "
             "the outcome is known",
             ("time",),
@@ -153,13 +153,15 @@ class _Stochastic(_File):
             else:
                 raise self.refusal(line, "this stands in no section: INDEP, BLOCKS or SCENARIOS, each DISCRETE")
         if self.scenarios and (self.independent or self.blocks):
-            raise Refused("the file has scenarios and independent parts; it can have one or the other", ("scenarios",))
+            raise InvalidFile(
+                "the file has scenarios and independent parts; it can have one or the other", ("scenarios",)
+            )
         groups = [Group([entry], found) for entry, found in self.independent.items()]
         groups += [self._completed(list(found)) for found in self.blocks.values()]
         if self.scenarios:
             groups.append(self._completed(list(self.scenarios.values())))
         if not groups:
-            raise Refused("the file says nothing that varies", ("scenarios",))
+            raise InvalidFile("the file says nothing that varies", ("scenarios",))
         self._check_entries(groups)
         return [self._normalised(group) for group in groups]
 
@@ -251,7 +253,7 @@ class _Stochastic(_File):
         """Every realisation with a value of every entry: what none names is as in the model."""
         entries = list(dict.fromkeys(entry for _, values in found for entry in values))
         if len(entries) * len(found) > MOST_VALUES:
-            raise Refused(f"the file has more than {MOST_VALUES} values", ("scenarios",))
+            raise InvalidFile(f"the file has more than {MOST_VALUES} values", ("scenarios",))
         return Group(
             entries,
             [
@@ -276,14 +278,14 @@ class _Stochastic(_File):
         for group in groups:
             for entry in group.entries:
                 if entry in seen:
-                    raise Refused(f"{name_of(entry)} varies in two independent groups", ("scenarios",))
+                    raise InvalidFile(f"{name_of(entry)} varies in two independent groups", ("scenarios",))
                 seen.add(entry)
 
     def _normalised(self, group: Group) -> Group:
         total = sum((probability for probability, _ in group.realisations), Fraction(0))
         if abs(total - 1) > SLACK:
             what = name_of(group.entries[0]) if group.entries else "a group"
-            raise Refused(f"the probabilities of {what} sum to {float(total):g}, not to 1", ("scenarios",))
+            raise InvalidFile(f"the probabilities of {what} sum to {float(total):g}, not to 1", ("scenarios",))
         kept = [(probability / total, values) for probability, values in group.realisations if probability]
         return Group(group.entries, kept)
 

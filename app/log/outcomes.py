@@ -22,7 +22,7 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import OutcomeRow, PosteriorRow, PrescriptionRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError, UnavailableError
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
 from app.prescriptions.cache import Cache, Ready, ready
@@ -72,7 +72,7 @@ def record(
         changed = _changed(said, before, asked.replace)
         with deadline.until(monotonic() + seconds):
             # What a call has changed of the problem counts for what came of it too.
-            patch = parsed(found.request).get("problem_patch")
+            patch = parse_json(found.request).get("problem_patch")
             problem = asked_for(cache, posterior, loaded.problem, patch).problem
             rows = _costed(posterior, replace(loaded, problem=problem), changed, decided)
         stored = _store(prescription_id, before, rows, by)

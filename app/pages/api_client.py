@@ -121,7 +121,7 @@ def _refused(status: int, kind: str, title: str, detail: str) -> Refused:
 
 
 def _unusable(detail: str) -> Refused:
-    return _refused(422, "invalid-input", "The request cannot be used as it is", detail)
+    return _refused(422, "invalid-input", "The request is invalid", detail)
 
 
 def _written(body: Any) -> bytes:

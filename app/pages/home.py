@@ -162,7 +162,7 @@ async def _works(request: Request, key: str) -> bool:
 @router.post("/logout")
 async def logout(request: Request) -> Response:
     await forms.submitted(request)
-    await run_in_threadpool(end_session, request.app.state.remembered, request.cookies.get(SESSION_COOKIE, ""))
+    await run_in_threadpool(end_session, request.app.state.lookups, request.cookies.get(SESSION_COOKIE, ""))
     response = see_other("/login")
     response.delete_cookie(SESSION_COOKIE, path="/")
     return response

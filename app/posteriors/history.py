@@ -16,7 +16,7 @@ from app.datasets.encoding import ContextEncoding
 from app.datasets.lookback import Looking, Past
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.features.calendar import Clock
@@ -29,7 +29,7 @@ FEW_KEYS = 30
 _Periods = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=100)]
 
 
-class RecipeSpec(Request):
+class RecipeSpec(StrictModel):
     """Features of time; what is not given is as with ``auto``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lags": [7, 14], "windows": [28], "holidays": "DE"}]})

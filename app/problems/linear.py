@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from app.http.schemas import Name, Request
+from app.http.schemas import Name, StrictModel
 from app.problems.newsvendor import AbsoluteGap, Bound, Coefficient, Coefficients, RelativeGap, Sense
 from bco_core.problems.linear.model import MOST
 
 
-class Number(Request):
+class Number(StrictModel):
     """A number that is not known yet: constant + Σ factor · outcome."""
 
     constant: Coefficient = 0.0
@@ -27,7 +27,7 @@ Values = dict[Name, Value]
 _VALUE = "a number, or constant and outcomes where it depends on them"
 
 
-class LinearDecision(Request):
+class LinearDecision(StrictModel):
     """Something decided now, before the outcome is known."""
 
     name: Name = Field(examples=["order"])
@@ -37,7 +37,7 @@ class LinearDecision(Request):
     integer: bool = Field(False, description="only whole numbers will do; with bounds 0 and 1 it is yes or no")
 
 
-class LinearRecourse(Request):
+class LinearRecourse(StrictModel):
     """Something that can still be done once the outcome is known."""
 
     name: Name = Field(examples=["express"])
@@ -47,7 +47,7 @@ class LinearRecourse(Request):
     integer: bool = Field(False, description="only whole numbers will do")
 
 
-class LinearOutcome(Request):
+class LinearOutcome(StrictModel):
     """An uncertain quantity: its name is the outcome column that holds it. Beyond its bounds it counts as the bound."""
 
     name: Name = Field(examples=["demand"])
@@ -55,7 +55,7 @@ class LinearOutcome(Request):
     maximum: Bound = None
 
 
-class LinearRow(Request):
+class LinearRow(StrictModel):
     """A rule: Σ decisions + Σ recourse (sense) limit, each with its coefficients.
 
     A row without recourse is kept whatever the outcome, within the bounds of the outcomes.
@@ -68,7 +68,7 @@ class LinearRow(Request):
     limit: Value = Field(description=_VALUE)
 
 
-class LinearSpec(Request):
+class LinearSpec(StrictModel):
     """Any linear model, in whole numbers or not, in which some numbers are not known when the decision is made."""
 
     model_config = ConfigDict(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from app.http.schemas import Name, Request
+from app.http.schemas import Name, StrictModel
 from app.problems.linear import Number
 from app.problems.newsvendor import AbsoluteGap, Amount, Coefficient, RelativeGap
 from bco_core.problems.ready.kinds import compiled
@@ -30,7 +30,7 @@ Quantity = Annotated[
 _QUANTITY = "a number, the outcome column that holds it, or constant and outcomes"
 
 
-class ReadyMade(Request):
+class ReadyMade(StrictModel):
     """What all ready-made problems share."""
 
     relative_gap: RelativeGap = None
@@ -43,7 +43,7 @@ class ReadyMade(Request):
         return [decision["name"] for decision in compiled(self.model_dump())["decisions"]]
 
 
-class Edge(Request):
+class Edge(StrictModel):
     """A way from one node to another."""
 
     name: Annotated[Name, StringConstraints(max_length=95)] | None = Field(
@@ -94,7 +94,7 @@ class Assignment(ReadyMade):
     capacities: dict[Label, Count] = Field({}, description="how many tasks an agent can do; one by default")
 
 
-class KnapsackItem(Request):
+class KnapsackItem(StrictModel):
     """Something to take, for what it may be worth."""
 
     name: Label
@@ -116,7 +116,7 @@ class Knapsack(ReadyMade):
     shares: bool = Field(False, description="true: any share of an item can be taken, not only whole ones")
 
 
-class Facility(Request):
+class Facility(StrictModel):
     """A place that can be opened now."""
 
     name: Label = Field(examples=["north"])
@@ -125,7 +125,7 @@ class Facility(Request):
     unit_cost: Amount = Field(0.0, description="of each unit that it ships, besides transport")
 
 
-class Customer(Request):
+class Customer(StrictModel):
     """Somebody whose demand is known later."""
 
     name: Label = Field(examples=["city"])
@@ -149,14 +149,14 @@ class FacilityLocation(ReadyMade):
     maximum_open: Count | None = Field(None, description="how many facilities may be opened; null for no limit")
 
 
-class QualityLimits(Request):
+class QualityLimits(StrictModel):
     """What a quality of a blend may be."""
 
     minimum: Coefficient | None = None
     maximum: Coefficient | None = None
 
 
-class Product(Request):
+class Product(StrictModel):
     """Something made now and sold later."""
 
     name: Label = Field(examples=["regular"])
@@ -179,14 +179,14 @@ class Product(Request):
     stock: Amount = Field(0.0, description="on hand already")
 
 
-class ProductionResource(Request):
+class ProductionResource(StrictModel):
     """Something limited that products use: hours, machines, space."""
 
     name: Label = Field(examples=["hours"])
     available: Amount = Field(examples=[160])
 
 
-class Ingredient(Request):
+class Ingredient(StrictModel):
     """Something that blends are made of."""
 
     name: Label = Field(examples=["crude"])
@@ -204,7 +204,7 @@ class Production(ReadyMade):
     ingredients: list[Ingredient] = Field([], max_length=1000)
 
 
-class GeneratingUnit(Request):
+class GeneratingUnit(StrictModel):
     """Something that runs or does not run in each hour."""
 
     name: Label = Field(examples=["coal"])

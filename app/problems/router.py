@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import AfterValidator, WithJsonSchema
 
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
@@ -16,7 +16,7 @@ from app.problems.check import check
 from app.problems.schemas import CheckedProblem, CompiledProblem, NewProblem, ProblemAnswer, ProblemSummary
 from bco_core.problems.registry import PROBLEMS
 
-router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=IdempotentRoute)
 
 
 def _known(kind: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.http.errors import ConflictError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
 from app.problems.schemas import CheckedProblem, CompiledProblem, NewProblem, decision_names, outcome_names
@@ -29,7 +29,7 @@ def add(session: Session, workspace: str, request: NewProblem) -> ProblemRow:
     """The same in a transaction that stores more."""
     row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=request.spec.model_dump())
     session.add(row)
-    made(session, f"/v1/problems/{row.id}")
+    record_location(session, f"/v1/problems/{row.id}")
     return row
 
 

@@ -48,7 +48,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"bco_core"},
     ],
     "app": [
-        {"app", "confined", "ids", "lifelines", "logs", "settings", "tracing"},
+        {"app", "child_processes", "ids", "logs", "settings", "tracing"},
         {"db"},
         {"keys", "metrics"},
         {"http"},

@@ -15,7 +15,7 @@ from hypothesis import settings as examined
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.datasets import service, unpack
 from app.datasets.bounds import Limits
 from app.db.engine import transaction
@@ -179,7 +179,7 @@ def test_damaged_workbooks_are_read_or_refused(seed: int) -> None:
         content[drawn.randrange(4, len(content))] = drawn.randrange(256)
     if seed % 3 == 0:
         del content[drawn.randrange(4, len(content)) :]
-    with suppress(Refused):
+    with suppress(InvalidFile):
         written_as, table = unpack.unpack(bytes(content), FEW)
         assert (written_as, table.num_columns) == ("xlsx", 5)
 

@@ -12,7 +12,7 @@ import highspy
 import numpy as np
 import pytest
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.exchange.convert import decided_now, specification
 from app.exchange.mps import written
 from app.exchange.reading import FileModel, read_model, text_of
@@ -124,7 +124,7 @@ def test_entries_of_every_place_become_uncertain_numbers(tmp_path: Path) -> None
     [({"row": "most", "column": None}, "two limits"), ({"row": "unused", "column": "a"}, "bounds nothing")],
 )
 def test_what_cannot_be_uncertain_is_refused_at_its_entry(tmp_path: Path, entry: Json, says: str) -> None:
-    with pytest.raises(Refused, match=says) as refusal:
+    with pytest.raises(InvalidFile, match=says) as refusal:
         imported(GENERAL, tmp_path, outcomes=[{"name": "y"}], entries=[entry | {"outcomes": {"y": 1}}])
     assert refusal.value.where == ("description", "entries", 0)
 
@@ -334,7 +334,7 @@ WRONG_TIM = [
 
 @pytest.mark.parametrize(("text", "says"), WRONG_TIM)
 def test_a_wrong_tim_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(Refused, match=says) as refusal:
+    with pytest.raises(InvalidFile, match=says) as refusal:
         read_periods(text, read(MPS, tmp_path))
     assert refusal.value.where == ("time",)
 
@@ -368,7 +368,7 @@ WRONG_STO = [
 
 @pytest.mark.parametrize(("text", "says"), WRONG_STO)
 def test_a_wrong_sto_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(Refused, match=says) as refusal:
+    with pytest.raises(InvalidFile, match=says) as refusal:
         table_of(text, tmp_path)
     assert refusal.value.where == ("scenarios",)
 

@@ -37,7 +37,7 @@ FORM = {"name": "", "method": "auto", "predictor": "auto", "seed": "0"}
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
     learn(client, job_id)
     late = browser.post(f"{address}/cancel", data={"csrf": token(browser, "/jobs/new")})
     assert late.status_code == 409
-    assert "The job has succeeded already, so there is nothing to cancel" in words(late)
+    assert "The job has already succeeded, so there is nothing to cancel" in words(late)
 
 
 def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: TestClient, ids: Json) -> None:

@@ -23,7 +23,7 @@ from tests.support.looking import another_browser, look, people, send, words
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ HTML = {"Accept": "text/html"}
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -455,7 +455,7 @@ def test_newer_rows_can_be_learned_from(client: TestClient, browser: TestClient,
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
     refused = send(browser, made["mixture"], "learn-on")
     assert refused.status_code == 422
-    assert "no rows that the posterior has not learned from" in words(refused.text)
+    assert "already learned from all rows" in words(refused.text)
 
 
 def test_a_posterior_is_deleted_for_good(client: TestClient, browser: TestClient) -> None:

@@ -25,7 +25,7 @@ HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_without_keys_only_this_machine_sees_pages(client: TestClient) -> None:
     with TestClient(client.app, base_url="http://elsewhere.example", headers=HTML, follow_redirects=False) as browser:
         refused = browser.get("/")
         assert refused.status_code == 403
-        assert "only this machine may call" in refused.text
+        assert "only calls to 127.0.0.1" in refused.text
 
 
 # errors that people can read

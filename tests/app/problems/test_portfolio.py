@@ -238,7 +238,7 @@ def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, interr
     assert [parts.start(job_id, 1) for _ in range(4)] == [True, True, True, False]
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
-    assert job["error"] == "part 1: its worker died 3 times; it may need more memory than there is"
+    assert job["error"] == "part 1: its worker died 3 times; it may need more memory than is available"
     assert parts_of(job_id) == []
     # Run again, it begins anew.
     answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)

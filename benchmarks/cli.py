@@ -1,9 +1,8 @@
-"""``bco experiment``: the paper's three experiments and real histories, from data to report."""
+"""``bco experiment`` and ``bco bench``, which :mod:`app.commands.cli` mounts in a checkout of the repository."""
 
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,28 +10,28 @@ from typing import Annotated, Any
 
 import typer
 
-experiment = typer.Typer(no_args_is_help=True)
+from app.commands.backtest import Json
+from app.commands.errors import ended
 
-Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
-ReportOnly = Annotated[bool, typer.Option("--report-only", help="run nothing; write the report of what is there")]
+experiment = typer.Typer(no_args_is_help=True)
+bench = typer.Typer(no_args_is_help=True)
+GROUPS = {"experiment": experiment, "bench": bench}
+
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="run nothing; write the report of existing results")]
 Jobs = Annotated[int, typer.Option(help="processes, each with one thread", min=1)]
+
+Degrees = Annotated[list[int] | None, typer.Option(help="degree of the polynomial: 1, 2, 4 or 6 (repeat for several)")]
+Rows = Annotated[list[int] | None, typer.Option(help="training rows: 100 or 1000 (repeat for both)")]
+Seeds = Annotated[int, typer.Option(help="seeds of each cell", min=1)]
+Contextual = Annotated[list[str] | None, typer.Option(help="method to run (repeat for several); default all")]
+Results = Annotated[Path, typer.Option(help="folder of results")]
 
 LARGE_ROWS = 1024
 
 
 @experiment.callback()
-def checkout() -> None:
+def reproduce() -> None:
     """Reproduce experiments; with --json the last line is one JSON object."""
-    find_benchmarks()
-
-
-def find_benchmarks() -> None:
-    """Make the folder ``benchmarks`` of this checkout importable; it is not part of the installed product."""
-    root = Path(__file__).parents[2]
-    if not (root / "benchmarks" / "experiments").is_dir():
-        raise typer.BadParameter("experiments and benches run from a checkout of the repository, not from the package")
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
 
 
 @experiment.command()
@@ -82,12 +81,12 @@ def newsvendor(
     def describe(run: experiment.Run) -> str:
         return f"DGP-{run.cell.dgp}, τ={run.cell.tau:g}, n={run.cell.n}"
 
-    for results in watched("newsvendor", path, 0 if report_only else len(wanted), len(todo), performed, describe):
+    for results in with_bar("newsvendor", path, 0 if report_only else len(wanted), len(todo), performed, describe):
         done += results
 
     everything = summarize(done)
     (out / "newsvendor.md").write_text(markdown(everything), encoding="utf-8")
-    _plotted(plot, everything, out / "newsvendor.png")
+    _plot(plot, everything, out / "newsvendor.png")
     asked = set(wanted)
     summaries = summarize(result for result in done if result.run in asked and result.method in methods)
     typer.echo(markdown(summaries))
@@ -131,12 +130,12 @@ def shipment(
     def describe(run: harness.Key) -> str:
         return f"n={run[1]}, {run[0]} noisy dimensions"
 
-    for findings in watched("shipment", path, 0 if report_only else len(wanted), len(todo), performed, describe):
+    for findings in with_bar("shipment", path, 0 if report_only else len(wanted), len(todo), performed, describe):
         done += findings
 
     everything = by_cell(done)
     (out / "shipment.md").write_text(markdown(everything), encoding="utf-8")
-    _plotted(plot, everything, out / "shipment.png")
+    _plot(plot, everything, out / "shipment.png")
     asked = set(wanted)
     cells = by_cell(finding for finding in done if finding.run in asked and finding.method in methods)
     typer.echo(markdown(cells))
@@ -184,7 +183,7 @@ def portfolio(
     done = experiment.read(path)
     todo = [] if report_only else harness.missing(wanted, methods, done)
     performed = experiment.perform_all(todo, path, jobs, contexts)
-    for results in watched(
+    for results in with_bar(
         "portfolio", path, 0 if report_only else len(wanted), len(todo), performed, lambda run: f"n = {run.n}"
     ):
         done += results
@@ -193,48 +192,10 @@ def portfolio(
     everything = summarize(done)
     table = markdown(everything, remarks.read_text(encoding="utf-8") if remarks.exists() else "")
     (out / "portfolio.md").write_text(table, encoding="utf-8")
-    _plotted(plot, done, out / "portfolio.png")
+    _plot(plot, done, out / "portfolio.png")
     typer.echo(table)
     if json:
         typer.echo(jsonlib.dumps(as_json(everything)))
-
-
-def watched(
-    name: str, path: Path, wanted: int, todo: int, performed: Iterator[list[Any]], describe: Callable[[Any], str]
-) -> Iterator[list[Any]]:
-    """What the runs still to do find, with a bar that shows the run that ended last."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    if todo < wanted:
-        console.print(f"{wanted - todo} of {wanted} runs are in {path} already; --seed makes others.")
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(name, total=todo)
-        for results in performed:
-            yield results
-            bar.update(task, advance=1, description=describe(results[0].run))
-
-
-def _plotted(plot: Callable[[Any, Path], None], what: Any, path: Path) -> None:
-    try:
-        plot(what, path)
-    except ImportError:
-        typer.echo("No plot: matplotlib is missing; install the bench extra.", err=True)
-
-
-def refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:
-    unknown = [one for one in asked if one not in known]
-    if unknown:
-        raise typer.BadParameter(f"there is no {what} {unknown[0]}; choose among {', '.join(map(str, known))}")
 
 
 @experiment.command()
@@ -293,9 +254,9 @@ def real(
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
-    """Real histories: auto beside LightGBM and others on the same features, judged on later rows.
+    """Real histories: auto compared with LightGBM and others on the same features, judged on later rows.
 
-    A part whose results are in real.csv is not run again: its later rows are to be looked at once.
+    A part whose results are in real.csv is not run again: its later rows may be used only once.
     """
     import torch
     from rich.console import Console
@@ -331,3 +292,220 @@ def real(
         typer.echo(line)
     if json:
         typer.echo(jsonlib.dumps(report.figures(report.read(path))))
+
+
+@experiment.command()
+def shortest_path(
+    degrees: Degrees = None,
+    rows: Rows = None,
+    seeds: Seeds = 10,
+    method: Contextual = None,
+    jobs: Jobs = 1,
+    out: Results = Path("benchmarks/results"),
+    report_only: ReportOnly = False,
+    json: Json = False,
+) -> None:
+    """Shortest path with uncertain costs: normalised regret of auto, two stages, SPO+ and PyEPO.
+
+    Results are added to shortest-path.csv in the folder as they come, and those already there are not computed again.
+    """
+    _contextual("shortest-path", degrees, rows, seeds, method, jobs, out, report_only, json)
+
+
+@experiment.command()
+def knapsack(
+    degrees: Degrees = None,
+    rows: Rows = None,
+    seeds: Seeds = 10,
+    method: Contextual = None,
+    jobs: Jobs = 1,
+    out: Results = Path("benchmarks/results"),
+    report_only: ReportOnly = False,
+    json: Json = False,
+) -> None:
+    """Knapsack with uncertain values: normalised regret of auto, two stages, SPO+ and PyEPO.
+
+    Results are added to knapsack.csv in the folder as they come, and those already there are not computed again.
+    """
+    _contextual("knapsack", degrees, rows, seeds, method, jobs, out, report_only, json)
+
+
+def _contextual(
+    name: str,
+    degrees: list[int] | None,
+    rows: list[int] | None,
+    seeds: int,
+    method: list[str] | None,
+    jobs: int,
+    out: Path,
+    report_only: bool,
+    json: bool,
+) -> None:
+    from benchmarks.experiments import harness
+    from benchmarks.experiments.contextual import run as experiment
+    from benchmarks.experiments.contextual.pyepo_process import MISSING, installed
+    from benchmarks.experiments.contextual.report import figures, markdown
+
+    refuse_unknown(degrees or [], experiment.DEGREES, "degree")
+    refuse_unknown(rows or [], experiment.SIZES, "number of rows")
+    refuse_unknown(method or [], [*experiment.METHODS, experiment.PYEPO], "method")
+    if not installed():
+        typer.echo(MISSING, err=True)
+    methods = [one for one in method or experiment.default_methods() if one != experiment.PYEPO or installed()]
+    path = out / f"{name}.csv"
+    wanted = experiment.keys(degrees or experiment.DEGREES, rows or experiment.SIZES, seeds)
+    done = harness.read(path, experiment.NAMES)
+    todo = [] if report_only else harness.missing(wanted, methods, done)
+    keep = partial(harness.append, path, experiment.NAMES)
+    performed = harness.perform_all(partial(experiment.perform, name), todo, keep, jobs)
+
+    def describe(run: harness.Key) -> str:
+        return f"degree {run[0]}, n={run[1]}"
+
+    for _ in with_bar(name, path, 0 if report_only else len(wanted), len(todo), performed, describe):
+        pass
+    done = harness.read(path, experiment.NAMES)
+
+    (out / f"{name}.md").write_text(markdown(name, done), encoding="utf-8")
+    asked = set(wanted)
+    shown = [finding for finding in done if finding.run in asked]
+    typer.echo(markdown(name, shown))
+    if json:
+        typer.echo(jsonlib.dumps(figures(shown) | {"runs": len(wanted), "runs_computed": len(todo)}))
+
+
+def with_bar(
+    name: str, path: Path, wanted: int, todo: int, performed: Iterator[list[Any]], describe: Callable[[Any], str]
+) -> Iterator[list[Any]]:
+    """Yield the results of the remaining runs, with a bar that shows the last one."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if todo < wanted:
+        console.print(f"{wanted - todo} of {wanted} runs are already in {path}; --seed makes others.")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(name, total=todo)
+        for results in performed:
+            yield results
+            bar.update(task, advance=1, description=describe(results[0].run))
+
+
+def _plot(plot: Callable[[Any, Path], None], what: Any, path: Path) -> None:
+    try:
+        plot(what, path)
+    except ImportError:
+        typer.echo("No plot: matplotlib is missing; install the bench extra.", err=True)
+
+
+def refuse_unknown(asked: Sequence[object], known: Sequence[object], what: str) -> None:
+    unknown = [one for one in asked if one not in known]
+    if unknown:
+        raise typer.BadParameter(f"there is no {what} {unknown[0]}; choose among {', '.join(map(str, known))}")
+
+
+# benches
+
+
+@bench.callback()
+def measure() -> None:
+    """Measure this machine; with --json the last line is one JSON object."""
+
+
+@bench.command("serving")
+def bench_serving(json: Json = False) -> None:
+    """Latency and throughput of prescribe over HTTP, job start, and memory of the API process."""
+    from benchmarks.bench.serving import run
+
+    run(json)
+
+
+@bench.command("load")
+def bench_load(
+    json: Json = False,
+    seconds: Annotated[float, typer.Option(help="seconds for each number of clients", min=1)] = 10.0,
+) -> None:
+    """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
+    from benchmarks.bench.load import run
+
+    run(json, seconds)
+
+
+@bench.command("attack")
+def bench_attack(
+    json: Json = False,
+    only: Annotated[list[str] | None, typer.Option(help="attack to run (repeat for several); default all")] = None,
+    seconds: Annotated[float, typer.Option(help="seconds of each attack", min=1)] = 8.0,
+) -> None:
+    """Attack a local service with hostile clients, and measure what other clients notice."""
+    from benchmarks.bench.attack import run
+    from benchmarks.bench.attacks import ATTACKS
+
+    unknown = [name for name in only or [] if name not in ATTACKS]
+    if unknown:
+        raise ended(f"There is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}.", 1)
+    run(json, only, seconds)
+
+
+@bench.command("inference")
+def bench_inference(json: Json = False) -> None:
+    """Cost of a step of variational inference compared with plain IEO, and of eight members compared with one."""
+    from benchmarks.bench.inference import run
+
+    run(json)
+
+
+@bench.command("two-stage")
+def bench_two_stage(json: Json = False) -> None:
+    """Two-stage kernels compared with HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
+    from benchmarks.bench.two_stage import run
+
+    run(json)
+
+
+@bench.command("linear")
+def bench_linear(json: Json = False) -> None:
+    """Linear models with uncertain costs: certified optima a second, compared with HiGHS."""
+    from benchmarks.bench.linear import run
+
+    run(json)
+
+
+@bench.command("portfolio")
+def bench_portfolio(
+    json: Json = False,
+    steps: Annotated[int, typer.Option(help="steps of each chain; the time is scaled to 15,000", min=100)] = 15_000,
+) -> None:
+    """Portfolio kernels compared with daqp and cvxpy, and the time of four Metropolis–Hastings chains at n = 400."""
+    from benchmarks.bench.portfolio import run
+
+    run(json, steps)
+
+
+@bench.command("planner")
+def bench_planner(json: Json = False) -> None:
+    """Time of questions after a decision: evaluate, answers with include, the log, a budget, a backtest."""
+    from benchmarks.bench.planner.run import run
+
+    run(json)
+
+
+@bench.command("trust")
+def bench_trust(
+    json: Json = False,
+    seeds: Annotated[int, typer.Option(help="histories of each source", min=1)] = 3,
+    judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
+    hard: Annotated[int, typer.Option(help="linear programs that are hard for solvers", min=1)] = 2070,
+) -> None:
+    """Whether promises hold: costs, ranges, feasibility, verdicts, optima, certificates."""
+    from benchmarks.bench.trust import run
+
+    run(json, seeds, judged, hard)
