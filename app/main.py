@@ -31,12 +31,12 @@ from app.jobs.status import router as status
 from app.log.router import router as prescription_log
 from app.log.writer import Writer
 from app.pages import api_client, docs, home
-from app.pages.backtests import page as backtest_pages
-from app.pages.datasets import page as dataset_pages
+from app.pages import backtests as backtest_pages
+from app.pages import datasets as dataset_pages
+from app.pages import jobs as job_pages
+from app.pages import log as log_pages
 from app.pages.decide import page as decide_pages
-from app.pages.error_pages import Readable
-from app.pages.jobs import page as job_pages
-from app.pages.log import page as log_pages
+from app.pages.error_pages import ErrorPages
 from app.pages.posteriors import page as posterior_pages
 from app.pages.problems import page as problem_pages
 from app.posteriors.router import router as posteriors
@@ -96,7 +96,7 @@ def create_app() -> FastAPI:
     )
     app.add_middleware(Authentication, lookups=app.state.lookups, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
-    app.add_middleware(Readable)
+    app.add_middleware(ErrorPages)
     for router in (
         problems,
         exchange,

@@ -43,7 +43,7 @@ class Terms:
     alpha: float = 0.5
 
     @property
-    def time_limit(self) -> float | None:
+    def time_limit_seconds(self) -> float | None:
         """Seconds left for solvers; None for no limit."""
         return None if self.ends == math.inf else max(self.ends - monotonic(), 0.0)
 
@@ -120,11 +120,13 @@ def _blended(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Pr
     mean, outcomes, alpha = scenarios.mean()[:, None], scenarios.outcomes, terms.alpha
     # From the nearer end, so that both ends are exact.
     blend = mean + alpha * (outcomes - mean) if alpha < 0.5 else outcomes - (1 - alpha) * (outcomes - mean)
-    return _revalue(problem, problem.prescribe(blend, scenarios.weights, terms.risk, terms.time_limit), scenarios)
+    return _revalue(
+        problem, problem.prescribe(blend, scenarios.weights, terms.risk, terms.time_limit_seconds), scenarios
+    )
 
 
 def _bcp(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
-    return problem.prescribe(scenarios.outcomes, scenarios.weights, terms.risk, terms.time_limit)
+    return problem.prescribe(scenarios.outcomes, scenarios.weights, terms.risk, terms.time_limit_seconds)
 
 
 def _map(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
@@ -139,7 +141,9 @@ def _thompson(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> P
 
 
 def _for_certain(problem: DecisionProblem, outcomes: Tensor, terms: Terms) -> Prescription:
-    return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64), time_limit=terms.time_limit)
+    return problem.prescribe(
+        outcomes[:, None], torch.ones(1, dtype=torch.float64), time_limit_seconds=terms.time_limit_seconds
+    )
 
 
 def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenarios, terms: Terms) -> Prescription:

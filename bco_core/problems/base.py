@@ -129,11 +129,11 @@ class DecisionProblem(Outline, Protocol):
         ...
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         """One decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one.
 
-        ``time_limit`` is in seconds for the whole call; what it cuts off has status ``time_limit``.
+        ``time_limit_seconds`` holds for the whole call; what it cuts off has status ``time_limit``.
         """
         ...
 
@@ -170,7 +170,7 @@ class Problem(ABC):
 
     @abstractmethod
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription: ...
 
     @property

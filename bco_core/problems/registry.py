@@ -17,8 +17,7 @@ from bco_core.problems.linear.uncertain_cost import UncertainObjective
 from bco_core.problems.linear.validate_general import has_decision
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
-from bco_core.problems.portfolio.reach import check_reach
-from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio, check_target
 from bco_core.problems.portfolio.risk import with_risk
 from bco_core.problems.ready.kinds import READY, build_ready, compiled
 from bco_core.solvers.dual_newton import Array
@@ -54,7 +53,7 @@ PROBLEMS: dict[str, Kind] = {
         differentiable=False,
         bounds=("assets", "minimum", "maximum"),
         complete=with_risk,
-        reach=check_reach,
+        reach=check_target,
     ),
     "mean_variance_portfolio": Kind(
         MeanVariancePortfolio.from_spec, bounds=("assets", "minimum", "maximum"), complete=with_risk

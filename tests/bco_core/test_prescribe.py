@@ -225,9 +225,9 @@ class Recorder:
         return self
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        self.asked.append((outcomes, risk, time_limit))
+        self.asked.append((outcomes, risk, time_limit_seconds))
         return PROBLEM.prescribe(outcomes, weights)
 
 
@@ -235,12 +235,12 @@ class Recorder:
 def test_only_a_risk_is_hedged_over_predictive_scenarios(risk: Risk | None) -> None:
     recorder = Recorder()
     prescribe(POSTERIOR, recorder, CONTEXTS, PrescribeOptions("bcp", scenarios=40, risk=risk))
-    ((outcomes, asked, time_limit),) = recorder.asked
+    ((outcomes, asked, time_limit_seconds),) = recorder.asked
     predictions = predicted(POSTERIOR, POSTERIOR.particles)
     expected = predictions if risk is None else atoms_of(POSTERIOR, predictions, 40)
     np.testing.assert_allclose(outcomes, expected, rtol=1e-5)
     assert asked == (risk or EXPECTATION)
-    assert time_limit is None
+    assert time_limit_seconds is None
 
 
 def test_the_decision_for_a_risk_is_the_one_of_least_cvar_over_predictive_scenarios() -> None:
@@ -348,7 +348,7 @@ class Careless:
         return self
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         thirds = torch.full((len(outcomes), 3), 1 / 3, dtype=torch.float64)
         return Prescription(thirds, torch.zeros(len(outcomes)).double(), [Status.OPTIMAL] * len(outcomes))
@@ -381,10 +381,10 @@ class Slow(Recorder):
     """The same, a tenth of a second a call."""
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         time.sleep(0.1)
-        return super().prescribe(outcomes, weights, risk, time_limit)
+        return super().prescribe(outcomes, weights, risk, time_limit_seconds)
 
 
 def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,15 +103,11 @@ MUTANTS = [
         ("largest cost of what is short", "torch.maximum(short, left).sum()", "left.sum()"),
     ),
     *group(
-        "bco_core/problems/newsvendor/price.py",
+        "bco_core/problems/newsvendor/item_costs.py",
         "tests/bco_core/problems/test_newsvendor_rows.py",
         ("the far side of the jump", "return under.orders + share[:, None]", "return over.orders + share[:, None]"),
         ("one pack too many", "(row.limit - under.use) / row.pack", "(row.limit - under.use) / row.pack + 1"),
         ("a limit in parts of packs", "+ 1e-9).floor() * row.pack)", ") * row.pack)"),
-    ),
-    *group(
-        "bco_core/problems/newsvendor/atoms.py",
-        "tests/bco_core/problems/test_newsvendor_rows.py",
         ("the worse neighbour", "torch.where(rise < 0, up, down)", "torch.where(rise < 0, down, up)"),
     ),
     *group(

@@ -37,7 +37,7 @@ class SquaredError(Problem):
         return 0.5 * ((decisions - outcomes) / self.spread).square().mean(-1)
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         return self.optimal((outcomes * weights[..., None]).sum(1), outcomes, weights)
 

@@ -158,7 +158,7 @@ def solved(
     """
     model = program.rows_and_bounds
     decision, bound = np.full(len(program.cost), np.nan), np.nan
-    answer: highs.Answer | None = None
+    answer: highs.HighsAnswer | None = None
     failed = SolverFailure("HiGHS found no answer")
     # What presolve has blurred, the program as it stands may tell; where HiGHS gives up at that, by its own tolerances.
     for presolve, tolerance in _ATTEMPTS:
@@ -194,7 +194,9 @@ def _left(until: float | None) -> float | None:
     return None if until is None else until - time.monotonic()
 
 
-def _exactly_whole(program: Program, whole: NDArray[np.bool_], fixed: float, answer: highs.Answer) -> highs.Answer:
+def _exactly_whole(
+    program: Program, whole: NDArray[np.bool_], fixed: float, answer: highs.HighsAnswer
+) -> highs.HighsAnswer:
     """The answer with whole numbers that are exactly whole, and all else the best for them.
 
     HiGHS takes a number for whole that is nearly so, and a row with a large coefficient makes much of the difference.

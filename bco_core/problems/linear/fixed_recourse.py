@@ -3,7 +3,7 @@
     c(y)'z + Q(z, y),    Q(z, y) = min q(y)'x   s.t.   W x (senses) h(y) − T(y) z,   l ≤ x ≤ u
 
 Thousands of recourse values at once come from :mod:`bco_core.solvers.random_recourse`, decisions over scenarios from
-:mod:`bco_core.solvers.random_cuts`. Both are certified here or not given: what is left goes to HiGHS.
+:mod:`bco_core.solvers.cuts`. Both are certified here or not given: what is left goes to HiGHS.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from bco_core.problems.linear.affine import Matrix, Vector
 from bco_core.problems.linear.description import LARGEST_FORM
 from bco_core.problems.linear.extensive import REASONS, Solution, judged, risk_of
 from bco_core.problems.linear.model import Model
-from bco_core.solvers import cuts, highs, random_cuts
+from bco_core.solvers import cuts, highs
 from bco_core.solvers.dual_simplex import Index
 from bco_core.solvers.linear_form import EQUAL, Array, LinearProgram
-from bco_core.solvers.random_recourse import RandomRecourse, Solved
+from bco_core.solvers.random_recourse import RandomRecourse, RecourseSolutions
 from bco_core.status import CUTS, Gap
 
 # The most recourse variables and decisions: kernels keep dense matrices.
@@ -101,7 +101,7 @@ class FixedRecourse:
         shape = np.broadcast_shapes(decisions.shape[:-1], outcomes.shape[:-1])
         return _cost(decisions.double().expand(*shape, -1), outcomes.double().expand(*shape, -1), self)
 
-    def solve(self, decisions: Array, outcomes: Array) -> Solved:
+    def solve(self, decisions: Array, outcomes: Array) -> RecourseSolutions:
         """The recourse for pairs of decisions (n, d_z) and outcomes (n, d_y); duals are by the rows' limits."""
         certain, rows, columns = self._certain_technology
         by_outcome = self.limits.by_outcome.toarray().T
@@ -126,16 +126,16 @@ class FixedRecourse:
             return None
         # To begin with, the decision for the mean outcome: it need not be exact, nor exist.
         mean = self._cut((weights @ atoms)[None], np.ones(1), self.anywhere, EXPECTATION, _NEAR, fixed, rung)
-        begin = mean.decision if mean.ended == random_cuts.CONVERGED else self.anywhere
+        begin = mean.decision if mean.ended == cuts.CONVERGED else self.anywhere
         found = self._cut(atoms, weights, begin, risk, min(cuts.GAP, gap.relative / 2), fixed, rung)
         # Rounding must not carry a decision past its bounds.
         z = np.clip(found.decision, self.lower, self.upper)
-        if found.ended not in (random_cuts.CONVERGED, random_cuts.STOPPED):
+        if found.ended not in (cuts.CONVERGED, cuts.STOPPED):
             return None
         proven = self.certified_risk(z, atoms, weights, risk)
         if proven is None:
             return None
-        if found.ended == random_cuts.STOPPED:
+        if found.ended == cuts.STOPPED:
             deadline.check()
             return Solution(z, proven, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
         if not gap.closes(proven, found.bound, fixed):
@@ -144,10 +144,10 @@ class FixedRecourse:
 
     def _cut(
         self, atoms: Array, weights: Array, begin: Array, risk: Risk, gap: float, fixed: float, rung: deadline.Flag
-    ) -> random_cuts.Found:
-        return random_cuts.minimize(
+    ) -> cuts.CutSolution:
+        return cuts.minimize_random(
             self.recourse,
-            random_cuts.Stages(
+            cuts.RecourseScenarios(
                 self.recourse_cost.at(atoms),
                 self.limits.at(atoms),
                 self._technology(atoms),

@@ -183,15 +183,15 @@ class GeneralLinear(Problem):
     # Decisions over scenarios.
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit is None else time.monotonic() + time_limit
+        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         atoms = self._clipped(outcomes).detach().numpy()
-        if time_limit is not None and until is not None and self.model.recourse_integer.any():
-            until -= min(_PRICING_SHARE * time_limit, self._pricing_seconds(atoms))
+        if time_limit_seconds is not None and until is not None and self.model.recourse_integer.any():
+            until -= min(_PRICING_SHARE * time_limit_seconds, self._pricing_seconds(atoms))
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         each: list[Solution] = []
-        with deadline.alarm(time_limit) as rung:
+        with deadline.alarm(time_limit_seconds) as rung:
             for number, (own, share) in enumerate(zip(atoms, shares, strict=True)):
                 deadline.check()
                 left = len(atoms) - number

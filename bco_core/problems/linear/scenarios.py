@@ -124,7 +124,7 @@ class OneByOne:
             np.zeros(len(first.lower) + len(later.recourse_lower), dtype=bool),
         )
 
-    def solve(self, outcomes: Array, limits: Array) -> Iterator[highs.Answer]:
+    def solve(self, outcomes: Array, limits: Array) -> Iterator[highs.HighsAnswer]:
         """For outcomes (n, d_y) and the limits (n, rows) of each."""
         costs, entries = self.cost.at(outcomes), self.matrix.entries(outcomes)
         least = np.where(self.senses >= 0, limits, -np.inf)

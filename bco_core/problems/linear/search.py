@@ -45,9 +45,9 @@ class Known:
 class Search:
     """Decisions for so many contexts, one after the other, each with its share of the time that is left."""
 
-    def __init__(self, model: Model, known: Known, time_limit: float | None, contexts: int) -> None:
+    def __init__(self, model: Model, known: Known, time_limit_seconds: float | None, contexts: int) -> None:
         self._model, self._known, self._left = model, known, contexts
-        self._until = None if time_limit is None else time.monotonic() + time_limit
+        self._until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
 
     def at(self, outcome: Array) -> Solution:
         """The best decision for one outcome (d_y,)."""

@@ -174,16 +174,16 @@ class TwoStageLinear(Problem):
             return keeps.all(-1) & (within & whole).all(-1) & self.cost(decisions, outcomes).isfinite()
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit is None else time.monotonic() + time_limit
+        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
         atoms = self._clipped(outcomes).detach().double().numpy()
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
         each: list[Solution] = []
-        with deadline.alarm(time_limit) as rung:
+        with deadline.alarm(time_limit_seconds) as rung:
             for one in zip(atoms, shares, begin, strict=True):
                 deadline.check()
                 each.append(self._prescribe_one(*one, risk, _share(until, len(atoms) - len(each)), rung))
@@ -259,16 +259,11 @@ class TwoStageLinear(Problem):
         start = bases.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
         z, objective, bound, ended, _ = cuts.minimize(
-            cuts.Scenarios(base.numpy(), size.numpy(), slope.numpy(), np.ascontiguousarray(weights)),
-            cuts.Recourse(
-                form.matrix,
-                form.cost,
-                form.least_cost,
-                bases.columns,
-                bases.inverse,
-                bases.reduced,
-                start.numpy(),
+            cuts.SharedScenarios(
+                base.numpy(), size.numpy(), slope.numpy(), form.cost, form.least_cost, np.ascontiguousarray(weights)
             ),
+            form.matrix,
+            bases.tableaus(start.numpy()),
             cuts.FirstStage(data.first.cost, rows, limits, begin, fixed_first_cost(data)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
             min(cuts.GAP, self.gap.relative / 2),

@@ -141,20 +141,20 @@ class UncertainObjective(Problem):
         return np.concatenate(slopes), np.concatenate(levels)
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         atoms = self._clipped(outcomes).detach()
         shares = weights.double().expand(atoms.shape[:2])
         mean = torch.einsum("bky,bk->by", atoms, shares).numpy()
         if risk.cvar_weight:
-            search = Search(self.model, self.known, time_limit, len(atoms))
+            search = Search(self.model, self.known, time_limit_seconds, len(atoms))
             pairs = zip(atoms.numpy(), shares.numpy(), strict=True)
             each = [search.over(one[share > 0], share[share > 0], risk) for one, share in pairs]
         else:
             each = [one for part in self._parts(mean) for one in self._certified(part)]
             # Many a relaxation, such as a path's, is best in whole numbers by itself; others are searched.
             left = [index for index, one in enumerate(each) if not self._whole(one)]
-            search = Search(self.model, self.known, time_limit, len(left))
+            search = Search(self.model, self.known, time_limit_seconds, len(left))
             for index in left:
                 each[index] = search.at(mean[index])
         return Prescription(

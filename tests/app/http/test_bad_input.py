@@ -254,12 +254,12 @@ PROBLEMS = {
     "unknown kind": Case(problem(spec={"kind": SECRET, "items": [ITEM]}), pointer="#/spec/kind", says="newsvendor"),
     "no kind": Case(problem(spec={"items": [ITEM]}), pointer="#/spec/kind"),
     "costs stated twice": Case(
-        item(price=3, unit_cost=1), pointer="#/spec/items/1/underage_cost", says="say the same twice"
+        item(price=3, unit_cost=1), pointer="#/spec/items/1/underage_cost", says="state the same cost twice"
     ),
     "nothing lost by too many": Case(
         item(underage_cost=None, overage_cost=None, price=3, unit_cost=1, salvage_value=1.5),
         pointer="#/spec/items/1/salvage_value",
-        says="nothing is lost by too many",
+        says="ordering too much must cost something",
     ),
     "half a pack of whole numbers": Case(
         item(integer=True, pack_size=2.5), pointer="#/spec/items/1/pack_size", says="whole pack_size"

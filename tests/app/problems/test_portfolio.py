@@ -120,7 +120,7 @@ def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClien
     response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": contexts, "scenarios": 40})
     for one in answered(response)["prescriptions"]:
         assert one["reason"].startswith("no portfolio returns 0.099 in the worst 0.05 of the scenarios")
-        assert "the best there is returns" in one["reason"]
+        assert "the best one returns" in one["reason"]
         if choice == "error":
             assert one["status"] == "infeasible"
             assert set(one["decision"].values()) == {None}

@@ -49,7 +49,7 @@ class Quadratic:
         return torch.ones(decisions.shape[:-1], dtype=torch.bool)
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         weights = weights.expand(outcomes.shape[:2])
         decisions = (outcomes * weights[:, :, None]).sum(1)

@@ -15,8 +15,7 @@ from bco_core.prescribe import check_constraints, feasibility
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.positions import Portfolios
-from bco_core.problems.portfolio.reach import check_reach
-from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio, check_target
 from bco_core.problems.registry import build_problem, check_problem, completed
 from bco_core.scenarios import Scenarios
 from bco_core.solvers.cvar_cuts import point_portfolio
@@ -55,7 +54,7 @@ def test_factors_and_their_covariance_matrix_are_the_same_problem() -> None:
     torch.testing.assert_close(by_factors.decide(outcomes), by_matrix.decide(outcomes), rtol=1e-8, atol=1e-10)
 
 
-def test_the_dense_solver_takes_over_where_factors_are_many_and_agrees_with_the_kernel() -> None:
+def test_the_dense_solver_takes_over_for_many_factors_and_agrees() -> None:
     dense = ReturnConstrainedPortfolio.from_spec(spec(50, factors=None, covariance=full_rank(50)))
     assert not dense.portfolios.has_fast_kernel
     limited = ReturnConstrainedPortfolio.from_spec(spec(maximum_long=10.0))
@@ -310,7 +309,7 @@ def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None)
 def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
     bare = {"kind": "mean_variance_portfolio", **spec(factors=None)}
     check_problem(bare)
-    with pytest.raises(InvalidInput, match="the risk is not known"):
+    with pytest.raises(InvalidInput, match="the risk is unknown"):
         build_problem(bare)
     values = returns(300).numpy()
     for estimate, words in ((None, "Ledoit–Wolf"), ("shrinkage", "Ledoit–Wolf"), ("factors", "principal factor")):
@@ -339,14 +338,14 @@ def test_a_target_is_in_reach_if_foresight_reaches_it() -> None:
     values = returns(200).numpy()
     foreseen = np.sort(values.max(axis=1))
     inside, outside = foreseen[8] - 1e-6, foreseen[40]
-    assert "never changes" in check_reach(spec(target_return=inside), values)[0]
-    assert check_reach(spec(target_return=0.03), values) == []
+    assert "never changes" in check_target(spec(target_return=inside), values)[0]
+    assert check_target(spec(target_return=0.03), values) == []
     with pytest.raises(InvalidInput, match=rf"in 80\.0% of the rows, .* is {foreseen[9]:.6g}"):
-        check_reach(spec(target_return=float(outside)), values)
-    check_reach(spec(target_return=float(values.max(axis=1).mean()), target_on="mean"), values)
-    with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is asked"):
-        check_reach(spec(target_return=0.13, target_on="mean"), values)
+        check_target(spec(target_return=float(outside)), values)
+    check_target(spec(target_return=float(values.max(axis=1).mean()), target_on="mean"), values)
+    with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is required"):
+        check_target(spec(target_return=0.13, target_on="mean"), values)
     # Turnover takes its part of what can be reached.
     held = {"current": {}, "turnover_cost": 0.05}
     with pytest.raises(InvalidInput, match="out of reach"):
-        check_reach(spec(target_return=float(inside), **held), values)
+        check_target(spec(target_return=float(inside), **held), values)

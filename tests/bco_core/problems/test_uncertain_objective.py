@@ -213,7 +213,9 @@ def test_a_search_begins_with_the_best_decision_known_and_never_under_a_quick_de
 def test_a_time_limit_is_kept_and_said() -> None:
     instance = knapsack(3, 2, 6)
     problem = problem_of(instance.spec)
-    found = problem.prescribe(torch.from_numpy(instance.outcomes)[:, None], torch.ones(1).double(), time_limit=0.0)
+    found = problem.prescribe(
+        torch.from_numpy(instance.outcomes)[:, None], torch.ones(1).double(), time_limit_seconds=0.0
+    )
     assert set(found.status) == {Status.TIME_LIMIT}
     assert all(found.reasons)
 

@@ -264,8 +264,8 @@ def test_a_search_that_stops_at_its_gap_says_so(monkeypatch: pytest.MonkeyPatch)
     problem = TwoStageLinear.from_spec(rented())
     run = highs.run
 
-    def lazy(solver: Any, time_limit: float | None = None) -> highs.Answer:
-        answer = run(solver, time_limit)
+    def lazy(solver: Any, time_limit_seconds: float | None = None) -> highs.HighsAnswer:
+        answer = run(solver, time_limit_seconds)
         return replace(answer, bound=0.9 * answer.objective)
 
     monkeypatch.setattr(highs, "run", lazy)

@@ -1,27 +1,63 @@
-"""What the rules of a portfolio cost: multipliers of those that bind, by which the best portfolio is balanced.
+"""Figures of a portfolio for planners, and the prices of the rules that bind it.
 
-At the best portfolio the gradient of what is minimised and those of the binding rules, each times its price, add up to
-nothing. The prices are found by least squares over numbers that are not negative; where nothing balances, nothing is
-said. A target on the tail of the return binds by the scenarios in the tail, and by a mixture of those at its edge.
+At the best portfolio the gradient of the objective and those of the binding rules, each times its price, add up to
+zero. The prices are found by nonnegative least squares; if nothing balances, no prices are reported. A target on the
+tail of the return binds through the scenarios in the tail, and through a mixture of those at its edge.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from scipy.optimize import nnls
+from torch import Tensor
 
 from bco_core.problems.base import Price
+from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.rules import Rules, Where
 from bco_core.solvers.dual_newton import Array
+from bco_core.weighted_stats import sort_atoms, sorted_cvar
 
-# Rules closer than this to binding, relative to their own scale, bind; and how far from balance is no balance.
+# Rules bind if they are within the first of their limit, relative to its scale; the second is the tolerance of balance.
 _BINDS, _BALANCED = 1e-6, 1e-5
 _SMALLEST = 1e-9
 
 
+def facts_of(
+    portfolios: Portfolios, decision: Tensor, outcomes: Tensor, weights: Tensor, tail: float | None = None
+) -> dict[str, Any]:
+    """Return figures of a portfolio (m,) over returns (K, m) with weights (K,): return, risk, turnover, and bounds.
+
+    Returns are net of turnover; ``tail`` adds their mean over the worst 1 − tail of the weight.
+    """
+    rules = portfolios.rules
+    charge = float(portfolios.charge(decision))
+    returns = outcomes @ decision - charge
+    variance = float(portfolios.variance(decision))
+    facts: dict[str, Any] = {
+        "expected_return": float(returns @ weights),
+        "variance": variance,
+        "volatility": math.sqrt(variance),
+        "invested": float(decision.sum()),
+    }
+    if tail:
+        facts["tail_return"] = -float(sorted_cvar(*sort_atoms(-returns, weights), tail))
+    if rules.current is not None:
+        facts |= {"turnover": float(portfolios.turnover(decision)), "turnover_cost": charge}
+    lower, upper = rules.reach
+    facts["bounds"] = {
+        name: [low, high] for name, low, high in zip(rules.names, lower.tolist(), upper.tolist(), strict=True)
+    }
+    if portfolios.source:
+        facts["covariance"] = portfolios.source
+    return facts
+
+
 def prices_of(rules: Rules, gradient: Array, positions: Array, target: list[Array], turnover: float) -> list[Price]:
-    """The prices of binding rules at positions (m,) that minimise something with a gradient (m,) and, for each unit of
-    turnover, a cost. ``target`` are gradients (m,) of the return by which a target binds, () where none does."""
+    """Return the prices of binding rules at positions (m,) that minimise an objective with this gradient (m,) plus a
+    cost per unit of turnover. ``target`` are gradients (m,) of the return through which a target binds, if one does."""
     m = len(positions)
     rows, places, n = rules.rows()
     lifted = np.concatenate([positions, *(_lifted(rules, positions, name) for name in _lifts(rules))])
@@ -44,7 +80,7 @@ def prices_of(rules: Rules, gradient: Array, positions: Array, target: list[Arra
         if _meet(positions[j], rules.upper[j]):
             add(unit, ("assets", j, "maximum"))
         if _meet(positions[j], rules.lower[j]):
-            # That positions are not negative is no rule that somebody has stated.
+            # Nobody stated that positions are not negative, so that rule has no price to report.
             add(-unit, ("assets", j, "minimum") if rules.lower[j] else ())
     for (row, low, high), where in zip(rows, places, strict=True):
         value = float(row @ lifted)
@@ -60,19 +96,19 @@ def prices_of(rules: Rules, gradient: Array, positions: Array, target: list[Arra
         return []
     matrix = np.stack(columns, axis=1)
     scales = np.maximum(np.linalg.norm(matrix, axis=0), 1e-300)
-    found, residual = nnls(matrix / scales, -whole)
+    scaled_prices, residual = nnls(matrix / scales, -whole)
     if residual > _BALANCED * max(float(np.linalg.norm(whole)), 1e-300):
         return []
     totals: dict[Where, float] = {}
-    for where, value in zip(owners, (found / scales).tolist(), strict=True):
+    for where, value in zip(owners, (scaled_prices / scales).tolist(), strict=True):
         if where:
             totals[where] = totals.get(where, 0.0) + value
     return [Price(where, value) for where, value in totals.items() if value > _SMALLEST * float(np.abs(whole).max())]
 
 
 def edge_of_tail(outcomes: Array, weights: Array, positions: Array, confidence: float) -> list[Array]:
-    """Gradients (m,) of the mean return in the worst 1 − confidence of scenarios (K, m): one for each scenario that may
-    be the last one in it."""
+    """Return gradients (m,) of the mean return in the worst 1 − confidence of scenarios (K, m), one for each scenario
+    that may be the last one in the tail."""
     if not confidence:
         return [weights @ outcomes]
     returns, share = outcomes @ positions, 1 - confidence

@@ -1,4 +1,4 @@
-"""The kinds of problem for people: what each is called, what it is for, and an example that works."""
+"""The kinds of problem with title, description and a working example."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Kind:
-    """``linear``: the problem is a linear model, and can be written as MPS."""
+class ProblemKindView:
+    """A kind of problem; ``linear`` ones can be exported as MPS."""
 
     name: str
     title: str
@@ -17,36 +17,36 @@ class Kind:
     such_as: str
     example: dict[str, Any]
     linear: bool = True
-    # what is not known of its decisions, where outcomes are called as they are
+    # what the outcomes are
     unknown: str = "outcomes"
 
     @property
     def text(self) -> str:
-        """The example as somebody would type it: what is short on a line of its own."""
-        return written(self.example)
+        """The example as formatted JSON."""
+        return pretty_json(self.example)
 
 
-def written(value: Any, indent: str = "") -> str:
-    """JSON that is easy to read and to change: short lists and objects stay on one line."""
+def pretty_json(value: Any, indent: str = "") -> str:
+    """Format JSON for reading and editing: short lists and objects stay on one line."""
     short = json.dumps(value, ensure_ascii=False)
     if len(short) + len(indent) <= 78 or not isinstance(value, dict | list) or not value:
         return short
     inner = indent + "  "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name, ensure_ascii=False)}: {written(one, inner)}" for name, one in value.items()]
+        parts = [f"{json.dumps(name, ensure_ascii=False)}: {pretty_json(one, inner)}" for name, one in value.items()]
         return "{\n" + ",\n".join(inner + part for part in parts) + "\n" + indent + "}"
-    return "[\n" + ",\n".join(inner + written(one, inner) for one in value) + "\n" + indent + "]"
+    return "[\n" + ",\n".join(inner + pretty_json(one, inner) for one in value) + "\n" + indent + "]"
 
 
 _ASSETS = [{"name": "shares", "maximum": 0.6}, {"name": "bonds"}, {"name": "gold"}]
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ProblemKindView] = {
     kind.name: kind
     for kind in (
-        Kind(
+        ProblemKindView(
             "newsvendor",
             "Order before demand is known",
-            "How many to order of each item, where too few and too many both cost.",
+            "Choose order quantities when shortages and leftovers both cost money.",
             "croissants and loaves for tomorrow",
             {
                 "kind": "newsvendor",
@@ -75,10 +75,10 @@ KINDS: dict[str, Kind] = {
             linear=False,
             unknown="demand",
         ),
-        Kind(
+        ProblemKindView(
             "shipment",
             "Order to depots, ship later",
-            "How much to order to each source now; it is shipped to destinations once demand is known.",
+            "Order to each depot now; ship to destinations once demand is known.",
             "heating oil in two depots for three regions",
             {
                 "kind": "shipment",
@@ -90,10 +90,10 @@ KINDS: dict[str, Kind] = {
                 "transport_costs": [[1, 2, 6], [4, 3, 1]],
             },
         ),
-        Kind(
+        ProblemKindView(
             "facility_location",
-            "What to open",
-            "Which facilities to open now; customers are served from them once demand is known.",
+            "Open facilities",
+            "Choose facilities to open now; serve customers once demand is known.",
             "three depots that could serve three regions",
             {
                 "kind": "facility_location",
@@ -107,10 +107,10 @@ KINDS: dict[str, Kind] = {
                 "shortage_cost": 12,
             },
         ),
-        Kind(
+        ProblemKindView(
             "production",
-            "What to make and blend",
-            "How much to make of each product; it is sold once demand and prices are known.",
+            "Produce and blend",
+            "Choose production quantities; sell once demand and prices are known.",
             "two fuels blended of three ingredients",
             {
                 "kind": "production",
@@ -140,18 +140,18 @@ KINDS: dict[str, Kind] = {
                 ],
             },
         ),
-        Kind(
+        ProblemKindView(
             "assignment",
-            "Who does what",
-            "Every task goes to somebody; how long each pair takes is not known yet.",
+            "Assign tasks",
+            "Assign every task to an agent when costs are uncertain.",
             "two craftsmen, a roof and a wall",
             {"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]},
             unknown="costs",
         ),
-        Kind(
+        ProblemKindView(
             "shortest_path",
-            "The way through a network",
-            "The cheapest way from one place to another, where the costs of roads are not known yet.",
+            "Shortest path",
+            "Find the cheapest route through a network with uncertain costs.",
             "from home to the office, over the bridge or through the tunnel",
             {
                 "kind": "shortest_path",
@@ -167,11 +167,11 @@ KINDS: dict[str, Kind] = {
             },
             unknown="costs",
         ),
-        Kind(
+        ProblemKindView(
             "knapsack",
-            "What to take",
-            "Items of the largest value within weights and volumes, where values are not known yet.",
-            "what to bring to a market stall",
+            "Knapsack",
+            "Select the most valuable items within capacities when values are uncertain.",
+            "goods for a market stall",
             {
                 "kind": "knapsack",
                 "items": [
@@ -183,10 +183,10 @@ KINDS: dict[str, Kind] = {
             },
             unknown="values",
         ),
-        Kind(
+        ProblemKindView(
             "unit_commitment",
-            "Which units run when",
-            "Which units run in which hours, decided now; what they give, once demand is known.",
+            "Schedule power units",
+            "Commit units to hours now; dispatch them once demand is known.",
             "coal and gas over four hours",
             {
                 "kind": "unit_commitment",
@@ -215,19 +215,19 @@ KINDS: dict[str, Kind] = {
                 "curtailment_cost": 5,
             },
         ),
-        Kind(
+        ProblemKindView(
             "mean_variance_portfolio",
-            "A portfolio: risk against return",
-            "Positions in assets whose returns are not known yet, with risk weighed against return.",
+            "Portfolio: risk against return",
+            "Choose positions that trade off risk against return.",
             "shares, bonds and gold",
             {"kind": "mean_variance_portfolio", "risk_aversion": 20, "assets": _ASSETS},
             linear=False,
             unknown="returns",
         ),
-        Kind(
+        ProblemKindView(
             "return_constrained_portfolio",
-            "A portfolio: a return to be kept",
-            "The positions of least risk whose return reaches a target even in bad cases.",
+            "Portfolio: target return",
+            "Minimise risk while the return reaches a target even in bad cases.",
             "a pension fund that must return 3 %",
             {
                 "kind": "return_constrained_portfolio",
@@ -238,10 +238,10 @@ KINDS: dict[str, Kind] = {
             linear=False,
             unknown="returns",
         ),
-        Kind(
+        ProblemKindView(
             "two_stage_linear",
-            "Decide now, mend later",
-            "Any linear model whose limits depend on outcomes, mended at least cost once they are known.",
+            "Two-stage linear model",
+            "Decide now, correct later at minimum cost; limits depend on outcomes.",
             "steel ordered now, with express orders and scrap after",
             {
                 "kind": "two_stage_linear",
@@ -259,11 +259,11 @@ KINDS: dict[str, Kind] = {
                 ],
             },
         ),
-        Kind(
+        ProblemKindView(
             "linear",
             "Any linear model",
-            "Linear or in whole numbers; every cost, coefficient and limit may depend on outcomes.",
-            "wheat and beets with yields and prices that are not known yet",
+            "Linear or mixed-integer; every cost, coefficient and limit may depend on outcomes.",
+            "wheat and beets with uncertain yields and prices",
             {
                 "kind": "linear",
                 "sense": "maximize",

@@ -1,4 +1,4 @@
-"""Why a decision is what it is: what drives the prediction, what would move the decision, and days like this one."""
+"""Explain a decision: drivers of the prediction, sensitivity, prices of constraints, and similar rows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
 from app.pages.decide.answer import money_of
-from app.pages.decide.parts import part
-from app.pages.decide.what_if import asked_again
+from app.pages.decide.query import render_part
+from app.pages.decide.what_if import read_query
 from app.pages.render import number
 
 router = APIRouter(include_in_schema=False)
 
 _NEIGHBOURS = 8
-# Of a decision with many entries, those that move most are named.
+# Entries named per change, largest first.
 _MOST_NAMED = 4
 _MOST_OUTCOMES = 12
 _MOST_SWITCHES = 12
 
 
 @dataclass(frozen=True)
-class Bar:
-    """What one column adds to a prediction; ``left`` and ``width`` place its bar between 0 and 100."""
+class ContributionView:
+    """The contribution of a column to a prediction; ``left`` and ``width`` place its bar between 0 and 100."""
 
     name: str
     value: str
@@ -37,13 +37,13 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Driven:
-    """The prediction of an outcome, taken apart."""
+class AttributionView:
+    """The prediction of an outcome as contributions of columns."""
 
     name: str
     base: float
     prediction: float
-    bars: list[Bar]
+    bars: list[ContributionView]
     middle: float
     adds_up: bool
 
@@ -54,34 +54,34 @@ class Driven:
 
 @router.get("/posteriors/{named}/decide/why")
 async def why(named: str, request: Request, caller: Reader) -> Response:
-    """The reasons for a decision, as far as they can be told."""
+    """Explain a decision."""
     api = Api(request)
-    asked, posterior = await asked_again(api, named, request.query_params)
+    query, posterior = await read_query(api, named, request.query_params)
     gone = ""
-    body = asked.body(include=["sensitivity", "neighbours"], neighbours=_NEIGHBOURS)
+    body = query.body(include=["sensitivity", "neighbours"], neighbours=_NEIGHBOURS)
     try:
         try:
-            answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
-        except Refused as refused:
-            # Without the rows that were learned from there are no days like this one to show.
-            if refused.status != 409:
+            answer = await api.post(f"{query.api}/prescribe", body, kept=False)
+        except ApiRefusal as refusal:
+            # Without the training data there are no similar rows.
+            if refusal.status != 409:
                 raise
-            gone = refused.detail
-            answer = await api.post(f"{asked.api}/prescribe", asked.body(include=["sensitivity"]), kept=False)
-    except Refused as refused:
-        return part(request, "decide_why.html", asked, posterior, refused.status, refused=refused, asking=[])
+            gone = refusal.detail
+            answer = await api.post(f"{query.api}/prescribe", query.body(include=["sensitivity"]), kept=False)
+    except ApiRefusal as refusal:
+        return render_part(request, "decide_why.html", query, posterior, refusal.status, refusal=refusal, asking=[])
     found = answer["prescriptions"][0]
-    told, neighbours = found["sensitivity"], found.get("neighbours")
-    return part(
+    sensitivity, neighbours = found["sensitivity"], found.get("neighbours")
+    return render_part(
         request,
         "decide_why.html",
-        asked,
+        query,
         posterior,
-        drivers=_drivers(told, asked.context) if told else [],
-        attribution=told["attribution"] if told else None,
-        moves=_moves(told, posterior, found) if told else [],
-        switches=_switches(told, found) if told else [],
-        prices=[(_rule(one["rule"]), one["price"]) for one in told["prices"]] if told else [],
+        drivers=_drivers(sensitivity, query.context) if sensitivity else [],
+        attribution=sensitivity["attribution"] if sensitivity else None,
+        moves=_moves(sensitivity, posterior, found) if sensitivity else [],
+        switches=_switches(sensitivity, found) if sensitivity else [],
+        prices=[(_rule(one["rule"]), one["price"]) for one in sensitivity["prices"]] if sensitivity else [],
         neighbours=neighbours,
         money=money_of(found),
         gone=gone,
@@ -89,16 +89,16 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
     )
 
 
-def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[Driven]:
+def _drivers(sensitivity: Mapping[str, Any], context: Mapping[str, Any]) -> list[AttributionView]:
     found = []
-    for name, one in list(told["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
+    for name, one in list(sensitivity["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
         if one["base"] is None or one["prediction"] is None:
             continue
         amounts = {column: amount or 0.0 for column, amount in one["contributions"].items()}
         low, high = min([0.0, *amounts.values()]), max([0.0, *amounts.values()])
         span = (high - low) or 1.0
         bars = [
-            Bar(
+            ContributionView(
                 column,
                 _value(context.get(column)),
                 amount,
@@ -110,7 +110,7 @@ def _drivers(told: Mapping[str, Any], context: Mapping[str, Any]) -> list[Driven
         left = one["prediction"] - one["base"] - sum(amounts.values())
         tolerance = 1e-6 * max(1.0, abs(one["prediction"]))
         adds_up = abs(left) <= tolerance or abs(left - (one["residual"] or 0.0)) <= tolerance
-        found.append(Driven(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
+        found.append(AttributionView(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
     return found
 
 
@@ -118,32 +118,34 @@ def _value(value: Any) -> str:
     return "missing" if value is None else number(value) if isinstance(value, int | float) else str(value)
 
 
-def _moves(told: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What some more of each number would change, as sentences in two halves."""
+def _moves(
+    sensitivity: Mapping[str, Any], posterior: Mapping[str, Any], found: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Describe the effect of increasing each number, as (cause, effect)."""
     spread = {column["name"]: column["std"] for column in posterior["columns"]}
     sentences = []
-    for name, one in told["derivatives"].items():
+    for name, one in sensitivity["derivatives"].items():
         if one["method"] is None:
             continue
         units = _units(spread.get(name))
         moved = {entry: None if amount is None else units * amount for entry, amount in one["decision"].items()}
         cost = None if one["expected_cost"] is None else units * one["expected_cost"]
-        sentences.append((f"{number(units)} more {name}", _changed(moved, cost, found)))
+        sentences.append((f"{number(units)} more {name}", _describe_change(moved, cost, found)))
     return sentences
 
 
 def _units(spread: float | None) -> float:
-    """One unit, or a power of ten of them where a column's values are far larger or smaller."""
+    """Return one unit, or a power of ten that fits the spread of a column."""
     if not spread or 0.2 <= spread <= 200:
         return 1.0
     return float(10.0 ** math.floor(math.log10(spread)))
 
 
-def _switches(told: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """What another value of a column would change."""
+def _switches(sensitivity: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Describe the effect of other values of a column."""
     return [
-        (name, _yes(value), _changed(one["decision"], one["expected_cost"], found))
-        for name, values in told["switches"].items()
+        (name, _yes(value), _describe_change(one["decision"], one["expected_cost"], found))
+        for name, values in sensitivity["switches"].items()
         for value, one in list(values.items())[:_MOST_SWITCHES]
     ]
 
@@ -152,7 +154,7 @@ def _yes(value: str) -> str:
     return {"true": "yes", "false": "no"}.get(value, value)
 
 
-def _changed(moved: Mapping[str, float | None], cost: float | None, found: Mapping[str, Any]) -> str:
+def _describe_change(moved: Mapping[str, float | None], cost: float | None, found: Mapping[str, Any]) -> str:
     """``0.8 more croissants, 1.2 fewer loaves; expected cost 0.5 lower``."""
     size = max((abs(amount) for amount in found["decision"].values() if amount is not None), default=1.0)
     known = {name: amount for name, amount in moved.items() if amount is not None and abs(amount) > 1e-4 * size}
@@ -162,17 +164,17 @@ def _changed(moved: Mapping[str, float | None], cost: float | None, found: Mappi
     ]
     if len(ordered) > _MOST_NAMED:
         words.append(f"and {len(ordered) - _MOST_NAMED} more changes")
-    told = ", ".join(words) or "the same decision"
+    sensitivity = ", ".join(words) or "same decision"
     if cost is None:
-        return told
+        return sensitivity
     money = money_of(found)
     change = money(cost) or 0.0
     if abs(change) <= 1e-4 * max(abs(found["expected_cost"] or 0.0), 1e-9):
-        return f"{told}; expected {money.word} as before"
-    return f"{told}; expected {money.word} {number(abs(change), 3)} {'higher' if change > 0 else 'lower'}"
+        return f"{sensitivity}; same expected {money.word}"
+    return f"{sensitivity}; expected {money.word} {number(abs(change), 3)} {'higher' if change > 0 else 'lower'}"
 
 
 def _rule(place: str) -> str:
-    """``decision_rows/budget`` or ``items/loaves/maximum_order`` as words."""
+    """Format ``decision_rows/budget`` or ``items/loaves/maximum_order`` as text."""
     _, name, *which = (*place.split("/"), "")
     return ": ".join([name, *(one.replace("_", " ") for one in which if one)]) or place

@@ -1,4 +1,4 @@
-"""The numbers of a problem as tables in words, made from its specification, whatever its kind."""
+"""Tables of a problem's parameters, from the specification of any kind."""
 
 from __future__ import annotations
 
@@ -6,91 +6,91 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.pages.problems.formulas import share
+from app.pages.problems.notation import share
 from app.pages.render import number, percent
 
 Spec = Mapping[str, Any]
-# Rows and columns that are shown; the specification has all of them.
+# Rows and columns shown; the specification has all.
 ROWS, COLUMNS = 40, 14
 
-# What fields of parts are called. What is not here is written as it is, without underscores.
+# Labels of fields; others are shown without underscores.
 WORDS = {
     "name": "name",
-    "underage_cost": "each too few costs",
-    "overage_cost": "each too many costs",
-    "price": "sells for",
-    "unit_cost": "a unit costs",
-    "salvage_value": "left over, brings",
-    "shortage_penalty": "each short, besides",
-    "minimum_order": "order at least",
-    "maximum_order": "order at most",
-    "maximum_demand": "demand at most",
+    "underage_cost": "underage cost",
+    "overage_cost": "overage cost",
+    "price": "price",
+    "unit_cost": "unit cost",
+    "salvage_value": "salvage value",
+    "shortage_penalty": "shortage penalty",
+    "minimum_order": "minimum order",
+    "maximum_order": "maximum order",
+    "maximum_demand": "maximum demand",
     "stock": "on hand",
     "integer": "whole numbers",
-    "pack_size": "in packs of",
-    "minimum_service_level": "demand met in",
+    "pack_size": "pack size",
+    "minimum_service_level": "minimum service level",
     "minimum": "at least",
     "maximum": "at most",
     "cost": "costs",
-    "order_cost": "ordered, a unit costs",
-    "emergency_cost": "in an emergency",
+    "order_cost": "order cost",
+    "emergency_cost": "emergency cost",
     "start": "from",
     "end": "to",
     "value": "worth",
     "weights": "takes",
-    "opening_cost": "opening costs",
-    "capacity": "can ship",
-    "shortage_cost": "each short costs",
+    "opening_cost": "opening cost",
+    "capacity": "capacity",
+    "shortage_cost": "shortage cost",
     "uses": "uses",
     "blend_of": "blended of",
-    "unlimited_demand": "all is sold",
-    "holding_cost": "each left over costs",
-    "available": "there is",
-    "minimum_output": "gives at least",
-    "maximum_output": "gives at most",
-    "fixed_cost": "an hour costs",
-    "startup_cost": "a start costs",
-    "minimum_up": "hours up at least",
-    "minimum_down": "hours down at least",
-    "ramp_up": "grows an hour by",
-    "ramp_down": "falls an hour by",
-    "initially_on": "runs already",
+    "unlimited_demand": "unlimited demand",
+    "holding_cost": "holding cost",
+    "available": "available",
+    "minimum_output": "minimum output",
+    "maximum_output": "maximum output",
+    "fixed_cost": "cost per hour",
+    "startup_cost": "startup cost",
+    "minimum_up": "minimum hours up",
+    "minimum_down": "minimum hours down",
+    "ramp_up": "ramp up per hour",
+    "ramp_down": "ramp down per hour",
+    "initially_on": "initially on",
     "residual_variances": "residual variances",
 }
-# What is said of the whole problem.
+# Labels of facts about the whole problem.
 FACTS = {
-    "sense": "what is sought",
-    "minimum_service_level": "of all demand, expected to be met at least",
+    "sense": "objective",
+    "minimum_service_level": "minimum share of total demand met",
     "source": "from",
     "target": "to",
-    "directed": "edges lead one way only",
-    "shares": "shares of items can be taken",
-    "maximum_open": "may be opened",
-    "shortage_cost": "each unit not served costs",
+    "directed": "directed edges",
+    "shares": "fractional items",
+    "maximum_open": "maximum open",
+    "shortage_cost": "shortage cost per unit",
     "hours": "hours",
-    "shedding_cost": "each unit of demand not met costs",
-    "curtailment_cost": "each unit too much costs",
-    "target_return": "the return to be reached",
-    "target_on": "reached by",
-    "confidence": "in how much of what may happen",
-    "infeasible": "where no portfolio reaches it",
+    "shedding_cost": "shedding cost per unit",
+    "curtailment_cost": "curtailment cost per unit",
+    "target_return": "target return",
+    "target_on": "target applies to",
+    "confidence": "confidence",
+    "infeasible": "if no portfolio reaches it",
     "budget": "budget",
-    "fully_invested": "all of the budget is invested",
+    "fully_invested": "fully invested",
     "risk_aversion": "risk aversion",
-    "turnover_cost": "each unit bought or sold costs",
-    "maximum_turnover": "bought and sold at most",
-    "maximum_long": "long positions at most",
-    "maximum_short": "short positions at most",
-    "estimate": "the covariance is estimated by",
-    "covariance_source": "where the covariance is from",
-    "relative_gap": "good enough within a share of",
-    "absolute_gap": "good enough within",
+    "turnover_cost": "turnover cost per unit",
+    "maximum_turnover": "maximum turnover",
+    "maximum_long": "maximum long positions",
+    "maximum_short": "maximum short positions",
+    "estimate": "covariance estimate",
+    "covariance_source": "covariance source",
+    "relative_gap": "relative gap",
+    "absolute_gap": "absolute gap",
 }
 TITLES = {
     "items": "Items",
     "decisions": "Decided now",
-    "recourse": "Decided later, once outcomes are known",
-    "outcomes": "Not known yet",
+    "recourse": "Recourse, decided once outcomes are known",
+    "outcomes": "Uncertain outcomes",
     "sources": "Sources",
     "destinations": "Destinations",
     "edges": "Edges",
@@ -106,31 +106,31 @@ TITLES = {
     "groups": "Groups",
     "demand": "Demand by hour",
     "capacities": "Capacities",
-    "forbidden": "Pairs that cannot be",
+    "forbidden": "Forbidden pairs",
     "costs": "Costs of pairs",
-    "current": "Held now",
-    "transport_costs": "A unit on its way costs",
+    "current": "Current positions",
+    "transport_costs": "Transport cost per unit",
     "covariance": "Covariance of returns",
 }
-# Rules stand in the model; how risk is given is told apart.
+# Shown in the model or as facts.
 _ELSEWHERE = ("kind", "rows", "decision_rows", "factors", "nodes")
-# Fields whose absence means an outcome column of the owner's own name.
+# Fields that default to the outcome column of the owner's name.
 _OWN_COLUMN = {"edges": "cost", "items": "value", "customers": "demand", "products": "demand"}
 _LISTS = ("destinations", "agents", "tasks", "demand")
 _CHOICES = {
-    "minimize": "the least cost",
-    "maximize": "the largest value",
-    "best_effort": "the best there is, and a reason",
+    "minimize": "minimum cost",
+    "maximize": "maximum value",
+    "best_effort": "best effort, with a reason",
     "error": "no decision",
-    "tail": "the mean of the worst cases",
-    "mean": "the mean of all cases",
+    "tail": "mean of the worst cases",
+    "mean": "mean of all cases",
 }
 _SHARES = ("minimum_service_level", "confidence")
 
 
 @dataclass(frozen=True)
-class Table:
-    """Numbers with a title: heads, rows of texts, and how many rows were left out."""
+class SpecTableView:
+    """A table with a title; ``more`` is the number of rows left out."""
 
     title: str
     heads: list[str]
@@ -139,7 +139,7 @@ class Table:
 
 
 def facts_of(spec: Spec) -> list[tuple[str, str]]:
-    """What is said of the problem as a whole, in words."""
+    """Return facts about the whole problem."""
     found = []
     for name, words in FACTS.items():
         value = spec.get(name)
@@ -153,12 +153,12 @@ def facts_of(spec: Spec) -> list[tuple[str, str]]:
     factors = spec.get("factors")
     if factors:
         count = len(factors["loadings"][0])
-        found.append(("the covariance", f"by {count} factor{'' if count == 1 else 's'} and residual variances"))
+        found.append(("covariance", f"by {count} factor{'' if count == 1 else 's'} and residual variances"))
     return found
 
 
-def tables_of(spec: Spec) -> list[Table]:
-    """The parts of a problem as tables."""
+def tables_of(spec: Spec) -> list[SpecTableView]:
+    """Return the parts of a problem as tables."""
     found = []
     for name, value in spec.items():
         if name in _ELSEWHERE or not value or name in FACTS or name in _LISTS:
@@ -173,7 +173,7 @@ def tables_of(spec: Spec) -> list[Table]:
     return found
 
 
-def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool) -> Table:
+def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool) -> SpecTableView:
     fields = [field for field in parts[0] if any(part.get(field) for part in parts) or field == "name"]
     own = _OWN_COLUMN.get(name) if kind != "newsvendor" else None
     if own is not None and own in parts[0] and own not in fields:
@@ -183,14 +183,14 @@ def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool
     if brings:
         heads = ["brings" if field == "cost" else head for field, head in zip(fields, heads, strict=True)]
     if kind == "newsvendor":
-        heads.append("covers demand in")
+        heads.append("target service")
         for row, part in zip(rows, parts, strict=False):
             row.append(_covered(part))
-    return Table(title, heads, rows, max(0, len(parts) - ROWS))
+    return SpecTableView(title, heads, rows, max(0, len(parts) - ROWS))
 
 
 def _covered(item: Spec) -> str:
-    """In which share of cases the best order of an item by itself meets demand: u/(u + o)."""
+    """Return the share of cases in which the best order of an item alone meets demand: u/(u + o)."""
     short, over = item.get("underage_cost"), item.get("overage_cost")
     if item.get("price") is not None and item.get("unit_cost") is not None:
         short = item["price"] - item["unit_cost"] + (item.get("shortage_penalty") or 0)
@@ -200,7 +200,7 @@ def _covered(item: Spec) -> str:
 
 def _field(name: str, value: Any, own: str | None) -> str:
     if name == own and value is None:
-        return "its own column"
+        return "own column"
     if value is None:
         return "no limit" if name.startswith(("minimum", "maximum")) or name in ("available", "copies") else "–"
     if name in _SHARES:
@@ -211,7 +211,7 @@ def _field(name: str, value: Any, own: str | None) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Any value of a specification as words."""
+    """Format any value of a specification."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -226,7 +226,7 @@ def _cell(value: Any) -> str:
 
 
 def _of_mapping(value: Spec) -> str:
-    """``4 + 0.5 × rain`` for a number that depends on outcomes; ``kg 4, litres 6`` for others."""
+    """Format ``4 + 0.5 × rain`` for a number that depends on outcomes, ``kg 4, litres 6`` for others."""
     if "outcomes" in value and isinstance(value["outcomes"], dict):
         terms = [(value["constant"], "")] if value.get("constant") else []
         terms += [(factor, name) for name, factor in value["outcomes"].items()]
@@ -247,19 +247,19 @@ def _summed(terms: Sequence[tuple[float, str]]) -> str:
     return written or "0"
 
 
-def _mapping(title: str, value: Spec) -> Table:
+def _mapping(title: str, value: Spec) -> SpecTableView:
     rows = [[str(name), _cell(one)] for name, one in list(value.items())[:ROWS]]
-    return Table(title, ["name", "value"], rows, max(0, len(value) - ROWS))
+    return SpecTableView(title, ["name", "value"], rows, max(0, len(value) - ROWS))
 
 
-def _matrix(name: str, title: str, rows: Sequence[Sequence[Any]], spec: Spec) -> Table:
-    """A matrix with the names of what its rows and columns are about."""
+def _matrix(name: str, title: str, rows: Sequence[Sequence[Any]], spec: Spec) -> SpecTableView:
+    """Return a matrix with the names of its rows and columns."""
     sides = {
         "transport_costs": ("sources" if "sources" in spec else "facilities", "destinations"),
         "covariance": ("assets", "assets"),
     }.get(name)
     if sides is None:
-        return Table(title, ["pair"], [[_cell(row)] for row in rows[:ROWS]], max(0, len(rows) - ROWS))
+        return SpecTableView(title, ["pair"], [[_cell(row)] for row in rows[:ROWS]], max(0, len(rows) - ROWS))
     down = _names(spec[sides[0]])
     along = _names(spec[sides[1] if sides[1] in spec else "customers"])
     cut = len(along) > COLUMNS
@@ -268,7 +268,7 @@ def _matrix(name: str, title: str, rows: Sequence[Sequence[Any]], spec: Spec) ->
         [at, *(number(value, 3) for value in row[:COLUMNS]), *(["…"] if cut else [])]
         for at, row in zip(down[:ROWS], rows, strict=False)
     ]
-    return Table(title, heads, shown, max(0, len(rows) - ROWS))
+    return SpecTableView(title, heads, shown, max(0, len(rows) - ROWS))
 
 
 def _names(parts: Sequence[Any]) -> list[str]:

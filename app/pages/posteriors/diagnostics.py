@@ -1,4 +1,4 @@
-"""Numbers out of diagnostics, of which any part may be missing: older services told less."""
+"""Read numbers out of diagnostics, of which any part may be missing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 Json = Mapping[str, Any]
-# A difference is clear beyond so many standard errors, and margins are drawn two of them wide.
+# Standard errors beyond which a difference is clear, and of a margin.
 CLEAR, MARGIN = 2.5, 2.0
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean; ``error`` is its standard error, None where that is not known."""
+class EstimateView:
+    """A mean with its standard error, None if unknown."""
 
     mean: float
     error: float | None = None
@@ -33,56 +33,56 @@ class Estimate:
         return None if self.margin is None else self.mean + self.margin
 
     @property
-    def turned(self) -> Estimate:
-        """The same with the other sign."""
-        return Estimate(-self.mean, self.error)
+    def turned(self) -> EstimateView:
+        """The estimate with the opposite sign."""
+        return EstimateView(-self.mean, self.error)
 
     @property
     def chance(self) -> str:
-        """Whether chance may explain that it is not zero, in words."""
+        """How significant the difference from zero is, as text."""
         if self.error is None:
-            return "though from too little to tell it from chance"
+            return "significance unknown"
         if abs(self.mean) > CLEAR * self.error:
-            return "beyond chance"
-        return "hardly by chance" if abs(self.mean) > MARGIN * self.error else "which chance may explain"
+            return "significant"
+        return "barely significant" if abs(self.mean) > MARGIN * self.error else "not significant"
 
     @property
     def is_clear(self) -> bool:
         return self.error is not None and abs(self.mean) > CLEAR * self.error
 
 
-def part(told: Any, *path: str) -> Any:
-    """What stands at a path of names; None where there is nothing."""
+def part(data: Any, *path: str) -> Any:
+    """Return the value at a path of keys, or None."""
     for name in path:
-        if not isinstance(told, Mapping):
+        if not isinstance(data, Mapping):
             return None
-        told = told.get(name)
-    return told
+        data = data.get(name)
+    return data
 
 
-def value(told: Any, *path: str) -> float | None:
-    """The finite number at a path."""
-    found = part(told, *path)
+def value(data: Any, *path: str) -> float | None:
+    """Return the finite number at a path, or None."""
+    found = part(data, *path)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
 
 
-def estimate(told: Any, *path: str) -> Estimate | None:
-    """The mean with its standard error at a path."""
-    mean = value(told, *path, "mean")
-    return None if mean is None else Estimate(mean, value(told, *path, "standard_error"))
+def estimate(data: Any, *path: str) -> EstimateView | None:
+    """Return the mean with its standard error at a path."""
+    mean = value(data, *path, "mean")
+    return None if mean is None else EstimateView(mean, value(data, *path, "standard_error"))
 
 
-def lines(told: Any, *path: str) -> list[Json]:
-    """The lines of the table at a path."""
-    found = part(told, *path)
+def lines(data: Any, *path: str) -> list[Json]:
+    """Return the rows of the table at a path."""
+    found = part(data, *path)
     return [line for line in found if isinstance(line, Mapping)] if _is_list(found) else []
 
 
-def numbers(told: Any, *path: str) -> list[float]:
-    """The numbers of the list at a path, as far as they are any."""
-    found = part(told, *path)
+def numbers(data: Any, *path: str) -> list[float]:
+    """Return the finite numbers of the list at a path."""
+    found = part(data, *path)
     return [one for one in map(_number, found) if one is not None] if _is_list(found) else []
 
 
