@@ -18,7 +18,6 @@ from app.aliases.router import router as aliases
 from app.aliases.service import FRESH_SECONDS
 from app.datasets.router import router as datasets
 from app.db.engine import get_engine
-from app.exchange.router import router as exchange
 from app.http import errors
 from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
@@ -30,6 +29,7 @@ from app.jobs.router import router as jobs
 from app.jobs.status import router as status
 from app.log.router import router as prescription_log
 from app.log.writer import Writer
+from app.model_files.router import router as model_files
 from app.pages import api_client, docs, home
 from app.pages import backtests as backtest_pages
 from app.pages import datasets as dataset_pages
@@ -99,7 +99,7 @@ def create_app() -> FastAPI:
     app.add_middleware(ErrorPages)
     for router in (
         problems,
-        exchange,
+        model_files,
         datasets,
         jobs,
         posteriors,

@@ -14,7 +14,7 @@ from app.pages.charts import Chart, Interval, Intervals, Mark, Number, Series
 from app.pages.posteriors.diagnostics import MARGIN, EstimateView, Json, estimate, finite, lines, numbers, part, value
 from app.pages.render import number, percent
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import Clock
+from bco_core.timeline import Clock
 
 _HEIGHT = 200
 

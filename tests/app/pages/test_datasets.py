@@ -260,7 +260,7 @@ def test_categories_left_out_columns_and_names_with_commas(client: TestClient) -
         ({}, {"name": "n" * 201}, "at most 200"),
         ({"sold": "context"}, {}, "Name at least one outcome column"),
         ({"shop": "time"}, {}, "are both marked as time"),
-        ({"day": "context"}, {}, "series go on over time"),
+        ({"day": "context"}, {}, "series need a time column"),
         ({"shop": "outcome"}, {}, "must be a number"),
         ({"shop": "context"}, {}, "the same time"),
         ({"stocked": "context"}, {}, "missing values (32 in"),

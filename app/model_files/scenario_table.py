@@ -9,7 +9,7 @@ from itertools import product
 from typing import NamedTuple
 
 from app.child_processes import InvalidFile
-from app.exchange.smps import Entry, Group, name_of
+from app.model_files.smps import Entry, IndependentGroup, entry_name
 
 # Rows of the table; more could tell probabilities apart that nobody means.
 MOST_ROWS = 10_000
@@ -18,7 +18,7 @@ LEAST_ROWS = 200
 SEED = 0
 
 
-class Table(NamedTuple):
+class ScenarioTable(NamedTuple):
     """Rows of values, the entries that they are of, those that never vary, and what is to be said."""
 
     entries: list[Entry]
@@ -27,7 +27,7 @@ class Table(NamedTuple):
     notes: list[str]
 
 
-def as_table(groups: list[Group]) -> Table:
+def to_table(groups: list[IndependentGroup]) -> ScenarioTable:
     """All combinations of what the groups do where there are few enough, or a sample of them with a seed."""
     fixed = {
         entry: group.realisations[0][1][index]
@@ -44,18 +44,18 @@ def as_table(groups: list[Group]) -> Table:
     rows = [[row[index] for index in kept] for row in drawn]
     if fixed:
         notes.append(f"{len(fixed)} of the file's values never vary and are part of the model: {_listed(fixed)}")
-    return Table([entries[index] for index in kept], rows, fixed, notes)
+    return ScenarioTable([entries[index] for index in kept], rows, fixed, notes)
 
 
 _WHERE = ("scenarios",)
 
 
 def _listed(entries: dict[Entry, float]) -> str:
-    names = [f"'{name_of(entry)}'" for entry in entries]
+    names = [f"'{entry_name(entry)}'" for entry in entries]
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
-def _all(groups: list[Group]) -> tuple[list[list[float]], list[str]]:
+def _all(groups: list[IndependentGroup]) -> tuple[list[list[float]], list[str]]:
     scenarios = []
     for parts in product(*(group.realisations for group in groups)):
         probability = math.prod((part[0] for part in parts), start=Fraction(1))
@@ -88,7 +88,7 @@ def _rounded(probabilities: list[Fraction], total: int) -> list[int]:
     return counts
 
 
-def _sampled(groups: list[Group], count: int) -> tuple[list[list[float]], list[str]]:
+def _sampled(groups: list[IndependentGroup], count: int) -> tuple[list[list[float]], list[str]]:
     """Each group's realisations in proportion, joined at random."""
     # Not for secrets: the same file makes the same rows.
     shuffler = random.Random(SEED)  # noqa: S311

@@ -1,6 +1,6 @@
 """Reads models in a process of its own, which ends if a file takes too much memory or time.
 
-Run by :mod:`app.exchange.service`. It imports HiGHS and readers of ours alone.
+Run by :mod:`app.model_files.service`. It imports HiGHS and readers of ours alone.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from app.child_processes import InvalidFile, serve_files
-from app.exchange.convert import decided_now, specification
-from app.exchange.reading import read_model, sniffed, text_of
-from app.exchange.scenarios import as_table
-from app.exchange.smps import name_of, read_groups, read_periods
+from app.model_files.read_mps_lp import decode_text, detect_format, read_model
+from app.model_files.scenario_table import to_table
+from app.model_files.smps import entry_name, read_groups, read_periods
+from app.model_files.specification import first_stage_columns, write_specification
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Writes the specification, rows of scenarios and notes as JSON into the folder that was named."""
     folder = Path(asked["folder"])
-    texts = {part: text_of((folder / part).read_bytes(), part) for part in asked["parts"]}
+    texts = {part: decode_text((folder / part).read_bytes(), part) for part in asked["parts"]}
     description = asked["description"]
     _check_parts(texts, description)
     model = read_model(texts["file"], folder, asked["rows"], asked["columns"], asked["entries"])
-    decided = decided_now(model, description)
+    decided = first_stage_columns(model, description)
     periods: list[str] = []
     if "time" in texts:
         decided, periods = read_periods(texts["time"], model)
-    table = as_table(read_groups(texts["scenarios"], model, periods)) if "scenarios" in texts else None
-    spec, notes = specification(model, description, decided, table)
+    table = to_table(read_groups(texts["scenarios"], model, periods)) if "scenarios" in texts else None
+    spec, notes = write_specification(model, description, decided, table)
     made: dict[str, Any] = {"spec": spec, "notes": notes}
     if table is not None:
-        made |= {"names": [name_of(entry) for entry in table.entries], "rows": table.rows}
+        made |= {"names": [entry_name(entry) for entry in table.entries], "rows": table.rows}
         made["notes"] += table.notes
     (folder / "made").write_text(json.dumps(made), encoding="utf-8")
     return {"done": True}
@@ -39,7 +39,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _check_parts(texts: dict[str, str], description: dict[str, Any]) -> None:
     for part in ("time", "scenarios"):
-        if part in texts and sniffed(texts["file"]) == "lp":
+        if part in texts and detect_format(texts["file"]) == "lp":
             raise InvalidFile("an SMPS file belongs to a model in MPS; send the model as MPS", (part,))
     if "time" in texts and description["decisions"] is not None:
         detail = "the .tim file says which columns are decided now; leave out decisions"

@@ -20,7 +20,7 @@ PARTS = ("decisions", "recourse")
 _SENSES = {"<=": "L", ">=": "G", "=": "E"}
 
 
-def written(spec: Json, title: str, values: Mapping[str, float]) -> tuple[str, Json]:
+def write_mps(spec: Json, title: str, values: Mapping[str, float]) -> tuple[str, Json]:
     """Free MPS and its description. Uncertain numbers are written at some values of the outcomes, 0 by default."""
     writer = _Writer(spec, {outcome["name"]: values.get(outcome["name"], 0.0) for outcome in spec["outcomes"]})
     body = list(writer.body())

@@ -14,7 +14,7 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.base import Risk, Status
-from bco_core.problems.linear.uncertain_cost import UncertainObjective
+from bco_core.problems.linear.uncertain_cost import UncertainCostLinear
 from bco_core.problems.registry import build_problem
 from bco_core.problems.surrogate import Surrogate, loss_of
 from bco_core.status import HIGHS, SIMPLEX
@@ -39,14 +39,14 @@ BLEND: dict[str, Any] = {
 }
 
 
-def problem_of(spec: dict[str, Any]) -> UncertainObjective:
+def problem_of(spec: dict[str, Any]) -> UncertainCostLinear:
     problem = build_problem(spec)
-    assert isinstance(problem, UncertainObjective)
+    assert isinstance(problem, UncertainCostLinear)
     return problem
 
 
 @pytest.fixture
-def blend() -> UncertainObjective:
+def blend() -> UncertainCostLinear:
     return problem_of(BLEND)
 
 
@@ -54,7 +54,7 @@ def outcomes(count: int, dim: int = 2, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(1.0, 1.5, (count, dim)))
 
 
-def minimum(problem: UncertainObjective, objective: Any) -> float:
+def minimum(problem: UncertainCostLinear, objective: Any) -> float:
     """The least of objective(z) over the problem's rows and bounds, by a modelling tool that knows nothing of ours."""
     model, z = problem.model, cp.Variable(problem.decision_dim)
     sums = model.technology.constant.toarray() @ z
@@ -67,12 +67,12 @@ def minimum(problem: UncertainObjective, objective: Any) -> float:
     return float(program.solve(solver=cp.CLARABEL))
 
 
-def cost_at(problem: UncertainObjective, outcome: Tensor) -> np.ndarray[Any, Any]:
+def cost_at(problem: UncertainCostLinear, outcome: Tensor) -> np.ndarray[Any, Any]:
     found: np.ndarray[Any, Any] = problem.model.cost.at(outcome.numpy()[None])[0]
     return found
 
 
-def test_decisions_are_the_programs_optima(blend: UncertainObjective) -> None:
+def test_decisions_are_the_programs_optima(blend: UncertainCostLinear) -> None:
     y = outcomes(20)
     z = blend.decide(y)
     assert blend.within(z).all()
@@ -82,7 +82,7 @@ def test_decisions_are_the_programs_optima(blend: UncertainObjective) -> None:
     torch.testing.assert_close(blend.cost(z, y), torch.einsum("nz,nz->n", z, torch.from_numpy(blend.model.cost.at(y))))
 
 
-def test_spo_plus_is_its_definition(blend: UncertainObjective) -> None:
+def test_spo_plus_is_its_definition(blend: UncertainCostLinear) -> None:
     """max_z (c − 2ĉ)'z + 2ĉ'z*(c) − c'z*(c), row by row."""
     predictions, y = outcomes(12, seed=1), outcomes(12, seed=2)
     losses = blend.surrogate(predictions, y)
@@ -93,7 +93,7 @@ def test_spo_plus_is_its_definition(blend: UncertainObjective) -> None:
         assert loss.item() == pytest.approx(furthest + 2 * guess @ best[row] - c @ best[row], abs=1e-6)
 
 
-def test_spo_plus_bounds_the_regret_is_convex_and_zero_at_the_truth(blend: UncertainObjective) -> None:
+def test_spo_plus_bounds_the_regret_is_convex_and_zero_at_the_truth(blend: UncertainCostLinear) -> None:
     first, second, y = outcomes(200, seed=3), outcomes(200, seed=4), outcomes(200, seed=5)
     at_first, at_second = blend.surrogate(first, y), blend.surrogate(second, y)
     regret = blend.cost(blend.decide(first), y) - blend.cost(blend.decide(y), y)
@@ -104,7 +104,7 @@ def test_spo_plus_bounds_the_regret_is_convex_and_zero_at_the_truth(blend: Uncer
 
 
 def test_the_gradient_of_spo_plus_is_a_subgradient_and_the_derivative_where_there_is_one(
-    blend: UncertainObjective,
+    blend: UncertainCostLinear,
 ) -> None:
     at, elsewhere, y = outcomes(100, seed=6).requires_grad_(), outcomes(100, seed=7), outcomes(100, seed=8)
     losses = blend.surrogate(at, y)
@@ -117,7 +117,7 @@ def test_the_gradient_of_spo_plus_is_a_subgradient_and_the_derivative_where_ther
     assert smooth.double().mean() > 0.97
 
 
-def test_the_plain_loss_and_slope_are_those_of_torch_and_bounds_count(blend: UncertainObjective) -> None:
+def test_the_plain_loss_and_slope_are_those_of_torch_and_bounds_count(blend: UncertainCostLinear) -> None:
     bounded = problem_of(BLEND | {"outcomes": [{"name": "oil", "minimum": 0}, {"name": "gas", "maximum": 2}]})
     for problem in (blend, bounded):
         at, y = outcomes(50, seed=9).requires_grad_(), outcomes(50, seed=10)
@@ -131,7 +131,7 @@ def test_the_plain_loss_and_slope_are_those_of_torch_and_bounds_count(blend: Unc
     torch.testing.assert_close(bounded.decide(torch.tensor([[-5.0, 9.0]])), bounded.decide(torch.tensor([[0.0, 2.0]])))
 
 
-def test_hindsight_serves_rows_and_shapes(blend: UncertainObjective) -> None:
+def test_hindsight_serves_rows_and_shapes(blend: UncertainCostLinear) -> None:
     predictions, y = outcomes(24, seed=11).view(4, 6, 2), outcomes(6, seed=12)
     known = blend.hindsight(y)
     several = blend.surrogate(predictions, y, known)
@@ -143,7 +143,7 @@ def test_hindsight_serves_rows_and_shapes(blend: UncertainObjective) -> None:
     assert loss_of(blend) == "spo_plus"
 
 
-def test_expected_cost_is_minimised_at_the_mean_with_a_proof(blend: UncertainObjective) -> None:
+def test_expected_cost_is_minimised_at_the_mean_with_a_proof(blend: UncertainCostLinear) -> None:
     atoms, weights = outcomes(3 * 40, seed=13).view(3, 40, 2), torch.rand(3, 40, dtype=torch.float64)
     weights = weights / weights.sum(1, keepdim=True)
     found = blend.prescribe(atoms, weights)
@@ -159,7 +159,7 @@ def test_expected_cost_is_minimised_at_the_mean_with_a_proof(blend: UncertainObj
 
 
 @pytest.mark.parametrize("weight", [0.4, 1.0])
-def test_cvar_is_minimised_over_scenarios(blend: UncertainObjective, weight: float) -> None:
+def test_cvar_is_minimised_over_scenarios(blend: UncertainCostLinear, weight: float) -> None:
     atoms, weights = outcomes(30, seed=14), torch.full((30,), 1 / 30, dtype=torch.float64)
     found = blend.prescribe(atoms[None], weights, Risk(weight, 0.8))
     costs = blend.model.cost.at(atoms.numpy())
@@ -205,7 +205,7 @@ def test_a_search_begins_with_the_best_decision_known_and_never_under_a_quick_de
     with deadline.until(time.monotonic() + 60, quick=True), pytest.raises(OutOfTime):
         problem.prescribe(y, torch.ones(1).double())
     found = problem.prescribe(y, torch.ones(1).double())
-    start = problem.known.best(cost_at(problem, y[0, 0]))
+    start = problem.incumbents.best(cost_at(problem, y[0, 0]))
     assert start is not None
     np.testing.assert_array_equal(start, found.decisions[0])
 
@@ -243,7 +243,7 @@ def test_what_is_unbounded_is_said_or_refused() -> None:
     assert empty.value.where == ("rows",)
 
 
-def test_a_decision_that_is_given_is_judged_and_completed(blend: UncertainObjective) -> None:
+def test_a_decision_that_is_given_is_judged_and_completed(blend: UncertainCostLinear) -> None:
     bad = torch.tensor([5.0, 3.0, 1.0, -3.0]).double()
     assert not blend.within(bad)
     assert {breach.where for breach in blend.breaches(bad)} == {
@@ -259,7 +259,7 @@ def test_a_decision_that_is_given_is_judged_and_completed(blend: UncertainObject
         blend.fixed(torch.tensor([4.0, 5.0, torch.nan, torch.nan]))
 
 
-def test_prices_are_what_one_more_unit_of_room_is_worth(blend: UncertainObjective) -> None:
+def test_prices_are_what_one_more_unit_of_room_is_worth(blend: UncertainCostLinear) -> None:
     y, weights = outcomes(25, seed=15), torch.full((25,), 1 / 25, dtype=torch.float64)
     found = blend.prescribe(y[None], weights)
     prices = {price.where: price.value for price in blend.prices(found.decisions[0], y, weights)}
@@ -271,7 +271,7 @@ def test_prices_are_what_one_more_unit_of_room_is_worth(blend: UncertainObjectiv
             slopes = []
             for side in (-1.0, 1.0):
                 limits[row] = model.limits.constant[row] + 1e-4 * side
-                moved = UncertainObjective.of(replace(model, limits=replace(model.limits, constant=limits)))
+                moved = UncertainCostLinear.of(replace(model, limits=replace(model.limits, constant=limits)))
                 change = moved.prescribe(y[None], weights).objective - found.objective
                 slopes.append(abs(change.item()) / 1e-4)
             # At a kink it lies between what more room is worth and what less would cost.

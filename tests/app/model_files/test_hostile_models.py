@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from app.exchange import service
+from app.model_files import service
 from tests.support.journey import answered
 from tests.support.model_files import DESCRIPTION, LP, MPS, STO, TIM, send
 

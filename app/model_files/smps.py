@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from app.child_processes import InvalidFile
-from app.exchange.reading import LARGEST, FileModel
+from app.model_files.read_mps_lp import LARGEST, FileModel
 
 MOST_LINES = 2_000_000
 # Realisations of all groups together, each times its entries.
@@ -23,14 +23,14 @@ SLACK = Fraction(1, 1000)
 Entry = tuple[str | None, str | None]
 
 
-class Group(NamedTuple):
+class IndependentGroup(NamedTuple):
     """Entries that vary together, and their realisations: the probability of each, and the values of the entries."""
 
     entries: list[Entry]
     realisations: list[tuple[Fraction, list[float]]]
 
 
-class Line(NamedTuple):
+class SmpsLine(NamedTuple):
     number: int
     header: bool
     fields: list[str]
@@ -42,21 +42,21 @@ class _File:
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[SmpsLine]:
         for number, line in enumerate(self.text.split("\n"), start=1):
             if number > MOST_LINES:
                 raise InvalidFile(f"the file has more than {MOST_LINES} lines", (self.where,))
             if line.strip() and not line.startswith("*"):
                 fields = line.split()
-                yield Line(number, line[0] not in " \t", fields)
+                yield SmpsLine(number, line[0] not in " \t", fields)
                 if line[0] not in " \t" and fields[0].upper() == "ENDATA":
                     return
         raise InvalidFile("the file ends without ENDATA; it seems to be cut off", (self.where,))
 
-    def refusal(self, line: Line, sentence: str) -> InvalidFile:
+    def refusal(self, line: SmpsLine, sentence: str) -> InvalidFile:
         return InvalidFile(f"line {line.number}: {sentence}", (self.where,))
 
-    def number(self, line: Line, text: str) -> float:
+    def number(self, line: SmpsLine, text: str) -> float:
         try:
             value = float(text)
         except ValueError:
@@ -65,7 +65,7 @@ class _File:
             raise self.refusal(line, "a value is not a number between −1e12 and 1e12")
         return value
 
-    def probability(self, line: Line, text: str) -> Fraction:
+    def probability(self, line: SmpsLine, text: str) -> Fraction:
         try:
             # Digits as they are written, so that 0.1 is a tenth; an exponent would unfold to any length.
             value = Fraction(text) if len(text) <= 30 and "e" not in text.lower() else Fraction(float(text))
@@ -120,7 +120,7 @@ def read_periods(text: str, model: FileModel) -> tuple[list[str], list[str]]:
 # .sto
 
 
-def read_groups(text: str, model: FileModel, periods: list[str]) -> list[Group]:
+def read_groups(text: str, model: FileModel, periods: list[str]) -> list[IndependentGroup]:
     """What varies, in groups that vary independently of each other."""
     return _Stochastic(text, model, periods).read()
 
@@ -138,7 +138,7 @@ class _Stochastic(_File):
         self.scenarios: dict[str, tuple[Fraction, dict[Entry, float]]] = {}
         self.given: dict[Entry, float] | None = None
 
-    def read(self) -> list[Group]:
+    def read(self) -> list[IndependentGroup]:
         section = ""
         for line in self.lines():
             if line.header:
@@ -156,7 +156,7 @@ class _Stochastic(_File):
             raise InvalidFile(
                 "the file has scenarios and independent parts; it can have one or the other", ("scenarios",)
             )
-        groups = [Group([entry], found) for entry, found in self.independent.items()]
+        groups = [IndependentGroup([entry], found) for entry, found in self.independent.items()]
         groups += [self._completed(list(found)) for found in self.blocks.values()]
         if self.scenarios:
             groups.append(self._completed(list(self.scenarios.values())))
@@ -165,7 +165,7 @@ class _Stochastic(_File):
         self._check_entries(groups)
         return [self._normalised(group) for group in groups]
 
-    def _section(self, line: Line) -> str:
+    def _section(self, line: SmpsLine) -> str:
         word, *rest = (field.upper() for field in line.fields)
         if word in ("STOCH", "ENDATA"):
             return word
@@ -177,7 +177,7 @@ class _Stochastic(_File):
             raise self.refusal(line, "values replace those of the model; ADD and MULTIPLY are not read")
         return word
 
-    def _independent(self, line: Line) -> None:
+    def _independent(self, line: SmpsLine) -> None:
         if len(line.fields) not in (4, 5):
             raise self.refusal(line, "an independent value is a column, a row, a value, its period and its probability")
         if len(line.fields) == 5:
@@ -187,7 +187,7 @@ class _Stochastic(_File):
         self._count(line, 1)
         self.independent.setdefault(entry, []).append(found)
 
-    def _block(self, line: Line) -> None:
+    def _block(self, line: SmpsLine) -> None:
         if line.fields[0].upper() != "BL":
             self._values(line)
             return
@@ -201,7 +201,7 @@ class _Stochastic(_File):
         self._count(line, len(self.given))
         known.append((self.probability(line, line.fields[-1]), self.given))
 
-    def _scenario(self, line: Line) -> None:
+    def _scenario(self, line: SmpsLine) -> None:
         if line.fields[0].upper() != "SC":
             self._values(line)
             return
@@ -222,23 +222,23 @@ class _Stochastic(_File):
         self._count(line, len(self.given))
         self.scenarios[name] = (self.probability(line, probability), self.given)
 
-    def _values(self, line: Line) -> None:
+    def _values(self, line: SmpsLine) -> None:
         if self.given is None or len(line.fields) not in (3, 5):
             raise self.refusal(line, "a value is a column, a row and a number, after the line that begins its group")
         for name, value in zip(line.fields[1::2], line.fields[2::2], strict=True):
             self.given[self._entry(line, line.fields[0], name)] = self.number(line, value)
             self._count(line, 1)
 
-    def _count(self, line: Line, more: int) -> None:
+    def _count(self, line: SmpsLine, more: int) -> None:
         self.values += more
         if self.values > MOST_VALUES:
             raise self.refusal(line, f"the file has more than {MOST_VALUES} values")
 
-    def _check_period(self, line: Line, name: str) -> None:
+    def _check_period(self, line: SmpsLine, name: str) -> None:
         if self.periods and name not in self.periods:
             raise self.refusal(line, f"there is no period '{name}' in the .tim file")
 
-    def _entry(self, line: Line, column: str, row: str) -> Entry:
+    def _entry(self, line: SmpsLine, column: str, row: str) -> Entry:
         if column not in self.columns and column not in self.model.rhs_names:
             if row in self.columns:
                 raise self.refusal(line, "bounds of columns must be certain; make the bound a row of the model")
@@ -249,12 +249,12 @@ class _Stochastic(_File):
             raise self.refusal(line, f"the model has no row '{row}'")
         return (column if column in self.columns else None), row
 
-    def _completed(self, found: list[tuple[Fraction, dict[Entry, float]]]) -> Group:
+    def _completed(self, found: list[tuple[Fraction, dict[Entry, float]]]) -> IndependentGroup:
         """Every realisation with a value of every entry: what none names is as in the model."""
         entries = list(dict.fromkeys(entry for _, values in found for entry in values))
         if len(entries) * len(found) > MOST_VALUES:
             raise InvalidFile(f"the file has more than {MOST_VALUES} values", ("scenarios",))
-        return Group(
+        return IndependentGroup(
             entries,
             [
                 (probability, [values[entry] if entry in values else self._core(entry) for entry in entries])
@@ -273,24 +273,24 @@ class _Stochastic(_File):
         lower, upper = self.model.row_lower[place], self.model.row_upper[place]
         return lower if math.isfinite(lower) else upper
 
-    def _check_entries(self, groups: list[Group]) -> None:
+    def _check_entries(self, groups: list[IndependentGroup]) -> None:
         seen: set[Entry] = set()
         for group in groups:
             for entry in group.entries:
                 if entry in seen:
-                    raise InvalidFile(f"{name_of(entry)} varies in two independent groups", ("scenarios",))
+                    raise InvalidFile(f"{entry_name(entry)} varies in two independent groups", ("scenarios",))
                 seen.add(entry)
 
-    def _normalised(self, group: Group) -> Group:
+    def _normalised(self, group: IndependentGroup) -> IndependentGroup:
         total = sum((probability for probability, _ in group.realisations), Fraction(0))
         if abs(total - 1) > SLACK:
-            what = name_of(group.entries[0]) if group.entries else "a group"
+            what = entry_name(group.entries[0]) if group.entries else "a group"
             raise InvalidFile(f"the probabilities of {what} sum to {float(total):g}, not to 1", ("scenarios",))
         kept = [(probability / total, values) for probability, values in group.realisations if probability]
-        return Group(group.entries, kept)
+        return IndependentGroup(group.entries, kept)
 
 
-def name_of(entry: Entry) -> str:
+def entry_name(entry: Entry) -> str:
     """What an outcome is called."""
     column, row = entry
     if row is None:

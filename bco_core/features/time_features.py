@@ -1,32 +1,120 @@
-"""Features by recipe: calendar, trend, and what a series did up to ``lead`` periods before the decision.
+"""Features of time by a recipe: calendar, trend, and the outcomes of a series up to ``lead`` periods before a decision.
 
-The same function makes them at learning and at prescribing. It reads no cell of the grid that is younger than
-``period − lead``, so a feature never knows what was not known at the decision.
+Learning and prescribing use the same function. It reads no cell of the grid that is younger than ``period − lead``, so
+a feature never uses what was unknown at the decision.
 
-Gaps are filled by what is nearest in kind: a lag by the mean of its same-season window, a window by the level. The
-level is the mean over a window that ends at the newest row that is old enough; a series without such a row has none,
-and all its columns of history are then NaN.
+A gap in a lag is filled by the mean of its same-season window, one in a window by the level. The level is the mean over
+a window that ends at the newest row that is old enough; a series without such a row has none, and all its columns of
+history are then NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
+import holidays as holiday_calendars
 import numpy as np
 
+from bco_core.arrays import Floats, Integers, Moments
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import (
-    CALENDAR_PARTS,
-    Clock,
-    Table,
-    Whole,
-    calendar_columns,
-    calendar_names,
-    check_country,
-)
 from bco_core.features.grid import Grid
+from bco_core.timeline import YEAR_DAYS, Clock
+
+# calendar
+
+_MONDAY = 4  # 1970-01-05 was a Monday
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
+def _days(moments: Moments) -> Integers:
+    return moments.astype("datetime64[D]").astype(np.int64)
+
+
+def _one_hot(codes: Integers, count: int) -> Floats:
+    table: Floats = (codes[:, None] == np.arange(count)).astype(np.float64)
+    return table
+
+
+def _waves(turns: Floats, order: int) -> Floats:
+    """Return sine and cosine (n, 2 · order) of positions (n,) in a cycle, for 1 to ``order`` waves a cycle."""
+    angles = 2 * np.pi * turns[:, None] * np.arange(1, order + 1)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
+def _wave_names(cycle: str, order: int) -> tuple[str, ...]:
+    return tuple(f"{cycle} {wave}{n}" for wave in ("sin", "cos") for n in range(1, order + 1))
+
+
+def _day_turns(moments: Moments) -> Floats:
+    turns: Floats = moments.astype("datetime64[s]").astype(np.int64) % 86_400 / 86_400
+    return turns
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Columns of the calendar: their names, and a function of the moments (n,) at which periods begin."""
+
+    names: tuple[str, ...]
+    of: Callable[[Moments], Floats]
+
+
+_PARTS = {
+    "weekday": _Part(tuple(f"weekday {day}" for day in _WEEKDAYS), lambda m: _one_hot((_days(m) - _MONDAY) % 7, 7)),
+    "month": _Part(
+        tuple(f"month {n}" for n in range(1, 13)),
+        lambda m: _one_hot(m.astype("datetime64[M]").astype(np.int64) % 12, 12),
+    ),
+    "year": _Part(_wave_names("year", 2), lambda m: _waves(_days(m) / YEAR_DAYS, 2)),
+    "hour": _Part(
+        tuple(f"hour {n}" for n in range(24)),
+        lambda m: _one_hot(m.astype("datetime64[h]").astype(np.int64) % 24, 24),
+    ),
+    "day": _Part(_wave_names("day", 4), lambda m: _waves(_day_turns(m), 4)),
+}
+CALENDAR_PARTS = tuple(_PARTS)
+HOLIDAY_NAMES = ("holiday", "day before a holiday", "day after a holiday")
+
+
+def calendar_names(parts: tuple[str, ...], country: str | None) -> tuple[str, ...]:
+    names = tuple(name for part in parts for name in _PARTS[part].names)
+    return names + HOLIDAY_NAMES if country else names
+
+
+def calendar_columns(clock: Clock, parts: tuple[str, ...], country: str | None, periods: Integers) -> Floats:
+    """Return calendar columns of periods (n,), one for each of :func:`calendar_names`."""
+    if not parts and not country:
+        return np.empty((len(periods), 0))
+    moments = clock.moments(periods)
+    columns = [_PARTS[part].of(moments) for part in parts]
+    if country:
+        columns.append(_holiday_columns(country, _days(moments)))
+    return np.concatenate(columns, axis=1)
+
+
+def check_country(country: str) -> None:
+    """Refuse a country whose holidays are unknown."""
+    if country not in holiday_calendars.list_supported_countries():
+        detail = "holidays are known by countries' ISO codes of two letters, such as DE or US; this one is not known"
+        raise InvalidInput(detail, ("holidays",))
+
+
+def _holiday_columns(country: str, days: Integers) -> Floats:
+    """Mark days that are a public holiday, the day before one, the day after one: (n, 3)."""
+    years = days.astype("datetime64[D]").astype("datetime64[Y]").astype(np.int64) + 1970
+    known = np.concatenate([_holidays(country, year) for year in range(int(years.min()) - 1, int(years.max()) + 2)])
+    return np.stack([np.isin(days + shift, known) for shift in (0, 1, -1)], axis=1).astype(np.float64)
+
+
+@lru_cache(maxsize=4_096)
+def _holidays(country: str, year: int) -> Integers:
+    dates = sorted(holiday_calendars.country_holidays(country, years=year))
+    return np.array(dates, dtype="datetime64[D]").astype(np.int64)
+
+
+# the recipe
 
 QUANTILES = (0.5, 0.75, 0.9)
 # A lag in a gap is the mean of this many same-season lags before it.
@@ -34,13 +122,13 @@ _SEASONS_BACK = 3
 LONGEST_LAG = 100_000
 LONGEST_WINDOW = 1_000
 MOST_COLUMNS = 2_000
-# Numbers that are gathered at a time.
+# Cells that are gathered at a time.
 _AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What is made of time and of the outcomes of a series, for decisions ``lead`` periods ahead.
+class TimeRecipe:
+    """Recipe of features of time and of the outcomes of a series, for decisions ``lead`` periods ahead.
 
     - ``calendar``: parts of :data:`CALENDAR_PARTS`; ``holidays``: a country whose public holidays are marked, or None.
     - ``trend``: whether the time since ``origin`` is a column, counted in seasons.
@@ -70,7 +158,7 @@ class Recipe:
             raise InvalidInput(detail, ("calendar",))
         if not self.clock.has_calendar and (self.calendar or self.holidays):
             where = "calendar" if self.calendar else "holidays"
-            raise InvalidInput("time is whole numbers here, and these know no calendar", (where,))
+            raise InvalidInput("times are integers here, which have no calendar", (where,))
         if self.holidays:
             check_country(self.holidays)
         if early := [lag for lag in self.lags if not self.lead <= lag <= LONGEST_LAG]:
@@ -87,14 +175,14 @@ class Recipe:
         return asdict(self)
 
     @staticmethod
-    def from_json(stored: dict[str, Any]) -> Recipe:
+    def from_json(stored: dict[str, Any]) -> TimeRecipe:
         lists = {name: tuple(stored[name]) for name in ("outcomes", "calendar", "lags", "windows")}
         same = tuple((season, count) for season, count in stored["same"])
-        return Recipe(**stored | lists | {"clock": Clock(**stored["clock"]), "same": same})
+        return TimeRecipe(**stored | lists | {"clock": Clock(**stored["clock"]), "same": same})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of :func:`make_features`, in order; the level is the last one of each outcome."""
+        """Names of the columns of :func:`make_features`, in order; the level is the last one of each outcome."""
         names = calendar_names(self.calendar, self.holidays) + (("trend",) if self.trend else ())
         return names + tuple(f"{outcome} {what}" for outcome in self.outcomes for what in self._of_an_outcome)
 
@@ -104,7 +192,7 @@ class Recipe:
 
     @property
     def depth(self) -> int:
-        """How many periods back from a decision the recipe looks, unless the series has a longer gap there."""
+        """Number of periods that the recipe looks back from a decision, unless the series has a longer gap there."""
         ages, _ = self._ages
         return max(int(ages.max(initial=0)), self.lead + self.level)
 
@@ -114,7 +202,7 @@ class Recipe:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The column of each outcome's level."""
+        """Column of each outcome's level."""
         each = len(self._of_an_outcome)
         return tuple(self._known_ahead + each * number - 1 for number in range(1, len(self.outcomes) + 1))
 
@@ -133,23 +221,23 @@ class Recipe:
         )
 
     @cached_property
-    def _ages(self) -> tuple[Whole, tuple[Whole, ...]]:
-        """Ages of all cells that lags and windows look at, in order, and where those of each feature are among them."""
+    def _ages(self) -> tuple[Integers, tuple[Integers, ...]]:
+        """Ages of all cells that lags and windows use, in order, and the places of each feature's ages among them."""
         back = self.season * np.arange(_SEASONS_BACK + 1 if self.season else 1)
-        looked = [lag + back for lag in self.lags]
-        looked += [self.lead + np.arange(width) for width in self.windows]
-        looked += [-(-self.lead // season) * season + season * np.arange(count) for season, count in self.same]
-        ages = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *looked]))
-        return ages, tuple(np.searchsorted(ages, of) for of in looked)
+        used = [lag + back for lag in self.lags]
+        used += [self.lead + np.arange(width) for width in self.windows]
+        used += [-(-self.lead // season) * season + season * np.arange(count) for season, count in self.same]
+        ages = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *used]))
+        return ages, tuple(np.searchsorted(ages, of) for of in used)
 
 
 def make_features(
-    recipe: Recipe, grid: Grid, periods: Whole, series: Whole, fallback: Table | None = None
-) -> tuple[Table, tuple[str, ...]]:
-    """Features (n, k) of periods (n,) of series (n,), and their names (k,).
+    recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers, fallback: Floats | None = None
+) -> tuple[Floats, tuple[str, ...]]:
+    """Return features (n, k) of periods (n,) of series (n,), and their names (k,).
 
-    Where a series has no row that is old enough, its columns of history are NaN, or all the level that ``fallback``
-    (n, d_y) gives. A series below 0 has no rows.
+    Where a series has no row that is old enough, its columns of history are NaN, or all the level in ``fallback``
+    (n, d_y). A series below 0 has no rows.
     """
     matrix = np.empty((len(periods), recipe.width))
     ahead = recipe._known_ahead
@@ -169,17 +257,17 @@ def make_features(
     return matrix, recipe.names
 
 
-def levels(recipe: Recipe, grid: Grid, periods: Whole, series: Whole) -> Table:
-    """The level (n, d_y) of series (n,) as known ``lead`` before periods (n,); NaN where no row is old enough."""
+def levels(recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers) -> Floats:
+    """Return the level (n, d_y) of series (n,), known ``lead`` before periods (n,); NaN where no row is old enough."""
     newest = grid.newest_before(periods, series, recipe.lead)
     return _mean(grid.before(newest, series, np.arange(recipe.level)))
 
 
-def _history(recipe: Recipe, grid: Grid, periods: Whole, series: Whole, level: Table) -> Table:
-    """The columns (n, d_y · f) of history, outcome by outcome."""
+def _history(recipe: TimeRecipe, grid: Grid, periods: Integers, series: Integers, level: Floats) -> Floats:
+    """Return the columns (n, d_y · f) of history, outcome by outcome."""
     ages, places = recipe._ages
     cells = grid.before(periods, series, ages)
-    # np.take keeps a window's values side by side: sums have the same digits however many rows there are.
+    # np.take keeps a window's values contiguous: sums have the same digits however many rows there are.
     columns = [_lag(np.take(cells, where, axis=-1)) for where in places[: len(recipe.lags)]]
     for where in places[len(recipe.lags) :]:
         columns += _spread(np.take(cells, where, axis=-1))
@@ -188,23 +276,23 @@ def _history(recipe: Recipe, grid: Grid, periods: Whole, series: Whole, level: T
     return np.where(np.isnan(table), level[:, :, None], table).reshape(len(periods), -1)
 
 
-def _lag(values: Table) -> Table:
-    """The first of values (n, d_y, m), or the mean of what is there of the others."""
+def _lag(values: Floats) -> Floats:
+    """Return the first of values (n, d_y, m), or the mean of the others where it is missing."""
     own = values[..., 0]
     missing = np.isnan(own)
     return np.where(missing, _mean(values), own) if missing.any() else own
 
 
-def _mean(values: Table) -> Table:
-    """The mean over the last axis of what is there, NaN where nothing is."""
+def _mean(values: Floats) -> Floats:
+    """Return the mean over the last axis, NaN left out; NaN where nothing is left."""
     there = ~np.isnan(values)
     count = there.sum(axis=-1)
-    total: Table = np.where(there, values, 0.0).sum(axis=-1)
+    total: Floats = np.where(there, values, 0.0).sum(axis=-1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _spread(values: Table) -> list[Table]:
-    """Mean and quantiles over the last axis of what is there, NaN where nothing is."""
+def _spread(values: Floats) -> list[Floats]:
+    """Return mean and quantiles over the last axis, NaN left out; NaN where nothing is left."""
     ordered = np.sort(values, axis=-1)  # NaN last
     last = np.maximum((~np.isnan(ordered)).sum(axis=-1) - 1, 0)[..., None]
     position = last * np.array(QUANTILES)
@@ -215,38 +303,36 @@ def _spread(values: Table) -> list[Table]:
     return [_mean(values), *np.moveaxis(quantiles, -1, 0)]
 
 
-# a recipe chosen by the spacing of time
+# automatic recipe
 
-# By unit: windows, and the width of the level. Minutes have those that a step leaves reasonable.
+# Windows and the width of the level by unit; those of minutes depend on the step.
 _WINDOWS = {"hour": (24, 168), "day": (7, 28), "week": (4, 13), "month": (3, 12), "period": (7, 28)}
 _LEVELS = {"hour": 168, "day": 28, "week": 13, "month": 12, "period": 28}
 _NEAR, _SAME = 3, 8
-# Beyond so many outcomes, each has a lag and its level alone.
+# With more outcomes, each has only a lag and its level.
 _MANY_OUTCOMES = 10
 
 
 def auto_recipe(
-    unit: str,
-    step: int,
+    clock: Clock,
     lead: int,
     periods_per_series: int,
     *,
     outcomes: tuple[str, ...] = ("outcome",),
-    phase: int = 0,
     origin: int = 0,
     holidays: str | None = None,
-) -> Recipe:
-    """A sensible recipe for series of about so many periods, which begin at period ``origin``.
+) -> TimeRecipe:
+    """Choose a recipe for series of about ``periods_per_series`` periods, which begin at period ``origin``.
 
-    Lags are the newest periods that are known and those one to four seasons back. What would look back over more than
-    half of a series is left out.
+    Lags are the newest known periods and those one to four seasons back. Features that would look back over more than
+    half of a series are left out.
     """
-    clock = Clock(unit, step, phase)
+    unit = clock.unit
     cycles = clock.cycles(periods_per_series)
     lags = {lead + near for near in range(_NEAR)}
     for cycle in cycles:
         lags |= {-(-lead // cycle) * cycle + cycle * back for back in range(4 // len(cycles))}
-    if unit == "day" and step == 1 and periods_per_series >= 3 * 364:
+    if unit == "day" and clock.step == 1 and periods_per_series >= 3 * 364:
         lags.add(-(-lead // 364) * 364)
     day = round(86_400 / clock.seconds)
     windows = _WINDOWS.get(unit) or tuple(width for width in (max(day // 24, 4), day) if 1 < width <= 200)
@@ -255,7 +341,7 @@ def auto_recipe(
     many = len(outcomes) > _MANY_OUTCOMES
     if many:
         lags = {-(-lead // season) * season if season else lead}
-    return Recipe(
+    return TimeRecipe(
         clock,
         lead,
         season,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from app.child_processes import InvalidFile
-from app.exchange.convert import decided_now, specification
-from app.exchange.mps import written
-from app.exchange.reading import FileModel, read_model, text_of
-from app.exchange.scenarios import LEAST_ROWS, MOST_ROWS, as_table
-from app.exchange.smps import Group, read_groups, read_periods
+from app.model_files.read_mps_lp import FileModel, decode_text, read_model
+from app.model_files.scenario_table import LEAST_ROWS, MOST_ROWS, to_table
+from app.model_files.smps import IndependentGroup, read_groups, read_periods
+from app.model_files.specification import first_stage_columns, write_specification
+from app.model_files.write_mps import write_mps
 from bco_core.problems.linear import model as core
 from tests.support.model_files import MPS, STO, TIM, Json
 
@@ -32,7 +32,7 @@ def imported(text: str, folder: Path, **description: Any) -> tuple[Json, list[st
     model = read(text, folder)
     told = PLAIN | description
     entries = [{"constant": 0.0} | entry for entry in told["entries"]]
-    return specification(model, told | {"entries": entries}, decided_now(model, told), None)
+    return write_specification(model, told | {"entries": entries}, first_stage_columns(model, told), None)
 
 
 GENERAL = """\
@@ -192,7 +192,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_written_and_read_again_is_the_same_model(tmp_path: Path, seed: int) -> None:
     spec = random_spec(seed)
-    text, description = written(spec, "title\nof two lines", {"y 1": 2.5})
+    text, description = write_mps(spec, "title\nof two lines", {"y 1": 2.5})
     again, _ = imported(text, tmp_path, **description)
     one, other = core.read_model(spec), core.read_model(again)
     for field in core.Model.__dataclass_fields__:
@@ -205,8 +205,8 @@ def test_what_is_written_and_read_again_is_the_same_model(tmp_path: Path, seed: 
 def table_of(sto: str, folder: Path, mps: str = MPS, tim: str = TIM) -> tuple[Json, Any]:
     model = read(mps, folder)
     decided, periods = read_periods(tim, model)
-    table = as_table(read_groups(sto, model, periods))
-    return specification(model, PLAIN, decided, table)[0], table
+    table = to_table(read_groups(sto, model, periods))
+    return write_specification(model, PLAIN, decided, table)[0], table
 
 
 def best(spec: Json, rows: list[list[float]]) -> float:
@@ -301,11 +301,11 @@ def test_values_that_never_vary_are_part_of_the_model(tmp_path: Path) -> None:
 
 def test_many_independent_values_are_sampled_in_proportion_and_alike_each_time() -> None:
     choices = [(Fraction(1, 4), [0.0]), (Fraction(3, 4), [1.0])]
-    groups = [Group([(f"x{i}", "row")], choices) for i in range(40)]
-    table = as_table(groups)
+    groups = [IndependentGroup([(f"x{i}", "row")], choices) for i in range(40)]
+    table = to_table(groups)
     assert len(table.rows) == MOST_ROWS
     assert set(np.array(table.rows).sum(axis=0)) == {0.75 * MOST_ROWS}
-    assert table.rows == as_table(groups).rows
+    assert table.rows == to_table(groups).rows
     correlation = np.corrcoef(np.array(table.rows).T)
     assert np.abs(correlation - np.eye(40)).max() < 6 / math.sqrt(MOST_ROWS)
     assert "sample of 10000 of them (seed 0)" in table.notes[0]
@@ -313,7 +313,7 @@ def test_many_independent_values_are_sampled_in_proportion_and_alike_each_time()
 
 def test_probabilities_that_rows_cannot_hold_are_approximated_and_that_is_said() -> None:
     shares = [Fraction("0.123456789"), Fraction("0.876543211")]
-    table = as_table([Group([(None, "r")], [(share, [float(i)]) for i, share in enumerate(shares)])])
+    table = to_table([IndependentGroup([(None, "r")], [(share, [float(i)]) for i, share in enumerate(shares)])])
     assert len(table.rows) == MOST_ROWS
     assert sum(row[0] for row in table.rows) == 8765
     assert "kept to 4e-05" in table.notes[0]
@@ -374,4 +374,4 @@ def test_a_wrong_sto_file_is_refused_with_its_line(tmp_path: Path, text: str, sa
 
 
 def test_a_text_is_a_text() -> None:
-    assert text_of(b"\xef\xbb\xbfNAME\n") == "NAME\n"
+    assert decode_text(b"\xef\xbb\xbfNAME\n") == "NAME\n"

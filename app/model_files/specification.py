@@ -6,23 +6,23 @@ import math
 from typing import Any, NamedTuple
 
 from app.child_processes import InvalidFile
-from app.exchange.reading import FileModel
-from app.exchange.scenarios import Table
-from app.exchange.smps import Entry, name_of
+from app.model_files.read_mps_lp import FileModel
+from app.model_files.scenario_table import ScenarioTable
+from app.model_files.smps import Entry, entry_name
 
 Json = dict[str, Any]
 CONSTANT = "constant"
 
 
-class Uncertain(NamedTuple):
+class UncertainEntry(NamedTuple):
     """An entry that depends on outcomes, and where the request says so."""
 
     number: Json
     where: tuple[str | int, ...]
 
 
-def specification(
-    model: FileModel, description: Json, decided: list[str], table: Table | None
+def write_specification(
+    model: FileModel, description: Json, decided: list[str], table: ScenarioTable | None
 ) -> tuple[Json, list[str]]:
     """The specification, and what is to be said of how it was made. ``decided`` are columns that are decided now."""
     renamed = _Renamed(model, description)
@@ -84,7 +84,7 @@ def _numbered(name: str) -> Any:
     yield from (f"{name} {number}" for number in range(2, 1_000_000))
 
 
-def decided_now(model: FileModel, description: Json) -> list[str]:
+def first_stage_columns(model: FileModel, description: Json) -> list[str]:
     """The columns that a description says are decided now; all of them by default."""
     named = description["decisions"]
     if named is None:
@@ -101,10 +101,10 @@ def decided_now(model: FileModel, description: Json) -> list[str]:
     return list(named)
 
 
-def _described(model: FileModel, description: Json) -> dict[Entry, Uncertain]:
+def _described(model: FileModel, description: Json) -> dict[Entry, UncertainEntry]:
     columns = set(model.columns)
     rows = {*(name for name in model.rows if name is not None), *model.free}
-    found: dict[Entry, Uncertain] = {}
+    found: dict[Entry, UncertainEntry] = {}
     for index, entry in enumerate(description["entries"]):
         where = ("description", "entries", index)
         row, column = entry["row"], entry["column"]
@@ -117,14 +117,14 @@ def _described(model: FileModel, description: Json) -> dict[Entry, Uncertain]:
             raise InvalidFile(detail, (*where, "column"))
         if (column, row) in found:
             raise InvalidFile("this entry is described twice", where)
-        found[column, row] = Uncertain({"constant": entry["constant"], "outcomes": entry["outcomes"]}, where)
+        found[column, row] = UncertainEntry({"constant": entry["constant"], "outcomes": entry["outcomes"]}, where)
     return found
 
 
-def _varying(table: Table) -> dict[Entry, Uncertain]:
-    varying = {entry: {"constant": 0.0, "outcomes": {name_of(entry): _sign(entry)}} for entry in table.entries}
+def _varying(table: ScenarioTable) -> dict[Entry, UncertainEntry]:
+    varying = {entry: {"constant": 0.0, "outcomes": {entry_name(entry): _sign(entry)}} for entry in table.entries}
     fixed = {entry: {"constant": _sign(entry) * value, "outcomes": {}} for entry, value in table.constant.items()}
-    return {entry: Uncertain(number, ("scenarios",)) for entry, number in (varying | fixed).items()}
+    return {entry: UncertainEntry(number, ("scenarios",)) for entry, number in (varying | fixed).items()}
 
 
 def _sign(entry: Entry) -> float:
@@ -132,10 +132,10 @@ def _sign(entry: Entry) -> float:
     return -1.0 if entry == (None, None) else 1.0
 
 
-def _bounded(table: Table) -> list[Json]:
+def _bounded(table: ScenarioTable) -> list[Json]:
     """An outcome for each entry that varies, between the least and the largest of its values."""
     return [
-        {"name": name_of(entry), "minimum": min(values), "maximum": max(values)}
+        {"name": entry_name(entry), "minimum": min(values), "maximum": max(values)}
         for entry, values in zip(table.entries, zip(*table.rows, strict=True), strict=True)
     ]
 
@@ -144,16 +144,16 @@ def _bound(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(value: float, uncertain: Uncertain | None) -> float | Json:
+def _number(value: float, uncertain: UncertainEntry | None) -> float | Json:
     if uncertain is None:
         return value
     return uncertain.number if uncertain.number["outcomes"] else float(uncertain.number["constant"])
 
 
 def _rows(
-    model: FileModel, now: set[str], renamed: _Renamed, entries: dict[Entry, Uncertain], notes: list[str]
+    model: FileModel, now: set[str], renamed: _Renamed, entries: dict[Entry, UncertainEntry], notes: list[str]
 ) -> list[Json]:
-    by_row: dict[str | None, dict[str | None, Uncertain]] = {}
+    by_row: dict[str | None, dict[str | None, UncertainEntry]] = {}
     for (column, of_row), entry in entries.items():
         by_row.setdefault(of_row, {})[column] = entry
     rows: list[Json] = []

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import Clock
 from bco_core.features.grid import Grid
-from bco_core.features.recipe import QUANTILES, Recipe, auto_recipe, make_features
+from bco_core.features.time_features import QUANTILES, TimeRecipe, auto_recipe, make_features
+from bco_core.timeline import Clock
 
 Rows = dict[tuple[int, int], list[float]]
 
@@ -25,7 +25,7 @@ def grid_of(rows: Rows, count: int | None = None) -> Grid:
     return Grid.of(keys[:, 1], keys[:, 0], np.array(list(rows.values())), count)
 
 
-def made(recipe: Recipe, rows: Rows, series: int, period: int, count: int | None = None) -> dict[str, float]:
+def made(recipe: TimeRecipe, rows: Rows, series: int, period: int, count: int | None = None) -> dict[str, float]:
     matrix, names = make_features(recipe, grid_of(rows, count), np.array([period]), np.array([series]))
     return dict(zip(names, matrix[0].tolist(), strict=True))
 
@@ -38,7 +38,7 @@ def plain_quantile(values: list[float], level: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def by_a_plain_loop(recipe: Recipe, rows: Rows, series: int, period: int) -> dict[str, float]:
+def by_a_plain_loop(recipe: TimeRecipe, rows: Rows, series: int, period: int) -> dict[str, float]:
     """The columns of history as their definitions read."""
     found = {}
     for number, outcome in enumerate(recipe.outcomes):
@@ -67,7 +67,7 @@ def by_a_plain_loop(recipe: Recipe, rows: Rows, series: int, period: int) -> dic
 
 
 RECIPES = st.builds(
-    lambda lead, lags, season, windows, same, level, outcomes: Recipe(
+    lambda lead, lags, season, windows, same, level, outcomes: TimeRecipe(
         Clock("day"),
         lead,
         season,
@@ -99,7 +99,7 @@ def histories(draw: st.DrawFn, outcomes: int) -> Rows:
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[Recipe, Rows, int, int]:
+def questions(draw: st.DrawFn) -> tuple[TimeRecipe, Rows, int, int]:
     """A recipe, a history, and a series and period to make features of."""
     recipe = draw(RECIPES)
     rows = draw(histories(len(recipe.outcomes)))
@@ -107,7 +107,7 @@ def questions(draw: st.DrawFn) -> tuple[Recipe, Rows, int, int]:
 
 
 @given(questions())
-def test_history_is_what_a_plain_loop_finds(question: tuple[Recipe, Rows, int, int]) -> None:
+def test_history_is_what_a_plain_loop_finds(question: tuple[TimeRecipe, Rows, int, int]) -> None:
     recipe, rows, series, period = question
     found, expected = made(recipe, rows, series, period), by_a_plain_loop(recipe, rows, series, period)
     if not expected:
@@ -118,7 +118,7 @@ def test_history_is_what_a_plain_loop_finds(question: tuple[Recipe, Rows, int, i
 
 @given(questions(), st.data())
 def test_rows_younger_than_lead_and_other_series_change_no_feature(
-    question: tuple[Recipe, Rows, int, int], data: st.DataObject
+    question: tuple[TimeRecipe, Rows, int, int], data: st.DataObject
 ) -> None:
     recipe, rows, series, period = question
     changed = {
@@ -138,7 +138,7 @@ def test_rows_younger_than_lead_and_other_series_change_no_feature(
 
 
 @given(questions())
-def test_the_newest_row_that_may_be_known_changes_the_level(question: tuple[Recipe, Rows, int, int]) -> None:
+def test_the_newest_row_that_may_be_known_changes_the_level(question: tuple[TimeRecipe, Rows, int, int]) -> None:
     recipe, rows, series, period = question
     known = [key for key in rows if key[0] == series and key[1] <= period - recipe.lead]
     if known:
@@ -149,7 +149,7 @@ def test_the_newest_row_that_may_be_known_changes_the_level(question: tuple[Reci
 
 def test_each_lag_reads_the_cell_that_is_as_old_as_the_lag() -> None:
     rows: Rows = {(0, period): [float(period)] for period in range(100)}
-    recipe = Recipe(Clock("day"), 2, 7, ("y",), lags=(2, 3, 14), windows=(3,), same=((7, 2),), level=4)
+    recipe = TimeRecipe(Clock("day"), 2, 7, ("y",), lags=(2, 3, 14), windows=(3,), same=((7, 2),), level=4)
     found = made(recipe, rows, 0, 101)
     assert [found[f"y lag {lag}"] for lag in (2, 3, 14)] == [99, 98, 87]
     assert found["y mean of 3"] == 98
@@ -163,7 +163,7 @@ def test_digits_do_not_depend_on_the_company_of_a_row() -> None:
     outcomes = drawn.gamma(2.0, 10.0, (2000, 2))
     outcomes_there = drawn.random(2000) > 0.1
     grid = Grid.of(periods[outcomes_there], series[outcomes_there], outcomes[outcomes_there])
-    recipe = auto_recipe("day", 1, 7, 400, outcomes=("a", "b"))
+    recipe = auto_recipe(Clock("day", 1), 7, 400, outcomes=("a", "b"))
     together, _ = make_features(recipe, grid, periods, series)
     for row in range(0, 2000, 97):
         alone, _ = make_features(recipe, grid, periods[row : row + 1], series[row : row + 1])
@@ -172,7 +172,7 @@ def test_digits_do_not_depend_on_the_company_of_a_row() -> None:
 
 def test_a_series_without_rows_takes_the_level_it_is_given() -> None:
     rows: Rows = {(0, period): [10.0] for period in range(30)}
-    recipe = Recipe(Clock("day"), 1, 7, ("y",), lags=(1, 7), windows=(3,))
+    recipe = TimeRecipe(Clock("day"), 1, 7, ("y",), lags=(1, 7), windows=(3,))
     asked = np.array([30]), np.array([-1])
     assert np.isnan(make_features(recipe, grid_of(rows), *asked)[0]).all()
     assert (make_features(recipe, grid_of(rows), *asked, np.array([[4.0]]))[0] == 4).all()
@@ -182,8 +182,8 @@ def test_a_series_without_rows_takes_the_level_it_is_given() -> None:
 
 
 def test_a_recipe_survives_being_stored() -> None:
-    recipe = auto_recipe("hour", 1, 24, 5000, outcomes=("load",), origin=3, holidays="DE")
-    assert Recipe.from_json(recipe.to_json()) == recipe
+    recipe = auto_recipe(Clock("hour", 1), 24, 5000, outcomes=("load",), origin=3, holidays="DE")
+    assert TimeRecipe.from_json(recipe.to_json()) == recipe
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_recipe_survives_being_stored() -> None:
 def test_auto_looks_back_by_seasons_from_lead_on(
     unit: str, step: int, lead: int, periods: int, season: int, lags: set[int]
 ) -> None:
-    recipe = auto_recipe(unit, step, lead, periods)
+    recipe = auto_recipe(Clock(unit, step), lead, periods)
     assert recipe.season == season
     assert lags <= set(recipe.lags)
     assert max(recipe.lags) <= max(periods // 2, lead)
@@ -215,7 +215,7 @@ def test_auto_looks_back_by_seasons_from_lead_on(
 
 
 def test_auto_with_many_outcomes_stays_narrow_and_keeps_every_level() -> None:
-    recipe = auto_recipe("day", 1, 1, 900, outcomes=tuple(f"y{n}" for n in range(200)))
+    recipe = auto_recipe(Clock("day", 1), 1, 900, outcomes=tuple(f"y{n}" for n in range(200)))
     assert recipe.width < 450
     assert [recipe.names[at] for at in recipe.levels] == [f"y{n} level" for n in range(200)]
 
@@ -229,11 +229,11 @@ def test_auto_with_many_outcomes_stays_narrow_and_keeps_every_level() -> None:
         ({"same": ((0, 3),)}, "same-season window"),
         ({"calendar": ("moon",)}, "parts of the calendar are weekday"),
         ({"holidays": "XX"}, "ISO codes"),
-        ({"clock": Clock("period"), "calendar": ("weekday",)}, "whole numbers"),
+        ({"clock": Clock("period"), "calendar": ("weekday",)}, "times are integers"),
         ({"windows": tuple(range(1, 600))}, "columns"),
     ],
 )
 def test_recipes_that_cannot_be_made_are_refused(changes: dict[str, Any], sentence: str) -> None:
-    recipe = Recipe(Clock("day"), 3, 7, ("y",), lags=(3,))
+    recipe = TimeRecipe(Clock("day"), 3, 7, ("y",), lags=(3,))
     with pytest.raises(InvalidInput, match=sentence):
         replace(recipe, **changes)

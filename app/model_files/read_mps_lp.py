@@ -1,7 +1,7 @@
-"""An MPS or LP file as plain arrays. HiGHS reads it, after a look at what HiGHS would pass over in silence.
+"""Read an MPS or LP file into plain arrays: by HiGHS, after checks for what HiGHS would silently ignore.
 
-It runs in a process of its own (:mod:`app.exchange.child`) and imports little. HiGHS is given a name that is ours, so
-it opens no other file; what the file is, is told from its content.
+It runs in a process of its own (:mod:`app.model_files.child`) and imports little. The file gets a fixed name, so that
+HiGHS opens no other file; its format is detected from its content.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FileModel(NamedTuple):
     notes: list[str]
 
 
-class Outline(NamedTuple):
+class MpsOutline(NamedTuple):
     """What a look at an MPS file's lines tells that HiGHS does not."""
 
     objective: str | None
@@ -78,7 +78,7 @@ class Outline(NamedTuple):
     free: list[str]
 
 
-def text_of(content: bytes, where: str = "file") -> str:
+def decode_text(content: bytes, where: str = "file") -> str:
     """The text of an uploaded file; compressed and binary ones are refused."""
     if content[:2] == b"\x1f\x8b" or (content[:1] == b"x" and content[1:2] in (b"\x01", b"\x9c", b"\xda")):
         raise InvalidFile("the file is compressed; unpack it first and send the text", (where,))
@@ -98,7 +98,7 @@ def text_of(content: bytes, where: str = "file") -> str:
     return text
 
 
-def sniffed(text: str) -> str:
+def detect_format(text: str) -> str:
     """``mps`` or ``lp``, whatever the file is called."""
     for line in text.split("\n"):
         stripped = line.strip()
@@ -115,7 +115,7 @@ def sniffed(text: str) -> str:
 
 def read_model(text: str, folder: Path, most_rows: int, most_columns: int, most_entries: int) -> FileModel:
     """The model in a file of MPS or LP. ``folder`` is ours alone."""
-    kind = sniffed(text)
+    kind = detect_format(text)
     outline = _outline(text) if kind == "mps" else _checked_lp(text)
     path = folder / f"model.{kind}"
     path.write_text(text, encoding="utf-8")
@@ -139,7 +139,7 @@ def read_model(text: str, folder: Path, most_rows: int, most_columns: int, most_
     return _plain(lp, outline, notes)
 
 
-def _outline(text: str) -> Outline:
+def _outline(text: str) -> MpsOutline:
     section, objective = "", None
     rhs_names: set[str] = set()
     free: list[str] = []
@@ -163,7 +163,7 @@ def _outline(text: str) -> Outline:
                 rhs_names.add(fields[0])
             _check_numbers(line, fields, section, number)
         if section == "ENDATA":
-            return Outline(objective, rhs_names or {"RHS"}, free)
+            return MpsOutline(objective, rhs_names or {"RHS"}, free)
     raise InvalidFile("the file ends without ENDATA; it seems to be cut off", ("file",))
 
 
@@ -179,7 +179,7 @@ def _check_numbers(line: str, fields: list[str], section: str, number: int) -> N
         raise InvalidFile(f"line {number}: a value is not a finite number", ("file",))
 
 
-def _checked_lp(text: str) -> Outline:
+def _checked_lp(text: str) -> MpsOutline:
     last = ""
     for number, line in enumerate(text.split("\n"), start=1):
         word = line.partition("\\")[0].strip().lower()
@@ -188,7 +188,7 @@ def _checked_lp(text: str) -> Outline:
         last = word or last
     if last != "end":
         raise InvalidFile("the file ends without End; it seems to be cut off", ("file",))
-    return Outline(None, set(), [])
+    return MpsOutline(None, set(), [])
 
 
 def _judged(told: list[str], status: Any, kind: str) -> list[str]:
@@ -209,7 +209,7 @@ def _judged(told: list[str], status: Any, kind: str) -> list[str]:
     return notes
 
 
-def _plain(lp: Any, outline: Outline, notes: list[str]) -> FileModel:
+def _plain(lp: Any, outline: MpsOutline, notes: list[str]) -> FileModel:
     columns = _names(lp.col_names_, lp.num_col_, "column")
     rows = [None if _UNNAMED_ROW.fullmatch(name) else name for name in _names(lp.row_names_, lp.num_row_, "row")]
     kinds = list(lp.integrality_) or [highspy.HighsVarType.kContinuous] * lp.num_col_
