@@ -27,8 +27,8 @@ RelativeGap = Annotated[
 AbsoluteGap = Annotated[
     Amount | None,
     Field(
-        description="absolute optimality gap within which a decision counts as optimal; by default 1e-9, or 1e-9 of the "
-        "largest unit cost if all are below one"
+        description="absolute optimality gap within which a decision counts as optimal; by default 1e-9, or 1e-9 of "
+        "the largest unit cost if all are below one"
     ),
 ]
 

@@ -62,7 +62,7 @@ class RecourseVariable(StrictModel):
 
 
 class RecourseRow(StrictModel):
-    """A constraint on both stages: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
+    """A constraint: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
 
     name: Name | None = None
     recourse: Coefficients = Field({})
@@ -132,7 +132,7 @@ class FactorRisk(StrictModel):
     residual_variances: list[Cost] = Field(min_length=1, description="one for each asset")
 
 
-class AssetGroup(StrictModel):
+class AssetGroupSpec(StrictModel):
     """Bounds on the sum of some assets' positions."""
 
     name: Name | None = None
@@ -149,15 +149,15 @@ class _Portfolio(StrictModel):
     factors: FactorRisk | None = Field(None, description="the covariance as a factor model")
     estimate: Literal["shrinkage", "factors"] | None = Field(
         None,
-        description="how to estimate a covariance that is not given: by Ledoit–Wolf shrinkage, or by principal factors, "
-        "the default for more than 40 assets",
+        description="how to estimate a covariance that is not given: by Ledoit–Wolf shrinkage, or by principal "
+        "factors, the default for more than 40 assets",
     )
     covariance_source: Annotated[str, Field(max_length=200)] | None = Field(
         None, description="origin of an estimated covariance; written by learning into the posterior's problem"
     )
     budget: Cost = Field(1.0, description="the positions sum to at most this")
     fully_invested: bool = Field(False, description="the positions sum to the budget, not less")
-    groups: list[AssetGroup] = Field([], max_length=100, description="bounds on sums of positions")
+    groups: list[AssetGroupSpec] = Field([], max_length=100, description="bounds on sums of positions")
     current: dict[Name, Coefficient] | None = Field(
         None, description="positions held now, by asset, zero for those left out; turnover is measured from them"
     )
