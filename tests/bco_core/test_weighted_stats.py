@@ -60,9 +60,7 @@ def exact_cvar(values: list[int], parts: list[int], level: Fraction) -> Fraction
 
 
 @given(atoms(), st.lists(st.integers(1, 20), min_size=1, max_size=3))
-def test_quantiles_equal_exact_rational_arithmetic_at_the_level(
-    case: Atoms, twentieths: list[int]
-) -> None:
+def test_quantiles_equal_exact_rational_arithmetic_at_the_level(case: Atoms, twentieths: list[int]) -> None:
     values, weights = case.tensors
     levels = torch.tensor(twentieths, dtype=torch.float64) / 20
     quantiles = weighted_quantile(values[:, :, None].expand(-1, -1, len(levels)), weights, levels)

@@ -58,9 +58,7 @@ def learned_and_regression(degree: int, seed: int, rows: int = 100) -> tuple[flo
 
 
 @pytest.mark.parametrize(("degree", "most"), [(6, -0.015), (4, -0.003), (1, 0.003)])
-def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(
-    degree: int, most: float
-) -> None:
+def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(degree: int, most: float) -> None:
     pairs = np.array([learned_and_regression(degree, seed) for seed in range(20, 25)])
     gains = pairs[:, 0] - pairs[:, 1]
     assert gains.mean() < most
