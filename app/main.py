@@ -18,7 +18,6 @@ from app.aliases.router import router as aliases
 from app.aliases.service import FRESH_SECONDS
 from app.datasets.router import router as datasets
 from app.db.engine import get_engine
-from app.exchange.router import router as exchange
 from app.http import errors
 from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
@@ -30,13 +29,14 @@ from app.jobs.router import router as jobs
 from app.jobs.status import router as status
 from app.log.router import router as prescription_log
 from app.log.writer import Writer
+from app.model_files.router import router as model_files
 from app.pages import api_client, docs, home
-from app.pages.backtests import page as backtest_pages
-from app.pages.datasets import page as dataset_pages
+from app.pages import backtests as backtest_pages
+from app.pages import datasets as dataset_pages
+from app.pages import jobs as job_pages
+from app.pages import log as log_pages
 from app.pages.decide import page as decide_pages
-from app.pages.error_pages import Readable
-from app.pages.jobs import page as job_pages
-from app.pages.log import page as log_pages
+from app.pages.error_pages import ErrorPages
 from app.pages.posteriors import page as posterior_pages
 from app.pages.problems import page as problem_pages
 from app.posteriors.router import router as posteriors
@@ -96,10 +96,10 @@ def create_app() -> FastAPI:
     )
     app.add_middleware(Authentication, lookups=app.state.lookups, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
-    app.add_middleware(Readable)
+    app.add_middleware(ErrorPages)
     for router in (
         problems,
-        exchange,
+        model_files,
         datasets,
         jobs,
         posteriors,

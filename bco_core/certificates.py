@@ -35,7 +35,7 @@ from torch import Tensor
 
 from bco_core.distributions import Mixture, strata
 from bco_core.gibbs import GibbsTarget
-from bco_core.problems.base import DecisionProblem, cost_bound_breach, cost_bound_remedy, outcome_bounds
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.surrogate import Surrogate
 
 LEMMA_GRID = torch.logspace(-3, 1, 33, dtype=torch.float64)
@@ -189,7 +189,7 @@ def certify(
         return Certificate.absent(NO_CERTIFICATE)
     scale = target.problem.cost_bound
     if scale is None:
-        return Certificate.absent(f"no bound on the cost is known: {cost_bound_remedy(target.problem)}")
+        return Certificate.absent(f"no bound on the cost is known: {target.problem.cost_bound_remedy}")
     if rows is None:
         return Certificate.absent(
             "the prior is scaled with all rows; learn with certify, which sets rows aside to scale it"
@@ -200,7 +200,7 @@ def certify(
     used = [part for part in classes if part.weight > 0]
     drawn = [_draw_costs(part, rows, scale, generator) for part in used]
     if max(one.worst for one in drawn) > 1:
-        return Certificate.absent(f"the history holds {cost_bound_breach(target.problem)}")
+        return Certificate.absent(f"the history holds {target.problem.cost_bound_breach}")
 
     failure, count = round(1 - confidence, 12), len(rows)
     each = (1 - _DRAWS_SHARE) * failure / len(BOUNDS)
@@ -246,7 +246,7 @@ def certify(
 
 def _outcome_breach(problem: DecisionProblem, outcomes: Tensor) -> str:
     """Return a sentence on the first outcome (n, d_y) beyond the problem's stated bounds; "" if there is none."""
-    bounds = outcome_bounds(problem)
+    bounds = problem.outcome_bounds
     if bounds is None:
         return ""
     lower, upper = bounds
@@ -258,7 +258,7 @@ def _outcome_breach(problem: DecisionProblem, outcomes: Tensor) -> str:
     side, limit = ("below", lower) if value < lower[column] else ("above", upper)
     return (
         f"outcome {column} is {value:g} in row {row}, {side} the {limit[column].item():g} that the problem states: "
-        f"{int(outside.any(dim=1).sum())} of {len(outcomes)} rows hold {cost_bound_breach(problem)}"
+        f"{int(outside.any(dim=1).sum())} of {len(outcomes)} rows hold {problem.cost_bound_breach}"
     )
 
 

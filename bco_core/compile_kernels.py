@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,35 +17,35 @@ import torch
 from bco_core import PrescribeOptions, Sample, build_problem, learn, make_options, prescribe
 from bco_core.problems.base import Risk
 
-SHIPMENT: Mapping[str, Any] = {
+SHIPMENT: dict[str, Any] = {
     "kind": "shipment",
     "sources": [{"name": "a", "order_cost": 5, "emergency_cost": 90}],
     "destinations": ["b", "c"],
     "transport_costs": [[1, 2]],
 }
-RANDOM_COSTS: Mapping[str, Any] = {
+RANDOM_COSTS: dict[str, Any] = {
     "kind": "linear",
     "decisions": [{"name": "z", "cost": 1, "maximum": 9}],
     "recourse": [{"name": "x", "cost": {"outcomes": {"price": 1}}}],
     "outcomes": [{"name": "demand", "minimum": 0}, {"name": "price", "minimum": 0}],
     "rows": [{"decisions": {"z": 1}, "recourse": {"x": 1}, "sense": ">=", "limit": {"outcomes": {"demand": 1}}}],
 }
-PATHS: Mapping[str, Any] = {
+PATHS: dict[str, Any] = {
     "kind": "shortest_path",
     "source": "a",
     "target": "b",
     "edges": [{"start": "a", "end": "b", "name": name} for name in ("left", "right")],
 }
-ASSETS: Mapping[str, Any] = {"assets": [{"name": "a"}, {"name": "b"}], "covariance": [[1.0, 0.2], [0.2, 1.0]]}
+ASSETS: dict[str, Any] = {"assets": [{"name": "a"}, {"name": "b"}], "covariance": [[1.0, 0.2], [0.2, 1.0]]}
 MEAN_VARIANCE = {"kind": "mean_variance_portfolio", "risk_aversion": 2.0, **ASSETS}
 LEAST_VARIANCE = {"kind": "return_constrained_portfolio", "target_return": 0.1, **ASSETS}
-NEWSVENDOR: Mapping[str, Any] = {
+NEWSVENDOR: dict[str, Any] = {
     "kind": "newsvendor",
     "items": [{"name": name, "underage_cost": 3, "overage_cost": 1} for name in ("a", "b")],
 }
 
 
-def decide(spec: Mapping[str, Any], *risks: Risk) -> None:
+def decide(spec: dict[str, Any], *risks: Risk) -> None:
     """Decide for points, and for scenarios by each risk measure."""
     problem = build_problem(spec)
     outcomes = torch.tensor([[[3.0, 4.0], [4.0, 4.0], [5.0, 3.0]]], dtype=torch.float64)

@@ -30,7 +30,6 @@ from bco_core.prescribe import (
     hide_infeasible,
     scenario_sets,
 )
-from bco_core.problems.answers import breaches, covered
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Status
 from bco_core.scenarios import CostDistribution, Scenarios
 from bco_core.weighted_stats import sort_atoms, sorted_cvar, sorted_quantile
@@ -268,7 +267,7 @@ class _EvaluationBuilder:
             return []
         key = decision.numpy().tobytes()
         if key not in self._broken:
-            self._broken[key] = breaches(self._problem, decision)
+            self._broken[key] = self._problem.breaches(decision)
         return self._broken[key]
 
     def build(self) -> Evaluation:
@@ -293,7 +292,7 @@ class _EvaluationBuilder:
 
 def _served(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor | None:
     """Return the share (n, d_y) of scenarios in which each outcome is served, NaN where there is no decision."""
-    served = covered(problem, decisions[:, None], atoms.outcomes)
+    served = problem.covered(decisions[:, None], atoms.outcomes)
     if served is None:
         return None
     return _share(served, atoms.weights).where(decisions.isfinite().all(1, keepdim=True), torch.nan)

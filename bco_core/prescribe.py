@@ -20,9 +20,7 @@ from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES, Terms, check_risk, decide_for_outcomes, decide_over
 from bco_core.posterior import Posterior
-from bco_core.problems.answers import facts, has_facts, missed
 from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk, Status, UncertainConstraints
-from bco_core.problems.base import decides_alone as problem_decides_alone
 from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, expected_cost
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -128,7 +126,7 @@ def prescribe(
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     searches = problem.relaxation is not problem
     # Where every cost takes a search, a decided context must not wait for the next one to be priced.
-    slow = searches and bool(getattr(problem, "decides_slowly", False))
+    slow = searches and problem.decides_slowly
     size = 1 if slow else max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     parts: list[PrescribeResult] = []
     began, done = monotonic(), 0
@@ -184,7 +182,7 @@ def _undecided(count: int, like: PrescribeResult) -> PrescribeResult:
 
 def decides_alone(posterior: Posterior, problem: DecisionProblem, options: PrescribeOptions) -> bool:
     """Return whether each context gets the same digits whatever other contexts are in the call."""
-    alone = posterior.predictor.predicts_alone and problem_decides_alone(problem)
+    alone = posterior.predictor.predicts_alone and problem.decides_alone
     return alone and not POLICIES[options.chosen_policy].random
 
 
@@ -272,11 +270,11 @@ def feasibility(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -
 
 def _facts(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> tuple[dict[str, Any], ...]:
     """Return the problem's further figures of each decision; nothing where there is none."""
-    if not has_facts(problem):
+    if not problem.has_facts:
         return ({},) * len(decisions)
     known = decisions.isfinite().all(dim=1).tolist()
     each = zip(known, decisions, atoms.outcomes, strict=True)
-    return tuple(facts(problem, one, outcomes, atoms.weights) if there else {} for there, one, outcomes in each)
+    return tuple(problem.facts(one, outcomes, atoms.weights) if there else {} for there, one, outcomes in each)
 
 
 def check_constraints(
@@ -289,7 +287,7 @@ def check_constraints(
 ) -> tuple[list[Status], tuple[str, ...]]:
     """Demote optimal decisions that satisfy constraints clearly less often than required, or not even on average."""
     if not isinstance(problem, UncertainConstraints):
-        promises = missed(problem, decisions, atoms.outcomes, atoms.weights)
+        promises = problem.missed(decisions, atoms.outcomes, atoms.weights, sure=False) if problem.promises else []
         return _demote(status, reasons, promises) if promises else (status, reasons)
     required = problem.confidence
     # Few scenarios leave the share uncertain, but a clearly low share must not pass.

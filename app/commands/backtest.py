@@ -96,7 +96,7 @@ def _plan(file: Path, problem: dict[str, Any], roles: dict[str, Any], choices: d
     from app.backtests.schemas import BacktestOptions
     from app.datasets.parsing import parse_file
     from app.datasets.profile import profile
-    from app.datasets.roles import Roles
+    from app.datasets.roles import ColumnRoles
     from app.datasets.schemas import NewDataset
     from app.db.tables import DatasetRow
     from app.problems.schemas import NewProblem, outcome_names
@@ -106,7 +106,7 @@ def _plan(file: Path, problem: dict[str, Any], roles: dict[str, Any], choices: d
     options = BacktestOptions.model_validate(choices)
     outcomes = outcome_names(spec)
     read = NewDataset.model_validate({"name": "history", "rows": [], "outcomes": outcomes} | roles)
-    chosen = Roles(**read.model_dump(exclude={"name", "rows"}))
+    chosen = ColumnRoles(**read.model_dump(exclude={"name", "rows"}))
     profiled = profile(parse_file(file.read_bytes(), get_settings()), chosen, get_settings())
     for warning in profiled.warnings:
         typer.echo(f"Note: {warning}.", err=True)

@@ -159,12 +159,12 @@ def _times(dataset: DatasetRow, table: pa.Table, order: Iterable[int]) -> list[s
 
 def _past_of(loaded: Ready, dataset: DatasetRow) -> Past | None:
     """What rows of another data set look back on: their own."""
-    if loaded.encoding.looking is None:
+    if loaded.encoding.lookback is None:
         return None
     with transaction() as session:
         table = read_table(session, dataset.id, dataset.revision)
     _check_columns(loaded, table)
-    return loaded.encoding.looking.past(table, dataset.revision)
+    return loaded.encoding.lookback.past(table, dataset.revision)
 
 
 def _promises(

@@ -20,7 +20,7 @@ from app.settings import get_settings
 from bco_core.evaluate import Evaluation, evaluate
 from bco_core.prescribe import QUANTILES
 from bco_core.problems.base import Breach
-from bco_core.problems.registry import fixed
+from bco_core.problems.registry import fix_decision
 
 # What judging a decision takes beside deciding one, as a share.
 _JUDGING = 0.05
@@ -141,7 +141,7 @@ def _judged(
         torch.tensor(own, dtype=torch.float64),
         decisions[kept],
         place[owners][kept],
-        lambda decision: fixed(loaded.problem, given.asked.spec, decision),
+        lambda decision: fix_decision(loaded.problem, given.asked.spec, decision),
         core_options(given.row, request),
         given.theta,
         time_left(request, began, request.work)[1],

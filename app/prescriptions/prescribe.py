@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from app import metrics
-from app.datasets.encoding import Encoded, Refusal
+from app.datasets.encoding import EncodedContexts, Refusal
 from app.db.tables import PosteriorRow
 from app.http.errors import of_core
 from app.prescriptions.cache import Ready
@@ -24,7 +24,7 @@ from bco_core.problems.base import Risk
 def decide_usable(
     row: PosteriorRow,
     loaded: Ready,
-    encoded: Encoded,
+    encoded: EncodedContexts,
     request: PrescribeOptions,
     theta: Tensor | None = None,
     seconds: float = math.inf,
@@ -83,7 +83,7 @@ def _refused(why: Refusal, names: list[str]) -> dict[str, Any]:
     }
 
 
-def far_from_history(loaded: Ready, encoded: Encoded) -> dict[int, list[int]]:
+def far_from_history(loaded: Ready, encoded: EncodedContexts) -> dict[int, list[int]]:
     """The columns by which usable rows lie beyond the history's range by more than that range, by row."""
     contexts = torch.from_numpy(encoded.matrix)
     beyond = (contexts < loaded.lowest) | (contexts > loaded.highest)

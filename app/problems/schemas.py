@@ -19,8 +19,8 @@ from app.problems.newsvendor import (
     RelativeGap,
     Sense,
 )
-from app.problems.ready import AnyReadyMade
-from bco_core.problems.ready.kinds import READY, compiled
+from app.problems.ready import AnyReadyMadeSpec
+from bco_core.problems.ready.kinds import READY, compile_ready
 
 
 class FirstStageDecision(StrictModel):
@@ -98,7 +98,7 @@ class ShipmentSource(StrictModel):
     maximum_order: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="null for no limit")
 
 
-class Shipment(StrictModel):
+class ShipmentSpec(StrictModel):
     """Order to sources now; ship from them to destinations once demand is known. A ready-made two_stage_linear."""
 
     kind: Literal["shipment"]
@@ -212,8 +212,8 @@ ProblemSpec = Annotated[
     NewsvendorSpec
     | LinearSpec
     | TwoStageLinearSpec
-    | Shipment
-    | AnyReadyMade
+    | ShipmentSpec
+    | AnyReadyMadeSpec
     | ReturnConstrainedPortfolioSpec
     | MeanVariancePortfolioSpec,
     Field(discriminator="kind"),
@@ -248,7 +248,7 @@ class ProblemSummary(Resource):
     kind: str
 
 
-class CompiledProblem(BaseModel):
+class CompiledProblemAnswer(BaseModel):
     """A problem written as one of kind ``linear``."""
 
     id: str
@@ -256,7 +256,7 @@ class CompiledProblem(BaseModel):
     spec: dict[str, Any] = Field(description="a specification of kind linear, which could be sent as it is")
 
 
-class CheckedProblem(BaseModel):
+class ProblemCheckAnswer(BaseModel):
     """A problem that could be made as it is."""
 
     kind: str = Field(examples=["newsvendor"])
@@ -295,14 +295,14 @@ _NAMED = {
 def outcome_names(spec: dict[str, Any]) -> list[str]:
     """The outcome columns a stored specification needs."""
     if spec["kind"] in READY:
-        return _names(compiled(spec)["outcomes"])
+        return _names(compile_ready(spec)["outcomes"])
     return _names(spec[_NAMED[spec["kind"]][0]])
 
 
 def decision_names(spec: dict[str, Any]) -> list[str]:
     """What each entry of a stored specification's decision is called."""
     if spec["kind"] in READY:
-        return _names(compiled(spec)["decisions"])
+        return _names(compile_ready(spec)["decisions"])
     return _names(spec[_NAMED[spec["kind"]][1]])
 
 

@@ -20,7 +20,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.posterior import Posterior
 from bco_core.predictors.linear import Linear, ReluAffine
 
@@ -61,7 +61,7 @@ def attribute(posterior: Posterior, context: Tensor, columns: Sequence[Sequence[
 
     predictor = posterior.predictor
     linear = isinstance(predictor, Linear) and not isinstance(predictor, ReluAffine)
-    if linear and isinstance(predictor.features, Standardized):
+    if linear and isinstance(predictor.features, StandardizedFeatures):
         return _linear(predict, context, baseline, columns)
     return shapley(predict, context, baseline, columns)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import History, carry_outcomes, sample_rows
 from bco_core.prescribe import POSTERIOR, PrescribeOptions
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.weighted_stats import weighted_quantile
 
@@ -49,7 +49,7 @@ def slopes(
         return None
     if problem.relaxation is not problem or not decision.isfinite().all():
         return None
-    if not isinstance(posterior.predictor.features, Standardized) or POLICIES[options.chosen_policy].random:
+    if not isinstance(posterior.predictor.features, StandardizedFeatures) or POLICIES[options.chosen_policy].random:
         return None
     at = context.double()[None].requires_grad_()
     with torch.enable_grad():
@@ -79,7 +79,7 @@ def _decided(
     if policy == "map":
         mode = posterior.distribution.mode()[None].double()
         return problem.decide(posterior.predictor.forward(mode, encoded)[:, 0])
-    levels = fractiles(problem)
+    levels = problem.fractiles
     if levels is None or options.risk is not None:
         return None
     if policy == "blended":

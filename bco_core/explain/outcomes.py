@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bco_core.posterior import Posterior
 from bco_core.prescribe import QUANTILES, PrescribeOptions, scenario_sets
-from bco_core.problems.answers import covered
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
 from bco_core.weighted_stats import sort_atoms, sorted_quantile
@@ -42,7 +41,7 @@ def summary(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Ou
     spread = torch.einsum("bky,k->by", (atoms.outcomes - mean[:, None]).square(), atoms.weights).sqrt()
     ordered, share = sort_atoms(atoms.outcomes.transpose(1, 2).contiguous(), atoms.weights)
     quantiles = sorted_quantile(ordered, share, torch.tensor(QUANTILES, dtype=torch.float64))
-    served = covered(problem, decisions[:, None], atoms.outcomes)
+    served = problem.covered(decisions[:, None], atoms.outcomes)
     if served is not None:
         undecided = decisions.isnan().any(dim=1, keepdim=True)
         share = torch.einsum("bky,k->by", served.double(), atoms.weights).clamp(max=1.0)

@@ -20,8 +20,7 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.forward import ForwardReport, constant_before, promised_tail, regression_before, report_forward
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing_policies, decide_over, first_policy
 from bco_core.predictive import History, predictive_scenarios
-from bco_core.problems.answers import promises
-from bco_core.problems.base import DecisionProblem, counted_within
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios, expected_cost
@@ -150,7 +149,7 @@ def _by_recommended_policy(
 
 def _recommend(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
     """Return the cheapest policy; for a problem with promises over scenarios, the one that takes them into account."""
-    if promises(problem):
+    if problem.promises:
         return policy_of_paper(problem)
     names = competing_policies(problem)
     return names[select([costs[name][rows] for name in names], [{} for _ in names]).chosen]
@@ -158,7 +157,7 @@ def _recommend(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor 
 
 def policy_of_paper(problem: DecisionProblem) -> str:
     """Return BCP, the paper's policy, or the predictive policy for a problem with promises over scenarios."""
-    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if promises(problem) else "bcp"
+    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if problem.promises else "bcp"
 
 
 def sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -259,7 +258,7 @@ def _fifths(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def beyond_bounds(problem: DecisionProblem, outcomes: Tensor) -> int:
     """Return the number of rows (n, d_y) with an outcome that the problem counts as one of its stated bounds."""
-    bounds = counted_within(problem)
+    bounds = problem.counted_within
     return 0 if bounds is None else int(((outcomes < bounds[0]) | (outcomes > bounds[1])).any(dim=1).sum())
 
 

@@ -22,7 +22,7 @@ from bco_core.inference.options import AutoOptions, LearningOptions
 from bco_core.inference.vi.auto import AUTO
 from bco_core.inference.vi.method import VI
 from bco_core.inference.vi.surrogate import SURROGATE, allows_linear
-from bco_core.problems.base import DecisionProblem, Outline
+from bco_core.problems.base import DecisionProblem, ProblemOutline
 from bco_core.problems.surrogate import Surrogate
 from bco_core.progress import Progress, no_progress, part_of
 
@@ -96,7 +96,7 @@ def learn(
     return learning.join(results, part_of(progress, 0.98, 1.0))
 
 
-def resolve(problem: Outline, options: LearningOptions) -> tuple[Method, LearningOptions, str]:
+def resolve(problem: ProblemOutline, options: LearningOptions) -> tuple[Method, LearningOptions, str]:
     """Return the method, its own options, and the reason for the choice."""
     if isinstance(options, AutoOptions):
         if problem.differentiable:
@@ -112,13 +112,13 @@ def resolve(problem: Outline, options: LearningOptions) -> tuple[Method, Learnin
     return method, options, method.reason
 
 
-def stored_vectors(problem: Outline, options: LearningOptions, rows: int) -> int:
+def stored_vectors(problem: ProblemOutline, options: LearningOptions, rows: int) -> int:
     """Return the number of parameter vectors that the posterior stores besides its particles."""
     method, own, _ = resolve(problem, options)
     return method.vectors(own, rows)
 
 
-def estimate(problem: Outline, options: LearningOptions, rows: int, columns: int) -> float:
+def estimate(problem: ProblemOutline, options: LearningOptions, rows: int, columns: int) -> float:
     """Estimate the seconds that learning takes on one core."""
     method, own, _ = resolve(problem, options)
     decision = _DECISION if problem.differentiable else _SOLVED_DECISION

@@ -12,7 +12,7 @@ from bco_core.batch_kernels import exp_affine, mean_of_atoms, product, sample_ne
 from bco_core.data import Standardizer
 from bco_core.distributions import Mixture
 from bco_core.families import FAMILIES
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import Carrier, History
@@ -30,7 +30,7 @@ def predictor_of(kind: str, width: int = 5, outcomes: int = 2, hidden: tuple[int
     widths = (width, *(hidden if PREDICTORS[kind].is_network else ()), outcomes)
     units = [torch.rand(size, generator=generator, dtype=torch.float64) + 0.5 for size in (width, width)]
     outcome = [torch.rand(outcomes, generator=generator, dtype=torch.float64) * 10 + 5 for _ in range(2)]
-    return PREDICTORS[kind](widths, Standardized(Standardizer(*units)), Standardizer(*outcome))
+    return PREDICTORS[kind](widths, StandardizedFeatures(Standardizer(*units)), Standardizer(*outcome))
 
 
 def posterior_of(kind: str, carry: str = "shift", bandwidth: float | None = None, outcomes: int = 2) -> Posterior:

@@ -33,7 +33,18 @@ FORBIDDEN = {
 # package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
-        {"batch_kernels", "data", "deadline", "errors", "progress", "regression", "seeds", "status", "timeline"},
+        {
+            "arrays",
+            "batch_kernels",
+            "data",
+            "deadline",
+            "errors",
+            "progress",
+            "regression",
+            "seeds",
+            "status",
+            "timeline",
+        },
         {"weighted_stats"},
         {"solvers"},
         {"problems"},
@@ -54,7 +65,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"http"},
         {"solving"},
         {"aliases", "datasets", "problems", "webhooks"},
-        {"demo", "exchange", "posteriors"},
+        {"demo", "model_files", "posteriors"},
         {"prescriptions"},
         {"log"},
         {"backtests", "jobs"},

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from app.backtests.schemas import Ours
+from app.backtests.schemas import CandidateSpec
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.migrate import migrate
@@ -55,7 +55,7 @@ def prescribe(client: TestClient) -> Json:
 
 def backtest(client: TestClient) -> Json:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    quick = Ours.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK})
+    quick = CandidateSpec.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK})
     asked = {"ours": [quick.model_dump()], "baselines": ["constant", "regression"], "splits": 2, "seed": 3}
     return ids | {"kind": "backtest"} | asked
 

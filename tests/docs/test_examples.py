@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 
 from app.commands.serve import LocalService
 from app.demo import as_csv, bakery_rows
-from app.exchange.schemas import ImportDescription
 from app.jobs.kinds.learn_on import LearnOnOptions
+from app.model_files.schemas import ImportDescription
 from app.posteriors.history import Features
 from app.posteriors.options import InferenceSpec, PredictorSpec
 from app.prescriptions.schemas import RiskMeasure

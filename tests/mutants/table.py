@@ -35,16 +35,16 @@ MUTANTS = [
     *group(
         "bco_core/backtest/paired.py",
         "tests/bco_core/backtest/test_backtest.py",
-        ("two-way clustering", "found[0][0] + found[1][0] - _variance", "found[0][0] - _variance"),
+        ("two-way clustering", "variances[0][0] + variances[1][0] - _variance", "variances[0][0] - _variance"),
         ("length of blocks", "max(lead, season, math.ceil(math.sqrt(span)))", "1"),
     ),
     *group(
         "bco_core/backtest/judge.py",
         "tests/bco_core/backtest/test_backtest.py",
-        ("regret against foresight", "cost[rows] - foreseen(problem, happened)", "cost[rows]"),
+        ("regret against foresight", "cost[rows] - foresight_cost(problem, happened)", "cost[rows]"),
     ),
     *group(
-        "app/backtests/origins.py",
+        "app/backtests/backtest.py",
         "tests/app/backtests/test_backtests.py: test_no_change_of_later_rows_changes_an_earlier_decision",
         (
             "categories and medians of the past",
@@ -205,7 +205,7 @@ MUTANTS = [
         ("a period is cut", "timeline.periods, right=True)", "timeline.periods)"),
     ),
     *group(
-        "bco_core/features/boosting.py",
+        "bco_core/features/boosted.py",
         "tests/bco_core/features/test_boosted.py",
         ("its own fold", "(self._folds != part).nonzero()", "(self._folds >= 0).nonzero()"),
         ("its own block", "known_before(timeline, self._folds == part)", "(self._folds <= part)"),

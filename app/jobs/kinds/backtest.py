@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from app.backtests import existing
 from app.backtests.backtest import Backtest, Step, check_actual_decision
-from app.backtests.existing import Existing
+from app.backtests.existing import ExistingPosterior
 from app.backtests.schemas import BacktestOptions, NewBacktest
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table
@@ -37,7 +37,7 @@ from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import estimate
-from bco_core.problems.base import Outline
+from bco_core.problems.base import ProblemOutline
 from bco_core.progress import Progress
 
 # Seconds of one core that a rule takes in a split: for fitting, and for each row. Good to a factor of five.
@@ -80,13 +80,13 @@ def dataset_has_no_time(dataset: DatasetRow) -> bool:
     return history.column_of(dataset.columns, "time") is None
 
 
-def _seconds(planned: Backtest, step: Step, outline: Outline, width: int) -> float:
+def _seconds(planned: Backtest, step: Step, outline: ProblemOutline, width: int) -> float:
     """Return the estimated seconds of a policy in a split."""
     split = planned.splits[step.split]
-    for index, one in enumerate(planned.asked.ours):
-        if one.called == step.policy:
+    for index, one in enumerate(planned.options.ours):
+        if one.label == step.policy:
             try:
-                return estimate(outline, one.learning_options(planned.asked.seed), len(split.known), width)
+                return estimate(outline, one.learning_options(planned.options.seed), len(split.known), width)
             except InvalidInput as error:
                 raise InvalidRequest.at(("ours", index), str(error)) from None
     fitting, a_row = _RULE_SECONDS.get(step.policy, _OTHER_SECONDS)
@@ -146,7 +146,7 @@ def read(job: JobRow) -> BacktestInputs:
     rows = [posteriors.get(job.workspace, named) for named in names]
     with transaction() as session:
         fresh, notes = existing.unseen(session, dataset, job.spec["revision"], rows)
-    loaded = tuple(Existing(row.id, row, load_ready(row)) for row in rows)
+    loaded = tuple(ExistingPosterior(row.id, row, load_ready(row)) for row in rows)
     return BacktestInputs(job, Backtest(problem.spec, dataset, table, options, loaded, torch.from_numpy(fresh)), notes)
 
 
@@ -156,7 +156,7 @@ def split(inputs: BacktestInputs, progress: Progress) -> list[JobPart]:
     progress(0.0, f"judging {judged} rows in {len(planned.splits)} split(s) by {len(planned.policies)} policies")
     outline = outline_of(planned.spec)
     width = (
-        1 if planned.posteriors else history.planned_width(planned.dataset, planned.asked.features, planned.outcomes)
+        1 if planned.posteriors else history.planned_width(planned.dataset, planned.options.features, planned.outcomes)
     )
     return [
         JobPart(math.ceil(_WORK_A_SECOND * _seconds(planned, step, outline, width)), orjson.dumps([*step]))

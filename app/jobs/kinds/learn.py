@@ -38,8 +38,8 @@ from bco_core.errors import InvalidInput
 from bco_core.inference.learn import MINIMUM_ROWS, Learning, estimate, stored_vectors
 from bco_core.inference.options import LearningOptions
 from bco_core.posterior import Posterior, strip_particles
-from bco_core.problems.base import Outline
-from bco_core.problems.registry import PROBLEMS, build_problem, completed
+from bco_core.problems.base import ProblemOutline
+from bco_core.problems.registry import PROBLEMS, build_problem, complete_spec
 from bco_core.progress import Progress
 
 # Packages that results depend on.
@@ -84,7 +84,7 @@ class _Outline(NamedTuple):
     differentiable: bool
 
 
-def outline_of(spec: dict[str, Any]) -> Outline:
+def outline_of(spec: dict[str, Any]) -> ProblemOutline:
     return _Outline(len(outcome_names(spec)), PROBLEMS[spec["kind"]].differentiable)
 
 
@@ -199,7 +199,7 @@ def read(job: JobRow) -> LearnInputs:
     needed = outcome_names(problem.spec)
     if previous is None:
         rows = history.encode(dataset, table, request.features, needed, revision)
-        spec = completed(problem.spec, outcomes_of(table, needed))
+        spec = complete_spec(problem.spec, outcomes_of(table, needed))
     else:
         # Keep what was estimated before, so that costs can be compared.
         spec = previous.row.problem

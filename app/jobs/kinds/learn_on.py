@@ -83,17 +83,17 @@ def read(
     known = count_rows(session, dataset.id, posteriors.learned_revision(session, row))
     values = outcomes_of(table, outcome_names(row.problem))
     encoding = ContextEncoding.of(row.columns, row.recipe)
-    looking = encoding.looking
+    lookback = encoding.lookback
     state = None if row.recipe is None else row.recipe | {"revision": revision}
-    if looking is None or state is None:
+    if lookback is None or state is None:
         encoded = encoding.encode_table(table)
         usable = encoded.usable
         sample = Sample(torch.from_numpy(encoded.matrix[usable]), torch.from_numpy(values[usable]))
         rows = History(sample, state, len(encoded.matrix) - len(usable))
     else:
-        past = looking.past(table, revision)
+        past = lookback.past(table, revision)
         state["learned_until"] = past.last
-        rows, usable = in_time(encoding, looking, past, table, values, dataset.lead, looking.recipe.season, state)
+        rows, usable = in_time(encoding, lookback, past, table, values, dataset.lead, lookback.recipe.season, state)
     posterior = posteriors.load(session, row)
     options = UpdateOptions(
         kl_weight=row.diagnostics["kl_weight"],

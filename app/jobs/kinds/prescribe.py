@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 from pydantic import ConfigDict, Field
 
-from app.datasets.encoding import REFUSED, ContextEncoding, Encoded, Refusal
+from app.datasets.encoding import REFUSED, ContextEncoding, EncodedContexts, Refusal
 from app.datasets.lookback import Past
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
@@ -154,7 +154,7 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
 
 def _history_revision(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[str, int]:
     """Return the revision of the data set that features of all parts come from, however long they wait."""
-    if encoding.looking is None:
+    if encoding.lookback is None:
         return {}
     if posterior.dataset_id is None:
         raise ConflictError(NO_ROWS)
@@ -210,7 +210,7 @@ def read(job: JobRow) -> PrescribeInputs:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
     loaded = load_ready(posterior)
-    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
+    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.lookback else None
     options = PrescribeOptions(**fields)
     patched = build(posterior, loaded.problem, options.problem_patch)
     similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
@@ -234,7 +234,9 @@ def work(inputs: PrescribeInputs, data: bytes, progress: Progress, checkpoint: C
     return to_parquet(_side_by_side(carried, pa.Table.from_pylist(answers)))
 
 
-def _add_included(inputs: PrescribeInputs, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
+def _add_included(
+    inputs: PrescribeInputs, table: pa.Table, encoded: EncodedContexts, answers: list[dict[str, Any]]
+) -> None:
     options, loaded = inputs.options, inputs.loaded
     draws = loaded.posterior.draws(options.scenarios, options.seed)
     opened = include_module.Opening(inputs.posterior, loaded, options, draws, inputs.past, inputs.similar)

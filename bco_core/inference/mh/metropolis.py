@@ -39,7 +39,7 @@ from torch import Tensor
 from bco_core.data import Arrays
 from bco_core.errors import Diverged, InvalidInput
 from bco_core.gibbs import GibbsTarget
-from bco_core.problems.base import UncertainConstraints, cost_floor
+from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Message, Progress, no_progress
 
 ACCEPTANCE = 0.234
@@ -269,7 +269,7 @@ class _Rows:
             # Just enough rows to find one failure too many among them.
             first = min(max(2 * allowed, count // 10, 1), count)
         encoded = target.encoded()
-        floor = cost_floor(target.problem) / target.cost_scale
+        floor = target.problem.cost_floor / target.cost_scale
         return _Rows(
             target, constrained, encoded, count, allowed, floor, options.early_rejection, first, options.keep_mean
         )

@@ -2,7 +2,7 @@
 
 Three families compete. A linear model and a network with a linear skip path each choose among their configurations, and
 are mixed by the share whose averaged decisions cost least on held-out rows. From a thousand rows on, residual models of
-a boosted rule (:mod:`bco_core.features.boosting`) compete: none, linear, or a network, on features of its trees with or
+a boosted rule (:mod:`bco_core.features.boosted`) compete: none, linear, or a network, on features of its trees with or
 without contexts; the winner is mixed with the others in the same way. A network that a pilot finds clearly more costly
 than the boosted rule is not learned.
 
@@ -24,8 +24,7 @@ from bco_core.certificates import ModelClass
 from bco_core.data import FOLDS, Arrays, Folds
 from bco_core.distributions import Mixture
 from bco_core.estimates import paired_difference
-from bco_core.features.boosted import Boosted
-from bco_core.features.boosting import LEAST_ROWS, Boosting
+from bco_core.features.boosted import LEAST_ROWS, BoostedFeatures, Boosting
 from bco_core.features.standardized import STANDARDIZED
 from bco_core.gibbs import GibbsTarget, resolve_kl_weight
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
@@ -58,7 +57,6 @@ from bco_core.inference.vi.plan import LearningSettings, MixturePlan, make_plan
 from bco_core.inference.vi.variational import PASSES_A_STEP, VariationalFit, VariationalOptions
 from bco_core.policies import first_policy
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
-from bco_core.problems.base import fractiles
 from bco_core.progress import Progress, part_of
 from bco_core.seeds import entropy
 from bco_core.select import Selection, select, share_costs
@@ -78,7 +76,7 @@ class ModelFamily:
 
     kind: str
     sweep: tuple[Configuration, ...]
-    boosted: Boosted | None = None
+    boosted: BoostedFeatures | None = None
 
     @property
     def label(self) -> str:
@@ -115,7 +113,7 @@ def _plan(task: Task) -> MixturePlan:
         )
         kinds, in_time = options.predictor.kinds, task.sample.timeline is not None
         sweeps = {kind: sweep_for(rows, recipe_for(kind), in_time) for kind in kinds}
-        if _boosts(task) and fractiles(task.problem) is not None:
+        if _boosts(task) and task.problem.fractiles is not None:
             # A good order is near a good prediction: wide starts gain nothing.
             sweeps = {kind: tuple(one for one in sweep if one not in WIDE) for kind, sweep in sweeps.items()}
         if options.has_temperature:
@@ -149,7 +147,7 @@ def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint |
     return boosting.fit(int(data["part"][0]))
 
 
-def _fit_boosted(plan: MixturePlan, results: Sequence[Arrays], progress: Progress) -> Boosted | None:
+def _fit_boosted(plan: MixturePlan, results: Sequence[Arrays], progress: Progress) -> BoostedFeatures | None:
     boosting = _boosting(plan)
     if boosting is None:
         return None
@@ -199,7 +197,7 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     return make_posterior(plan, final, stored, policy_results.under(task.options.policy))
 
 
-def _residual_families(plan: MixturePlan, boosted: Boosted) -> list[ModelFamily]:
+def _residual_families(plan: MixturePlan, boosted: BoostedFeatures) -> list[ModelFamily]:
     """Return the families that compete on boosted features, the plain boosted rule first."""
     narrow = boosted.only(contexts=False)
     sweep: tuple[Configuration, ...] = DEPARTING
@@ -280,7 +278,7 @@ def _pilot(
     return family.sweep[chosen]
 
 
-def _mix(plan: MixturePlan, first: Candidate, second: Candidate, boosted: Boosted | None) -> Candidate:
+def _mix(plan: MixturePlan, first: Candidate, second: Candidate, boosted: BoostedFeatures | None) -> Candidate:
     """Mix two candidates by the share whose averaged decisions cost least on held-out rows, in one parameter space."""
     sample, rows = first.target.sample, first.seen.rows
     stretches = stretches_of(second.target, rows) if plan.forward else None
@@ -314,7 +312,7 @@ def _mix(plan: MixturePlan, first: Candidate, second: Candidate, boosted: Booste
     )
 
 
-def _common_target(plan: MixturePlan, targets: Sequence[GibbsTarget], boosted: Boosted | None) -> GibbsTarget:
+def _common_target(plan: MixturePlan, targets: Sequence[GibbsTarget], boosted: BoostedFeatures | None) -> GibbsTarget:
     """Return the smallest target into which all targets can be embedded."""
     if len(targets) == 1:
         return targets[0]
@@ -327,7 +325,7 @@ def _common_target(plan: MixturePlan, targets: Sequence[GibbsTarget], boosted: B
 def _columns(source: GibbsTarget, onto: GibbsTarget) -> list[int]:
     """Return the places of one target's features among those of another."""
     mine, theirs = source.predictor.features, onto.predictor.features
-    if isinstance(mine, Boosted) and isinstance(theirs, Boosted):
+    if isinstance(mine, BoostedFeatures) and isinstance(theirs, BoostedFeatures):
         return [theirs.kept.index(column) for column in mine.kept]
     return list(range(mine.width))
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from bco_core.gibbs import GibbsTarget
 from bco_core.predictors.base import Predictor
-from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk
+from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk
 from bco_core.regression import ridge
 
 _SHIFT_STEPS = 120
 
 
-class SquaredError(Problem):
+class SquaredError(DecisionProblem):
     """The problem of predicting well: cost ½‖(z − y)/s‖², averaged over outcomes, with s their spread."""
 
     def __init__(self, spread: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
-from bco_core.problems.linear.description import SENSES
+from bco_core.problems.linear.model import SENSES
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 

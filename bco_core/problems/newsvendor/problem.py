@@ -31,8 +31,8 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.batch_kernels import sum_of_rows
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
-from bco_core.problems.linear.description import SENSES
+from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
+from bco_core.problems.linear.model import SENSES
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.newsvendor import description as describe
 from bco_core.problems.newsvendor.description import ROUNDING, OrderRows
@@ -54,7 +54,7 @@ _OPEN = "the allowed optimality gap was not closed"
 
 
 @dataclass(frozen=True)
-class Newsvendor(Problem):
+class Newsvendor(DecisionProblem):
     """Unit costs, order bounds, largest possible demand, stock on hand, order multiples (0 for any amount) and service
     levels of items, each (d_y,), float64; rows across items; and the fill rate over all items."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bco_core.batch_kernels import mean_of_atoms
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.report import facts_of, prices_of
 from bco_core.problems.portfolio.rules import TOLERANCE, number
@@ -30,7 +30,7 @@ _NEAR = 1e-6
 
 
 @dataclass(frozen=True)
-class MeanVariancePortfolio(Problem):
+class MeanVariancePortfolio(DecisionProblem):
     """Minimise ½γ z'Σz − y'z + κ Σ |z − current|, with risk aversion γ and turnover cost κ."""
 
     portfolios: Portfolios

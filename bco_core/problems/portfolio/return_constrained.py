@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Prescription, Price, Risk, Status
 from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.report import edge_of_tail, facts_of, prices_of
 from bco_core.problems.portfolio.risk import with_risk
@@ -53,7 +53,7 @@ class _PortfolioSolution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReturnConstrainedPortfolio(Problem):
+class ReturnConstrainedPortfolio(DecisionProblem):
     """Minimise the variance under a return target that holds with this confidence.
 
     A confidence of zero constrains the mean return. ``infeasible`` is how to answer a target beyond reach: with a best

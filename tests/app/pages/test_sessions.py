@@ -23,11 +23,6 @@ from tests.support.journey import answered, create_problem
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
-
-
 @pytest.fixture
 def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
     def make(workspace: str = "default", scopes: str = "read,train,admin") -> str:
@@ -37,13 +32,6 @@ def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
     with transaction() as session:
         session.execute(sa.delete(SessionRow))
         session.execute(sa.delete(KeyRow))
-
-
-@pytest.fixture
-def browser(client: TestClient) -> Iterator[TestClient]:
-    """Another browser than the other tests': cookies of its own."""
-    with TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML) as browser:
-        yield browser
 
 
 def token(browser: TestClient, path: str = "/login") -> str:
@@ -81,7 +69,7 @@ def test_a_wrong_key_opens_nothing(browser: TestClient, make_key: Callable[..., 
     make_key()
     answer = browser.post("/login", data={"csrf": token(browser), "key": wrong})
     assert answer.status_code == 401
-    assert "This key does not work" in answer.text
+    assert "This key is unknown" in answer.text
     assert browser.get("/v1/problems").status_code == 401
 
 

@@ -155,7 +155,7 @@ def test_fold_numbers_are_balanced_random_and_the_seeds() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "relu_affine", "mlp", "skip_mlp"])
-def test_a_predictor_has_the_width_of_its_features_and_sees_new_contexts_through_them(kind: str) -> None:
+def test_a_predictor_has_the_width_of_its_features_and_sees_contexts_by_them(kind: str) -> None:
     history = noise(40)
     features = fit("honest", history, fold_numbers(40, 0))
     predictor = build_predictor(kind, history, (4,) if "mlp" in kind else (), features)
@@ -225,7 +225,7 @@ def wave(rows: int = 120, seed: int = 0) -> Sample:
     return Sample(contexts, 100 + 30 * torch.sin(6 * contexts) + noise)
 
 
-def test_what_chains_decide_for_learned_rows_is_not_flattered_by_the_rows_own_outcomes() -> None:
+def test_decisions_of_chains_for_learned_rows_do_not_use_the_rows_own_outcomes() -> None:
     options = MhOptions(predictor=on("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
     diagnostics = learn(STEPWISE, wave(), options).diagnostics
     assert isinstance(diagnostics, ChainDiagnostics)

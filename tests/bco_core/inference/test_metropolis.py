@@ -17,7 +17,7 @@ from torch import Tensor
 from bco_core.data import Sample, Standardizer
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.families import FAMILIES
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.mh.metropolis import (
     Chains,
@@ -76,7 +76,7 @@ def toy_target(problem: Any, outcomes: list[float]) -> GibbsTarget:
     sample = Sample(torch.zeros(len(outcomes), 0, dtype=torch.float64), torch.tensor(outcomes).double()[:, None])
     nothing = Standardizer(torch.zeros(0).double(), torch.ones(0).double())
     unit = Standardizer(torch.zeros(1).double(), torch.ones(1).double())
-    predictor = Linear((0, 1), Standardized(nothing), unit)
+    predictor = Linear((0, 1), StandardizedFeatures(nothing), unit)
     prior_scale = torch.tensor(1.0).double()
     return GibbsTarget(problem, predictor, sample, sample.contexts, FAMILIES["gaussian"], prior_scale, cost_scale=1.0)
 

@@ -24,15 +24,15 @@ from bco_core.inference.vi.surrogate import BayesianRegression, fit_around, is_n
 from bco_core.posterior import Posterior, strip_particles
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
-from bco_core.problems.linear.uncertain_cost import UncertainObjective
+from bco_core.problems.linear.uncertain_cost import UncertainCostLinear
 from bco_core.problems.registry import build_problem
 from bco_core.timeline import Timeline
 from benchmarks.experiments.contextual.data import Instance, knapsack, shortest_path
 
 
-def problem_of(instance: Instance) -> UncertainObjective:
+def problem_of(instance: Instance) -> UncertainCostLinear:
     problem = build_problem(instance.spec)
-    assert isinstance(problem, UncertainObjective)
+    assert isinstance(problem, UncertainCostLinear)
     return problem
 
 
@@ -40,7 +40,7 @@ def sample_of(instance: Instance, rows: slice) -> Sample:
     return Sample(torch.from_numpy(instance.contexts[rows]), torch.from_numpy(instance.outcomes[rows]))
 
 
-def regret(problem: UncertainObjective, decided: Tensor, outcomes: Tensor) -> float:
+def regret(problem: UncertainCostLinear, decided: Tensor, outcomes: Tensor) -> float:
     best = problem.cost(problem.decide(outcomes), outcomes)
     return ((problem.cost(decided, outcomes) - best).sum() / best.sum().abs()).item()
 
@@ -127,7 +127,7 @@ def test_prescriptions_have_costs_a_proof_and_a_path(found: Learned, instance: I
     assert problem.within(answer.decisions).all()
 
 
-def target_of(problem: UncertainObjective, sample: Sample) -> Any:
+def target_of(problem: UncertainCostLinear, sample: Sample) -> Any:
     return make_target(problem, build_predictor("linear", sample), sample, FAMILIES["gaussian"])
 
 

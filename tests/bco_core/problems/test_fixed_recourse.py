@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from bco_core import deadline
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.build import build_linear
-from bco_core.problems.linear.fixed_recourse import FixedRecourse
 from bco_core.problems.linear.general import GeneralLinear
 from bco_core.problems.linear.model import read_model
+from bco_core.problems.linear.recourse import FixedRecourse
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.cuts import RecourseScenarios, RiskOf
 from bco_core.solvers.linear_form import LinearProgram

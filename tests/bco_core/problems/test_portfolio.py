@@ -16,7 +16,7 @@ from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.positions import Portfolios
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio, check_target
-from bco_core.problems.registry import build_problem, check_problem, completed
+from bco_core.problems.registry import build_problem, check_problem, complete_spec
 from bco_core.scenarios import Scenarios
 from bco_core.solvers.cvar_cuts import point_portfolio
 from bco_core.status import DENSE
@@ -313,25 +313,27 @@ def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
         build_problem(bare)
     values = returns(300).numpy()
     for estimate, words in ((None, "Ledoit–Wolf"), ("shrinkage", "Ledoit–Wolf"), ("factors", "principal factor")):
-        full = completed(bare | {"estimate": estimate}, values)
+        full = complete_spec(bare | {"estimate": estimate}, values)
         assert words in full["covariance_source"]
         problem = build_problem(full)
         assert isinstance(problem, MeanVariancePortfolio)
         matrix = problem.portfolios.covariance.numpy()
         np.testing.assert_allclose(matrix, np.cov(values.T), atol=1.2e-4)
         # What has been estimated is not estimated again.
-        assert completed(full, values[:20]) == full
-    many = completed({"assets": [{"name": str(j)} for j in range(60)], "kind": bare["kind"]}, returns(100, 60).numpy())
+        assert complete_spec(full, values[:20]) == full
+    many = complete_spec(
+        {"assets": [{"name": str(j)} for j in range(60)], "kind": bare["kind"]}, returns(100, 60).numpy()
+    )
     assert many["factors"] is not None
     assert build_problem(many).outcome_dim == 60
     with pytest.raises(InvalidInput, match="returns are constant"):
-        completed(bare, np.full((50, 5), 0.1))
+        complete_spec(bare, np.full((50, 5), 0.1))
     with pytest.raises(InvalidInput, match="at least two rows"):
-        completed(bare, values[:1])
+        complete_spec(bare, values[:1])
     constant = values.copy()
     constant[:, 2], constant[:, 4] = 0.01, constant[:, 3]
-    assert build_problem(completed(bare, constant)).outcome_dim == 5
-    assert build_problem(completed(bare | {"estimate": "factors"}, constant)).outcome_dim == 5
+    assert build_problem(complete_spec(bare, constant)).outcome_dim == 5
+    assert build_problem(complete_spec(bare | {"estimate": "factors"}, constant)).outcome_dim == 5
 
 
 def test_a_target_is_in_reach_if_foresight_reaches_it() -> None:
