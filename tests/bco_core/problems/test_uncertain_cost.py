@@ -103,7 +103,7 @@ def test_spo_plus_bounds_the_regret_is_convex_and_zero_at_the_truth(blend: Uncer
     torch.testing.assert_close(blend.surrogate(y, y), torch.zeros(200).double(), atol=1e-9, rtol=0)
 
 
-def test_the_gradient_of_spo_plus_is_a_subgradient_and_the_derivative_where_there_is_one(
+def test_the_gradient_of_spo_plus_is_a_subgradient(
     blend: UncertainCostLinear,
 ) -> None:
     at, elsewhere, y = outcomes(100, seed=6).requires_grad_(), outcomes(100, seed=7), outcomes(100, seed=8)
@@ -198,7 +198,7 @@ def test_whole_numbers_are_the_best_of_all_with_bound_and_gap() -> None:
     assert tail.objective.item() == pytest.approx(worst.min().item())
 
 
-def test_a_search_begins_with_the_best_decision_known_and_never_under_a_quick_deadline() -> None:
+def test_a_search_starts_from_the_best_incumbent_and_never_under_a_quick_deadline() -> None:
     instance = knapsack(3, 2, 5, items=12)
     problem = problem_of(instance.spec)
     y = torch.from_numpy(instance.outcomes)[:, None]
