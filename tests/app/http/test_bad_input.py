@@ -262,7 +262,7 @@ PROBLEMS = {
         says="ordering too much must cost something",
     ),
     "half a pack of whole numbers": Case(
-        item(integer=True, pack_size=2.5), pointer="#/spec/items/1/pack_size", says="whole pack_size"
+        item(integer=True, pack_size=2.5), pointer="#/spec/items/1/pack_size", says="integer pack_size"
     ),
     "no pack between the bounds": Case(
         item(pack_size=10, minimum_order=12, maximum_order=19), pointer="#/spec/items/1/pack_size", says="no multiple"
