@@ -111,14 +111,14 @@ def _method(steps: Callable[..., Steps[Any]], asynchronous: bool, remote: bool) 
     return method
 
 
-class Resource(Runner[Mode]):
+class ClientResource(Runner[Mode]):
     """One kind of object of the service, with its operations."""
 
     def __init__(self, client: Any) -> None:
         self._run = client._run
 
 
-class Datasets(Resource[Mode]):
+class Datasets(ClientResource[Mode]):
     """Histories of contexts and outcomes."""
 
     create = Operation(datasets.create)
@@ -129,7 +129,7 @@ class Datasets(Resource[Mode]):
     delete = Operation(datasets.remove)
 
 
-class Problems(Resource[Mode]):
+class Problems(ClientResource[Mode]):
     """Decision problems."""
 
     create = Operation(problems.create)
@@ -141,7 +141,7 @@ class Problems(Resource[Mode]):
     delete = Operation(problems.remove)
 
 
-class Jobs(Resource[Mode]):
+class Jobs(ClientResource[Mode]):
     """Jobs: learning, batches and backtests."""
 
     create = Operation(jobs.create)
@@ -158,7 +158,7 @@ class Jobs(Resource[Mode]):
     delete = Operation(jobs.remove)
 
 
-class Posteriors(Resource[Mode]):
+class Posteriors(ClientResource[Mode]):
     """Learned posteriors."""
 
     get = Operation(posteriors.read)
@@ -171,7 +171,7 @@ class Posteriors(Resource[Mode]):
     delete = Operation(posteriors.remove)
 
 
-class Aliases(Resource[Mode]):
+class Aliases(ClientResource[Mode]):
     """Aliases: names of your own for posteriors."""
 
     move = Operation(aliases.move)
@@ -181,7 +181,7 @@ class Aliases(Resource[Mode]):
     delete = Operation(aliases.remove)
 
 
-class Prescriptions(Resource[Mode]):
+class Prescriptions(ClientResource[Mode]):
     """The log of prescribe and evaluate calls, and the outcomes recorded for them."""
 
     list = Operation(prescriptions.list_all)

@@ -1,8 +1,8 @@
 """Operations as steps: one implementation for the blocking and the asynchronous client.
 
 An operation is a generator. It yields requests, pauses and the progress of a job, receives the response to each
-request, and returns its result. :mod:`bco_client.client` performs the steps with blocking calls, :mod:`bco_client.aio` with awaited
-ones. Retries are here, once, for both.
+request, and returns its result. :mod:`bco_client.client` performs the steps with blocking calls,
+:mod:`bco_client.aio` with awaited ones. Retries are here, once, for both.
 """
 
 from __future__ import annotations
