@@ -1,6 +1,6 @@
 """The demonstration's bakery: its problem, its history and the job that learns from it.
 
-The command line and the home page load the same one, and the docs page names its objects in examples.
+The command line and the home page load the same one, and the docs page uses its objects in examples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.problems.schemas import NewProblem
 
 WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 DAYS, HELD_OUT = 1100, 220
-# What everything of the demonstration is called.
+# Name of all objects of the demonstration.
 DEMO_NAME = "bakery"
 
 MORNINGS: list[dict[str, Any]] = [
@@ -26,7 +26,7 @@ MORNINGS: list[dict[str, Any]] = [
 
 
 def bakery_rows(days: int = DAYS, seed: int = 2024) -> list[dict[str, Any]]:
-    """Days at a bakery: demand by weekday, weather and promotion, with a spread that grows with demand."""
+    """Return days at a bakery: demand by weekday, weather and promotion, with a spread that grows with demand."""
     rng = np.random.default_rng(seed)
     rows = []
     for day in range(days):
@@ -64,24 +64,24 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def example_problem() -> dict[str, Any]:
-    """The bakery's problem, the same as the docs page shows."""
+    """Return the bakery's problem, the one that the docs page shows."""
     config: Any = NewProblem.model_config["json_schema_extra"]
     problem: dict[str, Any] = config["examples"][0]
     return problem
 
 
 def split_history() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The days that are learned from, and later ones to judge by."""
+    """Return the days to learn from, and later days for validation."""
     rows = bakery_rows()
     return rows[:-HELD_OUT], rows[-HELD_OUT:]
 
 
 def new_dataset(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The request that makes the bakery's data set."""
+    """Return the request that creates the bakery's data set."""
     outcomes = [item["name"] for item in example_problem()["spec"]["items"]]
     return {"name": DEMO_NAME, "outcomes": outcomes, "rows": rows}
 
 
 def new_job(problem_id: str, dataset_id: str) -> dict[str, Any]:
-    """The request that learns from it."""
+    """Return the request that learns from it."""
     return {"name": DEMO_NAME, "problem_id": problem_id, "dataset_id": dataset_id, "seed": 7}

@@ -1,6 +1,6 @@
 """Logs: one JSON object a line for machines, plain lines for a terminal, each with the request or job it belongs to.
 
-Keys and passwords are blotted out wherever they turn up, also in the errors of others.
+Keys and passwords are redacted wherever they occur, also in errors of libraries.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SECRETS = re.compile(
 )
 
 
-def blotted(text: str) -> str:
-    """The text without secrets."""
-    return _SECRETS.sub(lambda found: next(part for part in found.groups() if part is not None) + "***", text)
+def redact(text: str) -> str:
+    """Return the text without secrets."""
+    return _SECRETS.sub(lambda match: next(part for part in match.groups() if part is not None) + "***", text)
 
 
 def configure(settings: Settings) -> None:
@@ -42,9 +42,9 @@ def configure(settings: Settings) -> None:
 
 
 def _context(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line belongs to, and the fields it was given with ``extra={"fields": …}``."""
-    belongs = {"request_id": request_id.get(), "job_id": job_id.get()}
-    return {name: value for name, value in belongs.items() if value} | getattr(record, "fields", {})
+    """Return the request or job of a line, and its fields from ``extra={"fields": …}``."""
+    ids = {"request_id": request_id.get(), "job_id": job_id.get()}
+    return {name: value for name, value in ids.items() if value} | getattr(record, "fields", {})
 
 
 class JsonLines(logging.Formatter):
@@ -57,7 +57,7 @@ class JsonLines(logging.Formatter):
         } | _context(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return blotted(orjson.dumps(line, default=str).decode())
+        return redact(orjson.dumps(line, default=str).decode())
 
 
 class PlainLines(logging.Formatter):
@@ -65,5 +65,5 @@ class PlainLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        belongs = " ".join(f"{name}={value}" for name, value in _context(record).items())
-        return blotted(super().format(record) + (f"  [{belongs}]" if belongs else ""))
+        context = " ".join(f"{name}={value}" for name, value in _context(record).items())
+        return redact(super().format(record) + (f"  [{context}]" if context else ""))

@@ -1,4 +1,4 @@
-"""The HTTP application."""
+"""The HTTP application: routers, middleware and state."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import torch
 from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
 
-from app import metrics
+from app import metrics, solving
 from app.aliases.router import router as aliases
 from app.aliases.service import FRESH_SECONDS
 from app.datasets.router import router as datasets
 from app.db.engine import get_engine
-from app.exchange.router import router as exchange
 from app.http import errors
 from app.http.health import is_ready
 from app.http.middleware import BodyLimit, RequestRecord
-from app.http.query import refuse_unknown_query
-from app.http.security import Admin, Guard, Remembered, TokenBucket
+from app.http.routes import refuse_unknown_query
+from app.http.security import Admin, Authentication, LookupCache, TokenBucket
 from app.jobs import events
-from app.jobs.batch_router import router as batches
+from app.jobs.router import batch_router as batches
 from app.jobs.router import router as jobs
-from app.jobs.status_router import router as status
-from app.log.router import router as kept_prescriptions
+from app.jobs.status import router as status
+from app.log.router import router as prescription_log
 from app.log.writer import Writer
+from app.model_files.router import router as model_files
 from app.pages import api_client, docs, home
-from app.pages.backtests import page as backtest_pages
-from app.pages.datasets import page as dataset_pages
+from app.pages import backtests as backtest_pages
+from app.pages import datasets as dataset_pages
+from app.pages import jobs as job_pages
+from app.pages import log as log_pages
 from app.pages.decide import page as decide_pages
-from app.pages.error_pages import Readable
-from app.pages.jobs import page as job_pages
-from app.pages.log import page as log_pages
+from app.pages.error_pages import ErrorPages
 from app.pages.posteriors import page as posterior_pages
 from app.pages.problems import page as problem_pages
 from app.posteriors.router import router as posteriors
@@ -48,13 +48,12 @@ from app.prescriptions.offload import slow_calls
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
 from app.settings import get_settings
-from app.solving import pool
 from app.tracing import telemetry
 from app.webhooks.router import router as webhooks
 
 log = logging.getLogger(__name__)
 
-# Threads for prescriptions alone, so that many of them do not keep other requests waiting.
+# Threads for prescriptions only, so that many of them do not delay other requests.
 PRESCRIBERS = 8
 CHECKERS = 2
 
@@ -81,7 +80,7 @@ def create_app() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=_until_written,
+        lifespan=_lifespan,
         telemetry=telemetry(),
         # Generated clients name their functions by these: create_dataset, list_jobs, prescribe.
         generate_unique_id_function=lambda route: route.name,
@@ -90,23 +89,23 @@ def create_app() -> FastAPI:
     _prepare_state(app)
     errors.install(app)
     api_client.install(app)
-    # The last one added is the first to see a request.
+    # The last one added sees a request first.
     app.add_middleware(ShortRoad, of=app)
     app.add_middleware(
-        BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_together=settings.max_bodies_mb * 1_000_000
+        BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_total_bytes=settings.max_bodies_mb * 1_000_000
     )
-    app.add_middleware(Guard, remembered=app.state.remembered, buckets=app.state.buckets)
+    app.add_middleware(Authentication, lookups=app.state.lookups, buckets=app.state.buckets)
     app.add_middleware(RequestRecord)
-    app.add_middleware(Readable)
+    app.add_middleware(ErrorPages)
     for router in (
         problems,
-        exchange,
+        model_files,
         datasets,
         jobs,
         posteriors,
         aliases,
         prescriptions,
-        kept_prescriptions,
+        prescription_log,
         batches,
         webhooks,
         status,
@@ -134,7 +133,7 @@ def create_app() -> FastAPI:
 
     @app.get("/readyz", tags=["health"], response_class=PlainTextResponse)
     def check_ready() -> str:
-        """The database answers, takes what is written and has the tables this version needs."""
+        """The database answers, can be written and has the tables that this version needs."""
         if not is_ready(app.state):
             raise errors.UnavailableError("the database cannot be used; is it running, and has 'bco migrate' been run?")
         return "ok"
@@ -148,23 +147,23 @@ def create_app() -> FastAPI:
 
 
 @asynccontextmanager
-async def _until_written(app: FastAPI) -> AsyncIterator[None]:
-    """A service that stops writes down what it has answered, and takes its solver processes with it."""
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Write the log of prescriptions and end the solver processes when the service stops."""
     yield
     await anyio.to_thread.run_sync(app.state.log.close)
     await anyio.to_thread.run_sync(app.state.solvers.close)
 
 
 def _prepare_state(app: FastAPI) -> None:
-    """Everything that this application remembers from one request to the next."""
+    """Create the state that requests of this application share."""
     state, settings = app.state, get_settings()
-    # the engine, before two threads ask for it at once and each get one of their own
+    # create the engine now, before two threads do so at once
     get_engine()
     buckets: dict[str, TokenBucket] = {}
-    # keys looked up lately, and the rate of each
-    state.remembered, state.buckets = Remembered(), buckets
-    # the posteriors that aliases named lately
-    state.aliases = Remembered(FRESH_SECONDS)
+    # lookups of keys, and their rates
+    state.lookups, state.buckets = LookupCache(), buckets
+    # lookups of aliases
+    state.aliases = LookupCache(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls
     state.posteriors = cache.of_settings()
     state.places = Places(settings.max_prescriptions, settings.max_workspace_prescriptions)
@@ -173,13 +172,13 @@ def _prepare_state(app: FastAPI) -> None:
     # answers on their way into the log
     state.log = Writer()
     # calls that took long lately, and the processes they go to
-    state.slow, state.solvers = slow_calls(), pool.of_settings()
-    # threads that look at new problems; few, because what they do keeps the interpreter busy
+    state.slow, state.solvers = slow_calls(), solving.from_settings()
+    # threads that check new problems; few, because they keep the interpreter busy
     state.checkers = anyio.CapacityLimiter(CHECKERS)
-    # looks at jobs that clients follow; whether the server is about to stop
-    state.lookers = anyio.CapacityLimiter(events.LOOKERS)
+    # polls of jobs that clients follow; whether the server is stopping
+    state.poll_limiter = anyio.CapacityLimiter(events.MOST_POLLS)
     state.stopping = lambda: False
-    # when old repeatable answers were last swept away; when the database last had no room
+    # when old idempotent answers were last removed; when the disk was last full
     state.swept_at, state.full_at = -math.inf, -math.inf
-    # which file the database is, to notice when it is gone
+    # identity of the database file, to notice when it is replaced
     state.database_file = None

@@ -1,4 +1,4 @@
-"""What Prometheus reads at ``/metrics``: the requests of this process, and all jobs in the database."""
+"""Metrics for Prometheus at ``/metrics``: requests of this process, and all jobs in the database."""
 
 from __future__ import annotations
 
@@ -31,47 +31,45 @@ REFUSED_CONNECTIONS = Counter("bco_refused_connections", "Connections that excee
 CACHE = Counter("bco_posterior_cache", "Posteriors and draws found in memory (hit) or not (miss)", ["result"])
 PRESCRIPTIONS = Counter(
     "bco_prescriptions",
-    "Decisions made, by how the solve ended and what found them",
+    "Decisions, by status of the solve and by solver",
     [
         "status",
         "solver",
     ],
 )
-FALLBACKS = Counter("bco_solver_fallbacks", "Decisions that a fast path had to leave to HiGHS or to a best effort")
+FALLBACKS = Counter("bco_solver_fallbacks", "Decisions that the fast solver left to HiGHS, or that are a best effort")
 TOGETHER = Histogram(
-    "bco_prescriptions_together", "Prescribe calls decided in one go", buckets=(1, 2, 4, 8, 16, 32, 64)
+    "bco_prescriptions_together", "Prescribe calls decided in one batch", buckets=(1, 2, 4, 8, 16, 32, 64)
 )
-IN_FLIGHT = Gauge(
-    "bco_prescriptions_in_flight", "Prescribe calls running or waiting at this moment", multiprocess_mode="livesum"
-)
+IN_FLIGHT = Gauge("bco_prescriptions_in_flight", "Prescribe calls running or waiting", multiprocess_mode="livesum")
 LOGGED = Counter(
     "bco_logged_prescriptions",
-    "Answers kept, or not: only tried on a page, sampled above the rate, too large, no room to wait, or lost",
+    "Answers by whether they were logged, or why not: tried on a page, above the rate, too large, queue full, lost",
     ["result"],
 )
 LOG_WAITING = Gauge(
-    "bco_logged_prescriptions_waiting", "Answers that wait to be written down", multiprocess_mode="livesum"
+    "bco_logged_prescriptions_waiting", "Answers that wait to be written to the log", multiprocess_mode="livesum"
 )
 
 
 def count_prescriptions(statuses: Sequence[str], solvers: Sequence[str]) -> None:
-    """Note how decisions were found; those not optimal, or found by HiGHS, are fallbacks."""
-    found = TallyOf(zip(statuses, solvers or ["formula"] * len(statuses), strict=True))
-    for (status, solver), number in found.items():
+    """Count decisions by status and solver; those not optimal, or solved by HiGHS, are fallbacks."""
+    counts = TallyOf(zip(statuses, solvers or ["formula"] * len(statuses), strict=True))
+    for (status, solver), number in counts.items():
         PRESCRIPTIONS.labels(status, solver).inc(number)
         if solver == HIGHS or status != Status.OPTIMAL:
             FALLBACKS.inc(number)
 
 
 def counted_prescriptions() -> list[tuple[str, str, int]]:
-    """How this process has found decisions since the last call: status, solver and how many."""
+    """Return the decisions of this process since the last call: status, solver and number."""
     samples = [one for metric in PRESCRIPTIONS.collect() for one in metric.samples if one.name.endswith("_total")]
     PRESCRIPTIONS.clear()
     return [(one.labels["status"], one.labels["solver"], int(one.value)) for one in samples]
 
 
 def exposition() -> bytes:
-    """This process's metrics or, if it is one of several, those of all of them together."""
+    """Return this process's metrics or, if it is one of several, those of all of them."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return generate_latest(REGISTRY)
     registry = CollectorRegistry()
@@ -81,10 +79,10 @@ def exposition() -> bytes:
 
 
 class _Jobs(Collector):
-    """The queue as it is at this moment, and how long the jobs of the last hour took."""
+    """The queue at this moment, and the running times of the jobs of the last hour."""
 
     def describe(self) -> list[Metric]:
-        # Registering must not look into a database that may not be there yet.
+        # Registering must not read a database that may not exist yet.
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -104,21 +102,23 @@ def _jobs() -> list[Metric]:
         recent = session.execute(ended).all()
         workers = session.scalar(sa.select(sa.func.count()).select_from(WorkerRow)) or 0
     waited = 0.0 if oldest is None else (now() - oldest).total_seconds()
-    jobs = GaugeMetricFamily("bco_jobs", "Jobs that are kept, by state", labels=["state"])
+    jobs = GaugeMetricFamily("bco_jobs", "Jobs in the database, by state", labels=["state"])
     lasted = GaugeHistogramMetricFamily(
-        "bco_job_seconds", "How long the jobs that ended in the last hour took", labels=["state"]
+        "bco_job_seconds", "Running time of the jobs that ended in the last hour", labels=["state"]
     )
     for state in ("queued", "running", *_ENDED):
         jobs.add_metric([state], count.get(state, 0))
     for state in _ENDED:
-        seconds = [(end - start).total_seconds() for found, start, end in recent if found == state and start and end]
+        seconds = [
+            (end - start).total_seconds() for ended_as, start, end in recent if ended_as == state and start and end
+        ]
         buckets = [(str(float(limit)), float(sum(s <= limit for s in seconds))) for limit in _JOB_SECONDS]
         lasted.add_metric([state], [*buckets, ("+Inf", float(len(seconds)))], sum(seconds))
     return [
         jobs,
         GaugeMetricFamily("bco_queue_depth", "Jobs that wait for a worker", value=count.get("queued", 0)),
-        GaugeMetricFamily("bco_queue_oldest_seconds", "How long the longest-waiting job has waited", value=waited),
-        GaugeMetricFamily("bco_workers", "Workers that gave a sign of life lately", value=workers),
+        GaugeMetricFamily("bco_queue_oldest_seconds", "Waiting time of the job that waits longest", value=waited),
+        GaugeMetricFamily("bco_workers", "Workers with a heartbeat", value=workers),
         lasted,
     ]
 

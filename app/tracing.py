@@ -1,4 +1,4 @@
-"""OpenTelemetry, if an operator asks for it by OTEL_EXPORTER_OTLP_ENDPOINT: FastAPI sends traces and metrics itself."""
+"""OpenTelemetry, switched on by OTEL_EXPORTER_OTLP_ENDPOINT; FastAPI sends traces and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 def telemetry() -> TelemetryConfig:
-    """FastAPI's configuration: export to the endpoint if there is one and the packages are installed."""
+    """Return FastAPI's configuration: export if an endpoint is set and the packages are installed."""
     wanted = bool(os.environ.get(_ENDPOINT))
     if wanted and not all(_is_installed(name) for name in _PACKAGES):
         log.warning("%s is set, but nothing is sent: install the extra, pip install 'bco-service[otel]'", _ENDPOINT)

@@ -1,6 +1,6 @@
-"""Sums over the atoms of each context, compiled: a context's digits do not depend on the contexts beside it.
+"""Compiled sums over the atoms of each context; a context's digits do not depend on the other contexts of the batch.
 
-Libraries add up in an order that depends on how many rows there are. Here every row is added up alone, atom by atom.
+Libraries sum in an order that depends on the number of rows. Here every row is summed alone, atom by atom.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model
 
 
 def compiled(function: Any) -> Any:
-    """Compiled at its first call, without the interpreter's lock; kept on disk where some place can be written to.
+    """Compile a function at its first call, without the interpreter lock; cache it on disk where that is writable.
 
-    A product and its sum may become one operation; sums are never reordered.
+    A product and a sum may be fused into one operation; sums are never reordered.
     """
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
@@ -28,7 +28,7 @@ def compiled(function: Any) -> Any:
 
 
 def mean_of_atoms(values: Tensor, weights: Tensor) -> Tensor:
-    """Σ_k w_k v_bk: values (B, K, m) or (B, K), weights (K,) → (B, m) or (B,)."""
+    """Return Σ_k w_k v_bk: values (B, K, m) or (B, K), weights (K,) → (B, m) or (B,)."""
     atoms = _array(values).reshape(*values.shape[:2], values.shape[2:].numel())
     found = np.empty((atoms.shape[0], atoms.shape[2]))
     _mean(atoms, _array(weights), found)
@@ -36,7 +36,7 @@ def mean_of_atoms(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def sum_of_rows(values: Tensor) -> Tensor:
-    """Σ_k v_k: (..., K) → (...)."""
+    """Return Σ_k v_k: (..., K) → (...)."""
     rows = _array(values).reshape(values.shape[:-1].numel(), values.shape[-1])
     found = np.empty(len(rows))
     _sum(rows, found)
@@ -44,7 +44,7 @@ def sum_of_rows(values: Tensor) -> Tensor:
 
 
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Rows (..., m) times a matrix (m, n): (..., n)."""
+    """Multiply rows (..., m) by a matrix (m, n): (..., n)."""
     flat = _array(rows).reshape(rows.shape[:-1].numel(), rows.shape[-1])
     found = np.empty((len(flat), matrix.shape[1]))
     _product(flat, _array(matrix), found)
@@ -52,21 +52,21 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def exp_affine(features: Tensor, slopes: Tensor) -> Tensor:
-    """exp of an affine function of features (B, width) by slopes (width + 1, m), the constant last: (B, m)."""
+    """Return exp of an affine function of features (B, width), with slopes (width + 1, m), constant last: (B, m)."""
     found = np.empty((len(features), slopes.shape[1]))
     _exp_affine(_array(features), _array(slopes), found)
     return torch.from_numpy(found)
 
 
 def sample_near(here: Tensor, there: Tensor, bandwidth: float, count: int) -> Tensor:
-    """Rows (B, count) of ``there`` (H, m) by systematic sampling, weights ∝ exp(−distance from ``here`` (B, m) / h)."""
+    """Sample rows (B, count) of ``there`` (H, m) systematically, weighted ∝ exp(−‖here − there‖ / h), here (B, m)."""
     found = np.empty((len(here), count), np.int64)
     _sample_near(_array(here), _array(there), bandwidth, found)
     return torch.from_numpy(found)
 
 
 def _array(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Plain numbers in their order in memory, as compiled loops take them."""
+    """Return contiguous float64 numbers, as compiled loops take them."""
     return np.ascontiguousarray(values.detach().numpy(), dtype=np.float64)
 
 

@@ -1,12 +1,12 @@
-"""Choosing predictive scenarios by a proper score, and telling how well they are calibrated.
+"""Choice of predictive scenarios by a proper score, and their calibration.
 
 For one outcome the score is the continuous ranked probability score, for several the energy score,
 
     E‖Y_k − y‖ − ½ E‖Y_k − Y_l‖,
 
 in units of the outcomes' spread, always on rows that the scenarios leave out: row j is judged by the rows other than j.
-Several outcomes may be told well on the whole and badly in what a decision depends on, so what the decision for the
-prediction would cost is scored beside them.
+With several outcomes, scenarios may fit overall and miss what the decision depends on, so the cost of the decision for
+the prediction is scored as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bco_core.predictive import Carrier, History, carried, predictive_scenarios, spread_at, weights
+from bco_core.predictive import Carrier, History, carry_outcomes, predictive_scenarios, row_weights, spread_at
 from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
 from bco_core.select import Table, select
@@ -30,17 +30,16 @@ BINS = 10
 JUDGED_ROWS = 300
 _ATOMS = 64
 _SAFE = 0.05
-# Many ways compete, and with few rows some look better by chance: a gain must be so many standard errors.
+# Many carriers compete, and with few rows some look better by chance: standard errors that a gain must exceed.
 _CLEAR = 2.0
-# A column that correlates more than this with time tells little else.
-_TELLS_THE_TIME = 0.8
+# A column with a larger correlation with time carries little else.
+_TIME_CORRELATION = 0.8
 _PENALTIES = 10.0 ** torch.linspace(-2, 2, 9, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The history with the carrier of least score, the ``order`` (H,) in which it holds the rows, and every candidate's
-    score."""
+class HistoryChoice:
+    """The history with the carrier of least score, the ``order`` (H,) of its rows, and the scores of all candidates."""
 
     history: History
     order: Tensor
@@ -49,11 +48,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How predictive scenarios did on held-out rows.
+    """Calibration of predictive scenarios on held-out rows.
 
-    ``pit`` counts, in ten bins, where the outcomes lay in their predicted distributions, as shares: 0.1 each is
-    perfect. An outcome that ties with scenarios counts for all the places that they take up. ``coverage`` is the share
-    of outcomes within the central interval of each level. ``score`` is the mean score, ``constant_score`` that of the
+    ``pit`` is the histogram, in ten bins, of the outcomes' ranks in their predicted distributions, as shares: 0.1 each
+    is perfect. An outcome that ties with scenarios is spread over all their ranks. ``coverage`` is the share of
+    outcomes within the central interval of each level. ``score`` is the mean score, ``constant_score`` the score of the
     history's outcomes without any context.
     """
 
@@ -74,10 +73,12 @@ def choose_history(
     shrink: Tensor,
     problem: DecisionProblem | None = None,
     periods: Tensor | None = None,
-) -> Choice:
-    """The way of carrying that scores best, for out-of-fold predictions and outcomes (H, d_y) of rows with features
-    (H, width). Where there is a problem of several outcomes, its costs are scored, too. Features that only tell the
-    time, by periods (H,), have no say in how far outcomes scatter: their next values have never been seen."""
+) -> HistoryChoice:
+    """Choose the carrier that scores best, for out-of-fold predictions and outcomes (H, d_y) and features (H, width).
+
+    For a problem with several outcomes its costs are scored, too. Features that only follow the ``periods`` (H,) are
+    not used for the spread of outcomes, because their next values have never been seen.
+    """
     order = _by_residual(predictions, outcomes, spread)
     predictions, outcomes, features = predictions[order], outcomes[order], features[order]
     residuals = outcomes - predictions
@@ -95,19 +96,22 @@ def choose_history(
     choice = select(scores, labels, _CLEAR)
     chosen = candidates[choice.chosen]
     carrier = replace(chosen.carrier, shrink=shrink, bandwidth=_sharper(chosen.carrier.bandwidth, shrink))
-    return Choice(replace(chosen, carrier=carrier), order, choice.table)
+    return HistoryChoice(replace(chosen, carrier=carrier), order, choice.table)
 
 
 def _sharper(bandwidth: float | None, shrink: Tensor) -> float | None:
-    """The bandwidth for predictions that all members make. Distances were judged between rows that few members
-    predicted, each with its own error; at a new context one of the two errors is smaller, its square by shrink²."""
+    """Return the bandwidth for predictions of all members.
+
+    Distances were judged between rows that few members predicted, each with its own error. At a new context one of the
+    two errors is smaller: its square by the factor shrink².
+    """
     return None if bandwidth is None else bandwidth * math.sqrt((1 + shrink.square().mean().item()) / 2)
 
 
 def _with_costs(scores: list[Tensor], costs: list[Tensor]) -> list[Tensor]:
-    """Scores (m,) of outcomes and of costs together, each in units of the first candidate's."""
+    """Add the scores (m,) of outcomes and costs, each in units of the first candidate's mean score."""
     unit, cost_unit = scores[0].mean(), costs[0].mean()
-    # Costs that no outcome changes have nothing to tell.
+    # Costs that no outcome changes carry no information.
     if not cost_unit.isfinite() or cost_unit <= 0:
         return scores
     return [one / unit + cost / cost_unit for one, cost in zip(scores, costs, strict=True)]
@@ -116,8 +120,10 @@ def _with_costs(scores: list[Tensor], costs: list[Tensor]) -> list[Tensor]:
 def _cost_scores(
     candidates: Sequence[History], rows: Tensor, features: Tensor, problem: DecisionProblem
 ) -> list[Tensor]:
-    """The ranked probability score (m,) of what the decision for its prediction costs at rows (m,) of each history;
-    histories differ in how they carry outcomes alone."""
+    """Return, for each history, the ranked probability score (m,) of the cost of the decision for the prediction.
+
+    The histories differ only in their carriers.
+    """
     predictions, scores = candidates[0].predictions[rows], []
     with torch.no_grad():
         decisions = problem.decide(predictions)
@@ -148,7 +154,7 @@ def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[Hi
 
 
 def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
-    """Score (m,) of the scenarios at rows (m,) of the history, each without its own row."""
+    """Return the score (m,) of the scenarios at rows (m,) of the history, each without its own row."""
     predictions, outcomes = history.predictions[rows], history.outcomes[rows]
     if outcomes.shape[1] == 1:
         atoms, shares = _atoms(history, rows, features)
@@ -158,16 +164,16 @@ def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
 
 
 def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """All the history's atoms (m, H, d_y) and their shares (m, H) at rows (m,) of it, each without its own row."""
+    """Return all atoms (m, H, d_y) and their shares (m, H) at rows (m,) of the history, each without its own row."""
     predictions = history.predictions[rows]
     everything = torch.arange(len(history)).expand(len(rows), -1)
-    atoms = carried(history, everything, predictions, history.scales_at(features[rows]))
-    share = weights(history, predictions, rows)
+    atoms = carry_outcomes(history, everything, predictions, history.scales_at(features[rows]))
+    share = row_weights(history, predictions, rows)
     return atoms, share / share.sum(dim=1, keepdim=True)
 
 
 def crps(atoms: Tensor, shares: Tensor, truth: Tensor) -> Tensor:
-    """Of weighted atoms (m, K) against the truth (m,): → (m,)."""
+    """Return the continuous ranked probability score (m,) of atoms (m, K) with shares (m, K) for the truth (m,)."""
     ordered, order = atoms.sort(dim=1)
     share = shares.gather(1, order)
     before = share.cumsum(dim=1) - share
@@ -176,7 +182,7 @@ def crps(atoms: Tensor, shares: Tensor, truth: Tensor) -> Tensor:
 
 
 def energy_score(atoms: Tensor, truth: Tensor) -> Tensor:
-    """Of equally weighted atoms (m, K, d) against the truth (m, d): → (m,)."""
+    """Return the energy score (m,) of equally weighted atoms (m, K, d) for the truth (m, d)."""
     near = (atoms - truth[:, None]).norm(dim=2).mean(dim=1)
     count = atoms.shape[1]
     between = torch.cdist(atoms, atoms).sum(dim=(1, 2)) / (count * max(count - 1, 1))
@@ -185,7 +191,7 @@ def energy_score(atoms: Tensor, truth: Tensor) -> Tensor:
 
 
 def calibrate(history: History, features: Tensor) -> Calibration:
-    """How the history's own rows, each left out, look under its scenarios."""
+    """Return the calibration of the scenarios on the history's own rows, each left out."""
     rows = torch.linspace(0, len(history) - 1, min(JUDGED_ROWS, len(history))).round().long().unique()
     atoms, shares = _atoms(history, rows, features)
     truth = history.outcomes[rows]
@@ -211,9 +217,11 @@ def calibrate(history: History, features: Tensor) -> Calibration:
 
 
 def _below(low: Tensor, width: Tensor, edges: Tensor) -> Tensor:
-    """The share of places in [0, 1] below each of the edges, the last of which is above all. An outcome that atoms tie
-    with is spread evenly from ``low`` (m,) over their ``width`` (m,): so a discrete distribution that is right looks
-    right (Czado et al., 2009)."""
+    """Return the share of ranks in [0, 1] below each edge; all lie below the last one.
+
+    The rank of an outcome that ties with atoms is spread evenly from ``low`` (m,) over their ``width`` (m,), so that a
+    correct discrete distribution looks correct (Czado et al., 2009).
+    """
     spread = (edges[:, None] - low) / width.clamp_min(1e-300)
     share = torch.where(width > 0, spread.clamp(0, 1), (low < edges[:, None]).double()).mean(dim=1)
     share[0], share[-1] = 0.0, 1.0
@@ -221,7 +229,7 @@ def _below(low: Tensor, width: Tensor, edges: Tensor) -> Tensor:
 
 
 def _within(low: Tensor, width: Tensor, level: float) -> float:
-    """The share of such places in the central interval of a level, ends included."""
+    """Return the share of ranks in the central interval of a level, ends included."""
     least, most = (1 - level) / 2, (1 + level) / 2
     overlap = ((low + width).clamp_max(most) - low.clamp_min(least)).clamp_min(0) / width.clamp_min(1e-300)
     point = (low - 0.5).abs() <= level / 2
@@ -229,7 +237,7 @@ def _within(low: Tensor, width: Tensor, level: float) -> float:
 
 
 def _by_residual(predictions: Tensor, outcomes: Tensor, spread: Tensor) -> Tensor:
-    """Rows ordered along the direction in which residuals differ most."""
+    """Return the order (H,) of rows along the direction in which residuals vary most."""
     residuals = (outcomes - predictions) / spread
     if residuals.shape[1] == 1 or len(residuals) < 3:
         return residuals.sum(dim=1).argsort(stable=True)
@@ -241,18 +249,18 @@ def _by_residual(predictions: Tensor, outcomes: Tensor, spread: Tensor) -> Tenso
 
 
 def _log_spread(features: Tensor, residuals: Tensor, periods: Tensor | None) -> Tensor:
-    """Slopes and constant (width + 1, d_y) of ln|residual| by features: ridge with leave-one-out penalties."""
+    """Return slopes and constant (width + 1, d_y) of ln|residual| on features: ridge with leave-one-out penalties."""
     size = residuals.abs()
     floor = 1e-3 * size.mean(dim=0).clamp_min(1e-300)
     used = features.double()
     if periods is not None and len(periods) > 1:
-        # A column that is left out is one that is always the same.
-        used = torch.where(_follows(used, periods) > _TELLS_THE_TIME, used.mean(dim=0), used)
+        # A constant column has no influence.
+        used = torch.where(_follows(used, periods) > _TIME_CORRELATION, used.mean(dim=0), used)
     return ridge(used, size.clamp_min(floor).log(), _PENALTIES)
 
 
 def _follows(features: Tensor, periods: Tensor) -> Tensor:
-    """How far each column (width,) goes with time: the size of its correlation with periods (H,)."""
+    """Return the absolute correlation (width,) of each column with periods (H,)."""
     time, columns = (values - values.mean(dim=0) for values in (periods.double()[:, None], features))
     size = time.square().sum().sqrt() * columns.square().sum(dim=0).sqrt()
     return (time * columns).sum(dim=0).abs() / size.clamp_min(1e-300)

@@ -1,4 +1,4 @@
-"""History: rows of (context, outcome), how they are split, and how they are brought to unit scale."""
+"""A history as a sample of (context, outcome) rows, its folds, and its standardisation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from bco_core.errors import InvalidInput
 from bco_core.timeline import BLOCKS, Timeline, apart, blocks, known_before
 
-# What is stored or sent elsewhere: plain arrays by name.
+# Arrays by name, as they are stored or sent to other processes.
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 FOLDS = 5
-# Beyond this, squares and sums overflow; no planning quantity is near it.
+# Squares and sums of larger numbers may overflow; no planning quantity is near it.
 LARGEST = 1e100
 
 
 @dataclass(frozen=True)
 class Sample:
-    """n observations: contexts (n, d_x) and outcomes (n, d_y), both float64 and finite, and when they were made."""
+    """n observations: contexts (n, d_x) and outcomes (n, d_y), both float64 and finite, and their timeline if any."""
 
     contexts: Tensor
     outcomes: Tensor
@@ -78,7 +78,7 @@ class Standardizer:
 
 @dataclass(frozen=True)
 class Folds:
-    """Which rows each member learns from, (R, n_train), and which stop it early, (R, n_validation)."""
+    """Rows that each member learns from, (R, n_train), and those that stop it early, (R, n_validation)."""
 
     train: Tensor
     validation: Tensor
@@ -109,15 +109,15 @@ def make_folds(count: int, members: int, generator: torch.Generator) -> Folds:
 
 
 def fold_numbers(count: int, seed: int) -> Tensor:
-    """A random fold from 0 to 4 for every row, (n,), of sizes that differ by at most one."""
+    """Return a random fold from 0 to 4 for every row, (n,); sizes differ by at most one."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return torch.empty(count, dtype=torch.long).index_copy_(0, order, torch.arange(count) % FOLDS)
 
 
 def block_folds(timeline: Timeline, rows: Tensor, members: int) -> Folds:
-    """Like :func:`make_folds` for rows (m,) that have a time: folds are blocks of it, with a gap of ``lead`` around.
+    """Make folds of rows (m,) that have a time: blocks of time, with a gap of ``lead`` periods around.
 
-    Members beyond the first five get the same blocks again; chance makes them differ.
+    Members beyond the first five get the same blocks again; they differ by their seeds.
     """
     own = timeline.rows(rows)
     order = own.periods.argsort(stable=True)
@@ -132,9 +132,11 @@ def block_folds(timeline: Timeline, rows: Tensor, members: int) -> Folds:
 
 
 def forward_folds(timeline: Timeline, first: int = 0, needed: int = 0) -> Folds:
-    """Members that learn from the past alone: each is judged on a later block, from the third on, and learns from those
-    before it, ``first`` and later ones, as far as they were known. A block is judged if block ``needed`` or a later one
-    was known by then."""
+    """Make folds of members that learn from the past alone: each is judged on a block, from the third on.
+
+    It learns from the blocks before, from ``first`` on, as far as they were known. A block is judged if block
+    ``needed`` or a later one was known by then.
+    """
     block = blocks(timeline)
     train, validation = [], []
     for number in range(2, BLOCKS):
@@ -151,14 +153,14 @@ def forward_folds(timeline: Timeline, first: int = 0, needed: int = 0) -> Folds:
 
 
 def _of_one_size(train: list[Tensor], validation: list[Tensor]) -> Folds:
-    """Folds that train as one batch: the rows of shorter ones are repeated, those of longer held-out ones thinned."""
+    """Make folds equally long, to train as one batch: repeat rows of shorter ones, thin longer held-out ones."""
     if any(not len(rows) for rows in train):
-        raise InvalidInput("the history is too short for its lead: nothing is known before what is decided", ("lead",))
+        raise InvalidInput("the history is too short for its lead: no row is known before a decision", ("lead",))
     most, least = max(map(len, train)), min(map(len, validation))
     longer = [rows[torch.arange(most) % len(rows)] for rows in train]
     return Folds(torch.stack(longer), torch.stack([rows[evenly(len(rows), least)] for rows in validation]))
 
 
 def evenly(count: int, most: int) -> Tensor:
-    """Up to ``most`` of ``count`` places, evenly spaced."""
+    """Return up to ``most`` of ``count`` places, evenly spaced."""
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()

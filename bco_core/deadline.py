@@ -1,11 +1,11 @@
-"""One deadline for everything below a call: whatever may take long looks at it, so no signature has to carry it.
+"""One deadline for everything below a call: slow code checks it, so no signature has to carry it.
 
     with deadline.until(monotonic() + 2.0):
         prescribe(posterior, problem, contexts)    # raises OutOfTime soon after two seconds
 
-Loops call :func:`check` between pieces of some milliseconds, and solvers are given no more time than is :func:`left`.
-A ``quick`` deadline also forbids to begin what cannot be stopped half-way (:func:`before_long_work`): its caller has a
-better place for that, such as a process that can be killed.
+Loops call :func:`check` every few milliseconds, and solvers get at most the time that is :func:`left`. A ``quick``
+deadline also refuses work that cannot be interrupted (:func:`before_long_work`): its caller runs that elsewhere, for
+example in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Flag = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class _Deadline(NamedTuple):
-    """A moment of the monotonic clock, and whether long work must not even begin."""
+    """A time on the monotonic clock, and whether long work is refused."""
 
     at: float = math.inf
     quick: bool = False
@@ -37,7 +37,7 @@ _in_force: ContextVar[_Deadline] = ContextVar("deadline", default=_Deadline())  
 
 @contextmanager
 def until(at: float, quick: bool = False) -> Iterator[None]:
-    """What is done inside ends by this moment of the monotonic clock, or by an outer deadline if that is sooner."""
+    """Set a deadline on the monotonic clock for the body; an outer deadline holds if it is sooner."""
     outer = _in_force.get()
     token = _in_force.set(_Deadline(min(at, outer.at), quick or outer.quick))
     try:
@@ -47,7 +47,7 @@ def until(at: float, quick: bool = False) -> Iterator[None]:
 
 
 def left() -> float:
-    """Seconds until the deadline, at least zero; infinite where there is none."""
+    """Return the seconds until the deadline, at least zero; infinite if there is none."""
     at = _in_force.get().at
     return math.inf if at == math.inf else max(at - monotonic(), 0.0)
 
@@ -56,25 +56,25 @@ def check() -> None:
     """Raise OutOfTime once the deadline has passed."""
     at = _in_force.get().at
     if at != math.inf and monotonic() >= at:
-        raise OutOfTime("the allowed time passed before there was a decision; fewer contexts or scenarios take less")
+        raise OutOfTime("the allowed time passed before there was a decision; ask for fewer contexts or scenarios")
 
 
 def before_long_work() -> None:
-    """Raise OutOfTime where the deadline is a quick one, or has passed."""
+    """Raise OutOfTime if the deadline is quick or has passed."""
     if _in_force.get().quick:
-        raise OutOfTime("this takes longer than a quick call may")
+        raise OutOfTime("this takes longer than a quick call is allowed to take")
     check()
 
 
 @contextmanager
-def alarm(time_limit: float | None) -> Iterator[Flag]:
-    """A flag that is raised after so many seconds, or at the deadline in force, for a kernel to look at."""
-    seconds = min(math.inf if time_limit is None else time_limit, left())
-    rung: Flag = np.array([seconds <= 0])
-    timer = threading.Timer(seconds, rung.fill, (True,))
+def alarm(time_limit_seconds: float | None) -> Iterator[Flag]:
+    """Yield a flag for kernels that is raised after the time limit or at the deadline in force."""
+    seconds = min(math.inf if time_limit_seconds is None else time_limit_seconds, left())
+    flag: Flag = np.array([seconds <= 0])
+    timer = threading.Timer(seconds, flag.fill, (True,))
     if 0 < seconds < threading.TIMEOUT_MAX:
         timer.start()
     try:
-        yield rung
+        yield flag
     finally:
         timer.cancel()

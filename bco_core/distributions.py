@@ -1,4 +1,4 @@
-"""Distributions over θ: what inference leaves behind, as mean-field mixtures or as the draws of chains."""
+"""Distributions over θ, the results of inference: mean-field mixtures, matrix Gaussians, or the draws of chains."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Distribution(Protocol):
     def dim(self) -> int: ...
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, d) of equal weight."""
+        """Return draws (count, d) of equal weight."""
         ...
 
     def mode(self) -> Tensor:
-        """Where it is densest, (d,)."""
+        """Return the point of highest density, (d,)."""
         ...
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A plain description, whose ``family`` says what it is, and arrays."""
+        """Return a plain description, whose ``family`` names the kind of distribution, and arrays."""
         ...
 
 
@@ -50,25 +50,25 @@ class Mixture:
             raise InvalidInput("a mixture needs weights (R,), locations (R, d) and scales (R, d)")
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """``count`` draws (count, d), stratified: member r contributes count·weights_r draws up to rounding."""
+        """Return stratified draws (count, d): member r contributes count·weights_r of them, up to rounding."""
         member = strata(self.weights, count)[torch.randperm(count, generator=generator)]
         noise = self.family.noise((count, self.loc.shape[1]), generator, self.loc.dtype)
         return self.around(member, noise)
 
     def around(self, member: Tensor, noise: Tensor) -> Tensor:
-        """Draws (S, d) of members (S,) by noise (S, d) of the family."""
+        """Return draws (S, d) of members (S,) for noise (S, d) of the family."""
         return self.loc[member] + self.scale[member] * noise
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """log density (S,) of parameter vectors (S, d)."""
+        """Return the log density (S,) of parameter vectors (S, d)."""
         parts = self.family.log_prob(theta[:, None], self.loc, self.scale).sum(-1)
         return torch.logsumexp(parts + (self.weights / self.weights.sum()).log(), dim=1)
 
     def mode(self) -> Tensor:
-        """The location (d,) of the heaviest component and, among equals, of the one with the highest density.
+        """Return the location (d,) of the heaviest component and, among equals, of the one with the highest density.
 
-        Components hardly overlap, so each has a mode at its own location. Densities of components that live in spaces
-        of different dimension cannot be compared, so weight decides first.
+        Components hardly overlap, so each has a mode at its own location. Densities of components in spaces of
+        different dimension cannot be compared, so the weight decides first.
         """
         heaviest = self.weights >= self.weights.max() * (1 - 1e-6)
         height = torch.where(heaviest, -self.scale.log().sum(dim=1), -torch.inf)
@@ -80,15 +80,18 @@ class Mixture:
 
 @dataclass(frozen=True)
 class MatrixGaussian(Mixture):
-    """A mixture of Gaussians over matrices: θ, row by row, is M + A Z B' with Z standard, A (R, a, a) the factor of how
-    rows of the matrix vary together and B (R, b, b) that of its columns. ``scale`` is each entry's own."""
+    """A mixture of matrix Gaussians: θ, read row by row, is M + A Z B' with Z standard normal.
+
+    ``by_rows`` A (R, a, a) and ``by_columns`` B (R, b, b) are the factors of the row and column covariances; ``scale``
+    is the standard deviation of each entry.
+    """
 
     by_rows: Tensor
     by_columns: Tensor
 
     @staticmethod
     def of(loc: Tensor, by_rows: Tensor, by_columns: Tensor) -> MatrixGaussian:
-        """Members of equal weight around matrices (R, a, b)."""
+        """Return members of equal weight around matrices (R, a, b)."""
         count = len(loc)
         spread = by_rows.square().sum(-1).sqrt()[:, :, None] * by_columns.square().sum(-1).sqrt()[:, None]
         weights = torch.full((count,), 1 / count, dtype=loc.dtype)
@@ -118,20 +121,20 @@ class MatrixGaussian(Mixture):
 
 
 def strata(weights: Tensor, count: int) -> Tensor:
-    """The member, by weights (R,), that each of ``count`` stratified draws comes from: (count,), in order."""
+    """Return the member that each of ``count`` stratified draws comes from, by weights (R,): (count,), in order."""
     edges = weights.double().cumsum(0)
     offsets = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     return torch.searchsorted(edges / edges[-1], offsets).clamp_max(len(edges) - 1)
 
 
 def equal_mixture(family: Family, loc: Tensor, scale: Tensor) -> Mixture:
-    """The mixture of members (R, d) of equal weight."""
+    """Return the mixture of members (R, d) with equal weights."""
     return Mixture(family, torch.full((len(loc),), 1 / len(loc), dtype=loc.dtype), loc, scale)
 
 
 @dataclass(frozen=True)
 class ChainDraws:
-    """What a sampler found: draws (N, d) of equal weight, and which of them has the highest posterior density."""
+    """Draws (N, d) of equal weight from a sampler; ``best`` is the one with the highest posterior density."""
 
     loc: Tensor
     best: int
@@ -145,7 +148,7 @@ class ChainDraws:
         return self.loc.shape[1]
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """``count`` of the draws in random order, none twice before all came once."""
+        """Return ``count`` of the draws in random order; none repeats before all have been drawn."""
         rounds = -(-count // len(self.loc))
         order = torch.cat([torch.randperm(len(self.loc), generator=generator) for _ in range(rounds)])
         return self.loc[order[:count]]
@@ -173,7 +176,7 @@ def _matrix_gaussian(description: dict[str, Any], arrays: dict[str, Tensor]) -> 
     return MatrixGaussian(FAMILIES["gaussian"], *named)
 
 
-# Every distribution by its family, and how it is restored.
+# The function that restores each distribution, by its family.
 DISTRIBUTIONS: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], Distribution]] = {
     **dict.fromkeys(FAMILIES, _mixture),
     CHAINS: _chain_draws,
@@ -182,5 +185,5 @@ DISTRIBUTIONS: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], Distribut
 
 
 def distribution_from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Distribution:
-    """The inverse of :meth:`Distribution.to_arrays`."""
+    """Restore a distribution from :meth:`Distribution.to_arrays`."""
     return DISTRIBUTIONS[description["family"]](description, arrays)

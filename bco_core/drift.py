@@ -1,10 +1,10 @@
-"""Whether later rows still cost what was promised: realised against promised costs, in all and by stretches of time.
+"""Check whether later rows still cost what was promised: realised against promised costs, overall and over time.
 
-A promise is a mean and the quantiles .05 and .95 of what a decision will cost. If it holds, realised over promised cost
-is 1, one row in twenty costs more than the upper quantile, and one in ten lies outside the two. Promises are never
-exact, so rows drift only where they are off by more than is usual (``RATIO``, ``ABOVE``, ``OUTSIDE``), and by more than
-chance: the bounds are two-sided at 99 %. All rows are judged, and the newest ones by themselves, because what has
-changed lately is a small part of a long history.
+A promise is the mean and the quantiles .05 and .95 of a decision's cost. If it holds, realised over promised cost is 1,
+one row in twenty costs more than the upper quantile, and one in ten lies outside the two. Promises are never exact, so
+rows drift only where they are off by more than is usual (``RATIO``, ``ABOVE``, ``OUTSIDE``), and by more than chance:
+the bounds are two-sided at 99 %. All rows are judged, and the newest ones by themselves, because a recent change is a
+small part of a long history.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LEAST_ROWS = 20
 RATIO, ABOVE, OUTSIDE = 1.25, 0.10, 0.20
 _CONFIDENCE = 0.99
 _NORMAL = 2.5758
-# The newest rows that are judged by themselves, as a share of all.
+# Share of rows, the newest, that are judged by themselves.
 _NEWEST = 0.25
 STEADY, DRIFTING, TOO_FEW = "steady", "drifting", "too_few"
 
 
 @dataclass(frozen=True)
 class Promises:
-    """What was promised of rows (n,), oldest first, and what they cost: finite, or infinite where nothing could help.
+    """Promised and realised costs of rows (n,), oldest first; a realised cost is infinite where nothing was feasible.
 
     ``low`` and ``high`` are the promised quantiles .05 and .95.
     """
@@ -45,13 +45,13 @@ class Promises:
         return len(self.mean)
 
     def rows(self, first: int, last: int) -> Promises:
-        taken = slice(first, last)
-        return Promises(self.mean[taken], self.low[taken], self.high[taken], self.realised[taken])
+        part = slice(first, last)
+        return Promises(self.mean[part], self.low[part], self.high[part], self.realised[part])
 
 
 @dataclass(frozen=True)
 class Share:
-    """So many of the rows, with exact binomial bounds."""
+    """Share of rows, with exact binomial bounds."""
 
     share: float
     low: float
@@ -59,11 +59,11 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """How promises were kept over some rows.
+class PromiseCheck:
+    """Realised against promised costs over some rows.
 
-    ``ratio`` is mean realised over mean promised cost with its standard error, for rows whose cost is finite; None
-    where what was promised is not above zero, and the error None for a single row.
+    ``ratio`` is mean realised over mean promised cost, for rows whose cost is finite; None where the promised mean is
+    not positive. Its standard error is None for a single row.
     """
 
     rows: int
@@ -77,24 +77,24 @@ class Kept:
 
 @dataclass(frozen=True)
 class Drift:
-    """All rows, up to twelve stretches of them in order, and what to think of it."""
+    """Verdict and its sentence, and checks of all rows and of up to twelve stretches of them in order."""
 
     verdict: str
     sentence: str
-    overall: Kept | None
-    stretches: list[Kept]
+    overall: PromiseCheck | None
+    stretches: list[PromiseCheck]
 
 
 def judge(promises: Promises) -> Drift:
-    """Whether the promises of these rows held."""
+    """Check whether the promises of these rows held."""
     count = len(promises)
     if count == 0:
         return Drift(TOO_FEW, f"no rows have come since; at least {LEAST_ROWS} are needed", None, [])
-    overall = kept(promises)
-    # Stretches of a handful of rows tell nothing.
+    overall = check_promises(promises)
+    # Stretches of fewer than five rows tell nothing.
     number = max(1, min(STRETCHES, count // 5))
     edges = [count * place // number for place in range(number + 1)]
-    stretches = [kept(promises.rows(first, last)) for first, last in pairwise(edges)]
+    stretches = [check_promises(promises.rows(first, last)) for first, last in pairwise(edges)]
     if count < LEAST_ROWS:
         return Drift(
             TOO_FEW, f"{count} row(s) are too few to tell; at least {LEAST_ROWS} are needed", overall, stretches
@@ -102,20 +102,20 @@ def judge(promises: Promises) -> Drift:
     newest = max(LEAST_ROWS, math.ceil(_NEWEST * count))
     for rows, words in (
         (overall, f"{count} rows"),
-        (kept(promises.rows(count - newest, count)), f"newest {newest} rows"),
+        (check_promises(promises.rows(count - newest, count)), f"newest {newest} rows"),
     ):
-        found = list(_broken(rows))
-        if found:
+        broken = list(_broken(rows))
+        if broken:
             return Drift(
-                DRIFTING, f"over the {words} {' and '.join(found)}; learn again from newer rows", overall, stretches
+                DRIFTING, f"over the {words} {' and '.join(broken)}; learn again from newer rows", overall, stretches
             )
     ratio = "" if overall.ratio is None else f"cost {overall.ratio:.2f} times what was promised, and "
     sentence = f"over {count} rows decisions {ratio}lay above the promised 95 % quantile in {overall.above.share:.1%}"
     return Drift(STEADY, f"{sentence}, which is as promised or too little off to tell", overall, stretches)
 
 
-def kept(promises: Promises) -> Kept:
-    """How the promises of these rows, at least one, were kept."""
+def check_promises(promises: Promises) -> PromiseCheck:
+    """Compare realised with promised costs of these rows, at least one."""
     count = len(promises)
     above = promises.realised > promises.high
     outside = above | (promises.realised < promises.low)
@@ -125,9 +125,9 @@ def kept(promises: Promises) -> Kept:
     if len(promised) and promised.mean() > 0:
         ratio = (realised.mean() / promised.mean()).item()
         if len(promised) > 1:
-            # Of a ratio of two means over the same rows, to first order.
+            # Standard error of a ratio of two means over the same rows, to first order.
             error = ((realised - ratio * promised).std() / promised.mean() / math.sqrt(len(promised))).item()
-    return Kept(
+    return PromiseCheck(
         rows=count,
         promised=promised.mean().item() if len(promised) else None,
         realised=realised.mean().item() if len(promised) else None,
@@ -139,15 +139,15 @@ def kept(promises: Promises) -> Kept:
 
 
 def share_of(hits: int, count: int) -> Share:
-    """A share with the bounds of Clopper and Pearson."""
+    """Return a share with the bounds of Clopper and Pearson."""
     tail = (1 - _CONFIDENCE) / 2
     low = float(betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
     high = float(betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0
     return Share(hits / count, low, high)
 
 
-def _broken(rows: Kept) -> Iterator[str]:
-    """The promises that were clearly not kept, in words."""
+def _broken(rows: PromiseCheck) -> Iterator[str]:
+    """Yield a phrase for each promise that was clearly not kept."""
     if rows.ratio is not None and rows.standard_error is not None:
         room = _NORMAL * rows.standard_error
         if rows.ratio - room > RATIO:

@@ -1,4 +1,4 @@
-"""What can go wrong in the core, in words that tell the caller what to do."""
+"""Errors of the core; their messages tell the caller what to do."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Diverged(BcoError):
 
 
 class OutOfTime(BcoError):
-    """The allowed time passed before there was an answer."""
+    """The time limit passed before there was an answer."""
 
 
 class Cancelled(BcoError):
-    """The caller asked the computation to stop."""
+    """The caller stopped the computation."""

@@ -1,4 +1,4 @@
-"""How good decisions were: realised costs, their mean, and paired differences with standard errors."""
+"""Means and paired differences of realised costs, with standard errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Estimate:
 
 
 def estimate(values: Tensor) -> Estimate:
-    """Mean and standard error of independent values (n,)."""
+    """Return the mean and standard error of independent values (n,)."""
     count = values.numel()
     error = values.std().item() / math.sqrt(count) if count > 1 else math.inf
     return Estimate(values.mean().item(), error)
 
 
 def paired_difference(costs: Tensor, reference: Tensor) -> Estimate:
-    """How much more ``costs`` are than ``reference`` on the same rows (n,): negative is better."""
+    """Return the mean of ``costs`` − ``reference`` on the same rows (n,): negative is better."""
     return estimate(costs - reference)

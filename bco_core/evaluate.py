@@ -1,8 +1,7 @@
-"""What a caller's own decisions would cost, over the scenarios by which ours are judged, and against ours.
+"""Evaluate a caller's own decisions over the scenarios that price our decisions, and compare them with ours.
 
-Costs are differenced scenario by scenario before anything is averaged: what both decisions pay alike, whatever happens,
-says nothing about which is better, and its noise is gone from the difference. Entries of a decision that are NaN are
-left to us: the policy decides them as it decides everything, with the given ones fixed.
+Costs are differenced scenario by scenario before they are averaged: a cost that both decisions pay alike cancels, and
+so does its noise. Entries of a decision that are NaN are open: the policy decides them, with the given entries fixed.
 """
 
 from __future__ import annotations
@@ -26,47 +25,38 @@ from bco_core.prescribe import (
     QUANTILES,
     ROOM_SECONDS,
     PrescribeOptions,
+    check_constraints,
     feasibility,
-    kept_or_said,
-    shown_decisions,
-    what_may_happen,
+    hide_infeasible,
+    scenario_sets,
 )
-from bco_core.problems.answers import breaches, covered
 from bco_core.problems.base import EXPECTATION, Breach, DecisionProblem, Status
-from bco_core.scenarios import Scenarios
+from bco_core.scenarios import CostDistribution, Scenarios
 from bco_core.weighted_stats import sort_atoms, sorted_cvar, sorted_quantile
 
 # The problem with the entries of a decision (d_z,) fixed that are not NaN.
 Fix = Callable[[Tensor], DecisionProblem]
-# The status of a decision of which nothing was left to us, and of one of which everything was.
+# Status of a decision that the caller gave completely, and of one that the caller left open completely.
 GIVEN, OURS = "given", "ours"
 _CHUNK_NUMBERS = 1_000_000
 _LEVELS = torch.tensor(QUANTILES, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Costs:
-    """The cost of N decisions: mean (N,), quantiles (N, m) at QUANTILES, CVaR (N,) at CVAR_LEVEL."""
+class Evaluation:
+    """N decisions (N, d_z), with open entries decided, and their costs; NaN where nothing is known.
 
-    mean: Tensor
-    quantiles: Tensor
-    cvar: Tensor
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """What N decisions (N, d_z), completed where something was left to us, may cost; NaN where nothing is known.
-
-    ``status`` is GIVEN, OURS, or says how the rest was found. ``extra_cost`` (N,) is the expected cost less ours in
-    the same context, with its standard error over the scenarios and its quantiles (N, m); ``worse_in`` (N,) is the
-    share of scenarios in which a decision costs more than ours. ``service`` (N, d_y) is the share of scenarios in which
-    each outcome is served, ``our_service`` (B, d_y) the same for ours; None where that means nothing.
+    ``status`` is GIVEN, OURS, or the status of deciding the open entries. ``costs`` has quantiles at QUANTILES and CVaR
+    at CVAR_LEVEL. ``extra_cost`` (N,) is the expected cost less that of our decision in the same context, with its
+    Monte Carlo standard error and its quantiles (N, m); ``worse_in`` (N,) is the share of scenarios in which a decision
+    costs more than ours. ``service`` (N, d_y) is the share of scenarios in which each outcome is served,
+    ``our_service`` (B, d_y) the same for our decisions; None where a problem does not define it.
     """
 
     decisions: Tensor
     status: list[str]
     reasons: list[str]
-    costs: Costs
+    costs: CostDistribution
     feasibility: Tensor
     extra_cost: Tensor
     extra_cost_error: Tensor
@@ -88,57 +78,59 @@ def evaluate(
     options: PrescribeOptions | None = None,
     draws: Tensor | None = None,
     seconds: float = math.inf,
-) -> Evaluated:
-    """Judge N decisions ``given`` (N, d_z), each for the one of the contexts (B, d_x) that ``owners`` (N,) names.
+) -> Evaluation:
+    """Evaluate N decisions ``given`` (N, d_z), each for the context of (B, d_x) that ``owners`` (N,) names by number.
 
-    ``ours`` (B, d_z) are what :func:`bco_core.prescribe.prescribe` decides with the same options and draws. After
-    ``seconds`` decisions whose turn has not come are left with status ``time_limit``.
+    ``ours`` (B, d_z) are the decisions of :func:`bco_core.prescribe.prescribe` with the same options and draws. ``fix``
+    returns the problem with given entries fixed. Decisions not reached after ``seconds`` get status ``time_limit``.
     """
     options = options or PrescribeOptions()
     _check_shapes(problem, contexts, ours, given, owners)
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
     ends = monotonic() + seconds
-    found = _Found(problem, len(contexts), given)
+    builder = _EvaluationBuilder(problem, len(contexts), given)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)
     terms = Terms(generator, options.risk or EXPECTATION, ends, options.blend)
-    completing = _Completing(fix, options, terms, int(given.isnan().any(1).sum()))
+    completion = _Completion(fix, options, terms, int(given.isnan().any(1).sum()))
     try:
         with deadline.until(ends + ROOM_SECONDS):
             for first in range(0, len(contexts), size):
                 here = slice(first, min(first + size, len(contexts)))
                 rows = ((owners >= here.start) & (owners < here.stop)).nonzero()[:, 0]
-                over = _Over.of(posterior, problem, contexts[here], theta, options, ours[here])
-                found.serve_ours(here, over.atoms, ours[here])
-                # What is given is quick to judge; what is left to us takes a search.
+                over = _ContextScenarios.of(posterior, problem, contexts[here], theta, options, ours[here])
+                builder.serve_ours(here, over.atoms, ours[here])
+                # Complete decisions are quick to price; open entries take a search.
                 whole = ~given[rows].isnan().any(1)
                 for some in rows[whole].split(size):
-                    found.judge(some, given[some], over, owners[some] - first)
-                for some in _alike(given, rows[~whole]):
+                    builder.judge(some, given[some], over, owners[some] - first)
+                for some in _group_by_fixed(given, rows[~whole]):
                     for piece in some.split(size):
                         if monotonic() >= ends:
                             break
-                        decided = completing.complete(given[piece[0]], over, owners[piece] - first, ours[owners[piece]])
-                        found.judge(piece, decided[0], over, owners[piece] - first)
-                        found.say(piece, *decided[1:])
+                        completed = completion.complete(
+                            given[piece[0]], over, owners[piece] - first, ours[owners[piece]]
+                        )
+                        builder.judge(piece, completed[0], over, owners[piece] - first)
+                        builder.set_status(piece, *completed[1:])
     except OutOfTime:
-        # An outer deadline is its owner's to explain, and so is one that forbids long work.
+        # An outer deadline, or one that forbids long work, raises its own error.
         deadline.before_long_work()
-    return found.told()
+    return builder.build()
 
 
 def _check_shapes(problem: DecisionProblem, contexts: Tensor, ours: Tensor, given: Tensor, owners: Tensor) -> None:
     width = problem.decision_dim
     if given.ndim != 2 or given.shape[1] != width or ours.shape != (len(contexts), width):
-        raise InvalidInput(f"a decision has {width} entries here", ("decisions",))
+        raise InvalidInput(f"a decision of this problem has {width} entries", ("decisions",))
     if len(owners) != len(given) or (len(owners) and not 0 <= int(owners.min()) <= int(owners.max()) < len(contexts)):
         raise InvalidInput("every decision needs the number of its context", ("decisions",))
     if given.isinf().any():
-        raise InvalidInput("a decision needs finite numbers", ("decisions",))
+        raise InvalidInput("a decision needs finite numbers; leave open entries out", ("decisions",))
 
 
-def _alike(given: Tensor, rows: Tensor) -> list[Tensor]:
-    """The rows with the same entries fixed at the same values, together."""
+def _group_by_fixed(given: Tensor, rows: Tensor) -> list[Tensor]:
+    """Group rows with the same entries fixed at the same values."""
     groups: dict[bytes, list[int]] = {}
     for number in rows.tolist():
         groups.setdefault(given[number].numpy().tobytes(), []).append(number)
@@ -146,8 +138,8 @@ def _alike(given: Tensor, rows: Tensor) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Over:
-    """What may happen in some contexts: what decisions hedge over, what costs are over, and the costs of ours there."""
+class _ContextScenarios:
+    """Scenarios of some contexts: those to hedge over (draws or predictive), those of costs, and our costs there."""
 
     draws: Scenarios
     predictive: Scenarios
@@ -162,21 +154,21 @@ class _Over:
         theta: Tensor,
         options: PrescribeOptions,
         ours: Tensor,
-    ) -> _Over:
+    ) -> _ContextScenarios:
         encoded = posterior.encode(contexts)
         draws = posterior.scenarios(contexts, theta, encoded)
-        predictive, atoms = what_may_happen(posterior, contexts, encoded, draws, options)
+        predictive, atoms = scenario_sets(posterior, contexts, encoded, draws, options)
         hedged = atoms if options.risk else draws
-        return _Over(hedged, predictive, atoms, problem.cost(ours[:, None], atoms.outcomes))
+        return _ContextScenarios(hedged, predictive, atoms, problem.cost(ours[:, None], atoms.outcomes))
 
 
-def _of(scenarios: Scenarios, numbers: Tensor) -> Scenarios:
+def _scenarios_of(scenarios: Scenarios, numbers: Tensor) -> Scenarios:
     return replace(scenarios, outcomes=scenarios.outcomes[numbers], mode=scenarios.mode[numbers])
 
 
 @dataclass
-class _Completing:
-    """Decides what is left to us, ``left`` decisions in all sharing the time there is."""
+class _Completion:
+    """Decides open entries; ``left`` decisions share the remaining time."""
 
     fix: Fix
     options: PrescribeOptions
@@ -184,9 +176,9 @@ class _Completing:
     left: int
 
     def complete(
-        self, given: Tensor, over: _Over, contexts: Tensor, ours: Tensor
+        self, given: Tensor, over: _ContextScenarios, contexts: Tensor, ours: Tensor
     ) -> tuple[Tensor, list[str], list[str]]:
-        """Decisions (n, d_z) that have what is given (d_z,), one for each of the contexts, and how they were found."""
+        """Return decisions (n, d_z) with the given entries (d_z,), one for each context, with statuses and reasons."""
         count, share = len(contexts), len(contexts) / max(self.left, 1)
         self.left -= count
         free = given.isnan()
@@ -196,21 +188,21 @@ class _Completing:
         ends = self.terms.ends if self.terms.ends == math.inf else now + max(self.terms.ends - now, 0.0) * share
         try:
             problem = self.fix(given)
-        except InvalidInput as none:
-            reason = f"nothing that is left keeps all rules beside what is given: {none}"
+        except InvalidInput as error:
+            reason = f"no choice of the open entries satisfies all constraints with the given ones: {error}"
             nowhere = torch.full((count, len(given)), torch.nan, dtype=torch.float64)
             return nowhere, [str(Status.INFEASIBLE)] * count, [reason] * count
         terms = replace(self.terms, ends=ends)
-        draws, predictive = _of(over.draws, contexts), _of(over.predictive, contexts)
-        found = decide_over(problem, draws, predictive, self.options.chosen_policy, terms)
+        draws, predictive = _scenarios_of(over.draws, contexts), _scenarios_of(over.predictive, contexts)
+        prescription = decide_over(problem, draws, predictive, self.options.chosen_policy, terms)
         # Solvers keep bounds up to rounding.
-        decisions = shown_decisions(found).where(free, given)
-        decisions[shown_decisions(found).isnan().any(1)] = torch.nan
-        return decisions, [str(status) for status in found.status], list(found.reasons or ("",) * count)
+        decisions = hide_infeasible(prescription).where(free, given)
+        decisions[hide_infeasible(prescription).isnan().any(1)] = torch.nan
+        return decisions, [str(status) for status in prescription.status], list(prescription.reasons or ("",) * count)
 
 
-class _Found:
-    """What is known so far of N decisions; NaN and ``time_limit`` for the others."""
+class _EvaluationBuilder:
+    """Collects the evaluation of N decisions; NaN and ``time_limit`` for those not reached."""
 
     def __init__(self, problem: DecisionProblem, contexts: int, given: Tensor) -> None:
         count, self._problem = len(given), problem
@@ -219,7 +211,7 @@ class _Found:
         self.decisions = given.clone()
         self.status = [GIVEN if whole else str(Status.TIME_LIMIT) for whole in (~given.isnan().any(1)).tolist()]
         self.reasons = [NO_TURN] * count
-        self.costs = Costs(nothing.clone(), several.clone(), nothing.clone())
+        self.costs = CostDistribution(nothing.clone(), several.clone(), nothing.clone())
         self.feasibility, self.extra_cost, self.extra_cost_error = nothing.clone(), nothing.clone(), nothing.clone()
         self.extra_cost_quantiles, self.worse_in = several.clone(), nothing.clone()
         self.breaches: list[list[Breach]] = [[] for _ in range(count)]
@@ -234,10 +226,10 @@ class _Found:
             self._serves = True
             self.our_service[here] = served
 
-    def judge(self, rows: Tensor, decisions: Tensor, over: _Over, contexts: Tensor) -> None:
-        """Fill in what decisions (n, d_z) cost, each in its context."""
+    def judge(self, rows: Tensor, decisions: Tensor, over: _ContextScenarios, contexts: Tensor) -> None:
+        """Price decisions (n, d_z), each in its context."""
         deadline.check()
-        problem, atoms = self._problem, _of(over.atoms, contexts)
+        problem, atoms = self._problem, _scenarios_of(over.atoms, contexts)
         costs = problem.cost(decisions[:, None], atoms.outcomes)
         ordered, share = sort_atoms(costs, atoms.weights)
         self.decisions[rows] = decisions
@@ -257,32 +249,32 @@ class _Found:
         if served is not None:
             self.service[rows] = served
         count = len(decisions)
-        best, kept = [Status.OPTIMAL] * count, self.feasibility[rows]
-        _, said = kept_or_said(problem, best, ("",) * count, kept, decisions, atoms)
-        for number, decision, reason in zip(rows.tolist(), decisions, said, strict=True):
+        best, satisfied = [Status.OPTIMAL] * count, self.feasibility[rows]
+        _, reasons = check_constraints(problem, best, ("",) * count, satisfied, decisions, atoms)
+        for number, decision, reason in zip(rows.tolist(), decisions, reasons, strict=True):
             self.breaches[number], self.reasons[number] = self._breaks(decision), reason
 
-    def say(self, rows: Tensor, statuses: list[str], reasons: list[str]) -> None:
-        """Fill in how decisions that have been judged were found: none is optimal that keeps constraints too seldom."""
+    def set_status(self, rows: Tensor, statuses: list[str], reasons: list[str]) -> None:
+        """Set the status of priced decisions; one that violates constraints too often is not optimal."""
         for number, status, reason in zip(rows.tolist(), statuses, reasons, strict=True):
             demoted = status == Status.OPTIMAL and self.reasons[number]
             self.status[number] = str(Status.BEST_EFFORT) if demoted else status
             self.reasons[number] = reason or self.reasons[number]
 
     def _breaks(self, decision: Tensor) -> list[Breach]:
-        """The same decision for many contexts is looked at once."""
+        """Return the constraints that a decision (d_z,) breaks; equal decisions are checked once."""
         if not decision.isfinite().all():
             return []
         key = decision.numpy().tobytes()
         if key not in self._broken:
-            self._broken[key] = breaches(self._problem, decision)
+            self._broken[key] = self._problem.breaches(decision)
         return self._broken[key]
 
-    def told(self) -> Evaluated:
-        # What was given is told without a judgement where there was no time for one.
+    def build(self) -> Evaluation:
+        # Given decisions that were not reached are returned unpriced.
         late = [reason == NO_TURN for reason in self.reasons]
-        status = [str(Status.TIME_LIMIT) if one else said for one, said in zip(late, self.status, strict=True)]
-        return Evaluated(
+        status = [str(Status.TIME_LIMIT) if one else own for one, own in zip(late, self.status, strict=True)]
+        return Evaluation(
             self.decisions,
             status,
             self.reasons,
@@ -299,20 +291,20 @@ class _Found:
 
 
 def _served(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor | None:
-    """The share (n, d_y) of scenarios in which each outcome is served, NaN where there is no decision."""
-    served = covered(problem, decisions[:, None], atoms.outcomes)
+    """Return the share (n, d_y) of scenarios in which each outcome is served, NaN where there is no decision."""
+    served = problem.covered(decisions[:, None], atoms.outcomes)
     if served is None:
         return None
     return _share(served, atoms.weights).where(decisions.isfinite().all(1, keepdim=True), torch.nan)
 
 
 def _share(happens: Tensor, weights: Tensor) -> Tensor:
-    """The weight of the scenarios in which something happens: bool (n, K) or (n, K, m) → (n,) or (n, m)."""
+    """Return the weight of the scenarios where ``happens`` is true: (n, K) or (n, K, m) → (n,) or (n, m)."""
     return mean_of_atoms(happens.double(), weights).clamp_max(1.0)
 
 
 def _standard_error(more: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
-    """Of the means (n,) of differences (n, K): what they owe to there being so many scenarios and no more."""
+    """Return the Monte Carlo standard error (n,) of the means (n,) of differences (n, K)."""
     squares = float(weights.square().sum())
     if squares >= 1 - 1e-12:
         return torch.full_like(mean, torch.nan)

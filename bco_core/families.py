@@ -1,12 +1,12 @@
 """Mean-field families for prior and posterior.
 
 A member is a product of independent coordinates with location μ and scale σ (for Laplace, σ is the usual b). The prior
-is centred at zero with scale s. Closed forms, per coordinate:
+is centred at zero with scale s. The KL divergence has a closed form in each coordinate (section 5.1 of the paper):
 
     KL(N(μ, σ²) ‖ N(0, s²))       = ½ (μ² + σ²)/s² − ½ − ln(σ/s)
     KL(Lap(μ, σ) ‖ Lap(0, s))     = |μ|/s + (σ/s) exp(−|μ|/σ) − 1 − ln(σ/s)
 
-Learning meets the gradient of a risk plus κ KL at every step, so that is written out too, as one pass over memory.
+Every learning step needs the gradient of a risk plus κ KL, so it is compiled as one pass over memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Family:
     def gradient(
         self, by_theta: Tensor, noise: Tensor, loc: Tensor, scale: Tensor, prior_scale: Tensor, kl_weight: Tensor
     ) -> Tensor:
-        """∇(risk + κ KL) by (μ, ρ), (2, R, d), to single precision.
+        """Return ∇(risk + κ KL) with respect to (μ, ρ), (2, R, d), in single precision.
 
-        ``by_theta`` (R, S, d) is the gradient of each member's risk by its S draws θ = μ + σ ∘ noise, where σ (R, d) is
-        softplus(ρ); κ is (R,).
+        ``by_theta`` (R, S, d) is the gradient of each member's risk with respect to its S draws θ = μ + σ ∘ noise, with
+        σ = softplus(ρ) of shape (R, d) and κ of shape (R,).
         """
         gradient = torch.empty(2, *loc.shape, dtype=loc.dtype)
         _reparametrised(by_theta.numpy(), noise.numpy(), gradient.numpy())
@@ -62,7 +62,7 @@ def _gaussian_kl(loc: Tensor, scale: Tensor, prior_scale: Tensor) -> Tensor:
 
 
 def _laplace_noise(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """ξ = −sign(u) ln(1 − |u|), u uniform on (−1, 1): Algorithm 1, line 4. A sampled 1 would give infinity: clip it."""
+    """Draw ξ = −sign(u) ln(1 − |u|), u uniform on (−1, 1): Algorithm 1, line 4. |u| = 1, infinite, is clipped."""
     u = torch.empty(shape, dtype=dtype).uniform_(-1, 1, generator=generator)
     size = u.abs().neg_().clamp_min_(torch.finfo(dtype).eps - 1).log1p_()
     return size.copysign_(u)
@@ -77,7 +77,7 @@ def _laplace_kl(loc: Tensor, scale: Tensor, prior_scale: Tensor) -> Tensor:
     return loc.abs() / prior_scale + near - 1 - (scale / prior_scale).log()
 
 
-# A library's exponential is called number by number; this one becomes part of a loop over vectors.
+# A library's exponential is called number by number; this one is inlined into vectorised loops.
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _SERIES = tuple(np.float32(1 / math.factorial(k)) for k in range(7))
 

@@ -1,15 +1,16 @@
-"""Policies: from scenarios to one decision for each context (Definitions 2 and 3 of the paper, and the averaged one).
+"""Policies: from scenarios to one decision for each context.
 
-``averaged``  Σ_k w_k π_θk(x): the mean of the draws' own decisions. For a convex cost and feasible set it costs, by
-              Jensen, no more than the average draw.
-``blended``   between the two: BCP over y_k(α) = f̄ + α (f_θk − f̄), with f̄ the mean prediction. α = 0 optimises at the
-              mean prediction, α = 1 is BCP.
-``bcp``       π_ρ: minimises expected cost, or another risk, over the posterior predictive distribution.
-``predictive``  the same over predictive scenarios, which add the noise that no predictor removes.
-``map``       the decision of the posterior's mode.
-``thompson``  the decision of one posterior draw, chosen afresh for each context.
+``averaged``    Σ_k w_k π_θk(x): the mean of the draws' own decisions. For a convex cost and feasible set it costs, by
+                Jensen's inequality, no more than the average draw.
+``bcp``         π_ρ, the Bayesian contextual policy (Definition 2): minimises expected cost, or another risk, over the
+                posterior predictive distribution (Definition 1).
+``blended``     BCP over y_k(α) = f̄ + α (f_θk − f̄), with f̄ the mean prediction: α = 0 optimises at the mean prediction,
+                α = 1 is BCP.
+``predictive``  BCP over predictive scenarios, which add the noise that no predictor removes.
+``map``         the decision for the prediction of the posterior's mode (Definition 3).
+``thompson``    the decision of one posterior draw, chosen afresh for each context (Definition 3).
 
-Where decisions must be whole numbers a mean of decisions need not be one, and ``averaged`` decides for f̄ instead.
+Where decisions must be integers their mean need not be an integer, so ``averaged`` decides for f̄ instead.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from bco_core.scenarios import Scenarios, expected_cost
 
 @dataclass(frozen=True)
 class Terms:
-    """What a policy may be told besides scenarios: the random numbers it draws from, the risk that hedging minimises,
-    the moment of the monotonic clock by which solvers stop with the best they have, and ``alpha`` for ``blended``."""
+    """Inputs of a policy besides scenarios: its random generator, the risk to minimise, and ``alpha`` for ``blended``.
+
+    ``ends`` is the time of the monotonic clock at which solvers stop with the best decision they have.
+    """
 
     generator: torch.Generator = field(default_factory=torch.Generator)
     risk: Risk = EXPECTATION
@@ -40,18 +43,18 @@ class Terms:
     alpha: float = 0.5
 
     @property
-    def time_limit(self) -> float | None:
-        """How many seconds are left for solvers; None for any number."""
+    def time_limit_seconds(self) -> float | None:
+        """Seconds left for solvers; None for no limit."""
         return None if self.ends == math.inf else max(self.ends - monotonic(), 0.0)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy. ``hedges``: it minimises a risk over scenarios, rather than averaging or picking decisions.
+    """One policy. ``hedges``: it minimises a risk over scenarios instead of averaging or picking decisions.
 
-    ``recommendable``: it uses the whole posterior. Held-out rows are seen by few members, so they would flatter a
-    policy that needs only one. ``parameters`` names the terms that are its own. ``predictive``: it decides over
-    predictive scenarios instead of posterior draws. ``random``: it draws random numbers, context after context.
+    ``recommendable``: it uses the whole posterior. Few members hold out each row, which would flatter a policy that
+    needs only one member. ``parameters`` names the terms that only this policy uses. ``predictive``: it decides over
+    predictive scenarios instead of posterior draws. ``random``: it draws random numbers for each context.
     """
 
     name: str
@@ -66,31 +69,33 @@ class Policy:
 def decide_over(
     problem: DecisionProblem, draws: Scenarios, atoms: Scenarios, policy: str, terms: Terms | None = None
 ) -> Prescription:
-    """One decision for each context, over posterior draws or predictive scenarios, whichever the policy is for."""
+    """Decide for each context over posterior draws or over predictive atoms, as the policy requires."""
     return decide(problem, atoms if POLICIES[policy].predictive else draws, policy, terms)
 
 
 def decide(problem: DecisionProblem, scenarios: Scenarios, policy: str, terms: Terms | None = None) -> Prescription:
-    """One decision for each of B contexts by a policy's name."""
+    """Decide for each of B contexts by the named policy."""
     return POLICIES[policy].decide(problem, scenarios, terms or Terms())
 
 
-def decide_for(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None = None) -> Tensor:
-    """The admissible decisions (B, d_z) that are best if outcomes (B, d_y) were certain; NaN where none was found."""
+def decide_for_outcomes(problem: DecisionProblem, outcomes: Tensor, terms: Terms | None = None) -> Tensor:
+    """Return the best admissible decisions (B, d_z) for certain outcomes (B, d_y); NaN where none was found."""
     if problem.relaxation is problem:
         return problem.decide(outcomes)
     return _for_certain(problem, outcomes, terms or Terms()).decisions
 
 
 def first_policy(problem: DecisionProblem) -> str:
-    """What is left only for a clear gain. Where decisions jump as predictions move, a mean of them is a mix of plans,
-    and the plan for the mean prediction is one."""
-    return competing(problem)[0]
+    """Return the default policy, which another replaces only for a clear gain."""
+    return competing_policies(problem)[0]
 
 
-def competing(problem: DecisionProblem) -> tuple[str, ...]:
-    """The policies that held-out rows recommend from, the first first. Where a decision's cost is linear in outcomes,
-    ``blended`` is ``bcp``, and ``averaged`` would mix plans; where it is not, noise is worth hedging from the first."""
+def competing_policies(problem: DecisionProblem) -> tuple[str, ...]:
+    """Return the policies that may be recommended from held-out rows, the default first.
+
+    With a surrogate, decisions jump between plans, and ``averaged`` would mix them. Where the cost is linear in
+    outcomes, ``blended`` equals ``bcp``; where it is not, hedging against noise is the default.
+    """
     if not isinstance(problem, Surrogate):
         return RECOMMENDABLE
     return ("predictive", "bcp") if problem.loss == SQUARED_ERROR else ("bcp", "predictive")
@@ -107,19 +112,21 @@ def _averaged(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> P
         return _for_outcomes(problem, scenarios.mean(), scenarios, terms)
     each = problem.decide(scenarios.outcomes)
     mean = mean_of_atoms(each, scenarios.weights)
-    # Rounding must not carry the mean past a bound that every draw's decision keeps.
-    return _evaluated(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
+    # Rounding must not move the mean past a bound that every draw's decision keeps.
+    return _with_expected_cost(problem, mean.clamp(each.amin(dim=1), each.amax(dim=1)), scenarios)
 
 
 def _blended(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
     mean, outcomes, alpha = scenarios.mean()[:, None], scenarios.outcomes, terms.alpha
     # From the nearer end, so that both ends are exact.
-    drawn_in = mean + alpha * (outcomes - mean) if alpha < 0.5 else outcomes - (1 - alpha) * (outcomes - mean)
-    return _judged(problem, problem.prescribe(drawn_in, scenarios.weights, terms.risk, terms.time_limit), scenarios)
+    blend = mean + alpha * (outcomes - mean) if alpha < 0.5 else outcomes - (1 - alpha) * (outcomes - mean)
+    return _revalue(
+        problem, problem.prescribe(blend, scenarios.weights, terms.risk, terms.time_limit_seconds), scenarios
+    )
 
 
 def _bcp(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
-    return problem.prescribe(scenarios.outcomes, scenarios.weights, terms.risk, terms.time_limit)
+    return problem.prescribe(scenarios.outcomes, scenarios.weights, terms.risk, terms.time_limit_seconds)
 
 
 def _map(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> Prescription:
@@ -134,21 +141,23 @@ def _thompson(problem: DecisionProblem, scenarios: Scenarios, terms: Terms) -> P
 
 
 def _for_certain(problem: DecisionProblem, outcomes: Tensor, terms: Terms) -> Prescription:
-    return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64), time_limit=terms.time_limit)
+    return problem.prescribe(
+        outcomes[:, None], torch.ones(1, dtype=torch.float64), time_limit_seconds=terms.time_limit_seconds
+    )
 
 
 def _for_outcomes(problem: DecisionProblem, outcomes: Tensor, scenarios: Scenarios, terms: Terms) -> Prescription:
     if problem.relaxation is problem:
-        return _evaluated(problem, problem.decide(outcomes), scenarios)
-    return _judged(problem, _for_certain(problem, outcomes, terms), scenarios)
+        return _with_expected_cost(problem, problem.decide(outcomes), scenarios)
+    return _revalue(problem, _for_certain(problem, outcomes, terms), scenarios)
 
 
-def _judged(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
-    """The same decisions, their objective the expected cost over the scenarios; gaps stay those of what was solved."""
+def _revalue(problem: DecisionProblem, prescription: Prescription, scenarios: Scenarios) -> Prescription:
+    """Set the objective to the expected cost over the scenarios; gaps stay those of the problem that was solved."""
     return replace(prescription, objective=expected_cost(problem, prescription.decisions, scenarios), bounds=None)
 
 
-def _evaluated(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Prescription:
+def _with_expected_cost(problem: DecisionProblem, decisions: Tensor, scenarios: Scenarios) -> Prescription:
     known = decisions.isfinite().all(dim=1).tolist()
     status = [Status.OPTIMAL if one else Status.INFEASIBLE for one in known]
     reasons = () if all(known) else tuple("" if one else "no decision keeps all constraints" for one in known)

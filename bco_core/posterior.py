@@ -1,4 +1,4 @@
-"""The posterior: all that passes from learning to prescribing, as a frozen value of plain arrays."""
+"""The posterior: everything that passes from learning to prescribing, as one frozen value of plain arrays."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from bco_core.scenarios import Scenarios
 class Posterior:
     """A distribution over the predictor's θ, with the particles to decide from.
 
-    ``particles`` (K, d) are draws of equal weight, kept so that everyone prescribes from the same ones;
-    ``distribution`` makes fresh draws of any number. ``seed`` is what the particles were drawn with. ``history`` serves
+    ``particles`` (K, d) are draws of equal weight, stored so that every prescription uses the same ones;
+    ``distribution`` makes any number of fresh draws. ``seed`` is the seed of the particles. ``history`` provides
     predictive scenarios.
     """
 
@@ -44,50 +44,50 @@ class Posterior:
                 raise InvalidInput(f"{name} do not fit a predictor of {self.predictor.dim} parameters")
 
     def draws(self, count: int | None = None, seed: int | None = None) -> Tensor:
-        """K parameter vectors: the first stored particles, or fresh draws when a seed or more of them are asked for."""
+        """Return parameter vectors (K, d): the first stored particles, or fresh draws for a seed or a larger count."""
         if seed is None and (count is None or count <= len(self.particles)):
             return self.particles[:count]
         generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
         return self.distribution.sample(len(self.particles) if count is None else count, generator)
 
     def encode(self, contexts: Tensor) -> Tensor:
-        """Contexts (B, d_x) as the predictor sees them: for callers who ask more than once about the same ones."""
+        """Return the features of contexts (B, d_x), for callers that use the same contexts more than once."""
         return self.predictor.encode(contexts, torch.float64)
 
     def scenarios(self, contexts: Tensor, draws: Tensor, encoded: Tensor | None = None) -> Scenarios:
-        """The posterior predictive distribution for contexts (B, d_x), by parameter vectors (K, d) of equal weight."""
+        """Return the posterior predictive distribution for contexts (B, d_x), from draws (K, d) of equal weight."""
         seen = (self.encode(contexts) if encoded is None else encoded).to(draws.dtype)
         outcomes = self.predictor.predict_each_encoded(draws, seen)
         return Scenarios.equal(outcomes, self.predictor.predict_each_encoded(self._mode, seen)[:, 0])
 
     @cached_property
     def _mode(self) -> Tensor:
-        """The distribution's mode as a table of one parameter vector: finding it takes as long as many predictions."""
+        """The mode as a table (1, d), cached because finding it takes as long as many predictions."""
         return self.distribution.mode()[None]
 
     def predictive(
         self, contexts: Tensor, predictions: Tensor, count: int, encoded: Tensor | None = None
     ) -> Scenarios | None:
-        """What may really happen in contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
+        """Return predictive scenarios for contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
         if self.history is None:
             return None
         seen = self.encode(contexts) if encoded is None else encoded
         return predictive_scenarios(self.history, predictions, count, seen)
 
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
-        """A JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""
+        """Return a JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""
         predictor, statistics = predictor_to_arrays(self.predictor)
         distribution, arrays = self.distribution.to_arrays()
         arrays = statistics | arrays | {"particles": self.particles}
         description = {"predictor": predictor, "seed": self.seed} | distribution
         if self.history is not None:
-            description["history"], kept = self.history.to_arrays()
-            arrays |= kept
+            description["history"], history_arrays = self.history.to_arrays()
+            arrays |= history_arrays
         return description, {name: values.numpy() for name, values in arrays.items()}
 
     @staticmethod
     def from_arrays(description: dict[str, Any], arrays: Arrays, copy: bool = True) -> Posterior:
-        """The inverse. Without ``copy`` the arrays, which must be writable, become the posterior's own."""
+        """Restore a posterior. Without ``copy`` it takes over the arrays, which must then be writable."""
         tensors = {name: torch.from_numpy(np.array(values) if copy else values) for name, values in arrays.items()}
         predictor = predictor_from_arrays(description["predictor"], tensors)
         distribution = distribution_from_arrays(description, tensors)
@@ -97,8 +97,8 @@ class Posterior:
         return Posterior(predictor, distribution, tensors["particles"], description["seed"], history)
 
 
-def drawn_particles(description: dict[str, Any], arrays: Arrays, count: int) -> np.ndarray[Any, Any]:
-    """``count`` particles (K, d) as they are drawn when the posterior of ``arrays`` is made from a mixture."""
+def draw_particles(description: dict[str, Any], arrays: Arrays, count: int) -> np.ndarray[Any, Any]:
+    """Draw ``count`` particles (K, d) as learning draws them when it makes a posterior from a mixture."""
     distribution = distribution_from_arrays(
         description, {name: torch.tensor(values) for name, values in arrays.items()}
     )
@@ -106,17 +106,17 @@ def drawn_particles(description: dict[str, Any], arrays: Arrays, count: int) -> 
     return np.asarray(distribution.sample(count, generator).numpy())
 
 
-def without_particles(description: dict[str, Any], arrays: Arrays) -> Arrays:
-    """What has to be stored: no particles where drawing gives exactly these again, as it does for mixtures."""
+def strip_particles(description: dict[str, Any], arrays: Arrays) -> Arrays:
+    """Return the arrays to store: without particles where drawing reproduces them exactly, as it does for mixtures."""
     particles = arrays["particles"]
-    again = drawn_particles(description, arrays, len(particles))
+    again = draw_particles(description, arrays, len(particles))
     if again.dtype != particles.dtype or not np.array_equal(again, particles):
         return arrays
     return {name: values for name, values in arrays.items() if name != "particles"}
 
 
 def digest(description: dict[str, Any], arrays: Arrays) -> str:
-    """sha256 over the description and every array's name, type, shape and bytes."""
+    """Return the sha256 of the description and every array's name, type, shape and bytes."""
     hasher = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])

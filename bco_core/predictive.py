@@ -1,17 +1,18 @@
-"""Predictive scenarios: what may really happen, noise included, made of what happened in the history.
+"""Predictive scenarios: possible outcomes with noise, made from the residuals of the history.
 
-Posterior draws say how unsure the predictor is; they leave out the noise that no predictor removes. Here every row i of
-a kept history, with its out-of-fold prediction f̄_i and its outcome y_i, says what may happen at a new prediction f̄. An
-outcome is *carried* there in one of these ways, always whole, so that dependence between outcomes survives:
+Posterior draws show how uncertain the predictor is; they leave out the noise that no predictor removes. Here every row
+i of a stored history, with its out-of-fold prediction f̄_i and its outcome y_i, gives a possible outcome at a new
+prediction f̄. The outcome is *carried* there in one of four ways, as a whole vector, so dependence between outcomes
+survives:
 
     shift     f̄ + g (y_i − f̄_i)
-    scaled    f̄ + g s(x) (y_i − f̄_i) / s_i,   s the spread that residuals have in a context, log-linear in its features
+    scaled    f̄ + g s(x) (y_i − f̄_i) / s_i,   s the spread of residuals in a context, log-linear in its features
     stretch   f̄ (1 + g (y_i / f̄_i − 1))       for outcomes whose noise grows with their level
-    keep      y_i                              as it was, under a kernel alone
+    keep      y_i                              unchanged, only with kernel weights
 
-and rows count alike, or by how similar their predictions are: weights ∝ exp(−‖f̄ − f̄_i‖ / h). The factor g ≤ 1 shrinks
-residuals by what averaging all members gains over the few that predicted each row out of fold. Which way, and which h,
-is chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
+Rows count equally, or by the similarity of their predictions: weights ∝ exp(−‖f̄ − f̄_i‖ / h). The factor g ≤ 1 shrinks
+residuals, because all members together predict better than the few that predicted each row out of fold. The carrier and
+h are chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from bco_core.scenarios import Scenarios
 
 CARRIES = ("shift", "scaled", "stretch", "keep")
 _CHUNK_NUMBERS = 2_000_000
-# A ratio beyond this says more about a prediction near zero than about what may happen.
+# A larger ratio comes from a prediction near zero, not from the outcome.
 _LARGEST_RATIO = 10.0
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """How outcomes are carried: ``bandwidth`` h in units of the outcomes' spread, None where all rows count alike;
-    ``shrink`` g (d_y,); ``slopes`` (width + 1, d_y) of ln s by features and a constant, None unless scaled."""
+    """How outcomes are carried to a new prediction.
+
+    ``bandwidth`` h is in units of the outcomes' spread, None where all rows count equally; ``shrink`` is g (d_y,);
+    ``slopes`` (width + 1, d_y) of ln s on features and a constant, None unless scaled.
+    """
 
     carry: str
     bandwidth: float | None
@@ -46,10 +50,10 @@ class Carrier:
 
 @dataclass(frozen=True)
 class History:
-    """Rows kept with a posterior: out-of-fold predictions and outcomes, both (H, d_y), the outcomes' ``spread`` (d_y,),
-    how they are carried and, where that is scaled, each row's own ``scales`` (H, d_y).
+    """Rows stored with a posterior: out-of-fold predictions and outcomes, both (H, d_y), the outcomes' ``spread``
+    (d_y,), their carrier and, where it is scaled, the ``scales`` (H, d_y) of the rows.
 
-    Rows are in the order of their residuals, so that a systematic sample of them is a stratified one.
+    Rows are in the order of their residuals, so a systematic sample of them is a stratified one.
     """
 
     predictions: Tensor
@@ -62,20 +66,20 @@ class History:
         return len(self.outcomes)
 
     def scales_at(self, features: Tensor) -> Tensor | None:
-        """s(x) (B, d_y) for features (B, width), no further out than in the history; None unless scaled."""
+        """Return s(x) (B, d_y) for features (B, width), clamped to the history's range; None unless scaled."""
         if self.carrier.slopes is None or self.scales is None:
             return None
         return spread_at(self.carrier.slopes, features).clamp(*self._ends_of_scales)
 
     @cached_property
     def _ends_of_scales(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest of the rows' own scales, (d_y,) each."""
+        """The smallest and the largest scales of the rows, (d_y,) each."""
         if self.scales is None:
             raise RuntimeError("only scaled histories have scales")
         return self.scales.amin(dim=0), self.scales.amax(dim=0)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A plain description and arrays; :meth:`from_arrays` is the inverse."""
+        """Return a plain description and arrays; :meth:`from_arrays` is the inverse."""
         arrays = {
             "history_predictions": self.predictions,
             "history_outcomes": self.outcomes,
@@ -93,17 +97,17 @@ class History:
 
 
 def spread_at(slopes: Tensor, features: Tensor) -> Tensor:
-    """exp of an affine function of features (B, width): (B, d_y)."""
+    """Return s(x), exp of an affine function of features (B, width): (B, d_y)."""
     return exp_affine(features, slopes)
 
 
 def predictive_scenarios(
     history: History, predictions: Tensor, count: int, features: Tensor | None = None, own: Tensor | None = None
 ) -> Scenarios:
-    """``count`` equally weighted atoms for predictions f̄(x) (B, d_y), by systematic sampling of the history.
+    """Return ``count`` equally weighted atoms for predictions f̄(x) (B, d_y), by systematic sampling of the history.
 
-    ``features`` (B, width) are needed where the carrier is scaled. ``own`` (B,) names a row of the history that each
-    context must not see, its own; −1 for none.
+    A scaled carrier needs ``features`` (B, width). ``own`` (B,) is the row of the history that each context must not
+    use, because it is the context's own; −1 for none.
     """
     scales = None if features is None else history.scales_at(features)
     size = max(1, _CHUNK_NUMBERS // max(len(history), count))
@@ -111,13 +115,13 @@ def predictive_scenarios(
     for first in range(0, len(predictions), size):
         deadline.check()
         chunk = slice(first, first + size)
-        chosen = sampled(history, predictions[chunk], count, None if own is None else own[chunk])
-        parts.append(carried(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
+        chosen = sample_rows(history, predictions[chunk], count, None if own is None else own[chunk])
+        parts.append(carry_outcomes(history, chosen, predictions[chunk], None if scales is None else scales[chunk]))
     return Scenarios.equal(torch.cat(parts), predictions)
 
 
-def weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
-    """How much each row of the history counts at predictions (B, d_y): (B, H), the largest near one."""
+def row_weights(history: History, predictions: Tensor, own: Tensor | None = None) -> Tensor:
+    """Return the weight of each row of the history at predictions (B, d_y): (B, H), the largest near one."""
     if history.carrier.bandwidth is None:
         distance = torch.zeros(len(predictions), len(history), dtype=torch.float64)
     else:
@@ -130,8 +134,8 @@ def weights(history: History, predictions: Tensor, own: Tensor | None = None) ->
     return (distance.amin(dim=1, keepdim=True) - distance).exp()
 
 
-def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tensor | None) -> Tensor:
-    """The outcomes of chosen rows (B, K) at predictions (B, d_y): (B, K, d_y)."""
+def carry_outcomes(history: History, chosen: Tensor, predictions: Tensor, scales: Tensor | None) -> Tensor:
+    """Carry the outcomes of chosen rows (B, K) to predictions (B, d_y): (B, K, d_y)."""
     carrier, outcomes = history.carrier, history.outcomes[chosen]
     if carrier.carry == "keep":
         return outcomes
@@ -147,13 +151,13 @@ def carried(history: History, chosen: Tensor, predictions: Tensor, scales: Tenso
     return here + residuals
 
 
-def sampled(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
-    """Rows (B, count) of the history by systematic sampling, in its order."""
+def sample_rows(history: History, predictions: Tensor, count: int, own: Tensor | None) -> Tensor:
+    """Sample rows (B, count) of the history systematically, in its order."""
     places = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     if history.carrier.bandwidth is None and own is None:
         return (places * len(history)).long().expand(len(predictions), -1)
     if history.carrier.bandwidth is not None and own is None:
         scaled = predictions / history.spread, history.predictions / history.spread
         return sample_near(*scaled, history.carrier.bandwidth, count)
-    share = weights(history, predictions, own).cumsum(dim=1)
+    share = row_weights(history, predictions, own).cumsum(dim=1)
     return torch.searchsorted(share, places * share[:, -1:]).clamp_max(len(history) - 1)

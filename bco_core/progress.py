@@ -1,6 +1,6 @@
-"""How long work tells how far it has come: a fraction from 0 to 1 and a few words. Raising stops the work.
+"""Progress callbacks of long work: a fraction from 0 to 1 and a short message. Raising an error stops the work.
 
-Words may carry figures, for who wants to draw them: what an epoch or a step has met.
+Messages may carry figures of an epoch or a step, such as its loss, for charts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ Figures = dict[str, float]
 
 
 class Message(str):
-    """Words that carry figures, by name; what is no finite number is left out."""
+    """A message that carries named figures; numbers that are not finite are left out."""
 
     figures: tuple[Figures, ...]
 
     def __new__(cls, words: str, *figures: Mapping[str, float | None]) -> Self:
-        made = super().__new__(cls, words)
-        made.figures = tuple(found for one in figures if (found := _finite(one)))
-        return made
+        message = super().__new__(cls, words)
+        message.figures = tuple(known for one in figures if (known := _finite(one)))
+        return message
 
 
 def _finite(figures: Mapping[str, float | None]) -> Figures:
-    """Six digits are enough for drawing."""
+    """Return the finite figures, rounded to six digits, which is enough for charts."""
     known = {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
     return {name: value if isinstance(value, int) else float(f"{value:.6g}") for name, value in known.items()}
 
@@ -35,14 +35,14 @@ def figures_of(message: str) -> tuple[Figures, ...]:
 
 
 def no_progress(fraction: float, message: str) -> None:
-    """For callers that do not watch."""
+    """Ignore progress."""
 
 
 def part_of(progress: Progress, first: float, last: float) -> Progress:
-    """Progress of a part that takes the whole from ``first`` to ``last``."""
+    """Return the progress of a part that moves the whole from ``first`` to ``last``."""
     return lambda fraction, message: progress(first + fraction * (last - first), message)
 
 
-def in_words(progress: Progress) -> Progress:
-    """Progress without figures, for work whose figures would be taken for others."""
+def without_figures(progress: Progress) -> Progress:
+    """Return progress that drops figures, for work whose figures could be mistaken for others."""
     return lambda fraction, message: progress(fraction, str(message))

@@ -9,9 +9,9 @@ PENALTIES = 10.0 ** torch.linspace(-3, 1, 17, dtype=torch.float64)
 
 
 def ridge(contexts: Tensor, outcomes: Tensor, penalties: Tensor = PENALTIES) -> Tensor:
-    """Slopes and then intercept, (d_x + 1, d_y), of outcomes (n, d_y) by contexts (n, d_x).
+    """Return slopes and then the intercept, (d_x + 1, d_y), of outcomes (n, d_y) on contexts (n, d_x).
 
-    The penalty of each outcome is the one of least leave-one-out error, which is exact.
+    Each outcome gets the penalty of least leave-one-out error, which is computed exactly.
     """
     count = len(contexts)
     context_mean, outcome_mean = contexts.mean(0), outcomes.mean(0)

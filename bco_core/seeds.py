@@ -1,4 +1,4 @@
-"""Random numbers that do not depend on each other."""
+"""Seeds of independent random streams."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def entropy(*parts: int) -> int:
-    """A seed for torch that any change of a part makes independent."""
+    """Return a seed for torch; seeds of different parts give independent streams."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1

@@ -1,7 +1,7 @@
-"""Selection by out-of-fold decision cost, without overfitting it: the default is left only for a clear gain.
+"""Selection by out-of-fold decision cost: a candidate replaces the default only for a clear gain.
 
-Candidates are compared row by row with the default (the first); one replaces it if its paired gain is above one
-standard error, and the largest such gain wins. The plain minimum of a cross-validated cost would chase noise.
+Candidates are compared row by row with the default (the first). One replaces it if its paired gain exceeds one standard
+error, and the largest such gain wins. The plain minimum of a cross-validated cost would overfit noise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bco_core.estimates import estimate, paired_difference
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
 
-# Rows for people to read, such as the candidates of a selection with their costs.
+# Rows of a report, such as the candidates of a selection with their costs.
 Table = list[dict[str, Any]]
 
 _HALF = 0.5
@@ -25,7 +25,7 @@ _STACK_WEIGHTS = torch.linspace(0, 1, 11, dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen candidate and the table it was chosen from, for people to read."""
+    """The number of the chosen candidate, and the table of all candidates for reports."""
 
     chosen: int
     table: Table
@@ -34,7 +34,7 @@ class Selection:
 def select(costs: list[Tensor], labels: Table, errors: float = 1.0) -> Selection:
     """Choose among candidates with per-row costs (m,); the first is the default, and ``labels`` describe them.
 
-    A gain is clear that is above so many standard ``errors``.
+    A gain is clear if it exceeds ``errors`` standard errors.
     """
     gains = [paired_difference(values, costs[0]) for values in costs]
     clear = [index for index, gain in enumerate(gains) if gain.mean < -errors * gain.standard_error]
@@ -50,15 +50,15 @@ def select(costs: list[Tensor], labels: Table, errors: float = 1.0) -> Selection
 class ShareCosts:
     """Costs (shares, m) of the averaged decisions of two candidates at each share of the second, row by row.
 
-    Where rows are of several ``stretches`` (m,) of time, the second candidate is left, as far as it is, only for what
-    was better in each of the last two, and by no more than half: it learns more than others from a longer past.
+    Where rows belong to several ``stretches`` (m,) of time, a smaller share of the second candidate is chosen only if
+    it was better in each of the last two, and never below one half: the second gains most from a longer history.
     """
 
     costs: Tensor
     stretches: Tensor | None = None
 
     def best(self, rows: Tensor | slice = slice(None)) -> float:
-        """The share of least mean cost over some of the rows."""
+        """Return the share of least mean cost over some of the rows."""
         means = self.costs[:, rows].mean(dim=1)
         if self.stretches is not None:
             late = self.stretches[rows] >= self.stretches[rows].unique()[-2:][0]
@@ -66,7 +66,7 @@ class ShareCosts:
         return _STACK_WEIGHTS[int(means.argmin())].item()
 
     def _clear(self, rows: Tensor | slice) -> Tensor:
-        """Which shares are clearly better than the second candidate alone, or are it."""
+        """Return which shares (shares,) are clearly better than the second candidate alone, or are that candidate."""
         if self.stretches is None:
             raise RuntimeError("rows have no stretches")
         of = self.stretches[rows].unique(return_inverse=True)[1]
@@ -88,7 +88,7 @@ def share_costs(
     outcomes: Tensor,
     stretches: Tensor | None = None,
 ) -> ShareCosts:
-    """What mixing two candidates costs on outcomes (m, d_y)."""
+    """Return the costs of mixing two candidates at every share, on outcomes (m, d_y)."""
     each = [torch.einsum("bkz,k->bz", problem.decide(s.outcomes), s.weights) for s in (first, second)]
     costs = [problem.cost(torch.lerp(each[0], each[1], share), outcomes) for share in _STACK_WEIGHTS]
     return ShareCosts(torch.stack(costs), stretches)

@@ -1,4 +1,4 @@
-"""Statistics of weighted atoms, batched: atoms are sorted once, and everything else reads off the sorted tail."""
+"""Batched quantiles and CVaR of weighted atoms: atoms are sorted once, and each statistic is read off the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bco_core.batch_kernels import sum_of_rows
 
 
 def sort_atoms(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (..., K) in increasing order and the share of weight up to and including each, (..., K) ending at one."""
+    """Return values (..., K) in increasing order and the cumulative share of weight, (..., K), ending at one."""
     ordered, order = values.sort(dim=-1)
     if weights.ndim == 1 and bool((weights == weights[0]).all()):
         # Equal weights need no gathering, and this is the common case.
@@ -20,21 +20,21 @@ def sort_atoms(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sorted_quantile(ordered: Tensor, share: Tensor, levels: Tensor) -> Tensor:
-    """Smallest value whose share reaches each level: atoms (..., K), levels broadcast to (..., m) → (..., m)."""
+    """Return the smallest value whose share reaches each level: atoms (..., K), levels (..., m) → (..., m)."""
     wanted = levels.expand(*ordered.shape[:-1], levels.shape[-1]) * (1 - 1e-12)
     place = torch.searchsorted(share.contiguous(), wanted.contiguous())
     return ordered.gather(-1, place.clamp_max(ordered.shape[-1] - 1))
 
 
 def sorted_cvar(ordered: Tensor, share: Tensor, level: float) -> Tensor:
-    """Mean of the worst (1 − level) of the weight: atoms (..., K) → (...)."""
+    """Return the mean of the worst (1 − level) of the weight: atoms (..., K) → (...)."""
     before = torch.cat([torch.zeros_like(share[..., :1]), share[..., :-1]], dim=-1)
     taken = (share.clamp_min(level) - before.clamp_min(level)).clamp_min(0)
     return sum_of_rows(ordered * taken) / (1 - level)
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
-    """The quantile of each column at its own level: values (B, K, m), weights (K,) or (B, K), levels (m,) → (B, m)."""
+    """Return quantiles (B, m), each column at its own level: values (B, K, m), weights (K,) or (B, K), levels (m,)."""
     columns = values.transpose(1, 2).contiguous()
     ordered, share = sort_atoms(columns, weights if weights.ndim == 1 else weights[:, None])
     return sorted_quantile(ordered, share, levels[:, None]).squeeze(-1)

@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session
 from app.aliases.schemas import AliasName
 from app.aliases.service import locked, move
 from app.db.tables import PosteriorRow
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
 from bco_core.estimates import Estimate
 
 LEAST_ROWS = 20
 
 
-class Promotion(Request):
+class Promotion(StrictModel):
     """What to do with an alias once a job has succeeded."""
 
     alias: AliasName

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query, Request
 
 from app.aliases import service
 from app.aliases.schemas import AliasAnswer, AliasMove, AliasName, AliasTarget
-from app.http.routes import Guarded
+from app.http.routes import ScopedRoute
 from app.http.schemas import Limit, Page
 from app.http.security import Admin, Reader, Trainer
 
-router = APIRouter(prefix="/v1/aliases", tags=["aliases"], route_class=Guarded)
+router = APIRouter(prefix="/v1/aliases", tags=["aliases"], route_class=ScopedRoute)
 
 
 @router.put("/{name}")

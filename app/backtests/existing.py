@@ -1,4 +1,4 @@
-"""Posteriors that are there already, compared on rows that none of them has learned from."""
+"""Compare existing posteriors on rows that none of them has learned from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.datasets.encode_values import Whole
 from app.datasets.parsing import RawTable
 from app.datasets.service import count_rows, read_table
 from app.db.tables import DatasetRow, PosteriorRow
@@ -20,44 +19,47 @@ from app.http.errors import InvalidRequest
 from app.posteriors import service as posteriors
 from app.prescriptions.cache import Ready
 from app.problems.schemas import decision_names, outcome_names
-from bco_core.backtest.ours import decide_all
+from bco_core.arrays import Booleans, Integers
+from bco_core.backtest.rules import decide_all
 from bco_core.prescribe import PrescribeOptions
 from bco_core.progress import Progress
 
 
 @dataclass(frozen=True)
-class Existing:
-    """A posterior, how results call it, and what it is loaded as."""
+class ExistingPosterior:
+    """A loaded posterior and its label in results."""
 
-    called: str
+    label: str
     row: PosteriorRow
     loaded: Ready
 
-    def decisions(self, table: pa.Table, rows: Whole, progress: Progress) -> Tensor:
-        """Decisions (m, d_z) for rows (m,) of a table, NaN where the posterior cannot decide; each looks back on rows
-        of the table that were known in time."""
+    def decisions(self, table: pa.Table, rows: Integers, progress: Progress) -> Tensor:
+        """Return decisions (m, d_z) for rows (m,) of a table, NaN where the posterior cannot decide.
+
+        Features look back on rows of the table that were known in time.
+        """
         encoding = self.loaded.encoding
-        past = encoding.looking.past(table, 0) if encoding.looking is not None else None
+        past = encoding.lookback.past(table, 0) if encoding.lookback is not None else None
         encoded = encoding.encode_table(_checked(self, table.take(pa.array(rows))), past, notes=False)
-        kept = encoded.usable
-        found = torch.full((len(rows), self.loaded.problem.decision_dim), torch.nan, dtype=torch.float64)
-        if len(kept):
-            contexts = torch.from_numpy(encoded.matrix[kept])
+        usable = encoded.usable
+        decisions = torch.full((len(rows), self.loaded.problem.decision_dim), torch.nan, dtype=torch.float64)
+        if len(usable):
+            contexts = torch.from_numpy(encoded.matrix[usable])
             options = PrescribeOptions(policy=self.row.policy)
-            found[torch.from_numpy(kept)] = decide_all(
+            decisions[torch.from_numpy(usable)] = decide_all(
                 self.loaded.posterior, self.loaded.problem, contexts, options, progress
             )
-        return found
+        return decisions
 
 
-def _checked(one: Existing, table: pa.Table) -> pa.Table:
+def _checked(one: ExistingPosterior, table: pa.Table) -> pa.Table:
     columns = {name: table.column(name) for name in table.column_names}
     raw = RawTable(columns, table.num_rows, "dataset_id", lambda row, name: (("dataset_id",), f"row {row}"))
     return one.loaded.encoding.checked(raw)[0]
 
 
 def check(spec: dict[str, object], rows: Sequence[PosteriorRow]) -> None:
-    """Refuse posteriors that decide something else than the problem does."""
+    """Refuse posteriors whose decisions or outcomes are not those of the problem."""
     for index, row in enumerate(rows):
         same = decision_names(row.problem) == decision_names(spec) and outcome_names(row.problem) == outcome_names(spec)
         if not same:
@@ -67,17 +69,15 @@ def check(spec: dict[str, object], rows: Sequence[PosteriorRow]) -> None:
 
 def unseen(
     session: Session, dataset: DatasetRow, revision: int, rows: Sequence[PosteriorRow]
-) -> tuple[Whole, list[str]]:
-    """The rows of a data set that no posterior has learned from, and what is to be said of the others."""
+) -> tuple[Integers, list[str]]:
+    """Return the rows of a data set that no posterior has learned from, and notes on the others."""
     table = read_table(session, dataset.id, revision)
     fresh = np.ones(table.num_rows, dtype=bool)
     notes = []
     for row in rows:
         learned = _learned(session, dataset, table, row)
         if learned is None:
-            notes.append(
-                f"what {row.id} has learned from is not here any more, so nobody can tell whether it knows rows"
-            )
+            notes.append(f"the training data of {row.id} is unavailable, so it may have learned from these rows")
             continue
         if learned.any():
             notes.append(f"{int(learned.sum())} rows are left out because {row.id} has learned from them")
@@ -88,10 +88,8 @@ def unseen(
     return np.flatnonzero(fresh), notes
 
 
-def _learned(
-    session: Session, dataset: DatasetRow, table: pa.Table, row: PosteriorRow
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-    """Which rows (n,) a posterior has learned from: those of its own revision, or their like in another data set."""
+def _learned(session: Session, dataset: DatasetRow, table: pa.Table, row: PosteriorRow) -> Booleans | None:
+    """Mark the rows (n,) that a posterior has learned from: those of its revision, or equal rows elsewhere."""
     if row.dataset_id is None:
         return None
     revision = posteriors.learned_revision(session, row)
@@ -99,10 +97,8 @@ def _learned(
         return np.arange(table.num_rows) < count_rows(session, dataset.id, revision)
     own = read_table(session, row.dataset_id, revision)
     shared = [name for name in table.column_names if name in own.column_names]
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.asarray(
-        pc.is_in(_fingerprints(table, shared), value_set=_fingerprints(own, shared))
-    )
-    return found
+    learned: Booleans = np.asarray(pc.is_in(_fingerprints(table, shared), value_set=_fingerprints(own, shared)))
+    return learned
 
 
 def _fingerprints(table: pa.Table, names: list[str]) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""What a backtest is asked to compare, and on which rows."""
+"""Requests of backtests, and their answers over time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.db.former_names import FORMER_ACTUAL
-from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Seed, StrictModel, TimeLimit
 from app.posteriors import history
 from app.posteriors.history import Features
 from app.posteriors.options import AutoInference, InferenceSpec, PredictorSpec, learning_options
 from bco_core.backtest.rules import RULES
 from bco_core.backtest.splits import MOST_SPLITS
-from bco_core.backtest.verdict import ACTUAL_DECISION
+from bco_core.backtest.summary import ACTUAL_DECISION
 from bco_core.inference.options import LearningOptions
 
 if TYPE_CHECKING:
@@ -25,46 +25,50 @@ else:
 SPLITS, JUDGED = 4, 0.3
 
 
-class Ours(Request):
-    """A posterior of ours, learned anew for every split: options as of a learn job."""
+class CandidateSpec(StrictModel):
+    """A posterior to learn anew for every split, with the options of a learn job."""
 
-    name: Name | None = Field(None, description="how results call it; by default its method")
+    name: Name | None = Field(None, description="its name in results; by default its method")
     predictor: PredictorSpec = PredictorSpec()
     inference: InferenceSpec = AutoInference()
-    policy: PolicyName | None = Field(None, description="by default what held-out rows recommend, split by split")
+    policy: PolicyName | None = Field(
+        None, description="by default the one that held-out rows recommend, split by split"
+    )
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         return self.name or self.inference.method
 
     def learning_options(self, seed: int) -> LearningOptions:
         return learning_options(self.predictor, self.inference, self.policy, seed)
 
 
-class BacktestOptions(Request):
-    """What is compared, and on which rows."""
+class BacktestOptions(StrictModel):
+    """Policies to compare, and the rows to compare them on."""
 
-    ours: list[Ours] = Field(
-        [Ours()], max_length=4, description="posteriors to learn; the verdict is about the first, auto by default"
+    ours: list[CandidateSpec] = Field(
+        [CandidateSpec()],
+        max_length=4,
+        description="posteriors to learn; the verdict is about the first, auto by default",
     )
     baselines: list[RuleName] | None = Field(
-        None, max_length=len(RULES), description="rules to compare with; by default all that make sense for the problem"
+        None, max_length=len(RULES), description="rules to compare with; by default all that suit the problem"
     )
     actual_decision: dict[str, str] = Field(
         {}, description="the decision actually taken: each decision's name and the data set's column of role decision"
     )
     features: Features = Field("auto", description=history.DESCRIPTION)
     splits: Annotated[int, Field(ge=1, le=MOST_SPLITS)] = Field(
-        SPLITS, description="how often everything is learned anew: blocks of time one after the other, or random parts"
+        SPLITS, description="number of splits, each learned anew: consecutive blocks of time, or random parts"
     )
     judged: Annotated[float, Field(gt=0, le=0.9)] | None = Field(
-        None, description=f"with a time column, the share of rows, the newest, that are judged; {JUDGED} by default"
+        None, description=f"with a time column, the share of rows that are judged, the newest; {JUDGED} by default"
     )
     seed: Seed = 0
 
     @model_validator(mode="after")
     def names_differ(self) -> Self:
-        names = [one.called for one in self.ours]
+        names = [one.label for one in self.ours]
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise ValueError("two of ours have the same name; give each a name of its own")
@@ -105,7 +109,7 @@ class NewBacktest(BacktestOptions, Body):
         description="posteriors, or aliases, to compare instead of learning, on rows that none has learned from",
     )
     time_limit_seconds: TimeLimit | None = Field(
-        None, description="stop computing after so long and fail; by default as long as the service allows"
+        None, description="time after which the job fails; by default the limit of the service"
     )
 
     @model_validator(mode="after")
@@ -113,7 +117,7 @@ class NewBacktest(BacktestOptions, Body):
         unused = {"ours", "baselines", "features", "splits", "judged"} & self.model_fields_set
         if self.posteriors and unused:
             raise ValueError(
-                "posteriors that are there already are compared with each other and with what was done; leave out "
+                "existing posteriors are compared with each other and with what was done; leave out "
                 f"{', '.join(sorted(unused))}"
             )
         if len(set(self.posteriors)) < len(self.posteriors):
@@ -128,9 +132,9 @@ Stretches = Annotated[int, Field(ge=1, le=200)]
 
 class PolicyOverTime(BaseModel):
     name: str
-    words: str = Field(description="how sentences call it")
-    rows: list[int] = Field(description="rows of each stretch that it decided for")
-    cost: list[float | None] = Field(description="the sum of their costs")
+    words: str = Field(description="its name in sentences")
+    rows: list[int] = Field(description="rows that it decided for, in each stretch")
+    cost: list[float | None] = Field(description="sum of their costs")
 
 
 class CumulatedDifference(BaseModel):
@@ -138,22 +142,26 @@ class CumulatedDifference(BaseModel):
 
     against: str
     words: str
-    rows: list[int] = Field(description="rows so far that both decided for")
-    sum: list[float | None] = Field(description="of the differences so far; below zero where the candidate is cheaper")
-    standard_error: list[float | None] = Field(description="of the sum; null where nothing tells it")
-    low: list[float | None] = Field(description="where the 95 % interval of the sum begins")
-    high: list[float | None] = Field(description="where it ends; at the end, as that of the mean difference says")
+    rows: list[int] = Field(description="rows so far for which both have a decision")
+    sum: list[float | None] = Field(
+        description="sum of the differences so far; negative where the candidate is cheaper"
+    )
+    standard_error: list[float | None] = Field(description="standard error of the sum; null where it is unknown")
+    low: list[float | None] = Field(description="lower end of the sum's 95 % interval")
+    high: list[float | None] = Field(
+        description="upper end; in the last stretch it agrees with the interval of the mean difference"
+    )
 
 
 class OverTimeAnswer(BaseModel):
     """A backtest in stretches of time of equal length or, without a time column, of rows in their order."""
 
-    candidate: str = Field(description="the policy that the verdict is about")
-    against: str | None = Field(description="the policy that the verdict compares it with")
+    candidate: str = Field(description="policy that the verdict is about")
+    against: str | None = Field(description="policy that the verdict compares it with")
     by: Literal["time", "rows"]
-    begins: list[str] = Field(description="the first time, or row, of each stretch")
-    ends: list[str] = Field(description="the last one")
-    rows: list[int] = Field(description="rows of each stretch that were judged")
+    begins: list[str] = Field(description="first time, or row, of each stretch")
+    ends: list[str] = Field(description="last time, or row, of each stretch")
+    rows: list[int] = Field(description="judged rows in each stretch")
     policies: list[PolicyOverTime]
     differences: list[CumulatedDifference]
-    intervals: str = Field(description="how intervals are made")
+    intervals: str = Field(description="how intervals are computed")

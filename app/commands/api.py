@@ -15,9 +15,9 @@ import typer
 import uvicorn
 from prometheus_client import multiprocess
 
-from app.commands.children import PYTHON, Kept
-from app.commands.serve import DRAIN_SECONDS, _stop_all, url
-from app.http.protocol import bounded
+from app.child_processes import PYTHON, SupervisedProcess
+from app.commands.serve import DRAIN_SECONDS, stop_all, url
+from app.http.protocol import limited_protocol
 from app.posteriors import shared
 from app.settings import Settings
 
@@ -29,16 +29,16 @@ _BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """Says where it listens as soon as it does, unless it is one of several."""
+    """Prints its address as soon as it listens, unless it is one of several."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and not sockets:
-            _say_where(self.config.host, self.config.port)
+            _print_address(self.config.host, self.config.port)
 
 
 def run(settings: Settings) -> bool:
-    """Serve until told to stop; False if it could not even start. SIGTERM lets open requests finish first."""
+    """Serve until SIGTERM, which lets open requests finish first; return whether the server could start."""
     if settings.processes > 1 and not is_one_of_several():
         return _supervise(settings)
     # Importing the application takes seconds, and a supervisor needs none of it.
@@ -49,7 +49,7 @@ def run(settings: Settings) -> bool:
     give_back_early()
     application = create_app()
     warm_up()
-    # What is there by now stays: the collector need not look through all of it again while everybody waits.
+    # Everything loaded so far stays: the garbage collector need not look through it again during requests.
     gc.collect()
     gc.freeze()
     server = Server(
@@ -57,7 +57,7 @@ def run(settings: Settings) -> bool:
             application,
             host=settings.host,
             port=settings.port,
-            http=bounded(settings),
+            http=limited_protocol(settings),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -67,50 +67,52 @@ def run(settings: Settings) -> bool:
     )
     # Clients that follow a job would otherwise keep the process open until the job ends.
     application.state.stopping = lambda: server.should_exit
-    # Its imports take seconds, which the first call that needs it should not have to wait for.
+    # Its imports take seconds; the first call that needs it should not wait for them.
     application.state.solvers.start()
     server.run([_listening(settings)] if is_one_of_several() else None)
     return server.started
 
 
 def is_one_of_several() -> bool:
-    """Whether this process was started by a supervisor that holds the port already."""
+    """Return whether this process was started by a supervisor that holds the port."""
     return shared.FOLDER in os.environ
 
 
 def _supervise(settings: Settings) -> bool:
-    """So many processes behind one port until told to stop; one that ends is started again.
+    """Run several processes behind one port until SIGTERM; restart one that ends.
 
-    The system deals connections to them. They share the arrays of loaded posteriors and their metrics through a folder
-    that only they can read and that goes with them.
+    The system distributes connections among them. They share the arrays of loaded posteriors and their metrics through
+    a folder that only they can read and that is removed with them.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # The port is held here, though not listened at: it stays ours while all processes are down.
+    # Bound here but not listened on: the port stays ours while all processes are down.
     with tempfile.TemporaryDirectory(prefix="bco-") as folder, _bound(settings):
         metrics = Path(folder) / "metrics"
         metrics.mkdir()
         environment = os.environ | {shared.FOLDER: folder, _METRICS: str(metrics)}
-        kept = [Kept("API process", _COMMAND, environment) for _ in range(settings.processes)]
-        _say_where(settings.host, settings.port)
+        supervised = [SupervisedProcess("API process", _COMMAND, environment) for _ in range(settings.processes)]
+        _print_address(settings.host, settings.port)
         try:
-            bury: Callable[[int, str], None] = multiprocess.mark_process_dead
-            return _keep_alive(kept, stop, lambda pid: bury(pid, str(metrics)))
+            forget: Callable[[int, str], None] = multiprocess.mark_process_dead
+            return _keep_alive(supervised, stop, lambda pid: forget(pid, str(metrics)))
         finally:
-            _stop_all([process.process for process in kept], DRAIN_SECONDS + 2)
+            stop_all([process.process for process in supervised], DRAIN_SECONDS + 2)
 
 
-def _keep_alive(kept: list[Kept], stop: threading.Event, bury: Callable[[int], None]) -> bool:
-    """False if a process could not even start the first time: a setting is wrong, and would be wrong again."""
+def _keep_alive(
+    supervised: list[SupervisedProcess], stop: threading.Event, forget_metrics: Callable[[int], None]
+) -> bool:
+    """Return False if a process cannot start the first time: a setting is wrong, and would be wrong again."""
     while not stop.wait(0.2):
-        for process in kept:
+        for process in supervised:
             pid = process.process.pid
-            code = process.look()
+            code = process.check()
             if code is None:
                 continue
-            bury(pid)
-            if code > 0 and not any(one.has_run for one in kept):
+            forget_metrics(pid)
+            if code > 0 and not any(one.has_run for one in supervised):
                 return False
     return True
 
@@ -130,6 +132,6 @@ def _bound(settings: Settings) -> socket.socket:
     return bound
 
 
-def _say_where(host: str, port: int) -> None:
+def _print_address(host: str, port: int) -> None:
     address = url(host, port)
     typer.echo(f"The API listens at {address}; its docs page, to try things out, is {address}/docs")

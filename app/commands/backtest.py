@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.commands.errors import ended, plain_errors
-from app.commands.experiments import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from app.backtests.backtest import Backtest
 
+Json = Annotated[bool, typer.Option("--json", help="end with one JSON object on a line of its own")]
 _MISTAKES = 5
 _FORMATS = (".csv", ".parquet")
 
@@ -27,27 +27,33 @@ def backtest(
     problem: Annotated[
         Path, typer.Option(help="JSON file with the problem, as for POST /v1/problems", exists=True, dir_okay=False)
     ],
-    time: Annotated[str, typer.Option(help="the column of times; without it, random parts are judged")] = "",
+    time: Annotated[str, typer.Option(help="time column; without it, random folds are judged")] = "",
     series: Annotated[list[str] | None, typer.Option(help="key column, such as store (repeat for several)")] = None,
-    lead: Annotated[int, typer.Option(help="periods ahead that a decision is made", min=1)] = 1,
+    lead: Annotated[int, typer.Option(help="periods between a decision and its outcome", min=1)] = 1,
     actual_decision: Annotated[
         list[str] | None,
         typer.Option(help="the decision actually taken: decision=column (repeat for each decision)"),
     ] = None,
-    contexts: Annotated[list[str] | None, typer.Option(help="column known when deciding; default all others")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="context of numbers that are mere names")] = None,
-    missing: Annotated[str, typer.Option(help="rows with gaps: reject, drop or impute")] = "reject",
+    contexts: Annotated[
+        list[str] | None, typer.Option(help="column that is known at the decision; default all others")
+    ] = None,
+    categorical: Annotated[list[str] | None, typer.Option(help="numeric context whose values are categories")] = None,
+    missing: Annotated[str, typer.Option(help="rows with missing values: reject, drop or impute")] = "reject",
     unseen: Annotated[str, typer.Option(help="rare and new categories: reject or other")] = "reject",
-    splits: Annotated[int, typer.Option(help="how often everything is learned anew", min=1)] = 4,
-    judged: Annotated[float | None, typer.Option(help="share of rows, the newest, that are judged; 0.3")] = None,
-    baseline: Annotated[list[str] | None, typer.Option(help="a rule to compare with; default all that fit")] = None,
+    splits: Annotated[int, typer.Option(help="number of splits; each learns everything anew", min=1)] = 4,
+    judged: Annotated[
+        float | None, typer.Option(help="share of rows, the newest, that are judged; default 0.3")
+    ] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="rule to compare with (repeat for several); default all that apply")
+    ] = None,
     learn: Annotated[
         Path | None,
         typer.Option(
             help="JSON file with predictor, inference and policy, as of a learn job", exists=True, dir_okay=False
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="another seed learns with other chance", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="random seed of learning", min=0)] = 0,
     output: Annotated[
         Path | None, typer.Option(help="write a line for each row and policy to this .csv or .parquet")
     ] = None,
@@ -55,9 +61,9 @@ def backtest(
 ) -> None:
     """Would it have been better than what you did? Compare on your own history, without a server.
 
-    The problem's outcomes are columns of the file; all others are contexts, unless they are named otherwise. With
-    [bold]--time[/] the newest rows are judged block by block, each by what was learned from rows that were known
-    before it; without it, every row is judged once by the others. Everything is learned in this process.
+    The problem's outcomes are columns of the file; all other columns are contexts, unless options say otherwise. With
+    [bold]--time[/] the newest rows are judged block by block, each with models learned from rows known before it;
+    without it, every row is judged once with models learned from other rows. Everything runs in this process.
 
     [bold]bco backtest sales.csv --problem problem.json --time day --series shop --actual-decision bread=baked[/]
 
@@ -67,15 +73,15 @@ def backtest(
     """
     if output is not None and output.suffix not in _FORMATS:
         raise ended(f"Results are written as {' or '.join(_FORMATS)}; {output.name} is neither.", 1)
-    asked: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
+    choices: dict[str, Any] = {"splits": splits, "judged": judged, "baselines": baseline, "seed": seed}
     if learn is not None:
-        asked["ours"] = [_json(learn)]
+        choices["ours"] = [_json(learn)]
     pairs = [_pair(one) for one in actual_decision or []]
     roles = {"time": time or None, "series": series or [], "lead": lead, "missing": missing, "unseen": unseen}
     roles |= {"contexts": contexts, "categorical": categorical or [], "decisions": [column for _, column in pairs]}
     with plain_errors(), _sentences():
-        planned = _planned(file, _json(problem), roles, asked | {"actual_decision": dict(pairs)})
-        tables = _computed(planned)
+        planned = _plan(file, _json(problem), roles, choices | {"actual_decision": dict(pairs)})
+        tables = _compute(planned)
         summary = planned.summary(tables)
         if output is not None:
             _write(tables, output)
@@ -84,23 +90,23 @@ def backtest(
         typer.echo(jsonlib.dumps(summary))
 
 
-def _planned(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: dict[str, Any]) -> Backtest:
-    """Everything is checked as the service checks it."""
+def _plan(file: Path, problem: dict[str, Any], roles: dict[str, Any], choices: dict[str, Any]) -> Backtest:
+    """Check everything as the service does; return the backtest."""
     from app.backtests.backtest import Backtest, check_actual_decision
     from app.backtests.schemas import BacktestOptions
     from app.datasets.parsing import parse_file
     from app.datasets.profile import profile
-    from app.datasets.roles import Roles
+    from app.datasets.roles import ColumnRoles
     from app.datasets.schemas import NewDataset
     from app.db.tables import DatasetRow
     from app.problems.schemas import NewProblem, outcome_names
     from app.settings import get_settings
 
     spec = NewProblem.model_validate({"name": "problem", "spec": problem.get("spec", problem)}).spec.model_dump()
-    options = BacktestOptions.model_validate(asked)
+    options = BacktestOptions.model_validate(choices)
     outcomes = outcome_names(spec)
     read = NewDataset.model_validate({"name": "history", "rows": [], "outcomes": outcomes} | roles)
-    chosen = Roles(**read.model_dump(exclude={"name", "rows"}))
+    chosen = ColumnRoles(**read.model_dump(exclude={"name", "rows"}))
     profiled = profile(parse_file(file.read_bytes(), get_settings()), chosen, get_settings())
     for warning in profiled.warnings:
         typer.echo(f"Note: {warning}.", err=True)
@@ -109,8 +115,8 @@ def _planned(file: Path, problem: dict[str, Any], roles: dict[str, Any], asked: 
     return Backtest(spec, dataset, profiled.table, options)
 
 
-def _computed(planned: Backtest) -> list[pa.Table]:
-    """The tables of all parts, with a bar that knows how long the rest takes."""
+def _compute(planned: Backtest) -> list[pa.Table]:
+    """Compute the tables of all parts, with a progress bar."""
     import torch
     from rich.console import Console
     from rich.progress import (
@@ -124,7 +130,7 @@ def _computed(planned: Backtest) -> list[pa.Table]:
 
     from app.settings import get_settings
 
-    # As a worker does: processes that share a machine get in each other's way with more threads than they need.
+    # As a worker does: with more threads, processes on a shared machine slow each other down.
     torch.set_num_threads(get_settings().threads)
     columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     tables: list[pa.Table] = []
@@ -175,27 +181,27 @@ def _text(number: float | None) -> str:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    decision, found, column = text.partition("=")
-    if not (decision and found and column):
+    decision, separator, column = text.partition("=")
+    if not (decision and separator and column):
         raise ended(
-            f"Say what was actually decided as decision=column, such as bread=baked; {text!r} is not of this form.", 1
+            f"Write the actual decision as decision=column, such as bread=baked; {text!r} is not of this form.", 1
         )
     return decision, column
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = jsonlib.loads(path.read_text(encoding="utf-8"))
+        value = jsonlib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ended(f"{path} is not JSON ({error}).", 1) from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ended(f"{path} must hold a JSON object.", 1)
-    return found
+    return value
 
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """What the service would answer with a refusal ends the command with a sentence."""
+    """Turn errors that the service would answer into a sentence and an exit status."""
     from pydantic import ValidationError
 
     from app.http.errors import HttpError
@@ -204,10 +210,10 @@ def _sentences() -> Iterator[None]:
     try:
         yield
     except HttpError as error:
-        told = [f"{one.pointer[2:]}: {one.detail}" for one in error.fields[:_MISTAKES]] or [error.detail]
-        raise ended("This cannot be used: " + "; ".join(told) + ".", 1) from None
+        messages = [f"{one.pointer[2:]}: {one.detail}" for one in error.fields[:_MISTAKES]] or [error.detail]
+        raise ended("This cannot be used: " + "; ".join(messages) + ".", 1) from None
     except ValidationError as error:
-        told = [f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:_MISTAKES]]
-        raise ended("This cannot be used: " + "; ".join(told) + ".", 1) from None
+        messages = [f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:_MISTAKES]]
+        raise ended("This cannot be used: " + "; ".join(messages) + ".", 1) from None
     except BcoError as error:
         raise ended(f"This cannot be used: {error}.", 1) from None

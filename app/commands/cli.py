@@ -4,27 +4,54 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import MutableMapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from app import logs
 from app.commands.backtest import backtest
-from app.commands.contextual import knapsack, shortest_path
 from app.commands.errors import check_database_path, ended, plain_errors
-from app.commands.experiments import Json, experiment, find_benchmarks
 from app.commands.keys import keys
 from app.settings import Settings, get_settings
 
+
+class CheckoutGroup(TyperGroup):
+    """Commands of ``benchmarks/cli.py``, which is no part of the installed product; imported when one is used."""
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        root = Path(__file__).parents[2]
+        if not (root / "benchmarks" / "cli.py").is_file():
+            raise typer.BadParameter("experiments and benches run from a checkout of the repository, not the package")
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+        from benchmarks.cli import GROUPS
+
+        return dict(get_group(GROUPS[str(self.name)]).commands)
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, Any]) -> None:
+        """Ignore the commands that typer has found: there are none here."""
+
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-bench = typer.Typer(no_args_is_help=True)
-app.add_typer(bench, name="bench")
-experiment.command()(shortest_path)
-experiment.command()(knapsack)
-app.add_typer(experiment, name="experiment")
+app.add_typer(
+    typer.Typer(cls=CheckoutGroup, no_args_is_help=True),
+    name="experiment",
+    help="Reproduce experiments; with --json the last line is one JSON object.",
+)
+app.add_typer(
+    typer.Typer(cls=CheckoutGroup, no_args_is_help=True),
+    name="bench",
+    help="Measure this machine; with --json the last line is one JSON object.",
+)
 app.add_typer(keys, name="keys")
 app.command()(backtest)
 
@@ -62,8 +89,8 @@ Port = Annotated[int | None, typer.Option(help="port to listen on (BCO_PORT)", m
 Processes = Annotated[int | None, typer.Option(help="processes of the API (BCO_PROCESSES)", min=1)]
 
 
-def _chosen(**options: str | int | None) -> Settings:
-    """The settings, with what was chosen by option instead of by variable."""
+def _settings_with(**options: str | int | None) -> Settings:
+    """Return the settings with the values of command-line options."""
     return get_settings().model_copy(update={name: value for name, value in options.items() if value is not None})
 
 
@@ -77,7 +104,7 @@ def serve(
     """Run the API and its worker(s) on this machine, migrating the database first."""
     from app.commands import serve as local
 
-    settings = _chosen(host=host, port=port, workers=workers, processes=processes)
+    settings = _settings_with(host=host, port=port, workers=workers, processes=processes)
     _check_port(settings)
     with plain_errors():
         raise typer.Exit(local.serve(settings))
@@ -97,7 +124,7 @@ def _check_port(settings: Settings) -> None:
 @app.command()
 def api(host: Host = None, port: Port = None, processes: Processes = None) -> None:
     """Run the HTTP API alone; workers run elsewhere on the same database. SIGTERM lets open requests finish first."""
-    # Whether requests need a key depends on the address, so the whole process must know it.
+    # In the environment, because whether requests need a key depends on the address.
     chosen = {"BCO_HOST": host, "BCO_PORT": port, "BCO_PROCESSES": processes}
     os.environ |= {name: str(value) for name, value in chosen.items() if value is not None}
     get_settings.cache_clear()
@@ -112,12 +139,11 @@ def api(host: Host = None, port: Port = None, processes: Processes = None) -> No
 
 @app.command()
 def worker() -> None:
-    """Run one worker: it takes jobs from the queue and learns posteriors."""
-    from app.commands.serve import WORKER_COMMAND
-
+    """Run one worker: it takes jobs from the queue and runs them."""
     check_database_path()
-    # A fresh, light main module: the processes that compute jobs import it again.
-    os.execv(WORKER_COMMAND[0], WORKER_COMMAND)  # noqa: S606
+    from app.jobs.worker import main as run
+
+    run()
 
 
 @app.command()
@@ -132,7 +158,7 @@ def migrate() -> None:
 
 @app.command()
 def prune() -> None:
-    """Remove what is older than the settings say; workers do it every hour."""
+    """Remove what is older than the settings allow; workers do so every hour."""
     from app.jobs.retention import prune as run
 
     with plain_errors():
@@ -142,11 +168,11 @@ def prune() -> None:
 
 @app.command()
 def export(
-    posterior_id: Annotated[str, typer.Argument(help="the posterior, post_…, or an alias")],
+    posterior_id: Annotated[str, typer.Argument(help="id, post_…, or alias of the posterior")],
     path: Annotated[Path, typer.Argument(help="file to write, such as bakery.bco")],
-    workspace: Annotated[str, typer.Option(help="whose alias it is")] = "default",
+    workspace: Annotated[str, typer.Option(help="workspace of the alias")] = "default",
 ) -> None:
-    """Write a posterior, its problem and its columns to one file, to keep it or to import it elsewhere."""
+    """Write a posterior, its problem and its columns to one file, as a backup or to import it elsewhere."""
     from app.posteriors import portable
 
     with plain_errors():
@@ -156,7 +182,7 @@ def export(
 
 @app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="a file that bco export has written", exists=True, dir_okay=False)],
+    path: Annotated[Path, typer.Argument(help="file written by bco export", exists=True, dir_okay=False)],
     workspace: Annotated[str, typer.Option(help="workspace to put it in")] = "default",
 ) -> None:
     """Read a posterior from a file into the database; everything in the file is checked first."""
@@ -164,17 +190,15 @@ def import_(
 
     with plain_errors():
         row, new = portable.import_(path, workspace)
-        typer.echo(
-            f"{row.id} ({row.name}) is {'there now' if new else 'there already, exactly so'}: {row.digest[:12]}."
-        )
+        typer.echo(f"{row.id} ({row.name}) is {'imported' if new else 'already there, unchanged'}: {row.digest[:12]}.")
 
 
 @app.command()
 def sample(
     path: Annotated[Path, typer.Argument(help="CSV file to write")],
-    force: Annotated[bool, typer.Option("--force", help="overwrite the file if it is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite an existing file")] = False,
 ) -> None:
-    """Write the demo's bakery history as a CSV file to try things with."""
+    """Write the demo's bakery history as a CSV file, to try things out."""
     from app.demo import as_csv, bakery_rows
 
     with plain_errors():
@@ -182,8 +206,8 @@ def sample(
             with path.open("w" if force else "x") as file:
                 file.write(as_csv(bakery_rows()))
         except FileExistsError:
-            raise ended(f"{path} is there already; choose another name, or overwrite it with --force.") from None
-    typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. Every other column is context.")
+            raise ended(f"{path} already exists; choose another name, or overwrite it with --force.") from None
+    typer.echo(f"Wrote {path}. Outcomes: croissants, loaves. All other columns are contexts.")
 
 
 @app.command()
@@ -191,18 +215,18 @@ def demo(
     exit_: Annotated[bool, typer.Option("--exit", help="stop the service after the table")] = False,
 ) -> None:
     """Learn from a bakery's history, prescribe for three mornings, and leave the service running."""
-    # Leaving by an exception stops the service and its processes, which a plain end by the signal would not.
-    # It comes first: the libraries imported next may start processes of their own.
+    # An exception stops the service and its processes; dying by the signal would not.
+    # Set first: the libraries imported next may start processes of their own.
     signal.signal(signal.SIGTERM, _leave)
-    from app.commands.demo import Refused, demonstrate
+    from app.commands.demo import DemoError, demonstrate
     from app.commands.serve import NotStarted
 
     try:
         code = demonstrate(get_settings(), Console(), stay=not exit_)
     except NotStarted as error:
-        # The service itself has said why, in a sentence.
+        # The service itself has printed the reason.
         raise ended(str(error)) from None
-    except Refused as error:
+    except DemoError as error:
         raise ended(str(error), 1) from None
     raise typer.Exit(code)
 
@@ -210,103 +234,6 @@ def demo(
 def _leave(number: int, _: object) -> None:
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
-
-
-@bench.callback()
-def measure() -> None:
-    """Measure this machine; with --json the last line is one JSON object."""
-    find_benchmarks()
-
-
-@bench.command("serving")
-def bench_serving(json: Json = False) -> None:
-    """Latency and throughput of prescribe over HTTP, job start, and memory of the API process."""
-    from benchmarks.bench.serving import run
-
-    run(json)
-
-
-@bench.command("load")
-def bench_load(
-    json: Json = False,
-    seconds: Annotated[float, typer.Option(help="how long each number of clients asks", min=1)] = 10.0,
-) -> None:
-    """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
-    from benchmarks.bench.load import run
-
-    run(json, seconds)
-
-
-@bench.command("attack")
-def bench_attack(
-    json: Json = False,
-    only: Annotated[list[str] | None, typer.Option(help="an attack to try (repeat for several); default all")] = None,
-    seconds: Annotated[float, typer.Option(help="how long each attack lasts", min=1)] = 8.0,
-) -> None:
-    """What others notice while ill-meaning clients do their worst to a service of their own, on loopback."""
-    from benchmarks.bench.attack import run
-    from benchmarks.bench.attacks import ATTACKS
-
-    unknown = [name for name in only or [] if name not in ATTACKS]
-    if unknown:
-        raise ended(f"There is no attack {', '.join(unknown)}; there are {', '.join(ATTACKS)}.", 1)
-    run(json, only, seconds)
-
-
-@bench.command("inference")
-def bench_inference(json: Json = False) -> None:
-    """The cost of a step of variational inference beside plain IEO, and of eight members beside one."""
-    from benchmarks.bench.inference import run
-
-    run(json)
-
-
-@bench.command("two-stage")
-def bench_two_stage(json: Json = False) -> None:
-    """Two-stage kernels beside HiGHS and cvxpy: recourse values, point decisions, decisions over scenarios."""
-    from benchmarks.bench.two_stage import run
-
-    run(json)
-
-
-@bench.command("linear")
-def bench_linear(json: Json = False) -> None:
-    """Linear models with uncertain costs: certified optima a second, beside HiGHS."""
-    from benchmarks.bench.linear import run
-
-    run(json)
-
-
-@bench.command("portfolio")
-def bench_portfolio(
-    json: Json = False,
-    steps: Annotated[int, typer.Option(help="of each chain; the time is then scaled to 15,000", min=100)] = 15_000,
-) -> None:
-    """The portfolio kernels beside daqp and cvxpy, and the time of four chains of Metropolis–Hastings at n = 400."""
-    from benchmarks.bench.portfolio import run
-
-    run(json, steps)
-
-
-@bench.command("planner")
-def bench_planner(json: Json = False) -> None:
-    """What the questions after a decision take: evaluate, opened answers, the log, a budget, a backtest."""
-    from benchmarks.bench.planner.run import run
-
-    run(json)
-
-
-@bench.command("trust")
-def bench_trust(
-    json: Json = False,
-    seeds: Annotated[int, typer.Option(help="histories of each source", min=1)] = 3,
-    judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
-    hard: Annotated[int, typer.Option(help="programs that solvers go wrong on", min=1)] = 2070,
-) -> None:
-    """Whether promises hold: costs, ranges, feasibility, verdicts, optima, certificates."""
-    from benchmarks.bench.trust import run
-
-    run(json, seeds, judged, hard)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The demonstration: a bakery's history, a posterior learned from it, and three mornings' orders.
 
-Everything goes through HTTP, as a planning system would do it.
+All calls go over HTTP, like those of a planning system.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from app.settings import Settings
 from bco_core.estimates import paired_difference
 
 
-class Refused(Exception):
-    """The service did not take a request of the demonstration."""
+class DemoError(Exception):
+    """The service refused a request of the demonstration."""
 
 
 def demonstrate(settings: Settings, console: Console, stay: bool) -> int:
-    """Start a service, make the journey with it and, if ``stay``, leave it running until Ctrl-C; the exit status."""
+    """Start a service, run the demonstration and, if ``stay``, wait for Ctrl-C; return the exit status."""
     port = settings.port if port_is_free("127.0.0.1", settings.port) else free_port()
     with LocalService(port) as service, httpx.Client(base_url=service.url, timeout=120) as client:
         console.print(f"[bold]Service[/]: {service.url} on {settings.database_url.split('://')[0]}")
@@ -43,7 +43,7 @@ def demonstrate(settings: Settings, console: Console, stay: bool) -> int:
 
 
 def run_demo(client: httpx.Client, console: Console) -> bool:
-    """Make the journey and print it; True if held-out days confirm that it was worth it."""
+    """Learn, prescribe and print; return whether the decisions beat plain SAA on held-out days."""
     history, held_out = split_history()
     items = example_problem()["spec"]["items"]
     problem = _post(client, "/v1/problems", example_problem())
@@ -62,7 +62,7 @@ def run_demo(client: httpx.Client, console: Console) -> bool:
 def _post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = client.post(path, json=body)
     if response.is_error:
-        raise Refused(f"POST {path} was refused: {response.json()['detail']}")
+        raise DemoError(f"POST {path} was refused: {response.json()['detail']}")
     answer: dict[str, Any] = response.json()
     return answer
 
@@ -82,17 +82,17 @@ def _decision_table(answer: dict[str, Any]) -> Table:
     table = Table(title=f"Orders for three mornings ({answer['policy']}, {answer['scenarios']['count']} scenarios)")
     for heading in ("morning", "order", "expected\ncost", "cost\n5 % – 95 %", "MAP order", "hedging\nbuys"):
         table.add_column(heading, justify="left" if heading == "morning" else "right")
-    for morning, found in zip(MORNINGS, answer["prescriptions"], strict=True):
+    for morning, prescription in zip(MORNINGS, answer["prescriptions"], strict=True):
         words = f"{morning['weekday']}, {morning['temperature']:g} °C, rain {morning['rain']:g} mm"
         words += "\npromotion" * morning["promotion"] + "\nholiday" * morning["holiday"]
-        low, high = found["cost_quantiles"]["0.05"], found["cost_quantiles"]["0.95"]
+        low, high = prescription["cost_quantiles"]["0.05"], prescription["cost_quantiles"]["0.95"]
         table.add_row(
             words,
-            _amounts(found["decision"]),
-            f"{found['expected_cost']:.2f}",
+            _amounts(prescription["decision"]),
+            f"{prescription['expected_cost']:.2f}",
             f"{low:.2f} – {high:.2f}",
-            _amounts(found["map"]["decision"]),
-            f"{found['hedging_gain']:+.2f}",
+            _amounts(prescription["map"]["decision"]),
+            f"{prescription['hedging_gain']:+.2f}",
         )
     return table
 
@@ -109,14 +109,14 @@ def _check_on_held_out_days(
     held_out: list[dict[str, Any]],
     console: Console,
 ) -> bool:
-    """Compare with plain SAA, the best constant order, on days that neither has seen."""
+    """Compare with plain SAA, the best constant order, on held-out days."""
     import torch
 
     contexts = [{name: row[name] for name in MORNINGS[0]} for row in held_out]
 
     def orders(**choice: str) -> Any:
         answer = _post(client, f"/v1/posteriors/{posterior_id}/prescribe", {"contexts": contexts, **choice})
-        return np.array([list(found["decision"].values()) for found in answer["prescriptions"]])
+        return np.array([list(one["decision"].values()) for one in answer["prescriptions"]])
 
     def outcomes(rows: list[dict[str, Any]]) -> Any:
         return np.array([[row[item["name"]] for item in items] for row in rows], dtype=float)

@@ -1,4 +1,4 @@
-"""Errors at the command line: one sentence for what an operator can act on, and an exit status, without a traceback."""
+"""Errors at the command line: a sentence and an exit status instead of a traceback."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import typer
 
-UNUSABLE = 2
+UNAVAILABLE = 2
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Say what is wrong and exit: with 2 if files or the database cannot be used, with 1 if the request is wrong."""
+    """Print an error and exit: with 2 if files or the database cannot be used, with 1 if the request is invalid."""
     import sqlalchemy as sa
 
     from app.db.outage import is_outage
@@ -20,7 +20,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # Loaded only now: the core takes seconds, and most commands never need it.
+        # Imported here: the core takes seconds, and most commands never need it.
         from app.keys.service import InvalidKey
         from bco_core.errors import InvalidInput
 
@@ -39,16 +39,16 @@ def plain_errors() -> Iterator[None]:
         raise ended(f"{what} cannot be used ({error.strerror or error}).") from None
 
 
-def ended(sentence: str, status: int = UNUSABLE) -> typer.Exit:
-    """Print a sentence to stderr, without secrets; raise what this returns."""
-    from app.logs import blotted
+def ended(sentence: str, status: int = UNAVAILABLE) -> typer.Exit:
+    """Print a sentence to stderr, without secrets; return the exception to raise."""
+    from app.logs import redact
 
-    typer.echo(blotted(sentence), err=True)
+    typer.echo(redact(sentence), err=True)
     return typer.Exit(status)
 
 
 def check_database_path() -> None:
-    """Exit if this is SQLite and its file can be neither opened nor made; PostgreSQL may still be on its way."""
+    """Exit if SQLite's file can be neither opened nor created; PostgreSQL may still be starting."""
     from app.db.engine import get_engine
 
     with plain_errors():

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 keys = typer.Typer(
     no_args_is_help=True,
-    help="Make, list and revoke API keys. From the first one on every request needs one, also when all are revoked or "
-    "expired, and sees what belongs to the key's workspace alone.",
+    help="Create, list and revoke API keys. From the first one on every request needs a key, even when all are "
+    "revoked or expired, and sees only its key's workspace.",
 )
 
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="what it is for, such as 'planning system'")],
-    workspace: Annotated[str, typer.Option(help="the workspace that it sees and makes objects in")] = "default",
+    name: Annotated[str, typer.Argument(help="purpose of the key, such as 'planning system'")],
+    workspace: Annotated[str, typer.Option(help="the workspace that the key gives access to")] = "default",
     scopes: Annotated[
-        str, typer.Option(help="read: look and prescribe; train: create and cancel; admin: delete, and /metrics")
+        str, typer.Option(help="read: read and prescribe; train: create and cancel; admin: delete, and /metrics")
     ] = "read,train,admin",
-    days: Annotated[float | None, typer.Option(help="days until it expires; never by default", min=0)] = None,
+    days: Annotated[float | None, typer.Option(help="days until the key expires; by default never", min=0)] = None,
 ) -> None:
-    """Make a key and show it, this once: only its hash is kept."""
+    """Create a key and print it; this is the only time, since only its hash is stored."""
     from app.keys import service
 
     with plain_errors():
@@ -43,7 +43,7 @@ def create(
 
 @keys.command("list")
 def list_() -> None:
-    """Show every key: what it is for, what it may do, and whether it works."""
+    """List all keys with their purpose, scopes and state."""
     from app.keys import service
 
     with plain_errors():
@@ -53,12 +53,12 @@ def list_() -> None:
         table.add_column(heading, overflow="fold", no_wrap=heading == "id")
     for row in rows:
         table.add_row(row.id, row.name, row.workspace, ", ".join(row.scopes), f"{row.created_at:%Y-%m-%d}", _state(row))
-    Console().print(table if rows else "There are no keys: requests from this machine need none.")
+    Console().print(table if rows else "There are no keys; requests from this machine need none.")
 
 
 @keys.command()
 def revoke(key_id: Annotated[str, typer.Argument(help="the id that list shows, key_…")]) -> None:
-    """End a key. Running services refuse it within a few seconds."""
+    """Revoke a key. Running services refuse it within a few seconds."""
     from app.keys import service
 
     with plain_errors():

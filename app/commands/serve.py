@@ -1,4 +1,4 @@
-"""Running the whole service on this machine: supervised processes, and a handle on a service started for a while."""
+"""The whole service on this machine: its supervised processes, and a service that runs for the length of a block."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Self
 
 import httpx
 
-from app.commands.children import PYTHON, Kept, start
+from app.child_processes import PYTHON, SupervisedProcess, start_service
 from app.db.migrate import migrate
 from app.settings import Settings
 
 WORKER_COMMAND = (*PYTHON, "-m", "app.jobs.worker")
 API_COMMAND = (*PYTHON, "-m", "app.commands.cli", "api")
 SERVE_COMMAND = (*PYTHON, "-m", "app.commands.cli", "serve")
-# How long the API finishes what it has begun when it is told to stop, and how long its supervisor waits for that.
+# Time for the API to finish open requests after SIGTERM, and for its supervisor to wait for that.
 DRAIN_SECONDS = 25
 GRACE_SECONDS = 30.0
 # The supervisor needs time to stop its processes before it is killed itself.
@@ -31,9 +31,9 @@ READY_SECONDS = 300.0
 
 
 def serve(settings: Settings) -> int:
-    """Migrate, then run the API and the workers until told to stop; a process that ends is started again.
+    """Migrate, then run the API and the workers until SIGTERM; restart a process that ends.
 
-    Only if the API cannot even start the first time, because its port is taken or a setting is wrong, is it all over.
+    Return the API's exit code if it cannot start the first time: its port is taken, or a setting is wrong.
     """
     migrate(settings.sqlalchemy_url)
     stop = threading.Event()
@@ -43,23 +43,23 @@ def serve(settings: Settings) -> int:
             signal.signal(number, lambda *_: stop.set())
     environment = os.environ | {"BCO_HOST": settings.host, "BCO_PORT": str(settings.port)}
     environment["BCO_PROCESSES"] = str(settings.processes)
-    kept = [Kept("API", API_COMMAND, environment)]
-    kept += [Kept("worker", WORKER_COMMAND, environment) for _ in range(settings.workers)]
-    api, first = kept[0], True
+    supervised = [SupervisedProcess("API", API_COMMAND, environment)]
+    supervised += [SupervisedProcess("worker", WORKER_COMMAND, environment) for _ in range(settings.workers)]
+    api, first = supervised[0], True
     try:
         while not stop.wait(0.5):
-            for process in kept:
-                code = process.look()
+            for process in supervised:
+                code = process.check()
                 if process is api and code is not None:
                     if first and code > 0 and not api.has_run:
                         return code
                     first = False
     finally:
-        _stop_all([process.process for process in kept])
+        stop_all([process.process for process in supervised])
     return 0
 
 
-def _stop_all(processes: list[subprocess.Popen[bytes]], grace: float = GRACE_SECONDS) -> None:
+def stop_all(processes: list[subprocess.Popen[bytes]], grace: float = GRACE_SECONDS) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -73,6 +73,7 @@ def _stop_all(processes: list[subprocess.Popen[bytes]], grace: float = GRACE_SEC
 
 
 def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -80,7 +81,7 @@ def free_port() -> int:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether the port can be listened on; OSError if the reason is not that it is taken."""
+    """Return whether the port can be listened on; raise OSError for any other reason than that it is taken."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -94,14 +95,14 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def url(host: str, port: int) -> str:
-    """Where a browser on this machine finds a service that listens on ``host``."""
+    """Return the address at which a browser on this machine finds a service that listens on ``host``."""
     if host in ("0.0.0.0", "::"):  # noqa: S104
         host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class NotStarted(Exception):
-    """A service ended before it was ready, or did not become ready at all."""
+    """A service ended before it was ready, or did not become ready in time."""
 
 
 class LocalService:
@@ -118,7 +119,7 @@ class LocalService:
         if self._quiet:
             self._environment["BCO_LOG_LEVEL"] = "WARNING"
         out = subprocess.DEVNULL if self._quiet else None
-        self.process = start(SERVE_COMMAND, self._environment, stdout=out)
+        self.process = start_service(SERVE_COMMAND, self._environment, stdout=out)
         try:
             self._wait_until_ready(self.process)
         except BaseException:
@@ -138,7 +139,7 @@ class LocalService:
         raise NotStarted("The service did not start; its messages are above.")
 
     def wait(self) -> None:
-        """Until the service ends, however it does."""
+        """Wait until the service ends."""
         if self.process is not None:
             self.process.wait()
 
@@ -146,4 +147,4 @@ class LocalService:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.process is not None:
-            _stop_all([self.process], SUPERVISOR_GRACE_SECONDS)
+            stop_all([self.process], SUPERVISOR_GRACE_SECONDS)

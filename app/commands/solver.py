@@ -1,12 +1,10 @@
-"""The template of the solver processes, and what they can do: ``python -P -m app.commands.solver MEGABYTES``.
+"""The template of the solver processes, and their tasks: ``python -P -m app.commands.solver MEGABYTES``.
 
-Its standard input is the socket by which the API asks for processes.
+Its standard input is the socket over which the API orders processes.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from functools import cache
 from time import monotonic
@@ -15,6 +13,7 @@ import orjson
 import torch
 
 from app import logs, metrics
+from app.child_processes import Header, Task, serve_forks
 from app.log import outcomes
 from app.log.schemas import NewOutcome
 from app.prescriptions import context, drift
@@ -23,8 +22,7 @@ from app.prescriptions.cache import Cache
 from app.prescriptions.evaluate_schemas import EvaluateRequest
 from app.prescriptions.schemas import PrescribeRequest
 from app.settings import get_settings
-from app.solving.child import Task, serve_orders
-from app.solving.wire import Header
+from app.solving import describe_error
 from bco_core import deadline
 from bco_core.problems.base import Risk
 from bco_core.problems.registry import build_problem
@@ -40,16 +38,16 @@ def _posteriors() -> Cache:
 
 
 def prescribe(body: bytes) -> tuple[Header, bytes]:
-    """Answer a prescribe request, in bytes of JSON, and count how its decisions were found."""
-    asked = orjson.loads(body)
-    request = PrescribeRequest.model_validate(asked["request"])
+    """Answer a prescribe request, in bytes of JSON, and count its decisions by status and solver."""
+    fields = orjson.loads(body)
+    request = PrescribeRequest.model_validate(fields["request"])
     (answer,) = context.prescribe(
         _posteriors(),
-        asked["workspace"],
-        asked["posterior_id"],
+        fields["workspace"],
+        fields["posterior_id"],
         [request],
-        asked["began"],
-        revision=asked["revision"],
+        fields["began"],
+        revision=fields["revision"],
     )
     if isinstance(answer, Exception):
         raise answer
@@ -57,37 +55,41 @@ def prescribe(body: bytes) -> tuple[Header, bytes]:
 
 
 def evaluate(body: bytes) -> tuple[Header, bytes]:
-    """Answer an evaluate request likewise."""
-    asked = orjson.loads(body)
-    request = EvaluateRequest.model_validate(asked["request"])
-    whose = asked["workspace"], asked["posterior_id"]
-    answer = evaluate_module.answer(_posteriors(), *whose, request, asked["began"], revision=asked["revision"])
+    """Answer an evaluate request in the same way."""
+    fields = orjson.loads(body)
+    request = EvaluateRequest.model_validate(fields["request"])
+    whose = fields["workspace"], fields["posterior_id"]
+    answer = evaluate_module.answer(_posteriors(), *whose, request, fields["began"], revision=fields["revision"])
     return {"found": metrics.counted_prescriptions()}, answer
 
 
 def check_problem(body: bytes) -> tuple[Header, bytes]:
     """Refuse a specification that no problem can be built from."""
-    asked = orjson.loads(body)
-    with deadline.until(asked["until"]):
-        try_problem(asked["spec"])
+    fields = orjson.loads(body)
+    with deadline.until(fields["until"]):
+        try_problem(fields["spec"])
     return {}, b""
 
 
 def judge_drift(body: bytes) -> tuple[Header, bytes]:
-    """Compare what later rows cost with what was promised."""
-    asked = orjson.loads(body)
-    found = drift.judge_rows(
-        _posteriors(), asked["workspace"], asked["posterior_id"], asked["dataset_id"], asked["until"]
+    """Compare the costs of later rows with the predicted ones."""
+    fields = orjson.loads(body)
+    judgement = drift.judge_rows(
+        _posteriors(),
+        fields["workspace"],
+        fields["posterior_id"],
+        fields["dataset_id"],
+        fields["until"],
     )
-    return {}, found.model_dump_json().encode()
+    return {}, judgement.model_dump_json().encode()
 
 
 def record_outcome(body: bytes) -> tuple[Header, bytes]:
-    """Cost what happened after a prescription, and record it."""
-    asked = orjson.loads(body)
-    request, seconds = NewOutcome.model_validate(asked["request"]), asked["until"] - monotonic()
+    """Record the outcome of a prescription and its costs."""
+    fields = orjson.loads(body)
+    request, seconds = NewOutcome.model_validate(fields["request"]), fields["until"] - monotonic()
     return {}, outcomes.record(
-        _posteriors(), asked["workspace"], asked["prescription_id"], request, asked["by"], seconds
+        _posteriors(), fields["workspace"], fields["prescription_id"], request, fields["by"], seconds
     )
 
 
@@ -122,16 +124,15 @@ def _warm_up() -> None:
     for spec in (shipment, linear, portfolio | {"kind": "return_constrained_portfolio"}):
         problem = build_problem(spec)
         outcomes = torch.tensor([[[3.0, 4.0], [4.0, 4.0], [5.0, 3.0]]], dtype=torch.float64)
-        found = problem.prescribe(outcomes, weights, Risk())
-        problem.cost(problem.decide(outcomes), outcomes + found.decisions.sum())
+        prescription = problem.prescribe(outcomes, weights, Risk())
+        problem.cost(problem.decide(outcomes), outcomes + prescription.decisions.sum())
 
 
 def main() -> None:
-    control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     logs.configure(get_settings())
     torch.set_num_threads(1)
     _warm_up()
-    serve_orders(control, TASKS, int(sys.argv[1]))
+    serve_forks(TASKS, describe_error, int(sys.argv[1]))
 
 
 if __name__ == "__main__":

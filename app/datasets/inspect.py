@@ -1,4 +1,4 @@
-"""A file that is looked at before anything is kept: what its columns hold, what they may be, and what looks odd."""
+"""Inspect a file before anything is stored: describe its columns, suggest roles, and warn of oddities."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from app.datasets.inspection_schemas import InspectedColumn, Inspection, Kind
 from app.datasets.parsing import RawTable, ambiguous_number, as_numbers, as_text, category_text, is_temporal
 from app.datasets.profile import profile
-from app.datasets.roles import Roles
-from app.datasets.suggest_roles import Looked, Suggested, suggest
+from app.datasets.roles import ColumnRoles
+from app.datasets.schemas import InspectedColumn, Inspection, Kind
+from app.datasets.suggest_roles import ColumnFacts, RoleSuggestions, suggest_roles
 from app.datasets.times import looks_like_times
 from app.datasets.validation_errors import shown
 from app.db.text import is_plain
@@ -23,16 +23,16 @@ from app.settings import Settings
 from bco_core.data import LARGEST
 
 FIRST_ROWS, SAMPLES, LONGEST = 8, 4, 40
-# So many values tell what a column of text holds.
+# Values that tell the kind of a text column.
 _TELLING = 1_000
-# A whole check with the suggested roles takes seconds beyond this.
+# A larger table takes seconds to check with the suggested roles.
 _CHECKED_CELLS = 2_000_000
 _MOST_ODD = 20
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What was found in a column: its kind, its numbers if it has any, and what is odd about it."""
+class _ColumnContent:
+    """Kind of a column, its numbers if it has any, and warnings."""
 
     kind: Kind
     numbers: pa.Array | None = None
@@ -40,27 +40,27 @@ class _Found:
 
 
 def inspect(raw: RawTable, outcomes: Sequence[str], settings: Settings) -> Inspection:
-    """Describe a file; ``outcomes`` are those that are known already."""
+    """Describe a file; ``outcomes`` are those of the problem, if it is known."""
     if not raw.columns or not raw.rows:
         raise InvalidRequest.at((raw.whole,), "the file has no rows below the names of its columns")
     names = list(raw.columns)[: settings.max_columns]
-    looked, odd = [], _too_many(raw, len(names), settings)
+    facts, odd = [], _too_many(raw, len(names), settings)
     for name in names:
         column = raw.columns[name]
-        found = _found(raw, name, column)
-        looked.append(_looked(name, column, found, raw.rows))
-        odd += found.odd
-    suggested = suggest(raw, looked, outcomes, settings)
-    odd += suggested.odd
+        content = _read_column(raw, name, column)
+        facts.append(_facts(name, column, content, raw.rows))
+        odd += content.odd
+    suggestions = suggest_roles(raw, facts, outcomes, settings)
+    odd += suggestions.odd
     return Inspection(
         format=raw.format,
         sheets=list(raw.sheets),
         rows=raw.rows,
         column_count=len(raw.columns),
-        columns=[_described(raw, one, suggested) for one in looked],
-        missing=suggested.missing,
+        columns=[_describe(raw, one, suggestions) for one in facts],
+        missing=suggestions.missing,
         first_rows=_first_rows(raw, names),
-        odd=[*odd, *_checked(raw, names, suggested, settings)][:_MOST_ODD],
+        odd=[*odd, *_check(raw, names, suggestions, settings)][:_MOST_ODD],
     )
 
 
@@ -73,38 +73,38 @@ def _too_many(raw: RawTable, shown_columns: int, settings: Settings) -> list[str
     ]
 
 
-def _described(raw: RawTable, looked: Looked, suggested: Suggested) -> InspectedColumn:
-    role, reason = suggested.roles[looked.name]
+def _describe(raw: RawTable, facts: ColumnFacts, suggestions: RoleSuggestions) -> InspectedColumn:
+    role, reason = suggestions.roles[facts.name]
     return InspectedColumn(
-        name=looked.name,
-        kind=looked.kind,
-        missing=looked.missing,
-        distinct=looked.distinct,
-        minimum=looked.minimum,
-        maximum=looked.maximum,
-        samples=_samples(raw.columns[looked.name]),
+        name=facts.name,
+        kind=facts.kind,
+        missing=facts.missing,
+        distinct=facts.distinct,
+        minimum=facts.minimum,
+        maximum=facts.maximum,
+        samples=_samples(raw.columns[facts.name]),
         role=role,
-        categorical=looked.name in suggested.categorical,
+        categorical=facts.name in suggestions.categorical,
         reason=reason,
     )
 
 
-# what a column holds
+# columns
 
 
-def _found(raw: RawTable, name: str, column: Any) -> _Found:
+def _read_column(raw: RawTable, name: str, column: Any) -> _ColumnContent:
     if column.null_count == len(column):
-        return _Found("empty")
+        return _ColumnContent("empty")
     if is_temporal(column):
-        return _Found("time")
+        return _ColumnContent("time")
     if not pa.types.is_string(column.type):
         return _numeric(raw, name, as_numbers(column)[0], ())
     telling = _telling(column)
     if looks_like_times(as_text(telling)):
-        return _Found("time")
+        return _ColumnContent("time")
     numbers, other = as_numbers(telling)
     if len(other) > len(telling) / 2 and ambiguous_number(telling) is None:
-        return _Found("categorical")
+        return _ColumnContent("categorical")
     numbers, other = as_numbers(column)
     if not other:
         return _numeric(raw, name, numbers, ())
@@ -113,47 +113,47 @@ def _found(raw: RawTable, name: str, column: Any) -> _Found:
         sentence = (
             f"'{name}': {shown(ambiguous)} may have a decimal comma or set thousands apart; write a decimal point"
         )
-        return _Found("numeric", None, (sentence,))
+        return _ColumnContent("numeric", None, (sentence,))
     if 2 * len(other) > raw.rows - column.null_count:
-        return _Found("categorical")
+        return _ColumnContent("categorical")
     place = raw.place(other[0], name)[1]
     sentence = f"{len(other)} values of '{name}' are not numbers, such as {shown(column[other[0]].as_py())} at {place}"
     return _numeric(raw, name, numbers, (sentence,))
 
 
-def _numeric(raw: RawTable, name: str, numbers: pa.Array, odd: tuple[str, ...]) -> _Found:
+def _numeric(raw: RawTable, name: str, numbers: pa.Array, odd: tuple[str, ...]) -> _ColumnContent:
     beyond = pc.invert(pc.fill_null(pc.less_equal(pc.abs(numbers), LARGEST), True))
     if pc.any(beyond).as_py():
         place = raw.place(pc.index(beyond, True).as_py(), name)[1]
         odd = (*odd, f"'{name}' holds numbers that are not finite, such as at {place}")
         numbers = pc.if_else(beyond, None, numbers)
-    return _Found("numeric", numbers, odd)
+    return _ColumnContent("numeric", numbers, odd)
 
 
 def _telling(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Some values from all over a column."""
+    """Return values from all over a column."""
     held = column.drop_null()
     if len(held) <= _TELLING:
         return held
     return held.take(pa.array(np.linspace(0, len(held) - 1, _TELLING).astype(np.int64)))
 
 
-def _looked(name: str, column: pa.ChunkedArray, found: _Found, rows: int) -> Looked:
+def _facts(name: str, column: pa.ChunkedArray, content: _ColumnContent, rows: int) -> ColumnFacts:
     missing, distinct = column.null_count, int(pc.count_distinct(column).as_py())
     low = high = None
     whole = False
-    if found.numbers is not None and found.numbers.null_count < len(found.numbers):
-        extremes = pc.min_max(found.numbers).as_py()
+    if content.numbers is not None and content.numbers.null_count < len(content.numbers):
+        extremes = pc.min_max(content.numbers).as_py()
         low, high = extremes["min"], extremes["max"]
-        whole = bool(pc.all(pc.equal(pc.floor(found.numbers), found.numbers)).as_py())
-    return Looked(name, found.kind, rows, missing, distinct, low, high, whole)
+        whole = bool(pc.all(pc.equal(pc.floor(content.numbers), content.numbers)).as_py())
+    return ColumnFacts(name, content.kind, rows, missing, distinct, low, high, whole)
 
 
-# what is shown
+# values as texts
 
 
 def _samples(column: pa.ChunkedArray) -> list[str]:
-    """A few different values from the first rows."""
+    """Return a few distinct values from the first rows."""
     held = column.slice(0, _TELLING).drop_null()
     return [_written(value) for value in pc.unique(held).slice(0, SAMPLES).to_pylist()]
 
@@ -168,25 +168,25 @@ def _cell(value: Any) -> str | None:
 
 
 def _written(value: Any) -> str:
-    """A value as a short text that reads as it is written."""
+    """Write a value as a short plain text."""
     text = f"{value:.10g}" if isinstance(value, float) else category_text(value)
     text = "".join(mark if is_plain(mark) else "?" for mark in text[: LONGEST + 1])
     return f"{text[:LONGEST]}…" if len(text) > LONGEST else text
 
 
-# whether it can be used
+# check
 
 
-def _checked(raw: RawTable, names: list[str], suggested: Suggested, settings: Settings) -> list[str]:
-    """What keeping the file with the suggested roles would be warned of or refused for."""
-    by_role = {role: [name for name in names if suggested.roles[name][0] == role] for role in _ROLES}
+def _check(raw: RawTable, names: list[str], suggestions: RoleSuggestions, settings: Settings) -> list[str]:
+    """Return the warnings, or the refusals, of a data set made from the file with the suggested roles."""
+    by_role = {role: [name for name in names if suggestions.roles[name][0] == role] for role in _ROLES}
     if not by_role["outcome"] or raw.rows * len(names) > _CHECKED_CELLS:
         return []
-    roles = Roles(
+    roles = ColumnRoles(
         by_role["outcome"],
         by_role["context"],
-        [name for name in suggested.categorical if name in by_role["context"]],
-        suggested.missing,
+        [name for name in suggestions.categorical if name in by_role["context"]],
+        suggestions.missing,
         by_role["time"][0] if by_role["time"] else None,
         by_role["series"],
         decisions=by_role["decision"],

@@ -1,4 +1,4 @@
-"""A raw table checked and cleaned, and what its columns hold. What cannot be used is refused by name."""
+"""Check and clean a raw table, and profile its columns. Unusable values are refused by name."""
 
 from __future__ import annotations
 
@@ -11,37 +11,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.datasets import columns
-from app.datasets.categories import OTHER, grouped
+from app.datasets.columns import OTHER, group_categories
 from app.datasets.parsing import RawTable
-from app.datasets.roles import Chosen, Roles, chosen_columns
-from app.datasets.series import series_codes
-from app.datasets.times import Times, first_duplicate, read_times, spacing, written
+from app.datasets.roles import ColumnRoles, StoredColumns, choose_columns
+from app.datasets.times import Times, first_duplicate, read_times, series_of, spacing, write_time
 from app.datasets.validation_errors import Mistakes
-from app.datasets.warnings import oddities
+from app.datasets.warnings import table_warnings
 from app.http.errors import InvalidRequest
 from app.settings import Settings
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
+from bco_core.arrays import Integers
 
 FEW_ROWS = 50
 
 
 @dataclass(frozen=True)
-class Clean:
-    """What can be used of a raw table: columns in the order in which they are stored, and which rows they are.
+class CleanTable:
+    """Usable part of a raw table: columns in the order of storage, and the rows (n,) of the raw table.
 
-    Numeric contexts keep their gaps where they are to be imputed, and decisions keep theirs; nothing else is missing.
+    Numeric contexts that are to be imputed keep their gaps, and so do decisions; nothing else is missing.
     """
 
     table: pa.Table
-    rows: Numbers
+    rows: Integers
     missing: dict[str, int]
     times: Times | None
     notes: list[str]
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfiledTable:
     """A clean table, its columns' profile, and warnings."""
 
     table: pa.Table
@@ -49,33 +47,33 @@ class Profiled:
     warnings: list[str]
 
 
-def profile(raw: RawTable, roles: Roles, settings: Settings) -> Profiled:
+def profile(raw: RawTable, roles: ColumnRoles, settings: Settings) -> ProfiledTable:
     """Check and describe a raw table. Raises InvalidRequest naming the column, the row and the remedy."""
-    chosen = chosen_columns(raw, roles, settings)
+    chosen = choose_columns(raw, roles, settings)
     kinds = dict.fromkeys(roles.categorical, "categorical")
-    found = clean(raw, chosen, roles, kinds)
-    if found.table.num_rows < 2:
+    cleaned = clean(raw, chosen, roles, kinds)
+    if cleaned.table.num_rows < 2:
         raise InvalidRequest.at((raw.whole,), "a data set needs at least 2 rows without missing values")
-    _refuse_duplicates(raw, chosen, found)
-    return described(found, chosen, roles, settings)
+    _refuse_duplicates(raw, chosen, cleaned)
+    return describe(cleaned, chosen, roles, settings)
 
 
-def clean(raw: RawTable, chosen: Chosen, roles: Roles, kinds: Mapping[str, str]) -> Clean:
-    """Every column typed and gaps treated as the roles say; ``kinds`` has the contexts whose kind is known."""
+def clean(raw: RawTable, chosen: StoredColumns, roles: ColumnRoles, kinds: Mapping[str, str]) -> CleanTable:
+    """Type every column and treat gaps as the roles say; ``kinds`` has the contexts whose kind is known."""
     mistakes = Mistakes(raw)
     arrays: dict[str, pa.Array | None] = {}
     times = None
-    if chosen.time is not None and columns.usable(raw, chosen.time, mistakes):
+    if chosen.time is not None and columns.check_values(raw, chosen.time, mistakes):
         times = read_times(raw.columns[chosen.time], chosen.time, mistakes)
         arrays[chosen.time] = None if times is None else times.values
     for name in chosen.series:
-        arrays[name] = columns.key(raw, name, mistakes)
+        arrays[name] = columns.read_key(raw, name, mistakes)
     for name in chosen.contexts:
-        arrays[name] = columns.context(raw, name, kinds.get(name), mistakes)
+        arrays[name] = columns.read_context(raw, name, kinds.get(name), mistakes)
     for name in chosen.outcomes:
-        arrays[name] = columns.outcome(raw, name, mistakes)
+        arrays[name] = columns.read_numbers_column(raw, name, mistakes)
     for name in chosen.decisions:
-        arrays[name] = columns.outcome(raw, name, mistakes, "a decision")
+        arrays[name] = columns.read_numbers_column(raw, name, mistakes, "a decision")
     mistakes.refuse()
     table = pa.table(arrays)
     missing = {name: table.column(name).null_count for name in table.column_names}
@@ -86,11 +84,13 @@ def clean(raw: RawTable, chosen: Chosen, roles: Roles, kinds: Mapping[str, str])
         for index, name in enumerate(table.column_names):
             if missing[name] and name in chosen.contexts and pa.types.is_string(table.column(name).type):
                 table = table.set_column(index, name, pc.fill_null(table.column(name), OTHER))
-    return Clean(table, kept, missing, times, notes)
+    return CleanTable(table, kept, missing, times, notes)
 
 
-def _complete_rows(raw: RawTable, chosen: Chosen, roles: Roles, table: pa.Table) -> tuple[Numbers, list[str]]:
-    """The rows that can be used as they are or once their gaps are filled in, and what is to be said of others."""
+def _complete_rows(
+    raw: RawTable, chosen: StoredColumns, roles: ColumnRoles, table: pa.Table
+) -> tuple[Integers, list[str]]:
+    """Return the rows that are complete, or will be once their gaps are filled in, and notes on the others."""
     needed = [name for name in table.column_names if name not in chosen.decisions]
     gaps = {name: table.column(name).null_count for name in needed if table.column(name).null_count}
     everything = np.arange(table.num_rows)
@@ -114,8 +114,8 @@ def _complete_rows(raw: RawTable, chosen: Chosen, roles: Roles, table: pa.Table)
     return everything[whole], notes
 
 
-def _filled_in(chosen: Chosen, roles: Roles, table: pa.Table) -> set[str]:
-    """Columns whose gaps do not cost the row: numeric contexts, and categories where the unknown is "other"."""
+def _filled_in(chosen: StoredColumns, roles: ColumnRoles, table: pa.Table) -> set[str]:
+    """Return the columns whose gaps are filled in: numeric contexts, and categories where unknown ones are "other"."""
     if roles.missing != "impute":
         return set()
     numeric = {name for name in chosen.contexts if not pa.types.is_string(table.column(name).type)}
@@ -135,60 +135,60 @@ def _refuse_gaps(raw: RawTable, table: pa.Table, gaps: dict[str, int]) -> None:
     )
 
 
-def _refuse_duplicates(raw: RawTable, chosen: Chosen, found: Clean) -> None:
-    if chosen.time is None or found.times is None:
+def _refuse_duplicates(raw: RawTable, chosen: StoredColumns, cleaned: CleanTable) -> None:
+    if chosen.time is None or cleaned.times is None:
         return
-    numbers = np.asarray(found.table.column(chosen.time).cast(pa.int64()))
-    pair = first_duplicate(numbers, series_codes(found.table, chosen.series)[0])
+    numbers = np.asarray(cleaned.table.column(chosen.time).cast(pa.int64()))
+    pair = first_duplicate(numbers, series_of(cleaned.table, chosen.series)[1])
     if pair is None:
         return
-    (where, words), (_, before) = (raw.place(int(found.rows[row]), chosen.time) for row in reversed(pair))
+    (where, words), (_, before) = (raw.place(int(cleaned.rows[row]), chosen.time) for row in reversed(pair))
     what = "time and series" if chosen.series else "time"
-    shown = written(int(numbers[pair[1]]), found.times.format)
+    shown = write_time(int(numbers[pair[1]]), cleaned.times.format)
     detail = f"{words}: the same {what} ({shown}) as {before}; each may occur once"
     if not chosen.series:
         detail += ", unless key columns tell series apart (series)"
     raise InvalidRequest.at(where, detail)
 
 
-# what the columns hold
+# profiles
 
 
-def described(found: Clean, chosen: Chosen, roles: Roles, settings: Settings) -> Profiled:
-    """The profile of a clean table, its rare categories grouped if that was asked for, and warnings."""
-    table, warnings = found.table, list(found.notes)
+def describe(cleaned: CleanTable, chosen: StoredColumns, roles: ColumnRoles, settings: Settings) -> ProfiledTable:
+    """Profile a clean table, with its rare categories grouped if the roles say so, and warn of oddities."""
+    table, warnings = cleaned.table, list(cleaned.notes)
     if table.num_rows < FEW_ROWS:
         warnings.append(f"only {table.num_rows} rows: decisions learned from so few may change much with more data")
-    entries = _timeline(found, chosen, settings)
+    entries = _profile_time(cleaned, chosen, settings)
     role_of = dict.fromkeys(chosen.contexts, "context") | dict.fromkeys(chosen.outcomes, "outcome")
     role_of |= dict.fromkeys(chosen.decisions, "decision")
     for name, role in role_of.items():
         column = table.column(name)
         if pa.types.is_string(column.type):
-            column, entry, notes = grouped(column, name, roles.unseen == "other", settings)
+            column, entry, notes = group_categories(column, name, roles.unseen == "other", settings)
             table = table.set_column(table.column_names.index(name), name, column)
         else:
-            entry, notes = _numeric(column, name, f"{role}s")
+            entry, notes = _profile_numbers(column, name, f"{role}s")
             if roles.missing == "impute" and role == "context":
                 entry["median"] = float(np.median(column.drop_null().to_numpy()))
-        entries.append({"name": name, "role": role, "missing": found.missing[name]} | entry)
+        entries.append({"name": name, "role": role, "missing": cleaned.missing[name]} | entry)
         if role == "decision":
             gaps = column.null_count
             notes = [f"'{name}' does not say in {gaps} row(s) what was done; backtests leave these out"] if gaps else []
         warnings += notes
-    return Profiled(table, entries, warnings + oddities(table, entries))
+    return ProfiledTable(table, entries, warnings + table_warnings(table, entries))
 
 
-def _timeline(found: Clean, chosen: Chosen, settings: Settings) -> list[dict[str, Any]]:
-    """The profile of the time column and of the keys."""
-    if chosen.time is None or found.times is None:
+def _profile_time(cleaned: CleanTable, chosen: StoredColumns, settings: Settings) -> list[dict[str, Any]]:
+    """Profile the time column and the keys."""
+    if chosen.time is None or cleaned.times is None:
         return []
-    series, count = series_codes(found.table, chosen.series)
-    if count > settings.max_series:
-        detail = f"there are {count} series, more than {settings.max_series} (BCO_MAX_SERIES)"
+    keys, series = series_of(cleaned.table, chosen.series)
+    if len(keys) > settings.max_series:
+        detail = f"there are {len(keys)} series, more than {settings.max_series} (BCO_MAX_SERIES)"
         raise InvalidRequest.at(("series",), detail)
-    numbers = np.asarray(found.table.column(chosen.time).cast(pa.int64()))
-    written_as = found.times.format
+    numbers = np.asarray(cleaned.table.column(chosen.time).cast(pa.int64()))
+    written_as = cleaned.times.format
     try:
         unit, step = spacing(numbers, series, written_as)
     except ValueError as error:
@@ -197,28 +197,28 @@ def _timeline(found: Clean, chosen: Chosen, settings: Settings) -> list[dict[str
         "name": chosen.time,
         "role": "time",
         "kind": "time",
-        "missing": found.missing[chosen.time],
+        "missing": cleaned.missing[chosen.time],
         "format": written_as,
         "unit": unit,
         "step": step,
-        "first": written(int(numbers.min()), written_as),
-        "last": written(int(numbers.max()), written_as),
-        "zone": found.times.zone,
+        "first": write_time(int(numbers.min()), written_as),
+        "last": write_time(int(numbers.max()), written_as),
+        "zone": cleaned.times.zone,
     }
-    keys = [
+    key_profiles = [
         {
             "name": name,
             "role": "series",
             "kind": "key",
-            "missing": found.missing[name],
-            "distinct": pc.count_distinct(found.table.column(name)).as_py(),
+            "missing": cleaned.missing[name],
+            "distinct": pc.count_distinct(cleaned.table.column(name)).as_py(),
         }
         for name in chosen.series
     ]
-    return [time, *keys]
+    return [time, *key_profiles]
 
 
-def _numeric(column: pa.ChunkedArray, name: str, field: str) -> tuple[dict[str, Any], list[str]]:
+def _profile_numbers(column: pa.ChunkedArray, name: str, field: str) -> tuple[dict[str, Any], list[str]]:
     values = column.drop_null().to_numpy()
     if not len(values):
         raise InvalidRequest.at((field,), f"column '{name}' has no value in any row; list the {field} without it")

@@ -1,4 +1,4 @@
-"""Has uploaded files read by other processes: what a file unfolds to never takes this one's memory or time."""
+"""Read uploaded files in confined processes, so that unpacking cannot exhaust this one's memory or time."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any
 
 import pyarrow as pa
 
-from app.confined import Busy, Confined
+from app.child_processes import FileReaders, ReadersBusy
 from app.http.errors import InvalidRequest, TooLargeError, UnavailableError
 from app.settings import Settings
 
-# Arrow's own allocators reserve far more addresses than they use, and addresses are what is limited.
-readers = Confined("app.datasets.unpack", {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"})
+# Arrow's own allocators reserve far more addresses than they use, and addresses are limited.
+readers = FileReaders("app.datasets.unpack", {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"})
 
 
 def read_file(content: bytes, settings: Settings, sheet: str = "") -> tuple[str, pa.Table]:
-    """The format and the table of an uploaded file; refuses what cannot be read within memory and time."""
+    """Return the format and the table of an uploaded file; refuse one that exceeds memory or time."""
     with tempfile.TemporaryDirectory(prefix="bco-upload-") as folder:
         source, target = Path(folder, "source"), Path(folder, "target")
         source.write_bytes(content)
         limits = {"max_rows": settings.max_rows, "max_cells": settings.max_cells}
         question = {"source": str(source), "target": str(target), "sheet": sheet} | limits
-        told = asked(readers, question, settings, "send fewer rows, or shorter texts")
+        answer = ask_reader(readers, question, settings, "send fewer rows, or shorter texts")
         # The pages of a mapped file go when the table goes; its folder may go before.
-        return told["format"], pa.ipc.open_file(pa.memory_map(str(target))).read_all()
+        return answer["format"], pa.ipc.open_file(pa.memory_map(str(target))).read_all()
 
 
-def asked(processes: Confined, question: dict[str, Any], settings: Settings, remedy: str) -> dict[str, Any]:
-    """What a process says of a file that it could read; 422, 413 or 503 with a sentence otherwise."""
+def ask_reader(processes: FileReaders, question: dict[str, Any], settings: Settings, remedy: str) -> dict[str, Any]:
+    """Return a process's answer about a file; raise 422, 413 or 503 if it could not read it."""
     try:
-        told = processes.ask(question, settings.upload_mb, settings.upload_seconds)
-    except Busy:
+        answer = processes.ask(question, settings.upload_mb, settings.upload_seconds)
+    except ReadersBusy:
         raise UnavailableError("other files are still being read; send the file again in a moment") from None
-    if "refused" in told:
-        raise InvalidRequest.at(told["where"] or ("file",), told["refused"])
-    if told.get("ended") == signal.SIGSEGV:
+    if "refused" in answer:
+        raise InvalidRequest.at(answer["where"] or ("file",), answer["refused"])
+    if answer.get("ended") == signal.SIGSEGV:
         raise InvalidRequest.at(("file",), "the file cannot be read; is it damaged? Write it again")
-    if told.get("ended") == signal.SIGALRM:
+    if answer.get("ended") == signal.SIGALRM:
         detail = f"reading the file takes longer than {settings.upload_seconds:g} s (BCO_UPLOAD_SECONDS)"
-    elif "ended" in told or "memory" in told:
+    elif "ended" in answer or "memory" in answer:
         detail = f"reading the file takes more than {settings.upload_mb} MB of memory (BCO_UPLOAD_MB)"
     else:
-        return told
+        return answer
     raise TooLargeError(f"{detail}; {remedy}", (("file",), detail))

@@ -1,4 +1,4 @@
-"""Appending rows to a data set: checked like an upload and beside what is stored, then kept as a new revision."""
+"""Append rows to a data set: check them like an upload and against the stored rows, then store a new revision."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from app.datasets.categories import with_other
+from app.datasets.columns import with_other
 from app.datasets.parsing import RawTable
-from app.datasets.profile import Clean, Profiled, clean, described
-from app.datasets.roles import Chosen, Roles
-from app.datasets.series import series_codes
+from app.datasets.profile import CleanTable, ProfiledTable, clean, describe
+from app.datasets.roles import ColumnRoles, StoredColumns
 from app.datasets.service import MISSING, chunked, digest, read_table
-from app.datasets.times import DATE, DATETIME, GERMAN, Times, first_duplicate, written
+from app.datasets.times import DATE, DATETIME, GERMAN, TimeColumn, Times, first_duplicate, series_of, write_time
 from app.datasets.validation_errors import Mistakes, shown
 from app.db.engine import affected, transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import find
 from app.settings import Settings, get_settings
 
-# Each attempt that fails is one that another append has won.
+# An attempt fails only if another append has succeeded meanwhile.
 ATTEMPTS = 5
-# Formats that mean the same kind of moment as that of the stored times.
+# Formats that may be appended to times of a stored format.
 _SAME = {DATE: {DATE, GERMAN}, GERMAN: {DATE, GERMAN}, DATETIME: {DATETIME, DATE}}
 
 
 def append(workspace: str, dataset_id: str, raw: RawTable) -> DatasetRow:
-    """The data set with more rows. What is refused leaves it as it was; of two at once, the second sees the first."""
+    """Append rows. A refusal leaves the data set unchanged; of two appends at once, the second sees the first."""
     for _ in range(ATTEMPTS):
         with transaction() as session:
             row = find(session, DatasetRow, workspace, dataset_id)
             if row is None:
                 raise NotFoundError(MISSING)
             stored = read_table(session, row.id, row.revision)
-        added, profiled = _grown(row, stored, raw, get_settings())
+        added, profiled = _grow(row, stored, raw, get_settings())
         if _store(row, added, profiled):
             return row
     raise ConflictError(
@@ -46,8 +45,8 @@ def append(workspace: str, dataset_id: str, raw: RawTable) -> DatasetRow:
     )
 
 
-def _store(row: DatasetRow, added: pa.Table, profiled: Profiled) -> bool:
-    """Keep the new revision unless another came first; ``row`` then says what is stored."""
+def _store(row: DatasetRow, added: pa.Table, profiled: ProfiledTable) -> bool:
+    """Store the new revision and update ``row``, unless another revision came first."""
     chunks = chunked(added)
     with transaction() as session:
         before = sa.select(DatasetChunkRow.sha256).where(DatasetChunkRow.dataset_id == row.id)
@@ -63,41 +62,41 @@ def _store(row: DatasetRow, added: pa.Table, profiled: Profiled) -> bool:
         affected(session, sa.update(DatasetRow).where(DatasetRow.id == row.id).values(values))
         for seq, (sha256, data) in enumerate(chunks, start=len(checksums)):
             session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=row.revision, sha256=sha256, data=data))
-        made(session, f"/v1/datasets/{row.id}")
+        record_location(session, f"/v1/datasets/{row.id}")
     return True
 
 
-def _grown(row: DatasetRow, stored: pa.Table, raw: RawTable, settings: Settings) -> tuple[pa.Table, Profiled]:
-    """The rows to add, and the profile of the stored rows with them."""
+def _grow(row: DatasetRow, stored: pa.Table, raw: RawTable, settings: Settings) -> tuple[pa.Table, ProfiledTable]:
+    """Return the rows to add, and the profile of all rows with them."""
     chosen, roles = _roles_of(row)
     _check_columns(raw, chosen, row.rows, settings)
     kinds = {column["name"]: column["kind"] for column in row.columns if column["role"] == "context"}
-    found = clean(raw, chosen, roles, kinds)
-    if not found.table.num_rows:
+    cleaned = clean(raw, chosen, roles, kinds)
+    if not cleaned.table.num_rows:
         raise InvalidRequest.at((raw.whole,), "there is no row without missing values to append")
-    added = _known_categories(raw, found, row).cast(stored.schema)
-    time = next((column for column in row.columns if column["role"] == "time"), None)
+    added = _known_categories(raw, cleaned, row).cast(stored.schema)
+    time = TimeColumn.of(row.columns)
     whole = pa.concat_tables([stored, added])
     times = None
-    if time is not None and found.times is not None:
-        times = Times(whole.column(time["name"]).combine_chunks(), time["format"], time["zone"])
-        _check_format(raw, found.times, time)
-        _refuse_known_times(raw, found, chosen, whole, times)
-    missing = {column["name"]: column["missing"] + found.missing[column["name"]] for column in row.columns}
-    everything = Clean(whole, np.arange(whole.num_rows), missing, times, found.notes)
-    profiled = described(everything, chosen, roles, settings)
+    if time is not None and cleaned.times is not None:
+        times = Times(whole.column(time.name).combine_chunks(), time.format, time.zone)
+        _check_format(raw, cleaned.times, time)
+        _refuse_known_times(raw, cleaned, chosen, whole, times)
+    missing = {column["name"]: column["missing"] + cleaned.missing[column["name"]] for column in row.columns}
+    everything = CleanTable(whole, np.arange(whole.num_rows), missing, times, cleaned.notes)
+    profiled = describe(everything, chosen, roles, settings)
     if time is not None:
-        _check_spacing(raw, time, profiled.columns[0])
+        _check_spacing(raw, time, profiled.columns)
     return added, profiled
 
 
-def _roles_of(row: DatasetRow) -> tuple[Chosen, Roles]:
+def _roles_of(row: DatasetRow) -> tuple[StoredColumns, ColumnRoles]:
     by_role: dict[str, list[str]] = {"time": [], "series": [], "context": [], "outcome": [], "decision": []}
     for column in row.columns:
         by_role[column["role"]].append(column["name"])
     time = by_role["time"][0] if by_role["time"] else None
-    chosen = Chosen(time, by_role["series"], by_role["context"], by_role["outcome"], by_role["decision"])
-    roles = Roles(
+    chosen = StoredColumns(time, by_role["series"], by_role["context"], by_role["outcome"], by_role["decision"])
+    roles = ColumnRoles(
         chosen.outcomes,
         chosen.contexts,
         [],
@@ -110,7 +109,7 @@ def _roles_of(row: DatasetRow) -> tuple[Chosen, Roles]:
     return chosen, roles
 
 
-def _check_columns(raw: RawTable, chosen: Chosen, rows: int, settings: Settings) -> None:
+def _check_columns(raw: RawTable, chosen: StoredColumns, rows: int, settings: Settings) -> None:
     if not raw.rows or not raw.columns:
         raise InvalidRequest.at((raw.whole,), "there are no rows to append; send at least one with named columns")
     mistakes = Mistakes(raw)
@@ -129,9 +128,9 @@ def _check_columns(raw: RawTable, chosen: Chosen, rows: int, settings: Settings)
             raise InvalidRequest.at((raw.whole,), f"with these the data set has more than {limit} {what}")
 
 
-def _known_categories(raw: RawTable, found: Clean, row: DatasetRow) -> pa.Table:
-    """The rows with categories of the data set alone: new ones are "other" or refused, as it was made to do."""
-    mistakes, table = Mistakes(raw), found.table
+def _known_categories(raw: RawTable, cleaned: CleanTable, row: DatasetRow) -> pa.Table:
+    """Turn new categories into "other", or refuse them, as the data set says."""
+    mistakes, table = Mistakes(raw), cleaned.table
     for column in row.columns:
         if column["kind"] != "categorical":
             continue
@@ -140,45 +139,46 @@ def _known_categories(raw: RawTable, found: Clean, row: DatasetRow) -> pa.Table:
         if column.get("other"):
             table = table.set_column(table.column_names.index(name), name, with_other(values, categories[:-1]))
             continue
-        strangers = np.flatnonzero(~np.asarray(pc.is_in(values, pa.array(categories, pa.string()))))
+        new_values = np.flatnonzero(~np.asarray(pc.is_in(values, pa.array(categories, pa.string()))))
         can_be = ", ".join(categories[:20]) + (", …" if len(categories) > 20 else "")
-        for index in strangers[:20]:
+        for index in new_values[:20]:
             sentence = f"{shown(values[index].as_py())} is new to '{name}'; it can be {can_be}"
-            mistakes.at([int(found.rows[index])], name, sentence)
+            mistakes.at([int(cleaned.rows[index])], name, sentence)
     mistakes.refuse()
     return table
 
 
-def _check_format(raw: RawTable, times: Times, time: dict[str, Any]) -> None:
-    known = time["format"]
-    if times.format not in _SAME.get(known, {known}) or times.zone != time["zone"]:
+def _check_format(raw: RawTable, times: Times, time: TimeColumn) -> None:
+    if times.format not in _SAME.get(time.format, {time.format}) or times.zone != time.zone:
         zones = {"": "without a time zone", "UTC": "with a time zone"}
         detail = (
-            f"times are written as {times.format} {zones[times.zone]}, and those of the data set as {known} "
-            f"{zones[time['zone']]}; the last is {time['last']}"
+            f"times are written as {times.format} {zones[times.zone]}, and those of the data set as {time.format} "
+            f"{zones[time.zone]}; the last is {time.last}"
         )
         raise InvalidRequest.at((raw.whole,), detail)
 
 
-def _refuse_known_times(raw: RawTable, found: Clean, chosen: Chosen, whole: pa.Table, times: Times) -> None:
+def _refuse_known_times(
+    raw: RawTable, cleaned: CleanTable, chosen: StoredColumns, whole: pa.Table, times: Times
+) -> None:
     """Refuse a row whose time and series are stored already, or come twice."""
-    pair = first_duplicate(times.numbers, series_codes(whole, chosen.series)[0])
+    pair = first_duplicate(times.numbers, series_of(whole, chosen.series)[1])
     if pair is None or chosen.time is None:
         return
-    stored = whole.num_rows - found.table.num_rows
-    where, words = raw.place(int(found.rows[pair[1] - stored]), chosen.time)
+    stored = whole.num_rows - cleaned.table.num_rows
+    where, words = raw.place(int(cleaned.rows[pair[1] - stored]), chosen.time)
     before = "a stored row"
     if pair[0] >= stored:
-        before = raw.place(int(found.rows[pair[0] - stored]), chosen.time)[1]
+        before = raw.place(int(cleaned.rows[pair[0] - stored]), chosen.time)[1]
     what = "time and series" if chosen.series else "time"
-    moment = written(int(times.numbers[pair[1]]), times.format)
+    moment = write_time(int(times.numbers[pair[1]]), times.format)
     raise InvalidRequest.at(where, f"{words}: the same {what} ({moment}) as {before}; each may occur once")
 
 
-def _check_spacing(raw: RawTable, time: dict[str, Any], grown: dict[str, Any]) -> None:
-    """New rows keep the spacing; where all stored ones are of one moment, there was none to keep."""
-    spacing, now = ((entry["step"], entry["unit"]) for entry in (time, grown))
-    if spacing != now and time["first"] != time["last"]:
-        kept, would_be = (f"{step} {unit}{'s' if step > 1 else ''}" for step, unit in (spacing, now))
-        detail = f"times of the data set are {kept} apart, and with these rows they would be {would_be} apart"
+def _check_spacing(raw: RawTable, time: TimeColumn, columns: list[dict[str, Any]]) -> None:
+    """Refuse rows that change the spacing; stored rows of a single moment have none."""
+    spacing, now = (time.step, time.unit), (columns[0]["step"], columns[0]["unit"])
+    if spacing != now and time.first != time.last:
+        before, would_be = (f"{step} {unit}{'s' if step > 1 else ''}" for step, unit in (spacing, now))
+        detail = f"times of the data set are {before} apart, and with these rows they would be {would_be} apart"
         raise InvalidRequest.at((raw.whole,), detail)

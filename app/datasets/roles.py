@@ -1,4 +1,4 @@
-"""Which columns of a table are what: as the caller says, checked against the columns there are."""
+"""Roles of columns as the caller names them, checked against the columns of the table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from app.settings import Settings
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Which columns are what, as the caller says. ``contexts`` None means all that are nothing else.
+class ColumnRoles:
+    """Columns by role, as the caller names them. ``contexts`` None means all columns without another role.
 
-    ``missing`` is reject, drop or impute; ``unseen`` says whether categories that are rare, or new later, are refused
-    or become "other". Decisions are made ``lead`` periods ahead. ``decisions`` hold what was really done, to be
-    compared with; they are never contexts.
+    ``missing`` is reject, drop or impute; ``unseen`` is reject or other, for categories that are rare or new later.
+    Decisions are made ``lead`` periods ahead. ``decisions`` hold the decisions actually taken, for comparison; they are
+    never contexts.
     """
 
     outcomes: list[str]
@@ -36,8 +36,8 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The columns that are kept, in the order in which they are stored."""
+class StoredColumns:
+    """Columns to store, in the order of storage."""
 
     time: str | None
     series: list[str]
@@ -50,19 +50,17 @@ class Chosen:
         before = [*([] if self.time is None else [self.time]), *self.series]
         return [*before, *self.contexts, *self.outcomes, *self.decisions]
 
-    @property
-    def must_be_there(self) -> list[str]:
-        """What is never filled in: a row that lacks one of these cannot be used."""
-        return [*([] if self.time is None else [self.time]), *self.series, *self.outcomes]
 
-
-def chosen_columns(raw: RawTable, roles: Roles, settings: Settings) -> Chosen:
+def choose_columns(raw: RawTable, roles: ColumnRoles, settings: Settings) -> StoredColumns:
+    """Return the columns to store; refuse roles that do not fit the table."""
     if not raw.rows or not raw.columns:
         raise InvalidRequest.at((raw.whole,), "the data set is empty; send at least 2 rows with named columns")
     if raw.rows > settings.max_rows:
         raise InvalidRequest.at((raw.whole,), f"at most {settings.max_rows} rows (BCO_MAX_ROWS)")
     if not roles.outcomes:
-        raise InvalidRequest.at(("outcomes",), "name at least one outcome column: what is unknown when deciding")
+        raise InvalidRequest.at(
+            ("outcomes",), "name at least one outcome column: a quantity that is unknown when deciding"
+        )
     _check_time(raw, roles)
     contexts = roles.contexts
     if contexts is None:
@@ -85,7 +83,7 @@ def chosen_columns(raw: RawTable, roles: Roles, settings: Settings) -> Chosen:
     if not contexts and roles.time is None and roles.contexts is None:
         detail = "there is no context column besides the outcomes; add one, or send an empty list of contexts"
         raise InvalidRequest.at(("contexts",), detail)
-    chosen = Chosen(roles.time, list(roles.series), contexts, roles.outcomes, list(roles.decisions))
+    chosen = StoredColumns(roles.time, list(roles.series), contexts, roles.outcomes, list(roles.decisions))
     if len(chosen.names) > settings.max_columns:
         limit = settings.max_columns
         raise InvalidRequest.at(("contexts",), f"more than {limit} columns (BCO_MAX_COLUMNS); list the useful ones")
@@ -96,16 +94,16 @@ def _no_such_column(raw: RawTable) -> str:
     return f"there is no such column; the columns are {', '.join(list(raw.columns)[:20])}"
 
 
-def _check_time(raw: RawTable, roles: Roles) -> None:
+def _check_time(raw: RawTable, roles: ColumnRoles) -> None:
     if roles.time is not None and roles.time not in raw.columns:
         raise InvalidRequest.at(("time",), _no_such_column(raw))
     if roles.time is None and roles.series:
-        raise InvalidRequest.at(("series",), "series go on over time; name the time column too, as time")
+        raise InvalidRequest.at(("series",), "series need a time column; name it as time")
     if roles.time is None and roles.lead != 1:
-        raise InvalidRequest.at(("lead",), "a lead is counted in periods of the time column; name it, as time")
+        raise InvalidRequest.at(("lead",), "a lead is counted in periods of the time column; name it as time")
 
 
-def _check_one_role(roles: Roles, contexts: list[str]) -> None:
+def _check_one_role(roles: ColumnRoles, contexts: list[str]) -> None:
     held = dict.fromkeys(roles.outcomes, "an outcome")
     for index, name in enumerate(contexts):
         if name in held:

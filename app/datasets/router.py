@@ -8,33 +8,38 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form, Query, Response
 
-from app.datasets import distribution, revisions, service
-from app.datasets import inspect as inspect_module
-from app.datasets.distribution_schemas import Distribution, Only, OutcomeName, SeriesName
-from app.datasets.inspection_schemas import FileToInspect, Inspection
+from app.datasets import revisions, service
+from app.datasets.distribution import DistributionQuery, read_distribution
+from app.datasets.inspect import inspect
 from app.datasets.parsing import parse_file, parse_rows
-from app.datasets.roles import Roles
+from app.datasets.roles import ColumnRoles
 from app.datasets.schemas import (
     DatasetAnswer,
     DatasetUpload,
+    DistributionAnswer,
+    FileToInspect,
+    Inspection,
     ListedDataset,
     NewDataset,
     NewRows,
+    Only,
+    OutcomeName,
     RevisionNumber,
     RowLimit,
     RowsPage,
     RowsUpload,
+    SeriesName,
 )
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/datasets", tags=["data sets"], route_class=IdempotentRoute)
 
-# An empty list in a field of a form, where a field without text means that nothing is said.
+# An empty list in a field of a form; an empty field means the default.
 NO_NAMES = "[]"
 
 
@@ -45,8 +50,8 @@ def _created(row: DatasetRow, response: Response) -> DatasetAnswer:
 
 @router.post("", status_code=201)
 def create_dataset(request: NewDataset, caller: Trainer, response: Response) -> DatasetAnswer:
-    """Send history as JSON rows with named columns. The answer profiles every column and warns of what looks odd."""
-    roles = Roles(
+    """Send history as JSON rows with named columns. The answer profiles every column and warns of oddities."""
+    roles = ColumnRoles(
         request.outcomes,
         request.contexts,
         request.categorical,
@@ -67,7 +72,7 @@ def upload_dataset(
     upload: Annotated[DatasetUpload, Form(media_type="multipart/form-data")], caller: Trainer, response: Response
 ) -> DatasetAnswer:
     """Send history as a CSV, Parquet or Excel file."""
-    roles = Roles(
+    roles = ColumnRoles(
         _names("outcomes", upload.outcomes),
         _names("contexts", upload.contexts) if upload.contexts.strip() else None,
         _names("categorical", upload.categorical),
@@ -86,13 +91,13 @@ def upload_dataset(
 def inspect_file(
     upload: Annotated[FileToInspect, Form(media_type="multipart/form-data")], caller: Trainer
 ) -> Inspection:
-    """Look at a file without keeping anything: what its columns hold, what they may be, and what looks odd."""
+    """Inspect a file without storing it: its columns, suggested roles, and warnings."""
     raw = parse_file(upload.file.file.read(), get_settings(), upload.sheet)
-    return inspect_module.inspect(raw, _names("outcomes", upload.outcomes), get_settings())
+    return inspect(raw, _names("outcomes", upload.outcomes), get_settings())
 
 
 def _names(field: str, text: str) -> list[str]:
-    """The names in ``croissants, loaves``; one with a comma stands in quotes, as in a CSV file; none in ``[]``."""
+    """Split ``croissants, loaves`` into names; one with a comma stands in quotes, as in a CSV file; none in ``[]``."""
     if text.strip() == NO_NAMES:
         return []
     parts = text.split(",")
@@ -109,7 +114,7 @@ def _names(field: str, text: str) -> list[str]:
 def list_datasets(
     caller: Reader, limit: Limit = 50, cursor: str | None = None, name: Name | None = None
 ) -> Page[ListedDataset]:
-    """All data sets, or those with a name."""
+    """List data sets, all or those with a name."""
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, name)
     return Page(
         items=[ListedDataset.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
@@ -149,7 +154,7 @@ def read_dataset_rows(
     revision: RevisionNumber | None = None,
     last: Annotated[bool, Query(description="the last rows instead of the first; they have no next page")] = False,
 ) -> RowsPage:
-    """The rows of a revision in the order in which they are stored; of the newest one unless another is named."""
+    """Read the rows of a revision, by default the newest, in the order of storage."""
     if last and cursor is not None:
         raise InvalidRequest.at(("query", "cursor"), "the last rows are one page; leave out cursor or last")
     if last:
@@ -164,9 +169,9 @@ def read_dataset_distribution(
     series: SeriesName | None = None,
     outcome: OutcomeName | None = None,
     only: Only | None = None,
-) -> Distribution:
-    """What there is to draw: how often columns have which values, and the outcomes over time with gaps and shifts."""
-    return distribution.read(caller.workspace, dataset_id, distribution.Asked(series, outcome, only))
+) -> DistributionAnswer:
+    """Read data for charts: frequencies of each column's values, and outcomes over time with gaps and shifts."""
+    return read_distribution(caller.workspace, dataset_id, DistributionQuery(series, outcome, only))
 
 
 @router.delete("/{dataset_id}", status_code=204)

@@ -1,4 +1,4 @@
-"""Creating data sets from any source, reading them back whole, listing and deleting them."""
+"""Create, read, list and delete data sets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sqlalchemy.orm import Session
 
 from app.datasets.parsing import RawTable
 from app.datasets.profile import profile
-from app.datasets.roles import Roles
+from app.datasets.roles import ColumnRoles
 from app.datasets.schemas import DatasetSummary, RowsPage
-from app.datasets.times import PERIOD, written
+from app.datasets.times import PERIOD, write_time
 from app.db.blobs import checksum, verified
 from app.db.engine import transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import InvalidRequest, NotFoundError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import delete_row, find, matching, page, read
 from app.ids import new_id
 from app.settings import get_settings
@@ -31,14 +31,14 @@ _CURSOR = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 MISSING = "no data set has this id; GET /v1/datasets lists them"
 
 
-def create(workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow:
+def create(workspace: str, name: str, raw: RawTable, roles: ColumnRoles) -> DatasetRow:
     """Check, profile and store, in one transaction: a refused data set leaves nothing behind."""
     with transaction() as session:
         return add(session, workspace, name, raw, roles)
 
 
-def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Roles) -> DatasetRow:
-    """The same in a transaction that stores more."""
+def add(session: Session, workspace: str, name: str, raw: RawTable, roles: ColumnRoles) -> DatasetRow:
+    """Check, profile and store in the caller's transaction."""
     profiled = profile(raw, roles, get_settings())
     chunks = chunked(profiled.table)
     row = DatasetRow(
@@ -55,14 +55,14 @@ def add(session: Session, workspace: str, name: str, raw: RawTable, roles: Roles
     )
     session.add(row)
     session.flush()
-    made(session, f"/v1/datasets/{row.id}")
+    record_location(session, f"/v1/datasets/{row.id}")
     for seq, (sha256, data) in enumerate(chunks):
         session.add(DatasetChunkRow(dataset_id=row.id, seq=seq, revision=1, sha256=sha256, data=data))
     return row
 
 
 def chunked(table: pa.Table) -> list[tuple[str, bytes]]:
-    """The table as Parquet, in pieces with their checksums."""
+    """Cut the table into Parquet chunks with their checksums."""
     chunks = []
     for first in range(0, table.num_rows, CHUNK_ROWS):
         buffer = io.BytesIO()
@@ -72,12 +72,12 @@ def chunked(table: pa.Table) -> list[tuple[str, bytes]]:
 
 
 def digest(checksums: Iterable[str]) -> str:
-    """The sha256 of a revision: of the checksums of its chunks, in order."""
+    """Return the sha256 of a revision: of the checksums of its chunks, in order."""
     return checksum("".join(checksums).encode())
 
 
 def read_table(session: Session, dataset_id: str, revision: int | None = None) -> pa.Table:
-    """All rows of a revision of a data set, in order; of the newest one unless another is asked for."""
+    """Read all rows of a revision, by default the newest, in order."""
     query = sa.select(DatasetChunkRow).where(DatasetChunkRow.dataset_id == dataset_id)
     if revision is not None:
         query = query.where(DatasetChunkRow.revision <= revision)
@@ -86,14 +86,14 @@ def read_table(session: Session, dataset_id: str, revision: int | None = None) -
 
 
 def digest_of(session: Session, dataset_id: str, revision: int) -> str:
-    """The digest that a data set had at a revision."""
+    """Return the digest of a revision."""
     chunk = DatasetChunkRow
     query = sa.select(chunk.sha256).where(chunk.dataset_id == dataset_id, chunk.revision <= revision)
     return digest(session.scalars(query.order_by(chunk.seq)))
 
 
 def count_rows(session: Session, dataset_id: str, revision: int) -> int:
-    """How many rows a revision of a data set has; none of them is unpacked."""
+    """Count the rows of a revision without unpacking them."""
     chunk = DatasetChunkRow
     query = sa.select(chunk.data).where(chunk.dataset_id == dataset_id, chunk.revision <= revision)
     with session.scalars(query, execution_options={"yield_per": 1}) as pieces:
@@ -101,12 +101,12 @@ def count_rows(session: Session, dataset_id: str, revision: int) -> int:
 
 
 def unpacked(chunk: DatasetChunkRow) -> pa.Table:
-    """The rows of a chunk, if it is undamaged. Parquet knows no timestamps to the second, so they come back finer."""
+    """Return the rows of a chunk, if it is undamaged."""
     return stored_units(pq.read_table(io.BytesIO(verified(chunk.data, chunk.sha256))))
 
 
 def stored_units(table: pa.Table) -> pa.Table:
-    """A table from Parquet with its times to the second."""
+    """Cast times to the second, as they were before Parquet stored them finer."""
     for index, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type):
             table = table.set_column(index, field.name, table.column(index).cast(pa.timestamp("s")))
@@ -114,7 +114,7 @@ def stored_units(table: pa.Table) -> pa.Table:
 
 
 def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revision: int | None) -> RowsPage:
-    """Up to ``limit`` rows after a cursor, which keeps to the revision that it began with."""
+    """Return up to ``limit`` rows after a cursor, which stays with the revision that it began with."""
     with transaction() as session:
         row = find(session, DatasetRow, workspace, dataset_id)
         if row is None:
@@ -136,7 +136,7 @@ def rows(workspace: str, dataset_id: str, limit: int, cursor: str | None, revisi
 
 
 def last_rows(workspace: str, dataset_id: str, limit: int, revision: int | None) -> RowsPage:
-    """The last rows of a revision, in the order in which they are stored."""
+    """Return the last rows of a revision, in the order of storage."""
     with transaction() as session:
         row = find(session, DatasetRow, workspace, dataset_id)
         if row is None:
@@ -155,27 +155,27 @@ def last_rows(workspace: str, dataset_id: str, limit: int, revision: int | None)
 
 
 def _position(cursor: str | None, revision: int | None, newest: int) -> tuple[int, int, int]:
-    """Revision, chunk and row of the chunk at which a page begins."""
+    """Return revision, chunk and row of the chunk at which a page begins."""
     if cursor is not None:
-        found = _CURSOR.fullmatch(cursor)
-        if found is None or int(found[1]) > newest or revision not in (None, int(found[1])):
+        match = _CURSOR.fullmatch(cursor)
+        if match is None or int(match[1]) > newest or revision not in (None, int(match[1])):
             detail = "this is not a cursor of these rows; take next_cursor from the last answer"
             raise InvalidRequest.at(("query", "cursor"), detail)
-        return int(found[1]), int(found[2]), int(found[3])
+        return int(match[1]), int(match[2]), int(match[3])
     if revision is not None and revision > newest:
         raise InvalidRequest.at(("query", "revision"), f"the newest revision is {newest}")
     return revision or newest, 0, 0
 
 
 def as_json(table: pa.Table, columns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as they could be sent again: times in ISO text, nulls where values are missing."""
+    """Return rows that could be sent again: times in ISO text, null where a value is missing."""
     formats = {column["name"]: column["format"] for column in columns if column["role"] == "time"}
     for name, written_as in formats.items():
         numbers = table.column(name).cast(pa.int64()).to_pylist()
-        texts = numbers if written_as == PERIOD else [written(number, written_as) for number in numbers]
+        texts = numbers if written_as == PERIOD else [write_time(number, written_as) for number in numbers]
         table = table.set_column(table.column_names.index(name), name, pa.array(texts))
-    found: list[dict[str, Any]] = table.to_pylist()
-    return found
+    items: list[dict[str, Any]] = table.to_pylist()
+    return items
 
 
 def listing(

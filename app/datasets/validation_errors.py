@@ -1,4 +1,4 @@
-"""What is wrong with a table, each place with its sentence: an upload is refused once, not once for every mistake."""
+"""Collect all mistakes of a table, so that an upload is refused once and not once for each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 40
 
 
 class Mistakes:
-    """Collects mistakes of a raw table: the first of them by name, the rest by number."""
+    """Mistakes of a raw table: the first are listed, the rest only counted."""
 
     def __init__(self, raw: RawTable) -> None:
         self._raw = raw
@@ -27,7 +27,7 @@ class Mistakes:
             self._listed.append((where, detail))
 
     def at(self, rows: Sequence[int], name: str, sentence: str | Callable[[int], str]) -> None:
-        """A mistake in each of these rows of a column; the sentence may depend on the row."""
+        """Add a mistake in each of these rows of a column; the sentence may depend on the row."""
         room = max(0, MOST - len(self._listed))
         for row in rows[:room]:
             where, words = self._raw.place(int(row), name)
@@ -35,7 +35,7 @@ class Mistakes:
         self._count += len(rows[room:])
 
     def refuse(self, summary: str | None = None) -> None:
-        """Raise what was found, if anything was."""
+        """Raise InvalidRequest if there are mistakes."""
         if not self._listed:
             return
         detail = summary or self._listed[0][1]
@@ -45,7 +45,7 @@ class Mistakes:
 
 
 def shown(value: Any) -> str:
-    """A value as part of a sentence: short, and without what changes how the sentence reads."""
+    """Quote a value in a sentence: short and in plain characters."""
     text = str(value).strip()
     text = "".join(mark if is_plain(mark) else "?" for mark in text[: _SHOWN + 1])
     return f"'{text[:_SHOWN]}…'" if len(text) > _SHOWN else f"'{text}'"

@@ -1,7 +1,7 @@
-"""What a data scientist would point out in a clean table before learning from it. Nothing here refuses anything.
+"""Warn of what a data scientist would point out in a clean table before learning from it; refuse nothing.
 
 Every check is a few passes over whole columns, so a million rows of 20 columns take seconds. Checks of order (gaps,
-stretches, caps, drift) need the time column: the order of a file means nothing by itself.
+repeats, caps, drift) need a time column: the order of a file means nothing by itself.
 """
 
 from __future__ import annotations
@@ -11,15 +11,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from app.datasets.series_order import BLOCKS, Floats, Timeline, has_moved, levels, timeline
-from app.datasets.times import written
+from app.datasets.times import (
+    STRETCHES,
+    SeriesOrder,
+    TimeColumn,
+    has_shifted,
+    levels,
+    order_rows,
+    series_of,
+    write_time,
+)
+from bco_core.arrays import Floats
 
-# Fewer rows than this look odd in some way by mere chance.
+# Fewer rows look odd in some way by mere chance.
 FEWEST = 50
 
 
-def oddities(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
-    """Sentences about what is odd in a clean table with this profile."""
+def table_warnings(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each odd thing in a clean table with this profile."""
     if table.num_rows < FEWEST:
         return []
     numeric = {
@@ -28,27 +37,29 @@ def oddities(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
         if column["kind"] == "numeric" and column["role"] != "decision"
     }
     outcomes = [column["name"] for column in columns if column["role"] == "outcome"]
-    said = []
+    sentences = []
     for name, values in numeric.items():
-        said += _outliers(name, values)
+        sentences += _outliers(name, values)
     for name in outcomes:
-        said += _negative(name, numeric[name]) + _zeros(name, numeric[name])
-    said += _like_ids(table, columns, numeric) + _giveaways(table, columns, numeric, outcomes)
-    along = timeline(table, columns)
-    if along is None:
-        return said + _duplicates(table, columns)
-    said += _gaps(along)
+        sentences += _negative(name, numeric[name]) + _zeros(name, numeric[name])
+    sentences += _like_ids(table, columns, numeric) + _giveaways(table, columns, numeric, outcomes)
+    time = TimeColumn.of(columns)
+    if time is None:
+        return sentences + _duplicates(table, columns)
+    keys = [column["name"] for column in columns if column["role"] == "series"]
+    history = order_rows(np.asarray(table.column(time.name).cast(pa.int64())), series_of(table, keys)[1], time)
+    sentences += _gaps(history)
     for name in outcomes:
-        ordered = numeric[name][along.order]
-        said += _stretches(name, ordered, along) + _caps(name, ordered, along) + _drift(name, ordered, along)
-    return said
+        ordered = numeric[name][history.order]
+        sentences += _repeats(name, ordered, history) + _caps(name, ordered, history) + _drift(name, ordered, history)
+    return sentences
 
 
 # single columns
 
 
 def _negative(name: str, values: Floats) -> list[str]:
-    """A few negative values among others that are not; where many are negative, they are meant."""
+    """Warn of a few negative values; where many are negative, they are meant."""
     negative = int((values < 0).sum())
     if not 0 < negative <= 0.05 * len(values):
         return []
@@ -63,7 +74,7 @@ def _zeros(name: str, values: Floats) -> list[str]:
 
 
 def _outliers(name: str, values: Floats) -> list[str]:
-    """Values ten quartile ranges out, and five times as far as all but the last two in a hundred."""
+    """Warn of values ten quartile ranges out that are five times as far from the median as 98 % of the others."""
     values = values[~np.isnan(values)]
     if len(values) < FEWEST:
         return []
@@ -83,7 +94,7 @@ def _outliers(name: str, values: Floats) -> list[str]:
 
 
 def _like_ids(table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str, Floats]) -> list[str]:
-    said = []
+    sentences = []
     for column in columns:
         name = column["name"]
         if column["role"] != "context":
@@ -94,15 +105,17 @@ def _like_ids(table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str,
         else:
             alone = len(column["categories"]) >= 0.9 * table.num_rows
         if alone:
-            said.append(f"context '{name}' has another value in every row, like an id or a row number: it cannot help")
-    return said
+            sentences.append(
+                f"context '{name}' has another value in every row, like an id or a row number: it cannot help"
+            )
+    return sentences
 
 
 def _giveaways(
     table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str, Floats], outcomes: list[str]
 ) -> list[str]:
-    """Contexts that tell an outcome: they are often only known after it."""
-    said = []
+    """Warn of contexts that determine an outcome: they are often known only after it."""
+    sentences = []
     for column in columns:
         if column["role"] != "context":
             continue
@@ -111,14 +124,15 @@ def _giveaways(
             values = numeric[outcome]
             if column["kind"] == "numeric":
                 equal = float((numeric[name] == values).mean())
-                told = _correlation(numeric[name], values) ** 2
+                explained = _correlation(numeric[name], values) ** 2
             else:
                 equal = 0.0
-                told = _explained(table.column(name), values) if len(column["categories"]) < len(values) / 10 else 0.0
-            what = "equals" if equal > 0.99 and told > 0.99 else "nearly determines" if told > 0.998 else ""
+                few = len(column["categories"]) < len(values) / 10
+                explained = _explained(table.column(name), values) if few else 0.0
+            what = "equals" if equal > 0.99 and explained > 0.99 else "nearly determines" if explained > 0.998 else ""
             if what:
-                said.append(f"context '{name}' {what} outcome '{outcome}': is it known when deciding?")
-    return said
+                sentences.append(f"context '{name}' {what} outcome '{outcome}': is it known when deciding?")
+    return sentences
 
 
 def _correlation(context: Floats, outcome: Floats) -> float:
@@ -129,7 +143,7 @@ def _correlation(context: Floats, outcome: Floats) -> float:
 
 
 def _explained(categories: pa.ChunkedArray, outcome: Floats) -> float:
-    """The share of an outcome's variance that is between categories."""
+    """Return the share of an outcome's variance that is between categories."""
     codes = np.asarray(categories.combine_chunks().dictionary_encode().indices)
     counts = np.bincount(codes)
     means = np.bincount(codes, outcome) / counts
@@ -138,7 +152,7 @@ def _explained(categories: pa.ChunkedArray, outcome: Floats) -> float:
 
 
 def _duplicates(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
-    """Rows that repeat others, if far more than chance makes: coarse columns repeat by themselves."""
+    """Warn of repeated rows if chance makes far fewer: coarse columns repeat by themselves."""
     hashed = np.zeros(table.num_rows, dtype=np.uint64)
     drawn = np.random.default_rng(0)
     ways = 1.0
@@ -161,28 +175,27 @@ def _duplicates(table: pa.Table, columns: list[dict[str, Any]]) -> list[str]:
     return [f"{repeated} rows are exact copies of others: check that nothing was exported twice"]
 
 
-# along time
+# history time
 
 
-def _gaps(along: Timeline) -> list[str]:
-    ahead = np.where(along.goes_on, np.diff(along.periods) - 1, 0)
+def _gaps(history: SeriesOrder) -> list[str]:
+    ahead = np.where(history.same_series, np.diff(history.periods) - 1, 0)
     ahead = np.maximum(ahead, 0)
     missing = int(ahead.sum())
     if not missing:
         return []
-    units = {"period": "periods"}.get(along.profile["unit"], f"{along.profile['unit']}s")
-    step = along.profile["step"]
-    each = units if step == 1 else f"steps of {step} {units}"
-    share = missing / (missing + len(along.order))
+    units = f"{history.time.unit}s"
+    each = units if history.time.step == 1 else f"steps of {history.time.step} {units}"
+    share = missing / (missing + len(history.order))
     return [
         f"{missing} {each} between first and last rows are missing ({share:.1%}), up to {int(ahead.max())} in a row: "
         "check that nothing happened then"
     ]
 
 
-def _stretches(name: str, ordered: Floats, along: Timeline) -> list[str]:
-    """The longest run of one value, if values that repeat as often as these do would hardly make it."""
-    same = (np.diff(ordered) == 0) & along.goes_on
+def _repeats(name: str, ordered: Floats, history: SeriesOrder) -> list[str]:
+    """Warn of the longest run of one value if chance would hardly make one as long."""
+    same = (np.diff(ordered) == 0) & history.same_series
     if same.all() or not same.any():
         return []
     ends = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))
@@ -196,10 +209,10 @@ def _stretches(name: str, ordered: Floats, along: Timeline) -> list[str]:
     return [f"'{name}' is {value:g} in {longest} rows in a row: check that it was measured, not carried forward"]
 
 
-def _caps(name: str, ordered: Floats, along: Timeline) -> list[str]:
-    """Series whose highest value occurs again and again, far more often than those just below: sold out, not sold."""
-    order = np.lexsort((ordered, along.series))
-    values, series = ordered[order], along.series[order]
+def _caps(name: str, ordered: Floats, history: SeriesOrder) -> list[str]:
+    """Warn of series whose highest value occurs far more often than those just below: sales capped by stock."""
+    order = np.lexsort((ordered, history.series))
+    values, series = ordered[order], history.series[order]
     starts = np.flatnonzero(np.concatenate([[True], (np.diff(values) != 0) | (np.diff(series) != 0)]))
     counts = np.diff(np.append(starts, len(values)))
     of = series[starts]
@@ -220,21 +233,21 @@ def _caps(name: str, ordered: Floats, along: Timeline) -> list[str]:
     ]
 
 
-def _drift(name: str, ordered: Floats, along: Timeline) -> list[str]:
-    """The level of the last fifth of time against what came before, by the scatter of the level from block to block."""
-    periods, level = levels(ordered, along)
-    if len(periods) < 2 * BLOCKS:
+def _drift(name: str, ordered: Floats, history: SeriesOrder) -> list[str]:
+    """Warn if the level of the last fifth of time differs from that before, by its scatter from stretch to stretch."""
+    periods, level = levels(ordered, history)
+    if len(periods) < 2 * STRETCHES:
         return []
-    blocks = np.array([block.mean() for block in np.array_split(level, BLOCKS)])
-    early, late = blocks[: -BLOCKS // 5], blocks[-BLOCKS // 5 :]
-    if not has_moved(early, late, float(level.std())):
+    blocks = np.array([block.mean() for block in np.array_split(level, STRETCHES)])
+    early, late = blocks[: -STRETCHES // 5], blocks[-STRETCHES // 5 :]
+    if not has_shifted(early, late, float(level.std())):
         return []
-    moved = float(late.mean() - early.mean())
+    shift = float(late.mean() - early.mean())
     usual = float(ordered.mean())
-    recent = along.moments[along.periods >= periods[-(len(periods) // 5)]]
-    since = written(int(recent.min()), along.profile["format"])
-    direction = "higher" if moved > 0 else "lower"
+    recent = history.moments[history.periods >= periods[-(len(periods) // 5)]]
+    since = write_time(int(recent.min()), history.time.format)
+    direction = "higher" if shift > 0 else "lower"
     return [
-        f"'{name}' has been {abs(moved):.3g} {direction} since about {since} (its mean is {usual:.3g}): what was "
+        f"'{name}' has been {abs(shift):.3g} {direction} since about {since} (its mean is {usual:.3g}): what was "
         "learned before may not hold"
     ]

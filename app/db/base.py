@@ -1,4 +1,4 @@
-"""What tables are made of: times with their zone, and who owns a row."""
+"""Column types and mixins of all tables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
-# Where objects belong that are made without a key, and those from before there were keys.
+# Workspace of objects that are created without a key, and of those from before there were keys.
 DEFAULT_WORKSPACE = "default"
 
 
 class Timestamp(sa.TypeDecorator[datetime]):
-    """UTC with its time zone, also on SQLite, which keeps none."""
+    """UTC with its time zone, also on SQLite, which stores none."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -26,7 +26,7 @@ def now() -> datetime:
 
 
 class Owned:
-    """An object of one workspace; the keys of others do not see it."""
+    """An object of one workspace; keys of other workspaces do not see it."""
 
     id: Mapped[str] = mapped_column(primary_key=True)
     workspace: Mapped[str] = mapped_column(server_default=DEFAULT_WORKSPACE, index=True)

@@ -29,7 +29,7 @@ def verified(data: bytes, sha256: str) -> bytes:
 
 
 def to_blocks(array: Array) -> Iterator[tuple[int, bytes]]:
-    """Split along the first axis into (first row, .npy bytes) of about 4 MB, so that a part can be read alone."""
+    """Split along the first axis; yield (first row, .npy bytes) of about 4 MB each, which can be read alone."""
     rows = max(1, BLOCK_BYTES // max(1, array.nbytes // max(1, len(array))))
     for first in range(0, max(1, len(array)), rows):
         buffer = io.BytesIO()

@@ -15,18 +15,18 @@ from app.settings import get_settings
 
 
 def create_engine(url: str | sa.URL) -> sa.Engine:
-    """An engine that waits for locks instead of failing, and on SQLite takes the write lock before the first write."""
+    """Return an engine that waits for locks; on SQLite it takes the write lock before the first write."""
     parsed = sa.make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        # A server that vanishes without a word is noticed in seconds, not after the system's own minutes.
-        patience = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "tcp_user_timeout": 10_000}
+        # A server that vanishes is noticed in seconds, not after the system's own minutes.
+        timeouts = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "tcp_user_timeout": 10_000}
         return sa.create_engine(
             parsed,
             pool_pre_ping=True,
             pool_size=get_settings().database_connections,
             max_overflow=0,
             pool_timeout=10,
-            connect_args=patience,
+            connect_args=timeouts,
             hide_parameters=True,
         )
     if parsed.database:
@@ -50,18 +50,18 @@ def get_engine() -> sa.Engine:
 
 @contextmanager
 def transaction() -> Iterator[Session]:
-    """A session that commits at the end, or rolls everything back."""
+    """Yield a session that commits at the end, or rolls back after an error."""
     with Session(get_engine(), expire_on_commit=False) as session, session.begin():
         yield session
 
 
 def database_clock(session: Session) -> Any:
-    """SQL for the database's own time in seconds, so that machines need not agree on theirs."""
+    """Return SQL for the database's own time in seconds, since clocks of machines differ."""
     if session.get_bind().dialect.name == "sqlite":
         return (sa.func.julianday("now") - 2440587.5) * 86400.0
     return sa.func.extract("epoch", sa.func.clock_timestamp())
 
 
 def affected(session: Session, statement: sa.Update | sa.Delete) -> int:
-    """Run a statement and tell how many rows it changed."""
+    """Run a statement; return the number of rows that it changed."""
     return session.connection().execute(statement).rowcount

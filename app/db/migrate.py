@@ -29,14 +29,14 @@ def migrate(url: str) -> None:
     try:
         if engine.dialect.name == "sqlite":
             with engine.connect() as connection:
-                # Only a database that has no table yet takes this; others keep their free pages for later use.
+                # This has an effect only before the first table; other databases keep their free pages.
                 connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.exec_driver_sql("PRAGMA journal_mode=WAL")
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7226001)")
             else:
-                # To change a column SQLite makes the table anew; dropping the old one must not empty those below it.
+                # SQLite changes a column by recreating its table; that must not delete rows that refer to it.
                 connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
@@ -51,6 +51,6 @@ def _newest() -> str | None:
 
 
 def is_current(engine: sa.Engine) -> bool:
-    """Whether the database has the tables this version expects."""
+    """Return whether the database has the tables that this version expects."""
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision() == _newest()

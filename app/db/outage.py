@@ -1,6 +1,7 @@
-"""When the database is gone, locked or full: telling it from a mistake, and waiting until it is over.
+"""Database outages: recognise them, and wait until they are over.
 
-The API answers 503 and lets the caller come back; workers and computations wait, so that no job ends because of it.
+An outage means that the database is gone, locked or full. The API answers 503; workers and computations wait, so that
+no job fails because of it.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 RETRY_AFTER_SECONDS = 1
-NO_ROOM = "the database has no room left"
+NO_ROOM = "the disk of the database is full"
 _LONGEST_WAIT = 2.0
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether trying again later may help: no connection, no room, or a lock held for too long."""
+    """Return whether trying again later may help: no connection, a full disk, or a lock held for too long."""
     if isinstance(error, sa.exc.TimeoutError | sa.exc.InterfaceError):
         return True
     if isinstance(error, sa.exc.OperationalError):
-        # SQLite says so of a table that is not there, and waiting will not make it.
+        # SQLite raises this for a missing table, too, and waiting does not help then.
         return "no such " not in str(error.orig)
     return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
 
 
 def in_words(error: BaseException) -> str:
-    """What is wrong, in words for planners and operators."""
+    """Return a description of an outage for planners and operators."""
     text = str(getattr(error, "orig", None) or error).lower()
     if "disk" in text or "no space" in text or "full" in text:
         return NO_ROOM
@@ -45,7 +46,7 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def unless_outage() -> Iterator[None]:
-    """Skip what the database is out for; the next time will do."""
+    """Ignore database outages in this block: the action will be repeated anyway."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
@@ -54,7 +55,7 @@ def unless_outage() -> Iterator[None]:
 
 
 def insist(act: Callable[[], Value], stop: threading.Event | None = None) -> Value:
-    """Do it, trying again for as long as the database is out; gives up only when ``stop`` is set."""
+    """Run an action, again and again during a database outage; give up only when ``stop`` is set."""
     wait = 0.1
     while True:
         try:
@@ -63,7 +64,7 @@ def insist(act: Callable[[], Value], stop: threading.Event | None = None) -> Val
             if not is_outage(error) or (stop is not None and stop.is_set()):
                 raise
             if wait == 0.1:
-                log.warning("%s; trying again until it does", in_words(error))
+                log.warning("%s; trying again until it works", in_words(error))
         if stop is None:
             time.sleep(wait)
         else:

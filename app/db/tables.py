@@ -17,7 +17,7 @@ class Base(DeclarativeBase):
 
 
 class KeyRow(Base):
-    """An API key. Its secret is known to its owner alone: here is only the secret's sha256."""
+    """An API key; only the sha256 of its secret is stored."""
 
     __tablename__ = "keys"
 
@@ -32,7 +32,7 @@ class KeyRow(Base):
 
 
 class SessionRow(Base):
-    """Somebody who has shown a key to a page. The browser keeps a random token; here is only its sha256."""
+    """A browser session of a key. The browser keeps a random token; only its sha256 is stored."""
 
     __tablename__ = "sessions"
 
@@ -43,10 +43,10 @@ class SessionRow(Base):
 
 
 class AnswerRow(Base):
-    """The answer to a creating POST with an Idempotency-Key, kept for the same request sent again.
+    """The answer to a creating POST with an Idempotency-Key, for repetitions of the same request.
 
     While ``answer`` is empty the request that holds ``claim`` is being served; ``location`` is set in the same
-    transaction that makes the object.
+    transaction that creates the object.
     """
 
     __tablename__ = "repeatable_answers"
@@ -74,9 +74,9 @@ class ProblemRow(Owned, Base):
 class DatasetRow(Owned, Base):
     """``columns`` is the profile: name, role, kind, range and categories of each column.
 
-    Appended rows make a new ``revision``; ``digest`` is the sha256 of what it holds (:mod:`app.datasets.service`).
-    Decisions are made ``lead`` periods of the time column ahead. ``handling`` says what becomes of missing values
-    and of categories that are rare or new.
+    Appended rows make a new ``revision``; ``digest`` is the sha256 of its content (:mod:`app.datasets.service`).
+    Decisions are made ``lead`` periods of the time column ahead. ``handling`` says how missing values and rare or
+    new categories are handled.
     """
 
     __tablename__ = "datasets"
@@ -109,13 +109,13 @@ UNFINISHED = ("queued", "running")
 
 
 class JobRow(Owned, Base):
-    """A piece of work. ``attempts`` only grows and fences off late results; ``revision`` grows with every change.
+    """A job. ``attempts`` only grows and fences off late results; ``revision`` grows with every change.
 
-    ``posterior_id`` is the posterior that the job uses, not the one it makes. ``estimate_seconds`` is the time that the
-    job will take. ``turn_begins``, ``turn`` and ``parts_turn`` say when it is its turn and that of its parts: see
+    ``posterior_id`` is the posterior that the job uses, not the one it creates. ``estimate_seconds`` is its estimated
+    time. ``turn_begins``, ``turn`` and ``parts_turn`` order jobs and parts in their queues: see
     :mod:`app.jobs.fair_queue`. ``admission`` is ``making`` while the job's parts are being stored, ``held`` while its
-    workspace has as many running as it may, and ``admitted`` once the engine has it. ``summary`` is what a kind of job
-    tells of its result in a few numbers.
+    workspace is at its limit of running jobs, and ``admitted`` once the engine has it. ``summary`` is the result of the
+    job in a few numbers.
     """
 
     __tablename__ = "jobs"
@@ -152,8 +152,8 @@ class JobRow(Owned, Base):
 
 
 class JobLogRow(Base):
-    """What happened to a job; ``seq`` is the job's revision at that moment. ``figures`` are those met since the last
-    line, a few of them, to be drawn."""
+    """A line of a job's log; ``seq`` is the job's revision at that moment. ``figures`` are some of those since the
+    previous line."""
 
     __tablename__ = "job_log"
 
@@ -165,7 +165,7 @@ class JobLogRow(Base):
 
 
 class JobPartRow(Base):
-    """A part of a job that any worker may compute: what to do, who has it, how far it is, what it met, the result."""
+    """A part of a job that any worker may compute: its input, who has it, its progress, figures and result."""
 
     __tablename__ = "job_parts"
 
@@ -183,9 +183,9 @@ class JobPartRow(Base):
 
 
 class PosteriorRow(Owned, Base):
-    """A result; the unique job makes 'exactly one result' a fact of the database. An imported one has no job here.
+    """A posterior; the unique job guarantees exactly one result. An imported posterior has no job here.
 
-    ``recipe`` is how features of time and series are made (:meth:`app.datasets.encoding.ContextEncoding.of`), and the
+    ``recipe`` describes the features of time and series (:meth:`app.datasets.encoding.ContextEncoding.of`), and the
     revision of the data set that was learned from; null where the data set has neither.
     """
 
@@ -233,7 +233,7 @@ class AliasRow(Owned, Base):
 
 
 class AliasMoveRow(Base):
-    """That an alias was made, moved or deleted. It outlives alias and posteriors, so nothing ties it to them."""
+    """The creation, move or deletion of an alias. It outlives alias and posteriors, so it has no foreign keys."""
 
     __tablename__ = "alias_moves"
 
@@ -248,7 +248,7 @@ class AliasMoveRow(Base):
 
 
 class WebhookRow(Owned, Base):
-    """An address that is told of some events of its workspace."""
+    """An address that gets some events of its workspace."""
 
     __tablename__ = "webhooks"
 
@@ -258,7 +258,7 @@ class WebhookRow(Owned, Base):
 
 
 class WebhookSecretRow(Base):
-    """What signs a workspace's webhooks. The former secret signs too for a while."""
+    """The secret that signs a workspace's webhooks. The former secret signs too for a while."""
 
     __tablename__ = "webhook_secrets"
 
@@ -270,7 +270,7 @@ class WebhookSecretRow(Base):
 
 
 class DeliveryRow(Owned, Base):
-    """An event for one webhook: waiting until ``due_at``, delivered or failed. Whoever sends it counts an attempt."""
+    """An event for one webhook: waiting until ``due_at``, delivered or failed."""
 
     __tablename__ = "webhook_deliveries"
     __table_args__ = (sa.Index("ix_webhook_deliveries_state_due_at", "state", "due_at"),)
@@ -288,10 +288,10 @@ class DeliveryRow(Owned, Base):
 
 
 class PrescriptionRow(Owned, Base):
-    """A prescribe or evaluate call as it was answered: request and answer are JSON, compressed by zlib.
+    """A prescribe or evaluate call: request and answer are JSON, compressed by zlib.
 
-    The id sorts by time, so a span of time is a span of ids. It outlives its posterior, so nothing ties it to that.
-    ``recorded`` is how many of its ``contexts`` have an outcome.
+    The id sorts by time, so an interval of time is an interval of ids. It outlives its posterior, so it has no foreign
+    key. ``recorded`` is the number of its ``contexts`` with an outcome.
     """
 
     __tablename__ = "prescriptions"
@@ -300,7 +300,7 @@ class PrescriptionRow(Owned, Base):
         sa.Index("ix_prescriptions_posterior_id_id", "posterior_id", "id"),
     )
 
-    # Lists are pages of one workspace by id: the index of both serves better than one of workspaces alone.
+    # Lists are pages of one workspace by id: an index of both serves better than one of workspaces.
     workspace: Mapped[str] = mapped_column()
     kind: Mapped[str]
     posterior_id: Mapped[str]
@@ -316,9 +316,9 @@ class PrescriptionRow(Owned, Base):
 
 
 class OutcomeRow(Base):
-    """What happened after a prescription for its context ``number``, the decision actually taken, and what both cost.
+    """The outcome for context ``number`` of a prescription, the actual decision, and the costs of both decisions.
 
-    ``promised``, ``low`` and ``high`` are the mean and the 5 and 95 % quantiles of the cost as they were answered.
+    ``promised``, ``low`` and ``high`` are the mean and the 5 and 95 % quantiles of the cost in the answer.
     """
 
     __tablename__ = "prescription_outcomes"
@@ -340,7 +340,7 @@ class OutcomeRow(Base):
 
 
 class WorkerRow(Base):
-    """A heartbeat on the database's clock, in seconds; ``machine``, ``pid`` and ``born`` say which process it is of."""
+    """A worker's heartbeat on the database's clock, in seconds; ``machine``, ``pid``, ``born`` identify its process."""
 
     __tablename__ = "workers"
 

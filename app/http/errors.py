@@ -48,7 +48,7 @@ class ErrorBody(BaseModel):
 
 
 class HttpError(HTTPException):
-    """Base of the errors we answer with; FastAPI passes HTTP exceptions through even from body parsing."""
+    """Base of the errors of the API; FastAPI passes HTTP exceptions through even from body parsing."""
 
     status = 500
     type = "internal"
@@ -65,18 +65,18 @@ class HttpError(HTTPException):
 class InvalidRequest(HttpError):
     status = 422
     type = "invalid-input"
-    title = "The request cannot be used as it is"
+    title = "The request is invalid"
 
     @classmethod
     def at(cls, where: Sequence[str | int], detail: str) -> InvalidRequest:
-        """One offending place; the sentence serves as the summary too."""
+        """Return an error with one offending field; the sentence is the summary too."""
         return cls(detail, (where, detail))
 
 
 class UnauthorizedError(HttpError):
     status = 401
     type = "unauthorized"
-    title = "The caller is not known"
+    title = "The caller is unknown"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
@@ -106,14 +106,14 @@ class TooLargeError(HttpError):
     title = "The request is too large"
 
 
-class TooMany(HttpError):
+class TooManyError(HttpError):
     status = 429
     type = "too-many-requests"
     title = "Too many requests"
 
 
-class Damaged(HttpError):
-    """Stored bytes do not match their checksum: asking again gives the same answer."""
+class DamagedError(HttpError):
+    """Stored bytes do not match their checksum; trying again does not help."""
 
     status = 500
     type = "damaged-data"
@@ -131,8 +131,8 @@ class UnavailableError(HttpError):
         super().__init__(detail, headers={"Retry-After": str(retry_after)} | (headers or {}))
 
 
-# Where the core's arguments stand in our requests; what is not named here has the same name there.
-_PLACES = {"sample": ("dataset_id",)} | {
+# Fields of the request by argument of the core; others have the same name.
+_FIELDS = {"sample": ("dataset_id",)} | {
     option: ("inference", option)
     for options in OPTIONS.values()
     for option in ("method", *(field.name for field in dataclasses.fields(options)))
@@ -141,15 +141,15 @@ _PLACES = {"sample": ("dataset_id",)} | {
 
 
 def of_core(error: InvalidInput, *under: str) -> InvalidRequest:
-    """The core's refusal of an argument as ours of a place in the request, ``under`` some part of it."""
+    """Return the core's error about an argument as an error about a field of the request, ``under`` some part of it."""
     where = error.where
     if where and not under:
-        where = (*_PLACES.get(str(where[0]), where[:1]), *where[1:])
+        where = (*_FIELDS.get(str(where[0]), where[:1]), *where[1:])
     return InvalidRequest.at((*under, *where), str(error))
 
 
 def pointer(where: Sequence[str | int]) -> str:
-    """A path such as ("contexts", 0, "weekday") as the JSON pointer ``#/contexts/0/weekday``."""
+    """Return a path such as ("contexts", 0, "weekday") as the JSON pointer ``#/contexts/0/weekday``."""
     return "#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in where)
 
 
@@ -176,13 +176,13 @@ def install(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         phrase = HTTPStatus(error.status_code).phrase
         detail = {
-            404: "no such address; the docs page at /docs lists them all",
-            405: "this address does not take this method; the docs page at /docs lists what it takes",
+            404: "there is no such address; the docs page at /docs lists all",
+            405: "this address does not support this method; the docs page at /docs lists its methods",
             400: "the request body could not be read; send valid JSON, or a multipart form for an upload",
         }.get(error.status_code, phrase)
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            # The router names the methods of the first route at this address; there may be several.
+            # The router names the methods of the first route at this address only.
             headers["Allow"] = ", ".join(_methods_at(app, request.url.path)) or headers.get("Allow", "")
         return answer(error.status_code, phrase.lower().replace(" ", "-"), phrase, detail, headers=headers)
 
@@ -205,7 +205,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(CorruptBlob)
     async def on_damage(request: Request, error: CorruptBlob) -> JSONResponse:
         log.error("%s: %s %s", error, request.method, request.url.path)
-        return Damaged(str(error)).answer()
+        return DamagedError(str(error)).answer()
 
     @app.exception_handler(sa.exc.SQLAlchemyError)
     async def on_database_error(request: Request, error: sa.exc.SQLAlchemyError) -> JSONResponse:
@@ -218,15 +218,20 @@ def install(app: FastAPI) -> None:
 
 
 def _methods_at(app: FastAPI, path: str) -> list[str]:
-    """What the API's description allows at an address."""
+    """Return the methods that the OpenAPI description lists at an address."""
     paths = app.openapi()["paths"]
-    found = [paths[path]] if path in paths else [paths[at] for at in paths if compile_path(at)[0].match(path)]
-    return sorted(method.upper() for entry in found for method in entry)
+    matches = [paths[path]] if path in paths else [paths[at] for at in paths if compile_path(at)[0].match(path)]
+    return sorted(method.upper() for entry in matches for method in entry)
 
 
 def unexpected() -> JSONResponse:
-    """The answer to an unforeseen error; the log has the rest."""
-    return answer(500, HttpError.type, HttpError.title, "the error is in the service's log; trying again may help")
+    """Return the answer to an unexpected error; the log has the details."""
+    return answer(
+        500,
+        HttpError.type,
+        HttpError.title,
+        "an unexpected error occurred, which is in the service's log; trying again may help",
+    )
 
 
 def _field_problem(entry: dict[str, Any], request: Request, body: Any) -> FieldProblem:
@@ -247,9 +252,9 @@ def _field_problem(entry: dict[str, Any], request: Request, body: Any) -> FieldP
 
 
 def _in_body(where: tuple[str | int, ...], body: Any, missing: bool) -> tuple[str | int, ...]:
-    """The path in the body as it was sent: without the tags that tell the members of a union apart.
+    """Return a path in the body as it was sent: without the tags of union members.
 
-    A part that the body does not have is such a tag, unless it is the last one and just what is missing.
+    A part that the body does not have is such a tag, unless it is the last one and the missing field itself.
     """
     if not isinstance(body, dict | list):
         return where

@@ -1,4 +1,4 @@
-"""Whether this process can do what it is asked: its database is there, is of this version and takes what is written."""
+"""Readiness: the database exists, has this version's tables and can be written."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from app.db.tables import AnswerRow
 
 log = logging.getLogger(__name__)
 
-# What is written to see whether there is room again, and what a disk must have left for SQLite.
+# Bytes of the test write after the disk was full, and free bytes that SQLite needs.
 PROBE_BYTES = 100_000
 LEAST_FREE_BYTES = 10_000_000
 
 
 def is_ready(state: State) -> bool:
-    """Ask anew each time: what was wrong shows for as long as it lasts, and no longer."""
+    """Check the database each time, so that a fault shows as long as it lasts."""
     try:
-        return _file_is_there(state) and is_current(get_engine()) and _has_room(state)
+        return _file_exists(state) and is_current(get_engine()) and _can_write(state)
     except sa.exc.SQLAlchemyError as error:
         log.warning("not ready: %s", outage.in_words(error))
         return False
 
 
-def _file_is_there(state: State) -> bool:
-    """Connections to a SQLite file outlive it; what they write after it is deleted is lost."""
+def _file_exists(state: State) -> bool:
+    """Check that SQLite's file exists: connections outlive it, and their writes would be lost."""
     path = _sqlite_file()
     if path is None:
         return True
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         log.error("not ready: the database file %s is gone", path)
         return False
     if shutil.disk_usage(path.parent).free < LEAST_FREE_BYTES:
         log.error("not ready: the disk of %s is full", path)
         return False
-    known = (found.st_dev, found.st_ino)
-    if state.database_file not in (None, known):
-        log.warning("the database file %s is another one; using that from now on", path)
+    file_id = (status.st_dev, status.st_ino)
+    if state.database_file not in (None, file_id):
+        log.warning("the database file %s was replaced; using the new one from now on", path)
         get_engine().dispose()
-    state.database_file = known
+    state.database_file = file_id
     return True
 
 
@@ -59,8 +59,8 @@ def _sqlite_file() -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
-def _has_room(state: State) -> bool:
-    """After a write has failed for want of room, try one until it succeeds."""
+def _can_write(state: State) -> bool:
+    """After a write has failed because the disk was full, try one until it succeeds."""
     if state.full_at == -math.inf:
         return True
     probe = {"workspace": "", "path": "/readyz", "key": uuid4().hex}

@@ -1,10 +1,10 @@
-"""Creating POSTs that may be sent again: with the same ``Idempotency-Key`` and body, the same answer and nothing twice.
+"""POSTs with an ``Idempotency-Key``: repeated with the same body they get the same answer and create nothing twice.
 
-The first request claims the key in the database, so that it holds for all API processes. What the request makes is
-noted with the claim in the very transaction that makes it (``made``); the answer is kept afterwards. A second request
-waits for that answer. If the first one dies before it made anything, its claim goes stale and the second does the
-work; if it dies between making and answering, the second reads what was made. A request that lost its claim can make
-nothing any more, so there are never two.
+The first request claims the key in the database, which all API processes share. The location of the object is stored
+with the claim in the transaction that creates the object (``record_location``); the answer is stored afterwards. A
+second request waits for that answer. If the first dies before it creates the object, its claim becomes stale and the
+second does the work; if it dies between creating and answering, the second reads the object. A request that lost its
+claim cannot create anything any more.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import AnswerRow
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.routes import Guarded, Handler
+from app.http.routes import Handler, ScopedRoute
 
 log = logging.getLogger(__name__)
 
-KEPT = timedelta(hours=24)
-# A claim is renewed while its request is served; one that was not for so long belongs to a process that is gone.
+RETENTION = timedelta(hours=24)
+# A claim is renewed while its request is served; one this old belongs to a process that is gone.
 STALE = timedelta(seconds=15)
 RENEW_SECONDS = 3.0
 WAIT_SECONDS = 60.0
@@ -54,14 +54,14 @@ _PARAMETER = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
-    "description": "Any text of your own, such as a UUID. The same request sent again with it within 24 hours gets the "
-    "same answer and makes nothing new; another body with the same key is refused (409).",
+    "description": "Any text of your own, such as a UUID. The same request with the same key within 24 hours gets the "
+    "same answer and creates nothing new; another body with the same key is refused (409).",
 }
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to serve one request: which it is, the hash of its body, and a token of its own."""
+    """The right to serve one request: its key, the hash of its body, and a token."""
 
     workspace: str
     path: str
@@ -80,17 +80,19 @@ class Claim:
 _current: ContextVar[Claim | None] = ContextVar("claim", default=None)
 
 
-def made(session: Session, location: str) -> None:
-    """Services say where the object is that they make, inside the transaction that makes it."""
+def record_location(session: Session, location: str) -> None:
+    """Store the location of a new object, inside the transaction that creates it."""
     claim = _current.get()
     if claim is None:
         return
     if not affected(session, sa.update(AnswerRow).where(claim.held()).values(location=location)):
-        raise ConflictError("this request took so long that another one with the same Idempotency-Key has been served")
+        raise ConflictError(
+            "this request took so long that another one with the same Idempotency-Key was served instead"
+        )
 
 
-class Repeatable(Guarded):
-    """A route class: POSTs that answer 201 or 202 take an Idempotency-Key."""
+class IdempotentRoute(ScopedRoute):
+    """A route class: POSTs that answer 201 or 202 accept an Idempotency-Key."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self._creates = "POST" in (options.get("methods") or ()) and options.get("status_code") in (201, 202)
@@ -98,8 +100,8 @@ class Repeatable(Guarded):
             options["openapi_extra"] = {"parameters": [_PARAMETER]}
         super().__init__(path, endpoint, **options)
 
-    def unguarded(self) -> Handler:
-        serve = super().unguarded()
+    def unchecked_handler(self) -> Handler:
+        serve = super().unchecked_handler()
         if not self._creates:
             return serve
 
@@ -112,7 +114,9 @@ class Repeatable(Guarded):
 
 async def _once(request: Request, key: str, serve: Handler) -> Response:
     if not _KEY.fullmatch(key):
-        raise InvalidRequest.at(("header", "Idempotency-Key"), "a key is 1 to 200 letters, digits and signs, no blanks")
+        raise InvalidRequest.at(
+            ("header", "Idempotency-Key"), "a key has 1 to 200 visible ASCII characters without spaces"
+        )
     try:
         body = await request.body()
     except ClientDisconnect:
@@ -120,16 +124,16 @@ async def _once(request: Request, key: str, serve: Handler) -> Response:
     sha256 = await run_in_threadpool(_hash, body, request.headers.get("content-type", ""))
     claim = Claim(request.scope["caller"].workspace, request.url.path, key, sha256, uuid4().hex)
     await _sweep(request.app.state)
-    kept = await _claimed_or_kept(claim)
-    if kept is None:
+    stored = await _claim_or_read(claim)
+    if stored is None:
         return await _serve(request, claim, serve)
-    if kept.answer is None or kept.status is None:
-        return await _recovered(request, claim, kept)
-    return _replayed(kept.status, kept.answer, kept.location)
+    if stored.answer is None or stored.status is None:
+        return await _recover(request, claim, stored)
+    return _replay(stored.status, stored.answer, stored.location)
 
 
-async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
-    """None once the claim is ours; otherwise what was made for it before, after waiting until it is made."""
+async def _claim_or_read(claim: Claim) -> AnswerRow | None:
+    """Return None once the claim is ours, or the row of an earlier request once that has created its object."""
     deadline = monotonic() + WAIT_SECONDS
     while True:
         if await run_in_threadpool(_claim, claim):
@@ -137,14 +141,16 @@ async def _claimed_or_kept(claim: Claim) -> AnswerRow | None:
         row = await run_in_threadpool(_read, claim)
         if row is not None:
             if row.body_sha256 != claim.body_sha256:
-                raise ConflictError("this Idempotency-Key was used with another body; use a new key for a new request")
+                raise ConflictError(
+                    "this Idempotency-Key was used with a different body; use a new key for a new request"
+                )
             if row.answer is not None:
                 return row
             if row.claimed_at < now() - STALE and await run_in_threadpool(_take_over, claim, row.claim):
                 log.warning("a request with an Idempotency-Key was left unanswered; serving it again")
                 return None if row.location is None else row
         if monotonic() > deadline:
-            detail = "a request with this Idempotency-Key is still being served; ask again in a moment"
+            detail = "a request with this Idempotency-Key is still being served; try again in a moment"
             raise ConflictError(detail, headers={"Retry-After": "1"})
         await asyncio.sleep(_POLL_SECONDS)
 
@@ -155,7 +161,7 @@ async def _serve(request: Request, claim: Claim, serve: Handler) -> Response:
     try:
         response = await serve(request)
     except BaseException:
-        # What is refused may be corrected and sent again with the same key.
+        # A refused request may be corrected and sent again with the same key.
         await run_in_threadpool(_release, claim)
         raise
     finally:
@@ -163,7 +169,7 @@ async def _serve(request: Request, claim: Claim, serve: Handler) -> Response:
         renewing.cancel()
         with suppress(asyncio.CancelledError):
             await renewing
-    await run_in_threadpool(_keep, claim, response.status_code, bytes(response.body))
+    await run_in_threadpool(_store, claim, response.status_code, bytes(response.body))
     return response
 
 
@@ -176,27 +182,27 @@ async def _renew(claim: Claim) -> None:
             log.exception("the claim of an Idempotency-Key could not be renewed; trying again")
 
 
-async def _recovered(request: Request, claim: Claim, row: AnswerRow) -> Response:
-    """The answer that was lost with its process: the object as it is now."""
+async def _recover(request: Request, claim: Claim, row: AnswerRow) -> Response:
+    """Answer for a process that died before it could: with the object as it is now."""
     headers = {name: value for name, value in request.headers.items() if name == "authorization"}
     transport = httpx.ASGITransport(app=request.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        found = await client.get(row.location or "", headers=headers)
-    if not found.is_success:
+        response = await client.get(row.location or "", headers=headers)
+    if not response.is_success:
         await run_in_threadpool(_change, sa.delete(AnswerRow).where(claim.held()))
-        raise ConflictError("an earlier request with this Idempotency-Key made an object that is gone; use a new key")
+        raise ConflictError("the object that this Idempotency-Key created is gone; use a new key")
     status = request.scope["route"].status_code
-    await run_in_threadpool(_keep, claim, status, found.content)
-    return _replayed(status, found.content, row.location)
+    await run_in_threadpool(_store, claim, status, response.content)
+    return _replay(status, response.content, row.location)
 
 
-def _replayed(status: int, answer: bytes, location: str | None) -> Response:
+def _replay(status: int, answer: bytes, location: str | None) -> Response:
     headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
     return Response(answer, status, headers, media_type="application/json")
 
 
 def _hash(body: bytes, content_type: str) -> str:
-    """The sha256 of a body without the boundary between the parts of a form, which differs each time it is sent."""
+    """Return the sha256 of a body, without the boundary of a form's parts, which differs each time."""
     boundary = _BOUNDARY.search(content_type)
     if boundary and content_type.lower().startswith("multipart/"):
         body = body.replace(boundary[1].encode("latin-1"), b"")
@@ -204,10 +210,10 @@ def _hash(body: bytes, content_type: str) -> str:
 
 
 async def _sweep(state: State) -> None:
-    """Now and then, drop the answers that are too old to be repeated."""
+    """Remove answers that are too old to be repeated, now and then."""
     if monotonic() - state.swept_at > _SWEEP_SECONDS:
         state.swept_at = monotonic()
-        await run_in_threadpool(_change, sa.delete(AnswerRow).where(AnswerRow.created_at < now() - KEPT))
+        await run_in_threadpool(_change, sa.delete(AnswerRow).where(AnswerRow.created_at < now() - RETENTION))
 
 
 def _claim(claim: Claim) -> bool:
@@ -216,7 +222,7 @@ def _claim(claim: Claim) -> bool:
     )
     try:
         with transaction() as session:
-            session.execute(sa.delete(AnswerRow).where(claim.where(), AnswerRow.created_at < now() - KEPT))
+            session.execute(sa.delete(AnswerRow).where(claim.where(), AnswerRow.created_at < now() - RETENTION))
             session.add(row)
     except sa.exc.IntegrityError:
         return False
@@ -233,12 +239,12 @@ def _take_over(claim: Claim, token: str) -> bool:
     return _change(query.values(claim=claim.token, claimed_at=now()))
 
 
-def _keep(claim: Claim, status: int, answer: bytes) -> None:
+def _store(claim: Claim, status: int, answer: bytes) -> None:
     try:
         _change(sa.update(AnswerRow).where(claim.held()).values(status=status, answer=answer))
     except sa.exc.SQLAlchemyError:
-        # The object is made and its place is noted; a repeated request reads the object as it is then.
-        log.exception("an answer could not be kept")
+        # The object and its location are stored; a repeated request reads the object.
+        log.exception("an answer could not be stored")
 
 
 def _release(claim: Claim) -> None:

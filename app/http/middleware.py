@@ -1,4 +1,4 @@
-"""Plain ASGI middlewares."""
+"""ASGI middlewares: the record of each request, and limits of bodies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger("app.requests")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-# Bodies up to so many bytes do not count together: there are no more of them than connections.
+# Bodies up to this size do not count towards the total: there are no more of them than connections.
 SMALL_BODY = 64_000
 _QUIET = ("/livez", "/readyz", "/metrics")
-# Pages load from this service alone and run no script written into them; Swagger UI writes styles into its own.
+# Pages load from this service only and run no inline scripts; Swagger UI needs inline styles.
 _CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -38,9 +38,9 @@ _SECURITY = {
 
 
 class RequestRecord:
-    """Outermost: every request gets an id, a line in the log, its place in the metrics and an answer with safe headers.
+    """Outermost middleware: gives every request an id, a log line, metrics and security headers.
 
-    Unforeseen errors are logged here with their traceback and answered without it.
+    Unexpected errors are logged here with their traceback and answered without it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -50,8 +50,8 @@ class RequestRecord:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        identifier = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        header = Headers(scope=scope).get("x-request-id", "")
+        identifier = header if _REQUEST_ID.fullmatch(header) else uuid4().hex
         token = request_id.set(identifier)
         began, status = perf_counter(), 0
 
@@ -81,7 +81,7 @@ class RequestRecord:
 
 def _note(scope: Scope, status: int, seconds: float) -> None:
     route = getattr(scope.get("route"), "path", "none")
-    # Methods are the caller's to invent; labels must stay few.
+    # Callers may invent methods; labels must stay few.
     method = scope["method"] if scope["method"] in _METHODS else "other"
     metrics.REQUESTS.labels(method, route, status).inc()
     metrics.REQUEST_SECONDS.labels(method, route).observe(seconds)
@@ -95,29 +95,31 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
 
 
 class BodyLimit:
-    """Refuse request bodies over a limit, by their Content-Length or, without one, as they stream in.
+    """Refuse request bodies over a limit, by their Content-Length or as they stream in.
 
-    A body stays in memory until its request is answered, so all of them together have a limit too. What would not fit
-    gets 503; small bodies pass, so that a few large ones keep nobody else from being served.
+    A body stays in memory until its request is answered, so all of them together have a limit too: beyond it, large
+    bodies get 503. Small bodies always pass, so that a few large ones do not block others.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_together: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int) -> None:
         self.app = app
-        self.max_bytes, self.max_together = max_bytes, max_together
-        self.together = 0
+        self.max_bytes, self.max_total_bytes = max_bytes, max_total_bytes
+        self.total = 0
 
-    def _error(self, headers: dict[str, str] | None = None) -> TooLargeError:
+    def _size_error(self, headers: dict[str, str] | None = None) -> TooLargeError:
         limit = self.max_bytes // 1_000_000
-        detail = f"the body is larger than {limit} MB (BCO_MAX_BODY_MB); send less at once, or send Parquet"
+        detail = f"the body is larger than {limit} MB (BCO_MAX_BODY_MB); send fewer rows at once, or send Parquet"
         return TooLargeError(detail, headers=headers)
 
-    def _is_crowded(self, size: int) -> bool:
-        """Whether a body of this size does not fit beside the others; one that is alone does."""
-        return self.together > 0 and self.together + size > self.max_together
+    def _exceeds_total(self, size: int) -> bool:
+        """Return whether a body of this size exceeds the total with the others; a single one never does."""
+        return self.total > 0 and self.total + size > self.max_total_bytes
 
-    def _crowd(self, headers: dict[str, str] | None = None) -> UnavailableError:
-        limit = self.max_together // 1_000_000
-        detail = f"requests under way have bodies of {limit} MB in all (BCO_MAX_BODIES_MB); try again in a moment"
+    def _total_error(self, headers: dict[str, str] | None = None) -> UnavailableError:
+        limit = self.max_total_bytes // 1_000_000
+        detail = (
+            f"the bodies of all open requests may take {limit} MB together (BCO_MAX_BODIES_MB); try again in a moment"
+        )
         return UnavailableError(detail, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,28 +128,28 @@ class BodyLimit:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         size = int(declared) if declared.isdigit() else 0
-        if size > self.max_bytes or (size > SMALL_BODY and self._is_crowded(size)):
-            refusal = self._error if size > self.max_bytes else self._crowd
+        if size > self.max_bytes or (size > SMALL_BODY and self._exceeds_total(size)):
+            refusal = self._size_error if size > self.max_bytes else self._total_error
             await refusal({"Connection": "close"}).answer()(scope, receive, send)
             return
         received = held = 0
 
-        async def counted() -> Message:
+        async def limited_receive() -> Message:
             nonlocal received, held
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_bytes:
-                raise self._error()
+                raise self._size_error()
             if received > max(SMALL_BODY, held):
-                self.together -= held
+                self.total -= held
                 held = 0
-                if self._is_crowded(received):
-                    raise self._crowd()
-                self.together += received
+                if self._exceeds_total(received):
+                    raise self._total_error()
+                self.total += received
                 held = received
             return message
 
         try:
-            await self.app(scope, counted, send)
+            await self.app(scope, limited_receive, send)
         finally:
-            self.together -= held
+            self.total -= held

@@ -1,8 +1,8 @@
-"""The wire: how much a client may send before it has said what it wants, and how long it may take.
+"""HTTP/1.1 with limits on the size and speed of requests, and on connections.
 
-uvicorn's parser keeps whatever comes until the headers are complete, before anybody has asked for a key. Here headers
-are bounded in size, number and time, bodies in how slowly they may come, and connections by client address. What
-arrives whole in one piece, as most requests do, costs a comparison or two; timers run only for what is incomplete.
+uvicorn's parser buffers everything until the headers are complete, before any key is checked. Here the headers are
+limited in size, number and time, bodies in how slowly they may arrive, and connections by client address. A request
+that arrives in one piece, as most do, costs a comparison or two; timers run only for incomplete requests.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from app.settings import Settings
 
 # Requests on one connection that may be sent before the first is answered.
 MOST_PIPELINED = 16
-# A body that comes more slowly than this is taken for one that has stalled.
+# A body that arrives more slowly than this counts as stalled.
 SLOWEST_BYTES_PER_SECOND = 1_000
-# Open files of the process that are not connections: the database, uploads, solvers.
+# Open files that are not connections: the database, uploads, solvers.
 SPARE_FILES = 200
-# A refused client may read its answer for so long; what it still sends is thrown away.
+# Time for a refused client to read its answer; what it still sends is discarded.
 LINGER_SECONDS = 1.0
 
 
 class Phase(Enum):
-    """What the client owes us: the next request if it likes, the rest of its headers, the rest of its body."""
+    """What the server waits for: nothing, the rest of the headers, the rest of the body."""
 
     NOTHING = 0
     HEADERS = 1
     BODY = 2
 
 
-def bounded(settings: Settings) -> type[asyncio.Protocol]:
-    """The protocol of a server with these limits; all its connections are counted together."""
+def limited_protocol(settings: Settings) -> type[asyncio.Protocol]:
+    """Return the protocol of a server with these limits; all its connections are counted together."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = math.inf if files == resource.RLIM_INFINITY else max(files - SPARE_FILES, files // 2)
-    made: Any = partial(BoundedProtocol, settings=settings, most_connections=most, callers=Counter())
-    return made  # type: ignore[no-any-return]
+    protocol: Any = partial(LimitedProtocol, settings=settings, most_connections=most, addresses=Counter())
+    return protocol  # type: ignore[no-any-return]
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with limits: who exceeds one is answered with a sentence and disconnected."""
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with limits: a client that exceeds one gets an error answer and is disconnected."""
 
-    def __init__(self, *, settings: Settings, most_connections: float, callers: Counter[str], **server: Any) -> None:
+    def __init__(self, *, settings: Settings, most_connections: float, addresses: Counter[str], **server: Any) -> None:
         super().__init__(**server)
-        self._settings, self._most_connections, self._callers = settings, most_connections, callers
-        self._most_head = settings.max_header_kb * 1_000
-        self._most_body = settings.max_body_mb * 1_000_000
+        self._settings, self._most_connections, self._addresses = settings, most_connections, addresses
+        self._most_header_bytes = settings.max_header_kb * 1_000
+        self._most_body_bytes = settings.max_body_mb * 1_000_000
         self._phase = Phase.HEADERS
-        # bytes that have become neither headers nor body yet; of a body in this span of time; after its answer
-        self._unread = self._in_span = self._discarded = 0
+        # bytes not parsed yet; bytes of the body in this interval; bytes of the body after its answer
+        self._unread = self._in_interval = self._discarded = 0
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: tuple[int, str, str] | None = None
-        self._address, self._over = "", False
+        self._address, self._refused = "", False
 
     # connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # A socket without an address, such as a proxy's, is nobody's in particular.
+        # A socket without an address, such as a proxy's, is not counted.
         address, most = self.client[0] if self.client else "", self._settings.max_connections_per_address
-        if address and most and self._callers[address] >= most:
+        if address and most and self._addresses[address] >= most:
             limit = f"{most} connections from one address (BCO_MAX_CONNECTIONS_PER_ADDRESS)"
-            self._refuse(429, "connections", f"there are {limit} already; close some or use them again")
+            self._refuse(429, "connections", f"there are already {limit}; close some or reuse them")
             return
         if len(self.connections) > self._most_connections:
-            self._refuse(503, "connections", "there are as many connections as this process may have; try again later")
+            self._refuse(503, "connections", "this process has as many connections as it may have; try again later")
             return
         self._address = address
-        self._callers[address] += 1
+        self._addresses[address] += 1
         self._since = self.loop.time()
         self._watch()
 
@@ -87,17 +87,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         if self._address:
-            self._callers[self._address] -= 1
-            if not self._callers[self._address]:
-                del self._callers[self._address]
+            self._addresses[self._address] -= 1
+            if not self._addresses[self._address]:
+                del self._addresses[self._address]
         super().connection_lost(exc)
 
-    # what comes in
+    # input
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self._refused:
             return
-        if self._unread + len(data) <= self._most_head:
+        if self._unread + len(data) <= self._most_header_bytes:
             self._unread += len(data)
             super().data_received(data)
         else:
@@ -109,13 +109,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch()
 
     def _in_pieces(self, data: bytes) -> None:
-        """Feed the parser no more at once than headers may have, and see whether it makes something of it."""
+        """Feed the parser in pieces no larger than headers may be, and check that it makes progress."""
         rest = memoryview(data)
-        while rest and not self._over:
-            room = self._most_head - self._unread
+        while rest and not self._refused:
+            room = self._most_header_bytes - self._unread
             if room <= 0:
                 limit = f"{self._settings.max_header_kb} kB (BCO_MAX_HEADER_KB)"
-                self._refuse(431, "headers", f"the headers of a request have at most {limit}")
+                self._refuse(431, "headers", f"the headers of a request may have at most {limit}")
                 return
             piece, rest = rest[:room], rest[room:]
             self._unread += len(piece)
@@ -128,20 +128,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.headers) > self._settings.max_headers:
             limit = f"{self._settings.max_headers} headers (BCO_MAX_HEADERS)"
-            self._break_off(431, "headers", f"a request has at most {limit}")
+            self._stop_parser(431, "headers", f"a request may have at most {limit}")
         if len(self.pipeline) >= MOST_PIPELINED:
-            self._break_off(429, "pipelined", f"at most {MOST_PIPELINED} requests wait on a connection for an answer")
+            self._stop_parser(
+                429, "pipelined", f"at most {MOST_PIPELINED} requests may wait for an answer on one connection"
+            )
         self._phase, self._since = Phase.BODY, self.loop.time()
-        self._unread = self._in_span = self._discarded = 0
+        self._unread = self._in_interval = self._discarded = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
-        self._in_span += len(body)
+        self._in_interval += len(body)
         if self.cycle.response_complete:
             self._discarded += len(body)
-            if self._discarded > self._most_body:
-                self._break_off(413, "body", "the request was answered long ago, and its body goes on")
+            if self._discarded > self._most_body_bytes:
+                self._stop_parser(413, "body", "the request was already answered, but its body continues")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -153,12 +155,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         seconds = self._settings.header_seconds if self._phase is Phase.HEADERS else self._settings.body_seconds
-        self._timer = self.loop.call_later(max(0.01, self._since + seconds - self.loop.time()), self._look)
+        self._timer = self.loop.call_later(max(0.01, self._since + seconds - self.loop.time()), self._check)
 
-    def _look(self) -> None:
-        """Has what was incomplete come in time? A body is judged by what came since the last look."""
+    def _check(self) -> None:
+        """Refuse a request that is too slow; a body is judged by the bytes since the last check."""
         self._timer = None
-        if self._phase is Phase.NOTHING or self._over or self.transport.is_closing():
+        if self._phase is Phase.NOTHING or self._refused or self.transport.is_closing():
             return
         now = self.loop.time()
         if self._phase is Phase.HEADERS:
@@ -171,18 +173,18 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(408, "slow headers", f"the headers of a request must be complete within {limit}")
                 return
         elif now - self._since >= self._settings.body_seconds:
-            # While reading is paused it is we who keep the client waiting.
-            if not self.flow.read_paused and self._in_span < self._settings.body_seconds * SLOWEST_BYTES_PER_SECOND:
+            # While reading is paused, the server keeps the client waiting.
+            if not self.flow.read_paused and self._in_interval < self._settings.body_seconds * SLOWEST_BYTES_PER_SECOND:
                 limit = f"{self._settings.body_seconds:g} s (BCO_BODY_SECONDS)"
                 self._refuse(408, "slow body", f"the body of the request has stalled for {limit}")
                 return
-            self._since, self._in_span = now, 0
+            self._since, self._in_interval = now, 0
         self._watch()
 
     # refusals
 
-    def _break_off(self, status: int, reason: str, detail: str) -> None:
-        """Stop the parser from inside one of its calls; it then asks for the answer to an invalid request."""
+    def _stop_parser(self, status: int, reason: str, detail: str) -> None:
+        """Stop the parser from inside a callback; it then calls ``send_400_response``."""
         self._refusal = status, reason, detail
         raise ValueError(detail)
 
@@ -190,11 +192,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(*(self._refusal or (400, "invalid", "this is not a valid HTTP request")))
 
     def _refuse(self, status: int, reason: str, detail: str) -> None:
-        """Answer if nobody else is about to, and close."""
-        if self._over or self.transport.is_closing():
+        """Answer, unless another answer comes next, and close."""
+        if self._refused or self.transport.is_closing():
             return
         metrics.REFUSED_CONNECTIONS.labels(reason).inc()
-        self._over = True
+        self._refused = True
         self._unset_keepalive_if_required()
         if not self._may_answer():
             self.transport.close()
@@ -202,14 +204,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self.transport.write(_rendered(status, detail))
+        self.transport.write(_render(status, detail))
         self.transport.write_eof()
-        # Closed at once, with input unread, the connection would be reset and the answer lost.
+        # If it were closed at once, with unread input, the connection would be reset and the answer lost.
         self.flow.resume_reading()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _may_answer(self) -> bool:
-        """Whether the request that is refused is the one whose answer comes next."""
+        """Return whether the answer of the refused request comes next."""
         if self.cycle is None:
             return True
         if self._phase is Phase.BODY:
@@ -218,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 @lru_cache
-def _rendered(status: int, detail: str) -> bytes:
+def _render(status: int, detail: str) -> bytes:
     phrase = HTTPStatus(status).phrase
     response = answer(status, phrase.lower().replace(" ", "-"), phrase, detail, headers={"Connection": "close"})
     lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]

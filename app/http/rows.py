@@ -1,4 +1,4 @@
-"""What every kind of object needs: lists a page at a time, and deletion that respects use."""
+"""Find, list and delete rows of a workspace."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Row = TypeVar("Row", bound=Owned)
 
 
 def find(session: Session, table: type[Row], workspace: str, identifier: str) -> Row | None:
-    """The row with this id, if the workspace has it: what belongs to others is as if it did not exist.
+    """Return the row with this id if it belongs to the workspace.
 
-    What cannot be an id is not looked for: databases differ in what text they take.
+    Text that cannot be an id is not sent: databases differ in what text they take.
     """
     row = session.get(table, identifier) if is_id(identifier) else None
     return row if row is not None and row.workspace == workspace else None
 
 
 def read(table: type[Row], workspace: str, identifier: str, missing: str) -> Row:
-    """The row with this id, in a transaction of its own; NotFound with the sentence ``missing`` if there is none."""
+    """Return the row with this id, in a transaction of its own; raise NotFoundError(missing) if there is none."""
     with transaction() as session:
         row = find(session, table, workspace, identifier)
     if row is None:
@@ -35,7 +35,7 @@ def read(table: type[Row], workspace: str, identifier: str, missing: str) -> Row
 
 
 def matching(table: type[Row], **wanted: str | None) -> list[sa.ColumnElement[bool]]:
-    """Conditions for ``page``: columns that must equal the values that are not None.
+    """Return conditions for ``page``: each column equals its value, unless that is None.
 
     Text that cannot be an id matches nothing and is not sent: databases differ in what text they take.
     """
@@ -55,21 +55,21 @@ def page(
     *conditions: sa.ColumnElement[bool],
     columns: Sequence[Any],
 ) -> tuple[list[sa.Row[Any]], str | None]:
-    """Some columns of up to ``limit`` rows after ``cursor`` (the last id shown), newest first, and the next cursor.
+    """Return columns of up to ``limit`` rows after ``cursor`` (the last id shown), newest first, and the next cursor.
 
-    Lists show few columns and read no others: whole objects may be large.
+    Only ``columns`` are read: whole objects may be large.
     """
     query = sa.select(*columns).where(table.workspace == workspace, *conditions)
     if cursor is not None:
         if not is_id(cursor):
-            raise InvalidRequest.at(("query", "cursor"), "this is not a cursor; take next_cursor from the last answer")
+            raise InvalidRequest.at(("query", "cursor"), "this is not a cursor; use next_cursor of the last answer")
         query = query.where(table.id < cursor)
     rows = list(session.execute(query.order_by(table.id.desc()).limit(limit + 1)))
     return rows[:limit], rows[limit - 1].id if len(rows) > limit else None
 
 
 def delete_row(session: Session, table: type[Row], workspace: str, identifier: str, missing: str, in_use: str) -> None:
-    """Delete one row; foreign keys refuse to delete what is still in use, even if the use begins at the same moment."""
+    """Delete one row; foreign keys prevent deleting one that is in use, even if the use begins at the same moment."""
     if not is_id(identifier):
         raise NotFoundError(missing)
     try:

@@ -1,4 +1,4 @@
-"""What every request and answer model shares."""
+"""Base models and field types of requests and answers."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from bco_core.policies import POLICIES
 Item = TypeVar("Item")
 
 MOST_MISTAKES = 100
-_MANY = "there are {count} mistakes in this request, too many to list; is it meant for this address?"
+_MANY = "there are {count} mistakes in this request, too many to list; was it meant for this address?"
 
 
 def plain(text: str) -> str:
-    """Refuse a name that cannot be stored or is not shown as it is written."""
+    """Refuse a name that cannot be stored or is not displayed as written."""
     if not is_plain(text):
-        raise ValueError(f"this text holds {NOT_PLAIN}")
+        raise ValueError(f"this text contains {NOT_PLAIN}")
     return text
 
 
-class Request(BaseModel):
-    """Requests refuse fields they do not know, numbers that are not finite, and values of another type."""
+class StrictModel(BaseModel):
+    """Refuses unknown fields, numbers that are not finite, and values of another type."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def has_few_strangers(cls, given: Any) -> Any:
-        """Naming hundreds of thousands of unknown fields one by one would take seconds."""
-        if isinstance(given, dict) and len(given) > len(cls.model_fields) + MOST_MISTAKES:
-            raise PydanticCustomError("many_mistakes", _MANY, {"count": len(given) - len(cls.model_fields)})
-        return given
+    def has_few_unknown_fields(cls, value: Any) -> Any:
+        """Refuse many unknown fields at once: naming hundreds of thousands one by one would take seconds."""
+        if isinstance(value, dict) and len(value) > len(cls.model_fields) + MOST_MISTAKES:
+            raise PydanticCustomError("many_mistakes", _MANY, {"count": len(value) - len(cls.model_fields)})
+        return value
 
 
-class Body(Request):
-    """A whole request: one with more mistakes than anybody would read is refused without listing them."""
+class Body(StrictModel):
+    """A whole request: if it has very many mistakes, they are not listed."""
 
     @model_validator(mode="wrap")
     @classmethod
-    def has_few_mistakes(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+    def has_few_mistakes(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return read(given)
+            return read(value)
         except ValidationError as error:
             if error.error_count() <= MOST_MISTAKES:
                 raise
@@ -82,14 +82,14 @@ Name = Annotated[
 ]
 
 
-def _written_out(text: object) -> object:
-    """A bare number would be taken for seconds since 1970."""
+def _check_written_out(text: object) -> object:
+    """Refuse a bare number, which would be taken for seconds since 1970."""
     if not isinstance(text, str) or "-" not in text.strip().lstrip("-"):
         raise ValueError("write the time as 2026-01-31T06:00:00Z")
     return text
 
 
-Moment = Annotated[datetime, BeforeValidator(_written_out)]
+Moment = Annotated[datetime, BeforeValidator(_check_written_out)]
 Limit = Annotated[int, Field(ge=1, le=200)]
 if TYPE_CHECKING:
     PolicyName = str

@@ -1,4 +1,4 @@
-"""Tables as files, in pieces: neither memory nor a connection is held for all of them."""
+"""Tables as files, written in pieces, so that neither memory nor a connection is held for all of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from app.http.errors import ConflictError
 
 CSV, PARQUET = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
 XLSX = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
-# What a sheet holds at most, and what is written into one within some seconds.
+# Most rows and letters of a sheet, and the cells that are written within some seconds.
 _SHEET_ROWS, _SHEET_CELLS, _CELL_LETTERS = 1_048_575, 1_000_000, 32_767
-# A spreadsheet takes such text for a formula, unless it is a number.
+# Spreadsheets take such text for a formula, unless it is a number.
 _FORMULA, _NUMBER = r"^[=+\-@\t\r\n]", r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
@@ -36,7 +36,7 @@ def from_parquet(data: bytes) -> pa.Table:
 
 
 def csv_pieces(tables: Iterable[pa.Table]) -> Iterator[bytes]:
-    """Text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    """Yield tables as CSV; text that a spreadsheet would take for a formula gets a leading apostrophe."""
     for number, table in enumerate(tables):
         buffer = io.BytesIO()
         pyarrow.csv.write_csv(harmless(table), buffer, pyarrow.csv.WriteOptions(include_header=number == 0))
@@ -44,7 +44,7 @@ def csv_pieces(tables: Iterable[pa.Table]) -> Iterator[bytes]:
 
 
 def harmless(table: pa.Table) -> pa.Table:
-    """The table without text or names that a spreadsheet would take for formulas."""
+    """Return the table without text or names that a spreadsheet would take for formulas."""
     names = [_harmless(pa.chunked_array([[name]]))[0].as_py() for name in table.column_names]
     return pa.table([_harmless(column) for column in table.columns], names=names)
 
@@ -60,10 +60,10 @@ def _harmless(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def xlsx_pieces(tables: Iterable[pa.Table], schema: pa.Schema, rows: int) -> Iterator[bytes]:
-    """A workbook of one sheet; text stays text, whatever it looks like. What a sheet cannot hold is refused at once."""
+    """Yield a workbook with one sheet, in which text stays text; refuse a table that a sheet cannot hold."""
     if rows > _SHEET_ROWS or rows * len(schema) > _SHEET_CELLS:
-        detail = f"a workbook holds at most {_SHEET_ROWS} rows and {_SHEET_CELLS} values; take csv or parquet"
-        raise ConflictError(f"{detail}: these are {rows} rows of {len(schema)} columns")
+        detail = f"a workbook may have at most {_SHEET_ROWS} rows and {_SHEET_CELLS} values; choose csv or parquet"
+        raise ConflictError(f"{detail}: the result has {rows} rows of {len(schema)} columns")
     return _sheet(tables, schema)
 
 
@@ -105,12 +105,12 @@ def parquet_pieces(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[by
     with pq.ParquetWriter(pieces, schema) as writer:
         for table in tables:
             writer.write_table(table.cast(schema))
-            yield pieces.taken()
-    yield pieces.taken()
+            yield pieces.take()
+    yield pieces.take()
 
 
 class _Pieces(io.RawIOBase):
-    """A file that is taken away while it is written."""
+    """A file whose content is taken away while it is written."""
 
     def __init__(self) -> None:
         self._written, self._position = [b""], 0
@@ -126,6 +126,6 @@ class _Pieces(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def taken(self) -> bytes:
+    def take(self) -> bytes:
         data, self._written = b"".join(self._written), []
         return data

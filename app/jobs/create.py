@@ -1,4 +1,4 @@
-"""Making a job: its row, its parts a few at a time, and then its place in the queue."""
+"""Create a job: its row, its parts a few at a time, and then its entry in the queue."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from app.db.blobs import checksum
 from app.db.engine import affected, transaction
 from app.db.tables import JobLogRow, JobPartRow, JobRow
 from app.http.errors import ConflictError, InvalidRequest
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.ids import new_id
 from app.jobs import fair_queue, service
-from app.jobs.kinds.base import Draft, JobKind, Part
+from app.jobs.kinds.base import JobDraft, JobKind, JobPart
 from app.settings import get_settings
 
 Item = TypeVar("Item")
 
-# Parts that are stored in one transaction: everybody else who writes waits for the end of each.
+# Parts that are stored in one transaction: other writers wait for the end of each.
 STORED_AT_ONCE = 8
 
 
-def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
-    """Make a job of what was checked and queue it, with its parts and warnings.
+def create(workspace: str, kind: JobKind, draft: JobDraft) -> JobRow:
+    """Create a job from a checked request and queue it, with its parts and warnings.
 
-    Only the last transaction lets workers and the caller see it as made; before, a failure leaves nothing behind. A
-    process that dies in between leaves a job that nobody was told of, which is swept away later.
+    Workers and the caller see the job only after the last transaction; a failure before it leaves nothing behind. If
+    the process dies in between, retention removes the incomplete job later.
     """
     _check_time_limit(draft.spec.get("time_limit_seconds"))
     row = _row(workspace, kind, draft)
@@ -41,24 +41,26 @@ def create(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
         try:
             session.flush()
         except sa.exc.IntegrityError:
-            raise ConflictError("what the job needs was deleted while the job was being made") from None
+            raise ConflictError(
+                "the problem, data set or posterior was deleted while the job was being created; create the job again"
+            ) from None
         session.add(JobLogRow(job_id=row.id, seq=0, at=now(), text="accepted"))
         if not draft.parts:
-            _finish_making(session, row, draft)
+            _finish_creation(session, row, draft)
     if draft.parts:
         try:
             for number, group in enumerate(batched(draft.parts, STORED_AT_ONCE)):
                 with transaction() as session:
                     add_parts(session, row.id, group, STORED_AT_ONCE * number)
             with transaction() as session:
-                _finish_making(session, row, draft)
+                _finish_creation(session, row, draft)
         except BaseException:
             forget(row.id)
             raise
     return service.get(workspace, row.id)
 
 
-def _row(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
+def _row(workspace: str, kind: JobKind, draft: JobDraft) -> JobRow:
     job_id = new_id("job")
     return JobRow(
         id=job_id,
@@ -69,7 +71,7 @@ def _row(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
         dataset_id=draft.dataset_id,
         posterior_id=draft.posterior_id,
         spec=draft.spec,
-        estimate_seconds=draft.seconds,
+        estimate_seconds=draft.estimate_seconds,
         parts_turn=0,
         admission="making",
         state="queued",
@@ -82,21 +84,21 @@ def _row(workspace: str, kind: JobKind, draft: Draft) -> JobRow:
     )
 
 
-def _finish_making(session: Session, row: JobRow, draft: Draft) -> None:
+def _finish_creation(session: Session, row: JobRow, draft: JobDraft) -> None:
     for warning in draft.warnings:
         service.note(session, row.id, f"warning: {warning}")
     if not service.admit(session, row.id, "making"):
-        raise ConflictError("the job was cancelled while it was being made")
-    made(session, f"/v1/jobs/{row.id}")
+        raise ConflictError("the job was cancelled while it was being created")
+    record_location(session, f"/v1/jobs/{row.id}")
 
 
 def forget(job_id: str) -> None:
-    """Remove a job that was not made to its end."""
+    """Remove a job whose creation failed."""
     with transaction() as session:
         affected(session, sa.delete(JobRow).where(JobRow.id == job_id, JobRow.admission == "making"))
 
 
-def add_parts(session: Session, job_id: str, parts: Iterable[Part], first: int = 0) -> None:
+def add_parts(session: Session, job_id: str, parts: Iterable[JobPart], first: int = 0) -> None:
     """Store parts of a job, one at a time: together they may not fit into memory."""
     for seq, (work, data) in enumerate(parts, start=first):
         row = JobPartRow(job_id=job_id, seq=seq, work=work, sha256=checksum(data), data=data)
@@ -106,13 +108,13 @@ def add_parts(session: Session, job_id: str, parts: Iterable[Part], first: int =
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Items in lists of so many; the last may be shorter."""
+    """Yield items in lists of ``size``; the last may be shorter."""
     rest = iter(items)
     while group := list(islice(rest, size)):
         yield group
 
 
-def _check_time_limit(seconds: float | None) -> None:
+def _check_time_limit(time_limit_seconds: float | None) -> None:
     limit = get_settings().max_job_seconds
-    if seconds is not None and seconds > limit:
+    if time_limit_seconds is not None and time_limit_seconds > limit:
         raise InvalidRequest.at(("time_limit_seconds",), f"at most {limit:g} seconds (BCO_MAX_JOB_SECONDS)")

@@ -1,9 +1,9 @@
-"""Which workers live. Each says so again and again; whose silence counts as death depends on what is known besides.
+"""Heartbeats: which workers are alive.
 
-A worker of the same machine is dead when its process is. Of a worker elsewhere, PostgreSQL knows whether its heartbeat
-is still connected, since a connection ends with its process. While either lives, the worker is only slow, and keeps
-its jobs for much longer; one that never comes back to itself loses them in the end. Where there is no such sign, only
-silence is known, and has to be long, too.
+Every worker writes a heartbeat regularly. A worker on the same machine is dead when its process is. For a worker on
+another machine, PostgreSQL knows whether its heartbeat is still connected, since a connection ends with its process.
+While process or connection lives, a silent worker counts as slow and keeps its jobs for much longer. Where neither can
+be seen, a worker counts as dead after a moderate silence.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from app.settings import get_settings
 
 log = logging.getLogger(__name__)
 
-# Silence that counts as death, in multiples of the deadline: of a worker without a sign of life, and of one with one.
+# Silence that counts as death, in multiples of the deadline: of a worker without and with another sign of life.
 ELSEWHERE, STUCK = 4, 40
 
 
 def beat(session: Session, worker_id: str) -> None:
-    """Say that this process is a worker that lives."""
+    """Write a heartbeat of this process."""
     clock = sa.select(database_clock(session)).scalar_subquery()
     me = {"machine": machine(), "pid": os.getpid(), "born": _born(os.getpid())}
     if (
@@ -43,7 +43,7 @@ def beat(session: Session, worker_id: str) -> None:
 
 
 def keep_beating(worker_id: str, seconds: float, stop: threading.Event) -> None:
-    """Beat until the worker stops, over a connection of its own: whatever else the worker does or waits for."""
+    """Write heartbeats until the worker stops, over a connection of its own, so that nothing else delays them."""
     engine = _own_engine(worker_id)
     while not stop.wait(seconds):
         try:
@@ -56,7 +56,7 @@ def keep_beating(worker_id: str, seconds: float, stop: threading.Event) -> None:
 
 
 def _own_engine(worker_id: str) -> sa.Engine:
-    """An engine whose one connection bears the worker's name, where the database shows names."""
+    """Return an engine whose connection has the worker's name where the database shows names."""
     url = sa.make_url(get_settings().sqlalchemy_url)
     if url.get_backend_name() == "sqlite":
         return create_engine(url)
@@ -64,7 +64,7 @@ def _own_engine(worker_id: str) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, record: Any) -> None:
-        # The server, too, notices in seconds that a machine has vanished without a word.
+        # The server, too, notices in seconds that a machine has vanished.
         for setting in ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"):
             connection.execute(f"SET {setting}")
         connection.commit()
@@ -73,24 +73,24 @@ def _own_engine(worker_id: str) -> sa.Engine:
 
 
 def living(deadline: float, judge: bool = True) -> set[str]:
-    """All workers that live; the dead are dropped, those that are dead by silence by a judge alone.
+    """Return all living workers and remove the dead ones; count silence as death only if ``judge`` is set.
 
-    A worker that was cut off itself is no judge of others' silence: the same outage may have cut them off.
+    A worker that was cut off itself cannot judge others' silence: the same outage may have cut them off.
     """
     with transaction() as session:
-        alive, dead = _told_apart(session, deadline, judge)
+        alive, dead = _living_and_dead(session, deadline, judge)
         if dead:
             session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(dead)))
     return alive
 
 
 def count(session: Session, deadline: float) -> int:
-    """How many workers live, for who only wants to know: the dead are left to other workers."""
-    return len(_told_apart(session, deadline, judge=True)[0])
+    """Return the number of living workers; leave the dead ones for workers to remove."""
+    return len(_living_and_dead(session, deadline, judge=True)[0])
 
 
-def _told_apart(session: Session, deadline: float, judge: bool) -> tuple[set[str], set[str]]:
-    """The workers that live, and those that are dead."""
+def _living_and_dead(session: Session, deadline: float, judge: bool) -> tuple[set[str], set[str]]:
+    """Return the ids of living and of dead workers."""
     clock = float(session.scalars(sa.select(database_clock(session))).one())
     workers = session.scalars(sa.select(WorkerRow)).all()
     silence = {worker.id: clock - worker.beat_at if judge else 0.0 for worker in workers}
@@ -100,7 +100,7 @@ def _told_apart(session: Session, deadline: float, judge: bool) -> tuple[set[str
 
 
 def is_dead(worker: WorkerRow, silence: float, deadline: float, connected: bool) -> bool:
-    """Whether a worker that has been silent for so long will not come back."""
+    """Return whether a worker that has been silent for ``silence`` seconds counts as dead."""
     here = worker.machine == machine()
     if here and _born(worker.pid) != worker.born:
         return True
@@ -108,33 +108,33 @@ def is_dead(worker: WorkerRow, silence: float, deadline: float, connected: bool)
 
 
 def _connected(session: Session) -> set[str]:
-    """The names of all that is connected to the database; none on SQLite, which has no connections to see."""
+    """Return the names of all connections to the database; none on SQLite, which shows none."""
     if session.get_bind().dialect.name == "sqlite":
         return set()
     return set(session.scalars(sa.text("SELECT application_name FROM pg_stat_activity")))
 
 
 def retire(worker_id: str) -> None:
-    """Leave at once instead of by silence, so that others take over without waiting."""
+    """Remove a worker that stops, so that others take over at once."""
     with transaction() as session:
         session.execute(sa.delete(WorkerRow).where(WorkerRow.id == worker_id))
 
 
 @lru_cache
 def machine() -> str:
-    """What tells machines apart, and containers, whose processes do not see each other."""
+    """Return an id of this machine or container, within which processes see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        # Where nothing can be known of other processes, every worker is elsewhere.
+        # Without /proc, treat every worker as one on another machine.
         return f"{socket.gethostname()} {os.getpid()}"
 
 
 def _born(pid: int) -> str:
-    """When a process of this machine began, in the system's ticks; empty if there is none, or only its remains."""
+    """Return when a process of this machine started, in clock ticks; empty if there is none, or only a zombie."""
     try:
-        # The name before may hold anything, brackets and spaces too.
+        # The name in front may hold brackets and spaces.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""

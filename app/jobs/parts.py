@@ -1,9 +1,9 @@
 """The parts of a job, which any worker may compute.
 
-A part's ``data`` is what there is to do; while it is computed it may be replaced by what is left to do, so that the
-next worker goes on from there. Its result is written by one guarded UPDATE; a second one, by a worker that was believed
-dead, changes nothing. All of a job's parts are queued for other workers. The job's own process, if it has one, may take
-those that nobody has begun (``taken`` is then "job", otherwise "part"), so it never only waits.
+A part's ``data`` is its input; a checkpoint replaces it by what is left to do, so that the next worker continues from
+there. Its result is written by one guarded UPDATE; a second one, by a worker that was believed dead, changes nothing.
+All parts of a job are queued for other workers. The job's own process, if it has one, takes those that nobody has begun
+(``taken`` is then "job", otherwise "part").
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from app.db.outage import insist
 from app.db.tables import UNFINISHED, JobPartRow, JobRow
 from app.jobs import fair_queue, queue, service
 from app.jobs.create import add_parts, batched
-from app.jobs.kinds.base import Part
+from app.jobs.kinds.base import JobPart
 from bco_core.progress import Figures
 
 # Parts that are queued in one transaction.
 QUEUED_AT_ONCE = 16
-# Parts whose figures are told.
+# Parts whose figures are reported.
 SHOWN = 8
 
 
-def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
-    """Store parts that were just made and queue all that have no result yet; False if the attempt is not wanted.
+def offer(job_id: str, attempt: int, new_parts: Sequence[JobPart] = ()) -> bool:
+    """Store new parts and queue all that have no result yet; return False if the attempt is no longer wanted.
 
-    Parts that are queued already stay as they are.
+    Parts that are queued already are left alone.
     """
     with transaction() as session:
-        # Locked, so that no other attempt begins in between and makes the same parts.
+        # Locked, so that no other attempt begins in between and stores the same parts.
         job = session.get(JobRow, job_id, with_for_update=True)
         if job is None or (job.state, job.attempts) != ("running", attempt):
             return False
-        add_parts(session, job_id, made)
+        add_parts(session, job_id, new_parts)
         missing = sa.select(JobPartRow.seq).where(JobPartRow.job_id == job.id, JobPartRow.result_sha256.is_(None))
         waiting = list(session.scalars(missing.order_by(JobPartRow.seq)))
         turns = fair_queue.part_turns(session, job, len(waiting))
-    # A few at a time: everybody else who writes waits for the end of each transaction.
+    # A few at a time: other writers wait for the end of each transaction.
     for group in batched(zip(waiting, turns, strict=True), QUEUED_AT_ONCE):
         with transaction() as session:
             job = session.get(JobRow, job_id, with_for_update=True)
@@ -54,7 +54,7 @@ def offer(job_id: str, attempt: int, made: Sequence[Part] = ()) -> bool:
 
 
 class Amounts(NamedTuple):
-    """How many parts there are and how many are finished; how much work they are and how much of it is done."""
+    """Number of parts and of finished parts; amount of work and of finished work."""
 
     parts: int
     finished: int
@@ -63,7 +63,7 @@ class Amounts(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of the work that is done."""
+        """Share of the work that is done."""
         return self.done / max(1, self.work)
 
 
@@ -75,7 +75,7 @@ def amounts(job_id: str) -> Amounts:
 
 
 def start(job_id: str, seq: int) -> bool:
-    """Whether there is anything to do for a worker; a part that has killed its workers too often fails its job."""
+    """Take a part for a worker; return False if there is nothing to do. Fail the job if it killed too many workers."""
     with transaction() as session:
         free = sa.or_(JobPartRow.taken.is_(None), JobPartRow.taken == "part")
         taken = _open(job_id, seq).where(free).values(taken="part", attempts=JobPartRow.attempts + 1)
@@ -83,14 +83,16 @@ def start(job_id: str, seq: int) -> bool:
             return False
         query = sa.select(JobPartRow.attempts).where(JobPartRow.job_id == job_id, JobPartRow.seq == seq)
         if session.scalars(query).one() > service.MAX_ATTEMPTS:
-            reason = f"part {seq}: its worker died {service.MAX_ATTEMPTS} times; it may need more memory than there is"
+            reason = (
+                f"part {seq}: its worker died {service.MAX_ATTEMPTS} times; it may need more memory than is available"
+            )
             service.finish(session, job_id, "failed", error=reason, message="failed")
             return False
     return True
 
 
 def take(job_id: str) -> int | None:
-    """A part that nobody has begun, for the job's own process; None if there is none."""
+    """Take a part that nobody has begun for the job's own process; return None if there is none."""
     with transaction() as session:
         free = sa.select(JobPartRow.seq).where(
             JobPartRow.job_id == job_id, JobPartRow.result_sha256.is_(None), JobPartRow.taken.is_(None)
@@ -102,7 +104,7 @@ def take(job_id: str) -> int | None:
 
 
 def release(job_id: str) -> None:
-    """Free what an earlier process of the job had taken: there is only one at a time."""
+    """Free the parts that an earlier process of the job had taken: there is only one at a time."""
     with transaction() as session:
         held = sa.update(JobPartRow).where(JobPartRow.job_id == job_id, JobPartRow.taken == "job")
         affected(session, held.values(taken=None))
@@ -114,20 +116,20 @@ def is_wanted(job_id: str, seq: int) -> bool:
 
 
 def hand_back(job_id: str, seq: int) -> None:
-    """A worker that is told to stop leaves the part to others; this attempt does not count."""
+    """Leave a part to other workers because this one stops; the attempt does not count."""
     with transaction() as session:
         affected(session, _open(job_id, seq).values(attempts=JobPartRow.attempts - 1))
 
 
 def read(job_id: str, seq: int) -> bytes | None:
-    """What there is to do; None if the job has no such part (any more)."""
+    """Return a part's data; None if the job has no such part (any more)."""
     with transaction() as session:
         part = session.get(JobPartRow, (job_id, seq))
     return None if part is None else verified(part.data, part.sha256)
 
 
 def report(job_id: str, seq: int, share: float, figures: Figures | None = None) -> None:
-    """Note how much of a part is done, and what it met last."""
+    """Store how much of a part is done, and its latest figures."""
     values: dict[str, Any] = {"done": sa.cast(share * JobPartRow.work, sa.Integer)}
     if figures is not None:
         values["figures"] = figures
@@ -136,16 +138,16 @@ def report(job_id: str, seq: int, share: float, figures: Figures | None = None) 
 
 
 def figures(job_id: str) -> list[Figures]:
-    """What the first parts of a job met last, those that told any."""
+    """Return the latest figures of a job's first parts that have any."""
     part = JobPartRow
     query = sa.select(part.seq, part.figures).where(part.job_id == job_id, part.figures.is_not(None))
     with transaction() as session:
-        found = session.execute(query.order_by(part.seq).limit(SHOWN)).all()
-    return [{"part": seq + 1} | (met or {}) for seq, met in found]
+        rows = session.execute(query.order_by(part.seq).limit(SHOWN)).all()
+    return [{"part": seq + 1} | (values or {}) for seq, values in rows]
 
 
 def save(job_id: str, seq: int, data: bytes) -> None:
-    """Replace what there is to do by what is left to do."""
+    """Replace a part's data by what is left to do."""
     with transaction() as session:
         affected(session, _open(job_id, seq).values(data=data, sha256=checksum(data)))
 
@@ -157,9 +159,9 @@ def store(job_id: str, seq: int, result: bytes) -> None:
 
 
 class Results(Sequence[bytes]):
-    """The results of a job's parts in order, each read when it is asked for: together they may not fit into memory.
+    """The results of a job's parts in order, each read on access: together they may not fit into memory.
 
-    A ``patient`` reader waits for the end of an outage of the database.
+    With ``patient``, reading waits for the end of a database outage.
     """
 
     def __init__(self, job_id: str, patient: bool = False) -> None:
@@ -188,7 +190,7 @@ class Results(Sequence[bytes]):
 
 
 def fail(job_id: str, reason: str) -> None:
-    """A part cannot be done, so the job cannot."""
+    """Fail a job because one of its parts failed."""
     with transaction() as session:
         service.finish(session, job_id, "failed", error=reason, message="failed")
 
@@ -198,6 +200,6 @@ def _open(job_id: str, seq: int) -> sa.Update:
 
 
 def _is_open(job_id: str, seq: int) -> tuple[Any, ...]:
-    """The part has no result yet and its job still wants one."""
+    """Return conditions: the part has no result yet and its job still wants one."""
     wanted = sa.exists().where(JobRow.id == job_id, JobRow.state.in_(UNFINISHED))
     return JobPartRow.job_id == job_id, JobPartRow.seq == seq, JobPartRow.result_sha256.is_(None), wanted

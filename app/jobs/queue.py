@@ -1,19 +1,23 @@
 """The job engine: DBOS queues and workflows in the same database as our tables.
 
-The API only enqueues and cancels, through a client; workers run. Everything that touches DBOS's internals is here.
+The API only enqueues and cancels, through a client; workers run jobs. All uses of DBOS's internals are here.
 
-Three queues. A computing job takes a place of its worker and a process. A waiting job only waits for its parts; with a
-queue of its own, jobs that wait for parts never keep the parts from a place. Parts belong to jobs of either queue.
+Three queues. A computing job occupies a process of its worker. A waiting job only waits for its parts; it has a
+queue of its own, so that it never blocks its parts. Parts belong to jobs of either queue.
 """
 
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 
+import psycopg
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSConfig
 from dbos import _dbos as engine
@@ -27,7 +31,6 @@ from sqlalchemy.orm import Session
 from app.db.engine import database_clock, get_engine
 from app.db.outage import is_outage
 from app.db.tables import JobRow
-from app.jobs import wake
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ PARTS = "parts"
 WORKFLOWS = {COMPUTING: "learn_posterior", WAITING: "prescribe_batch", PARTS: "compute_part"}
 # One constant version: any worker may finish what any other began.
 _VERSION = "1"
-# How often a worker looks into its queues: while it is busy and a place may come free, and while nothing wakes it.
+# How often a worker looks into its queues: while it is busy, and while no notification wakes it.
 _BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
 _WAITING_PLACES = 16
 _ACTIVE = ("ENQUEUED", "PENDING", "DELAYED")
@@ -48,7 +51,7 @@ _PAYLOADS = ("workflow_input", "workflow_output", "operation_outputs")
 
 @lru_cache
 def client() -> DBOSClient:
-    """Enqueues inside our own transactions; payloads are JSON, never pickles. An outage is the caller's to handle."""
+    """Return a client that enqueues inside our own transactions, as JSON; callers handle outages."""
     return DBOSClient(
         system_database_engine=get_engine(),
         serializer=DBOSPortableJSONSerializer(),
@@ -58,12 +61,12 @@ def client() -> DBOSClient:
 
 
 def enqueue(session: Session, queue: str, job: JobRow) -> None:
-    """Put a job in a queue when the caller's transaction commits, and only then; its workflow is the job's run."""
+    """Queue a job when the caller's transaction commits; its workflow id is the job's run id."""
     _enqueue(session, queue, job.run_id, [job.id], job.turn)
 
 
 def enqueue_part(session: Session, job: JobRow, seq: int, turn: int) -> None:
-    """Queue a part of a job; one that is queued already, or has run in this run of the job, is left alone."""
+    """Queue a part of a job; leave one alone that is queued already or has run in this run of the job."""
     _enqueue(session, PARTS, f"{job.run_id}.part{seq}", [job.id, seq], turn)
 
 
@@ -79,11 +82,11 @@ def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[obj
         },
         *arguments,
     )
-    wake.notify(session)
+    _notify(session)
 
 
 def withdraw(session: Session, run_id: str) -> None:
-    """Take a job that has ended, and the parts that nobody has begun, out of their queues."""
+    """Remove an ended job and its parts that nobody has begun from their queues."""
     workflows = _workflows(session)
     moment = sa.cast(1000 * database_clock(session), sa.BigInteger)
     waiting = workflows.c.status == "ENQUEUED", workflows.c.queue_name.in_(WORKFLOWS)
@@ -93,14 +96,14 @@ def withdraw(session: Session, run_id: str) -> None:
 
 
 def next_part(session: Session) -> int:
-    """The turn of the part that is next in its queue; 0 if none is queued."""
+    """Return the turn of the next queued part; 0 if none is queued."""
     workflows = _workflows(session)
     queued = workflows.c.status == "ENQUEUED", workflows.c.queue_name == PARTS
     return int(session.scalar(sa.select(sa.func.min(workflows.c.priority)).where(*queued)) or 0)
 
 
 def _workflows(session: Session) -> sa.TableClause:
-    """The engine's table of what is queued and running."""
+    """Return DBOS's table of queued and running workflows."""
     columns = "workflow_uuid", "status", "queue_name", "priority", "updated_at", "completed_at"
     return _engine_table(session, "workflow_status", *columns)
 
@@ -111,26 +114,26 @@ def _engine_table(session: Session, name: str, *columns: str) -> sa.TableClause:
 
 
 def forget(job_id: str) -> None:
-    """Remove what the engine still knows of a job: its runs and their parts, whose ids all begin with the job's."""
+    """Remove a job's runs and their parts from the engine; their ids all begin with the job's."""
     known = client().list_workflows(workflow_id_prefix=job_id, load_input=False, load_output=False)
     client().delete_workflows([workflow.workflow_id for workflow in known])
 
 
 def forget_ended(session: Session, before: datetime, most: int) -> int:
-    """Remove some of the runs and parts of runs that ended before; how many."""
+    """Remove at most ``most`` runs and parts of runs that ended before a time; return how many."""
     workflows = _workflows(session)
     ended = workflows.c.status.in_(_ENDED), workflows.c.updated_at < 1000 * before.timestamp()
     few = session.scalars(sa.select(workflows.c.workflow_uuid).where(*ended).limit(most)).all()
-    # What runs were given and gave back is in tables that nothing ties to the runs.
+    # Inputs and outputs of runs are in tables without a foreign key to the runs.
     for table in (*(_engine_table(session, name, "workflow_uuid") for name in _PAYLOADS), workflows) if few else ():
         session.execute(sa.delete(table).where(table.c.workflow_uuid.in_(few)))
     return len(few)
 
 
 def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str]], stop: threading.Event) -> None:
-    """Make this process a worker that takes jobs from the queues and runs each with its queue's function."""
-    # DBOS looks into every queue many times a second. We look when something was queued.
-    vars(engine)["queue_thread"] = _look_nowhere
+    """Make this process a worker that runs the jobs of each queue with the queue's function."""
+    # DBOS polls every queue many times a second. We look when something was queued.
+    vars(engine)["queue_thread"] = _do_not_poll
     config: DBOSConfig = {
         "name": "bco",
         "system_database_engine": get_engine(),
@@ -144,24 +147,24 @@ def launch(executor_id: str, concurrency: int, work: dict[str, Callable[..., str
     }
     DBOS(config=config)
     for queue, run in work.items():
-        # However often workers hand a job back, DBOS must not give it up: how often to try is ours to say.
+        # We count attempts ourselves: DBOS must not give up a job that workers hand back.
         DBOS.workflow(name=WORKFLOWS[queue], max_recovery_attempts=None)(run)
     DBOS.launch()
-    # DBOS would wait up to a minute between looks at a lost database; what it drops instead is put back by us.
+    # DBOS would wait up to a minute between tries at a lost database; we put back what it drops instead.
     _get_dbos_instance()._sys_db._retry_connection_errors = False
     places = {name: _WAITING_PLACES if name == WAITING else concurrency for name in work}
     queues = [DBOS.register_queue(name, worker_concurrency=places[name]) for name in work]
     threading.Thread(target=_serve, args=(queues, stop), name="queues", daemon=True).start()
 
 
-def _look_nowhere(stop_event: threading.Event, dbos: DBOS) -> None:
+def _do_not_poll(stop_event: threading.Event, dbos: DBOS) -> None:
     stop_event.wait()
 
 
 def _serve(queues: list[Queue], stop: threading.Event) -> None:
-    """Take from the queues whatever there is a place for, until the worker stops."""
+    """Start queued workflows while there is capacity, until the worker stops."""
     active = _get_dbos_instance()._active_workflows_set
-    with wake.waiter(get_engine().url, stop) as wait:
+    with _waiter(get_engine().url, stop) as wait:
         while not stop.is_set():
             for queue in queues:
                 try:
@@ -186,13 +189,13 @@ def _take(queue: Queue) -> None:
 
 
 def running_executors() -> set[str]:
-    """Ids of the workers that hold unfinished jobs, alive or not."""
+    """Return the ids of the workers that hold unfinished jobs, alive or not."""
     pending = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
     return {workflow.executor_id for workflow in pending if workflow.executor_id}
 
 
 def take_over(executor_ids: set[str]) -> None:
-    """Hand the unfinished jobs of dead workers back to the queue. DBOS offers this to its own cloud only."""
+    """Return the unfinished jobs of dead workers to the queue. DBOS offers this to its own cloud only."""
     if not executor_ids:
         return
     log.warning("taking over the jobs of %d silent worker(s)", len(executor_ids))
@@ -200,7 +203,7 @@ def take_over(executor_ids: set[str]) -> None:
 
 
 def dropped(executor_id: str) -> set[str]:
-    """Workflows that are this worker's by the database but that it does not run: an outage came between."""
+    """Return the workflows that the database assigns to this worker but that it does not run, after an outage."""
     pending = DBOS.list_workflows(status="PENDING", executor_id=executor_id, load_input=False, load_output=False)
     return {workflow.workflow_id for workflow in pending} - set(_get_dbos_instance()._active_workflows_set.activeList())
 
@@ -213,9 +216,94 @@ def put_back(executor_id: str, workflow_ids: set[str]) -> None:
 
 
 def without_workflow(session: Session, states: Iterable[str]) -> list[tuple[str, str]]:
-    """Jobs in one of these states, with their runs, that the engine holds for finished or does not know."""
+    """Return ids and runs of jobs in these states that the engine has finished or does not know."""
     workflows = _workflows(session)
     active = sa.exists().where(workflows.c.workflow_uuid == JobRow.run_id, workflows.c.status.in_(_ACTIVE))
     lost = sa.select(JobRow.id, JobRow.run_id).where(JobRow.state.in_(states), JobRow.admission == "admitted", ~active)
-    found = session.execute(lost)
-    return [(job_id, run_id) for job_id, run_id in found]
+    return [(job_id, run_id) for job_id, run_id in session.execute(lost)]
+
+
+# notifications: idle workers wait for one instead of polling the queue; if one is lost, they look again after a while
+
+_CHANNEL = "bco_queued"
+# People who wait for a job notice tenths of a second.
+_POLL_SECONDS = 0.1
+_RECONNECT_SECONDS = 2.0
+
+
+def _notify(session: Session) -> None:
+    """Wake idle workers once the transaction is committed; on SQLite they notice by polling."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_notify(_CHANNEL, "")))
+
+
+@contextmanager
+def _waiter(url: sa.URL, stop: threading.Event) -> Iterator[Callable[[float], None]]:
+    """Yield a function that waits for some seconds, or until something may have been queued or the worker stops."""
+    wait = _SqlitePoller(url, stop) if url.get_backend_name() == "sqlite" else _PostgresListener(url, stop)
+    try:
+        yield wait
+    finally:
+        wait.close()
+
+
+class _SqlitePoller:
+    """Waits until SQLite's data version changes: it grows whenever another connection writes, and costs no table."""
+
+    def __init__(self, url: sa.URL, stop: threading.Event) -> None:
+        self._path, self._stop = url.database or "", stop
+        self._connection: sqlite3.Connection | None = None
+        self._seen = -1
+
+    def __call__(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stop.wait(_POLL_SECONDS):
+            version = self._version()
+            if version != self._seen:
+                self._seen = version
+                return
+
+    def _version(self) -> int:
+        try:
+            if self._connection is None:
+                # mode=rw: never create an empty file where there is none.
+                uri = f"file:{self._path}?mode=rw"
+                self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            return int(version)
+        except sqlite3.Error:
+            self.close()
+            return self._seen
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+class _PostgresListener:
+    """Waits for the notification that PostgreSQL sends when something is queued."""
+
+    def __init__(self, url: sa.URL, stop: threading.Event) -> None:
+        self._address = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._stop = stop
+        self._connection: psycopg.Connection | None = None
+
+    def __call__(self, seconds: float) -> None:
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(self._address, autocommit=True, connect_timeout=5)
+                self._connection.execute(f"LISTEN {_CHANNEL}")
+                # Earlier notifications are not repeated, so look once.
+                return
+            for _ in self._connection.notifies(timeout=seconds, stop_after=1):
+                return
+        except psycopg.Error as error:
+            log.debug("cannot listen for jobs: %s", error)
+            self.close()
+            self._stop.wait(min(seconds, _RECONNECT_SECONDS))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

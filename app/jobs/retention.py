@@ -1,7 +1,7 @@
-"""How long things are kept that nobody asks for any more, and giving back their room.
+"""Retention: remove old logs, parts, runs, answers and prescriptions, and return their disk space.
 
-Everything is removed a little at a time, so that nobody who writes waits for long. What is removed of
-jobs is of those that have ended; a job itself, its posterior and its data stay until somebody deletes them.
+Rows are removed a few at a time, so that no writer waits for long. Of jobs, only those that have ended lose rows; a job
+itself, its posterior and its data stay until somebody deletes them.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from sqlalchemy.orm import Session
 from app.db.base import now
 from app.db.engine import affected, get_engine, transaction
 from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, PrescriptionRow
-from app.http.idempotency import KEPT
+from app.http.idempotency import RETENTION
 from app.ids import first_id
 from app.jobs import queue
 from app.settings import get_settings
 from app.webhooks import service as webhooks
 
-# How much is removed in one transaction, and how many pages SQLite gives back at once.
+# Rows that are removed in one transaction, and pages that SQLite frees at once.
 AT_ONCE = 100
 _PAGES_AT_ONCE = 1_000
-# A job whose making was cut short is known to nobody.
-_MAKING = timedelta(hours=1)
+# A job that is still being created after this time was abandoned.
+_CREATION = timedelta(hours=1)
 
 
 def prune() -> dict[str, int]:
-    """Remove what is older than the settings say; how many rows of what were removed."""
+    """Remove what is older than the settings allow; return the number of removed rows by kind."""
     settings = get_settings()
     removed = {
-        "unmade jobs": _repeat(_unmade),
+        "abandoned jobs": _repeat(_abandoned),
         "repeatable answers": _repeat(_answers),
         "log lines": _repeat_if(settings.keep_log_days, partial(_of_ended_jobs, JobLogRow)),
         "webhook deliveries": _repeat_if(settings.keep_log_days, webhooks.forget),
@@ -43,7 +43,7 @@ def prune() -> dict[str, int]:
         "runs": _repeat_if(settings.keep_runs_days, queue.forget_ended),
         "prescriptions": _repeat_if(settings.keep_prescriptions_days, _prescriptions),
     }
-    _give_back()
+    _free_pages()
     return removed
 
 
@@ -52,7 +52,7 @@ def _repeat_if(days: int, remove: Callable[[Session, datetime, int], int]) -> in
 
 
 def _repeat(remove: Callable[[Session], int]) -> int:
-    """Remove a little in each transaction until nothing is left; how much that was."""
+    """Remove a few rows in each transaction until none is left; return how many."""
 
     def steps() -> Iterator[int]:
         while True:
@@ -74,33 +74,33 @@ def _of_ended_jobs(table: Any, session: Session, before: datetime, most: int) ->
 
 def _answers(session: Session) -> int:
     old = sa.tuple_(AnswerRow.workspace, AnswerRow.path, AnswerRow.key)
-    few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - KEPT)
+    few = sa.select(AnswerRow.workspace, AnswerRow.path, AnswerRow.key).where(AnswerRow.created_at < now() - RETENTION)
     return affected(session, sa.delete(AnswerRow).where(old.in_(few.limit(AT_ONCE))))
 
 
 def _prescriptions(session: Session, before: datetime, most: int) -> int:
-    """Their outcomes go with them."""
+    """Remove old prescriptions; their outcomes go with them."""
     old = PrescriptionRow.id < first_id("pres", int(1000 * before.timestamp()))
     few = sa.select(PrescriptionRow.id).where(old).order_by(PrescriptionRow.id).limit(most)
     return affected(session, sa.delete(PrescriptionRow).where(PrescriptionRow.id.in_(few)))
 
 
-def _unmade(session: Session) -> int:
-    abandoned = JobRow.admission == "making", JobRow.created_at < now() - _MAKING
+def _abandoned(session: Session) -> int:
+    abandoned = JobRow.admission == "making", JobRow.created_at < now() - _CREATION
     few = sa.select(JobRow.id).where(*abandoned).limit(AT_ONCE)
     return affected(session, sa.delete(JobRow).where(JobRow.id.in_(few)))
 
 
-def _give_back() -> None:
-    """Return the pages that SQLite no longer uses to the file system; PostgreSQL sees to that by itself."""
+def _free_pages() -> None:
+    """Return unused pages of SQLite to the file system; PostgreSQL does so by itself."""
     if get_engine().dialect.name != "sqlite":
         return
     before, free = math.inf, math.inf
-    # A database that was made before this was possible keeps its pages, for its own later use.
+    # A database without incremental vacuum keeps its pages for later use.
     while free == math.inf or 0 < free < before:
         with get_engine().connect() as connection:
             before = free
-            # A script, because a single statement would be left after its first page.
+            # A script: a single statement would stop after its first page.
             cast("Any", connection.connection.driver_connection).executescript(
                 f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
             )

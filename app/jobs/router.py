@@ -1,4 +1,4 @@
-"""/v1/jobs"""
+"""/v1/jobs, and /v1/posteriors/{id}/batch-prescriptions, which creates jobs of the kind prescribe."""
 
 from __future__ import annotations
 
@@ -6,29 +6,45 @@ import re
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Form, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.backtests.schemas import OverTimeAnswer, Stretches
+from app.datasets.parsing import parse_file
 from app.db.tables import JobRow
 from app.http.errors import NotFoundError
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Admin, Reader, Trainer
 from app.ids import sibling_id
-from app.jobs import create as create_module
-from app.jobs import events, over_time, results, service
+from app.jobs import create, events, results, service
 from app.jobs.kinds import KINDS
-from app.jobs.schemas import EXAMPLES, AnyJob, Format, JobAnswer, JobFilter, JobLog, JobSummary, Kind, LogLine, State
+from app.jobs.kinds.prescribe import PRESCRIBE, PrescribeJobRequest, check, draft
+from app.jobs.schemas import (
+    EXAMPLES,
+    AnyJob,
+    JobAnswer,
+    JobFilter,
+    JobKindName,
+    JobLog,
+    JobState,
+    JobSummary,
+    LogLineAnswer,
+    ResultFormatName,
+)
+from app.posteriors import service as posteriors
+from app.prescriptions.schemas import BatchUpload, NewBatch
+from app.settings import get_settings
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=IdempotentRoute)
+batch_router = APIRouter(prefix="/v1", tags=["prescriptions"], route_class=IdempotentRoute)
 
 
 def job_answer(row: JobRow) -> JobAnswer:
-    return JobAnswer(**_shown(row, JobAnswer), verdict=(row.summary or {}).get("verdict"))
+    return JobAnswer(**_fields(row, JobAnswer), verdict=(row.summary or {}).get("verdict"))
 
 
-def _shown(row: Any, model: type[JobSummary]) -> dict[str, Any]:
+def _fields(row: Any, model: type[JobSummary]) -> dict[str, Any]:
     fields = {name: getattr(row, name) for name in model.model_fields if name != "verdict"}
     if KINDS[row.kind].makes_posterior:
         fields["posterior_id"] = sibling_id(row.id, "post")
@@ -36,13 +52,13 @@ def _shown(row: Any, model: type[JobSummary]) -> dict[str, Any]:
 
 
 @router.post("", status_code=202)
-def create_job(asked: Annotated[AnyJob, Body(examples=EXAMPLES)], caller: Trainer, response: Response) -> JobAnswer:
-    """Learn a posterior for a problem from a data set, or what else `kind` says.
+def create_job(job: Annotated[AnyJob, Body(examples=EXAMPLES)], caller: Trainer, response: Response) -> JobAnswer:
+    """Create a job: learn a posterior, prescribe for many contexts or backtest policies, as `kind` says.
 
     The job is queued; follow it at the address in Location.
     """
-    kind = asked.kind
-    row = create_module.create(caller.workspace, kind, kind.check(caller.workspace, asked.request))
+    kind = job.kind
+    row = create.create(caller.workspace, kind, kind.check(caller.workspace, job.request))
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     return job_answer(row)
 
@@ -52,14 +68,14 @@ def list_jobs(
     caller: Reader,
     limit: Limit = 50,
     cursor: str | None = None,
-    state: State | None = None,
-    kind: Kind | None = None,
+    state: JobState | None = None,
+    kind: JobKindName | None = None,
     problem_id: str | None = None,
     dataset_id: str | None = None,
     created_after: Annotated[Moment | None, Query(description="such as 2026-01-31T06:00:00Z")] = None,
     created_before: Moment | None = None,
 ) -> Page[JobSummary]:
-    """All jobs, or those in a state, of a kind, of a problem or data set, or created in a span of time."""
+    """List jobs, newest first; filter by state, kind, problem, data set or time of creation."""
     only = JobFilter(
         state=state,
         kind=kind,
@@ -70,13 +86,13 @@ def list_jobs(
     )
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, only)
     return Page(
-        items=[JobSummary(**_shown(row, JobSummary), verdict=row.verdict) for row in rows], next_cursor=next_cursor
+        items=[JobSummary(**_fields(row, JobSummary), verdict=row.verdict) for row in rows], next_cursor=next_cursor
     )
 
 
 @router.get("/{job_id}")
 def read_job(job_id: str, caller: Reader) -> JobAnswer:
-    """State, progress and, once it has succeeded, the posterior."""
+    """Read a job: state, progress and, once it has succeeded, its result."""
     return job_answer(service.get(caller.workspace, job_id))
 
 
@@ -94,10 +110,11 @@ def retry_job(job_id: str, caller: Trainer) -> JobAnswer:
 
 @router.get("/{job_id}/log")
 def read_job_log(job_id: str, caller: Reader) -> JobLog:
-    """What happened to the job: when it started, how it went on, and how it ended."""
+    """Read the job's log: when it started, how it progressed and how it ended."""
     return JobLog(
         lines=[
-            LogLine.model_validate(line, from_attributes=True) for line in service.read_log(caller.workspace, job_id)
+            LogLineAnswer.model_validate(line, from_attributes=True)
+            for line in service.read_log(caller.workspace, job_id)
         ]
     )
 
@@ -107,25 +124,25 @@ def read_job_log(job_id: str, caller: Reader) -> JobLog:
     response_class=StreamingResponse,
     responses={
         200: {"content": {"text/event-stream": {}}, "description": "events `log`, `state` and `progress`"},
-        204: {"description": "the job has ended and everything has been told"},
+        204: {"description": "the job has ended and all its events have been sent"},
     },
 )
 async def follow_job(
     job_id: str,
     caller: Reader,
     request: Request,
-    last_event_id: Annotated[str, Header(description="come back after this event; a browser sends it by itself")] = "",
+    last_event_id: Annotated[str, Header(description="resume after this event; browsers send it by themselves")] = "",
 ) -> Response:
     """Follow a job as server-sent events, until it has ended: `curl -N`, or `new EventSource(…)` in a browser."""
     after = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else -1
-    first = await anyio.to_thread.run_sync(events.look, caller.workspace, job_id, after)
+    first = await anyio.to_thread.run_sync(events.snapshot, caller.workspace, job_id, after)
     if first is None:
         raise NotFoundError(service.MISSING)
     if first.is_last and first.last_id <= after:
         return Response(status_code=204)
     state = request.app.state
     return StreamingResponse(
-        events.stream(caller.workspace, job_id, after, state.lookers, state.stopping),
+        events.stream(caller.workspace, job_id, after, state.poll_limiter, state.stopping),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -139,9 +156,9 @@ async def follow_job(
 def download_job_result(
     job_id: str,
     caller: Reader,
-    format: Annotated[Format, Query(description="csv, parquet for exact numbers, or xlsx")] = "csv",
+    format: Annotated[ResultFormatName, Query(description="csv, parquet for exact numbers, or xlsx")] = "csv",
 ) -> StreamingResponse:
-    """What a job has made, as one file: for prescriptions, every context with its decision and what that may cost."""
+    """Download a job's result as one file: for prescriptions, every context with its decision and cost distribution."""
     media_type, pieces = results.file(caller.workspace, job_id, format)
     return StreamingResponse(
         pieces,
@@ -154,13 +171,42 @@ def download_job_result(
 def read_backtest_over_time(
     job_id: str,
     caller: Reader,
-    stretches: Annotated[Stretches, Query(description="how many stretches of time or, without one, of rows")] = 100,
+    stretches: Annotated[
+        Stretches, Query(description="number of intervals of time or, without a time column, of rows")
+    ] = 100,
 ) -> OverTimeAnswer:
-    """What a backtest's policies cost over time, and paired differences summed up with the band of chance."""
-    return over_time.read(caller.workspace, job_id, stretches)
+    """Read the costs of a backtest's policies over time, and cumulated paired differences with a band of chance."""
+    return results.backtest_over_time(caller.workspace, job_id, stretches)
 
 
 @router.delete("/{job_id}", status_code=204)
 def delete_job(job_id: str, caller: Admin) -> None:
     """Delete a finished job whose posterior is deleted already."""
     service.delete(caller.workspace, job_id)
+
+
+@batch_router.post("/posteriors/{posterior_id}/batch-prescriptions", status_code=202)
+def create_batch(posterior_id: str, request: NewBatch, caller: Trainer, response: Response) -> JobAnswer:
+    """Prescribe for every row of a data set, as a job that all workers share; the result is a file."""
+    posterior = posteriors.get(caller.workspace, posterior_id)
+    job_request = PrescribeJobRequest(
+        kind="prescribe", posterior_id=posterior.id, **request.model_dump(exclude_unset=True)
+    )
+    job = create.create(caller.workspace, PRESCRIBE, check(caller.workspace, job_request))
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job_answer(job)
+
+
+@batch_router.post("/posteriors/{posterior_id}/batch-prescriptions/upload", status_code=202)
+def upload_batch(
+    posterior_id: str,
+    upload: Annotated[BatchUpload, Form(media_type="multipart/form-data")],
+    caller: Trainer,
+    response: Response,
+) -> JobAnswer:
+    """Prescribe for every row of a file with the posterior's context columns; other columns are copied."""
+    raw = parse_file(upload.file.file.read(), get_settings())
+    posterior = posteriors.get(caller.workspace, posterior_id)
+    job = create.create(caller.workspace, PRESCRIBE, draft(posterior, upload.options(), raw))
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job_answer(job)

@@ -1,4 +1,4 @@
-"""The life of a job: queued → running → succeeded | failed | cancelled.
+"""States of a job: queued → running → succeeded | failed | cancelled.
 
 Every change of state is one guarded UPDATE: a second one, by a cancel or a worker believed dead, changes nothing.
 """
@@ -30,7 +30,7 @@ from bco_core.progress import Figures
 MISSING = "no job has this id; GET /v1/jobs lists them"
 MAX_ATTEMPTS = 3
 WAITING = "waiting for a worker"
-# Unless a job asks for less, it may take so many times its estimate, and at least so many seconds.
+# Default time limit: a multiple of the estimate, and at least some seconds.
 PATIENCE = 20
 LEAST_SECONDS = 3600.0
 
@@ -39,22 +39,22 @@ def listing(workspace: str, limit: int, cursor: str | None, only: JobFilter) -> 
     conditions: list[Any] = []
     for column, wanted in only.model_dump(include={"state", "kind", "problem_id", "dataset_id"}).items():
         if wanted is not None:
-            # What cannot be an id belongs to no job; databases differ in what text they take.
-            known = not column.endswith("_id") or is_id(wanted)
-            conditions.append(getattr(JobRow, column) == wanted if known else sa.false())
+            # Text that is not an id matches no job and is not sent: databases differ in what text they take.
+            is_possible = not column.endswith("_id") or is_id(wanted)
+            conditions.append(getattr(JobRow, column) == wanted if is_possible else sa.false())
     if only.created_after is not None:
         conditions.append(JobRow.created_at >= _utc(only.created_after))
     if only.created_before is not None:
         conditions.append(JobRow.created_at < _utc(only.created_before))
     with transaction() as session:
-        # Of what a job has found, which may be much, a list shows the verdict alone.
+        # Summaries may be large: a list shows only the verdict.
         columns = [getattr(JobRow, field) for field in JobSummary.model_fields if field != "verdict"]
         columns.append(JobRow.summary["verdict"].label("verdict"))
         return page(session, JobRow, workspace, limit, cursor, *conditions, columns=columns)
 
 
 def _utc(moment: datetime) -> datetime:
-    """Times without a zone are taken as UTC; SQLite compares them as text, so they must be in one zone."""
+    """Return a time in UTC, which times without a zone are taken for; SQLite compares times as text."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
@@ -63,7 +63,7 @@ def get(workspace: str, job_id: str) -> JobRow:
 
 
 def log_lines(session: Session, job_id: str, after: int = -1) -> list[JobLogRow]:
-    """What happened to a job after a revision, in order."""
+    """Return the lines of a job's log after a revision, in order."""
     query = sa.select(JobLogRow).where(JobLogRow.job_id == job_id, JobLogRow.seq > after).order_by(JobLogRow.seq)
     return list(session.scalars(query))
 
@@ -75,14 +75,14 @@ def read_log(workspace: str, job_id: str) -> list[JobLogRow]:
 
 
 def cancel(workspace: str, job_id: str) -> JobRow:
-    """Stop a queued or running job; a job that is cancelled already stays so."""
+    """Stop a queued or running job; a cancelled job stays cancelled."""
     get(workspace, job_id)
-    # What is computing is stopped by its worker, which sees that it is no longer wanted.
+    # Its worker stops the computation once it sees that the job is no longer wanted.
     with transaction() as session:
         finish(session, job_id, "cancelled", message="cancelled")
     row = get(workspace, job_id)
     if row.state != "cancelled":
-        raise ConflictError(f"the job has {row.state} already, so there is nothing to cancel")
+        raise ConflictError(f"the job has already {row.state}, so there is nothing to cancel")
     return row
 
 
@@ -90,20 +90,20 @@ def retry(workspace: str, job_id: str) -> JobRow:
     """Run a failed or cancelled job again, as a new run with as many attempts as a new job has."""
     row = get(workspace, job_id)
     if row.state not in ("failed", "cancelled"):
-        words = "has succeeded; make a new job instead" if row.state == "succeeded" else f"is {row.state} already"
-        raise ConflictError(f"only a job that has failed or was cancelled can be run again; this one {words}")
+        words = "has succeeded; create a new job instead" if row.state == "succeeded" else f"is already {row.state}"
+        raise ConflictError(f"only a failed or cancelled job can be run again; this one {words}")
     with transaction() as session:
         fair_queue.check(session, workspace)
-        # Parts that are kept and done stay done; the others get all their attempts again.
+        # Finished parts stay finished; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
         affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
     if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
-        raise ConflictError("someone else has run this job again at the same moment")
+        raise ConflictError("the job was run again by another request at the same moment")
     return get(workspace, job_id)
 
 
 def requeue_lost() -> None:
-    """Queue again what is unfinished but that the engine holds for finished: whatever went wrong, no job is lost."""
+    """Queue unfinished jobs again that the engine has finished or forgotten, so that no job is lost."""
     with transaction() as session:
         admit_held(session)
         lost = queue.without_workflow(session, UNFINISHED)
@@ -112,7 +112,7 @@ def requeue_lost() -> None:
 
 
 def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allowed: Any) -> bool:
-    """Start a new run of a job, in the queue by the same transaction; False if its run or state is another by now."""
+    """Start and queue a new run of a job; return False if its run or state has changed."""
     with transaction() as session:
         number = int(run_id.partition(".")[2] or 1) + 1
         changed = _change(
@@ -140,9 +140,9 @@ def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allow
 
 
 def admit(session: Session, job_id: str, admission: str) -> bool:
-    """Let a job go on from where its admission stands: into its queue, if its workspace may have one more running.
+    """Queue a job if its workspace may have another one running; hold it otherwise.
 
-    False if the job is no longer there, or another has let it go on.
+    Return False if the job is gone, or its admission is no longer ``admission``.
     """
     row = session.get(JobRow, job_id, populate_existing=True)
     if row is None:
@@ -157,7 +157,7 @@ def admit(session: Session, job_id: str, admission: str) -> bool:
 
 
 def admit_held(session: Session, *conditions: Any) -> None:
-    """Queue jobs that were held, in their turns, as far as their workspaces may have them running."""
+    """Queue held jobs by turn, as far as the limits of their workspaces allow."""
     held = sa.select(JobRow.id, JobRow.workspace).where(JobRow.state == "queued", JobRow.admission == "held")
     full: set[str] = set()
     for job_id, workspace in session.execute(held.where(*conditions).order_by(JobRow.turn, JobRow.id)).all():
@@ -178,42 +178,42 @@ def delete(workspace: str, job_id: str) -> None:
 
 
 def state(job_id: str) -> str:
-    """How a job stands, for the worker that runs it."""
+    """Return a job's state, for the worker that runs it."""
     with transaction() as session:
         return session.scalars(sa.select(JobRow.state).where(JobRow.id == job_id)).one()
 
 
 def unfinished(job_id: str) -> JobRow | None:
-    """The job, if there is one that has not ended."""
+    """Return the job if it has not ended."""
     with transaction() as session:
         row = session.get(JobRow, job_id)
     return row if row is not None and row.is_unfinished else None
 
 
 def start(job_id: str) -> int | None:
-    """A worker takes the job: its attempt number, or None if there is nothing (more) to do."""
+    """Start the job in a worker; return the attempt number, or None if there is nothing to do."""
     with transaction() as session:
         started = sa.func.coalesce(JobRow.started_at, now())
         begun: dict[str, Any] = {"state": "running", "attempts": JobRow.attempts + 1, "message": "starting"}
         if not _change(session, job_id, (JobRow.state.in_(UNFINISHED),), "started", started_at=started, **begun):
             return None
         row = session.get_one(JobRow, job_id, populate_existing=True)
-        # A job that only waits for its parts kills no worker, and the parts count for themselves.
+        # A job that only waits for its parts kills no worker, and parts count their own attempts.
         if not KINDS[row.kind].waits and row.attempts > row.attempts_allowed:
-            reason = f"its worker died {MAX_ATTEMPTS} times while running it; it may need more memory than there is"
+            reason = f"its worker died {MAX_ATTEMPTS} times while running it; it may need more memory than is available"
             finish(session, job_id, "failed", error=reason, message="failed")
             return None
     return row.attempts
 
 
-def time_limit(job_id: str) -> float:
-    """How many seconds an attempt may take."""
+def time_limit_seconds(job_id: str) -> float:
+    """Return the time limit of an attempt, in seconds."""
     with transaction() as session:
         job = session.get_one(JobRow, job_id)
-    asked: float | None = job.spec.get("time_limit_seconds")
-    if asked is None:
-        asked = max(LEAST_SECONDS, PATIENCE * (job.estimate_seconds or math.inf))
-    return min(asked, get_settings().max_job_seconds)
+    limit: float | None = job.spec.get("time_limit_seconds")
+    if limit is None:
+        limit = max(LEAST_SECONDS, PATIENCE * (job.estimate_seconds or math.inf))
+    return min(limit, get_settings().max_job_seconds)
 
 
 def report(
@@ -224,29 +224,29 @@ def report(
     line: str | None = None,
     figures: Sequence[Figures] = (),
 ) -> bool:
-    """Note progress and perhaps a log line with figures; False tells the computation that it is no longer wanted."""
+    """Store progress and optionally a log line with figures; return False if the attempt is no longer wanted."""
     with transaction() as session:
         return _change(session, job_id, _held(attempt), line, figures, progress=progress, message=message)
 
 
 def is_wanted(job_id: str, attempt: int) -> bool:
-    """Whether this attempt should go on: neither cancelled nor taken over by another worker."""
+    """Return whether this attempt should go on: neither cancelled nor taken over by another worker."""
     with transaction() as session:
-        found = session.execute(sa.select(JobRow.state, JobRow.attempts).where(JobRow.id == job_id)).one_or_none()
-    return found is not None and tuple(found) == ("running", attempt)
+        row = session.execute(sa.select(JobRow.state, JobRow.attempts).where(JobRow.id == job_id)).one_or_none()
+    return row is not None and tuple(row) == ("running", attempt)
 
 
 def succeed(job_id: str, attempt: int, store: Store | None = None) -> None:
-    """Mark success and store the result in one transaction; nothing if this attempt is no longer wanted."""
+    """Mark success and store the result in one transaction, if this attempt is still wanted."""
     with transaction() as session:
         if finish(session, job_id, "succeeded", attempt, progress=1.0, message="done") and store is not None:
-            told = store(session)
-            if told is not None:
-                note(session, job_id, told)
+            line = store(session)
+            if line is not None:
+                note(session, job_id, line)
 
 
 def hand_back(job_id: str, attempt: int) -> None:
-    """A worker that is told to stop returns its job to the queue; this attempt does not count."""
+    """Return a job to the queue because its worker stops; the attempt does not count."""
     with transaction() as session:
         back: dict[str, Any] = {"state": "queued", "attempts": attempt - 1, "message": "waiting for another worker"}
         _change(session, job_id, _held(attempt), "handed back by its worker, which stops", **back)
@@ -258,12 +258,12 @@ def fail(job_id: str, attempt: int, reason: str) -> None:
 
 
 def _held(attempt: int) -> tuple[Any, ...]:
-    """Only while this attempt holds the job."""
+    """Return conditions: this attempt holds the job."""
     return JobRow.state == "running", JobRow.attempts == attempt
 
 
 def finish(session: Session, job_id: str, state: str, attempt: int | None = None, **values: Any) -> bool:
-    """End an unfinished job, if this attempt still holds it; without an attempt, whichever holds it."""
+    """End an unfinished job if ``attempt`` still holds it; None for any attempt. Return whether it did."""
     guards: list[Any] = [JobRow.state.in_(UNFINISHED)]
     if attempt is not None:
         guards.append(JobRow.attempts == attempt)
@@ -274,9 +274,8 @@ def finish(session: Session, job_id: str, state: str, attempt: int | None = None
         queue.withdraw(session, row.run_id)
         admit_held(session, JobRow.workspace == row.workspace)
         webhooks.announce(session, row, KINDS[row.kind].makes_posterior)
-        done_with = [kind.name for kind in KINDS.values() if not kind.keeps_parts]
-        needless = sa.exists().where(JobRow.id == job_id, JobRow.kind.in_(done_with))
-        session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id, needless))
+        if not KINDS[row.kind].keeps_parts:
+            session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job_id))
     return finished
 
 
@@ -293,7 +292,7 @@ def _change(
     figures: Sequence[Figures] = (),
     **values: Any,
 ) -> bool:
-    """One guarded UPDATE, a new revision of the job and, with it, a line in its log; False if a guard does not hold."""
+    """Update a job if all guards hold, with a new revision and optionally a log line; return whether they did."""
     query = sa.update(JobRow).where(JobRow.id == job_id, *guards)
     if not affected(session, query.values(revision=JobRow.revision + 1, **values)):
         return False

@@ -1,1 +1,1 @@
-"""API keys: made, listed and revoked by the operator of the service."""
+"""API keys, which the operator creates, lists and revokes, and sessions of browsers."""

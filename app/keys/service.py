@@ -1,7 +1,7 @@
-"""Making, listing, revoking and recognising API keys.
+"""Create, list, revoke and recognise API keys.
 
-A key reads ``bco_<which>_<secret>``: the first part finds its row, and the sha256 of the whole is compared with the one
-kept there. The secret has 256 random bits, so a plain hash is as good as a slow one.
+A key has the form ``bco_<id>_<secret>``: the id finds its row, and the sha256 of the whole key is compared with the
+stored one. The secret has 256 random bits, so a plain hash is as good as a slow one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _WORKSPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 class InvalidKey(ValueError):
-    """A key cannot be as it was asked for; the message says what would be right."""
+    """A key cannot be created with these values; the message says what would be right."""
 
 
 def create(name: str, workspace: str, scopes: list[str], days: float | None) -> tuple[KeyRow, str]:
-    """A new key, and the text that is shown this once."""
+    """Create a key; return its row and its text, which is shown only once."""
     if not _WORKSPACE.fullmatch(workspace):
-        raise InvalidKey("a workspace's name is up to 63 small letters, digits and hyphens, such as 'planning'")
+        raise InvalidKey("a workspace's name has up to 63 lower-case letters, digits and hyphens, such as 'planning'")
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
-        raise InvalidKey(f"the scopes of a key are one or more of {', '.join(SCOPES)}")
+        raise InvalidKey(f"the scopes of a key must be one or more of {', '.join(SCOPES)}")
     if not is_plain(name) or not name.strip():
         raise InvalidKey("a key needs a name that says what it is for, without control or bidirectional characters")
     key_id = new_id("key")
@@ -53,13 +53,13 @@ def create(name: str, workspace: str, scopes: list[str], days: float | None) -> 
 
 
 def listing() -> list[KeyRow]:
-    """All keys, oldest first, revoked and expired ones too."""
+    """Return all keys, oldest first, including revoked and expired ones."""
     with transaction() as session:
         return list(session.scalars(sa.select(KeyRow).order_by(KeyRow.id)))
 
 
 def revoke(key_id: str) -> KeyRow | None:
-    """End a key; None if there is none. One that is revoked already stays as it is."""
+    """Revoke a key; return None if there is none."""
     with transaction() as session:
         row = session.get(KeyRow, key_id)
         if row is not None and row.revoked_at is None:
@@ -68,18 +68,18 @@ def revoke(key_id: str) -> KeyRow | None:
 
 
 def recognise(text: str) -> KeyRow | None:
-    """The live key that this text is, or None; how long the comparison takes says nothing about the secret."""
+    """Return the live key with this text, or None; the comparison takes constant time."""
     key_id = sibling_id("_".join(text.split("_", 2)[:2]), "key")
     if not text.startswith("bco_") or not is_id(key_id):
         return None
     with transaction() as session:
         row = session.get(KeyRow, key_id)
-    known = row is not None and hmac.compare_digest(row.sha256, _hash(text))
-    return row if row is not None and known and is_live(row, now()) else None
+    matches = row is not None and hmac.compare_digest(row.sha256, _hash(text))
+    return row if row is not None and matches and is_live(row, now()) else None
 
 
-def any_made() -> bool:
-    """Whether there has ever been a key, revoked and expired ones too; from then on every request needs one."""
+def any_created() -> bool:
+    """Return whether there has ever been a key; from then on every request needs one."""
     with transaction() as session:
         return session.scalar(sa.select(sa.exists(sa.select(KeyRow.id)))) is True
 

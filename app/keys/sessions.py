@@ -1,7 +1,7 @@
-"""Sessions of browsers: who has shown a key once need not show it with every page.
+"""Browser sessions: a key is entered once, not with every page.
 
-The browser keeps a random token in a cookie that no script can read; the database keeps the token's sha256 and the key
-it stands for. A session ends with its key, after BCO_SESSION_HOURS, or when its owner leaves.
+The browser keeps a random token in a cookie that scripts cannot read; the database keeps the token's sha256 and its
+key. A session ends with its key, after BCO_SESSION_HOURS, or when its owner logs out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def new_token() -> str:
 
 
 def begin(key_id: str) -> str:
-    """The token of a new session; sessions that are over are swept away."""
+    """Start a session and return its token; remove expired sessions."""
     token, hours = new_token(), get_settings().session_hours
     with transaction() as session:
         session.execute(sa.delete(SessionRow).where(SessionRow.expires_at < now()))
@@ -33,10 +33,10 @@ def begin(key_id: str) -> str:
 
 
 def recognise(token: str) -> KeyRow | None:
-    """The live key that a token stands for, or None."""
+    """Return the live key of a session token, or None."""
     with transaction() as session:
-        found = session.get(SessionRow, _hash(token))
-        row = session.get(KeyRow, found.key_id) if found is not None and found.expires_at > now() else None
+        browser = session.get(SessionRow, _hash(token))
+        row = session.get(KeyRow, browser.key_id) if browser is not None and browser.expires_at > now() else None
     return row if row is not None and is_live(row, now()) else None
 
 

@@ -22,14 +22,14 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import OutcomeRow, PosteriorRow, PrescriptionRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError, UnavailableError
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
 from app.prescriptions.cache import Cache, Ready, ready
 from app.prescriptions.patching import asked_for
 from app.problems.schemas import outcome_names
 from bco_core import deadline
-from bco_core.policies import decide_for
+from bco_core.policies import decide_for_outcomes
 from bco_core.problems.base import DecisionProblem
 
 # How often others may be first before this is given up.
@@ -72,7 +72,7 @@ def record(
         changed = _changed(said, before, asked.replace)
         with deadline.until(monotonic() + seconds):
             # What a call has changed of the problem counts for what came of it too.
-            patch = parsed(found.request).get("problem_patch")
+            patch = parse_json(found.request).get("problem_patch")
             problem = asked_for(cache, posterior, loaded.problem, patch).problem
             rows = _costed(posterior, replace(loaded, problem=problem), changed, decided)
         stored = _store(prescription_id, before, rows, by)
@@ -162,7 +162,7 @@ def _costed(
     complete = happened.isfinite().all(dim=1)
     best = torch.full_like(answered, math.nan)
     if complete.any():
-        best[complete] = decide_for(problem, happened[complete]).double()
+        best[complete] = decide_for_outcomes(problem, happened[complete]).double()
     costs = [_costs(problem, decisions, happened) for decisions in (answered, actual, best)]
     rows = []
     for number, realised_cost, actual_cost, best_cost in zip(numbers, *costs, strict=True):

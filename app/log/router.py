@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.http.errors import NotFoundError, UnavailableError
-from app.http.routes import Guarded, parsed
+from app.http.routes import ScopedRoute, parse_json
 from app.http.schemas import Limit, Moment, Page
 from app.http.security import Reader, Trainer
-from app.ids import is_id, made_at
+from app.ids import created_at, is_id
 from app.log import export, outcomes, reproduce, service
 from app.log.schemas import (
     Format,
@@ -34,7 +34,7 @@ from app.prescriptions.schemas import PrescribeRequest
 from app.settings import get_settings
 from bco_core.errors import OutOfTime
 
-router = APIRouter(prefix="/v1/prescriptions", tags=["prescriptions"], route_class=Guarded)
+router = APIRouter(prefix="/v1/prescriptions", tags=["prescriptions"], route_class=ScopedRoute)
 
 # An answer is in the log after so many seconds at the latest, unless the database is out.
 SETTLED_SECONDS = 1.0
@@ -68,7 +68,7 @@ async def _settled(prescription_id: str, look: Callable[[], Value]) -> Value:
         try:
             return await anyio.to_thread.run_sync(look)
         except NotFoundError:
-            if not is_id(prescription_id) or abs(time() - made_at(prescription_id)) > SETTLED_SECONDS:
+            if not is_id(prescription_id) or abs(time() - created_at(prescription_id)) > SETTLED_SECONDS:
                 raise
         await anyio.sleep(_LOOK_SECONDS)
 
@@ -160,7 +160,7 @@ async def reproduce_prescription(prescription_id: str, caller: Reader, http: Req
 
     found = await _settled(prescription_id, look)
     model, answer = ROADS[found.row.kind]
-    request = model.model_validate(parsed(found.request))
+    request = model.model_validate(parse_json(found.request))
     body = await answer(http, caller.workspace, found.row.posterior_id, request, reproduce.revision(found))
     answered = await anyio.to_thread.run_sync(reproduce.compared, found, body)
     return Response(answered, media_type="application/json")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.http.schemas import Body, Request
+from app.http.schemas import Body, StrictModel
 
 Kind = Literal["prescribe", "evaluate"]
 Format = Literal["csv", "parquet"]
@@ -42,7 +42,7 @@ class ListedPrescription(PrescriptionSummary):
     )
 
 
-class ContextOutcome(Request):
+class ContextOutcome(StrictModel):
     index: Annotated[int, Field(ge=0)] = Field(description="which of the call's contexts, from 0")
     outcomes: Values = Field({}, description="what happened; null or left out where nobody knows")
     actual_decision: Values = Field({}, description="the decision actually taken, if anybody knows")

@@ -17,7 +17,7 @@ from app.db.engine import transaction
 from app.db.former_names import logged_request
 from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import NotFoundError
-from app.http.routes import parsed
+from app.http.routes import parse_json
 from app.http.rows import find, matching, page
 from app.ids import first_id
 from app.log.schemas import FirstAnswer, PrescriptionSummary, Recorded
@@ -68,7 +68,7 @@ class Opened:
     answer: bytes
 
     def contexts(self) -> list[Any]:
-        asked: list[Any] = parsed(self.request)["contexts"]
+        asked: list[Any] = parse_json(self.request)["contexts"]
         return asked
 
     def decided(self) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def _in_new_names(request: bytes) -> bytes:
     """A kept request as it would be kept now; those of earlier versions have a former name for the patch."""
     if b'"problem":' not in request:
         return request
-    fields = parsed(request)
+    fields = parse_json(request)
     renamed = logged_request(fields)
     return request if renamed == fields else as_json(renamed)
 

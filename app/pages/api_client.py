@@ -1,7 +1,7 @@
-"""Pages are clients of the API: what they show and do, they ask of ``/v1`` on behalf of whoever looks at them.
+"""In-process client of the HTTP API, with the rights of the person who looks at the page.
 
-So a page can do nothing that a key cannot, is refused with the same sentences and bound by the same limits, and can say
-for everything it did how to do the same by curl or from Python.
+Pages call ``/v1`` for everything, so they have the same rights, limits and error messages as an API key, and can show
+each call as curl and Python.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.security import Caller
 
-# Addresses of ours; ids and names that are no such thing are not there, and must not become another address.
+# Paths of the API; an id or name with other characters does not exist, and must not change the path.
 _ADDRESS = re.compile(r"(/(?!\.{1,2}(/|$))[0-9A-Za-z._~%:@+-]+)+")
-# Texts that curl takes as they are; it reads others as files, types or quotes.
+# Texts that curl takes literally; it reads others as files, types or quotes.
 _PLAIN = re.compile(r"\w[\w .,:/-]*")
-# Longer than any call that a page makes; the API has limits of its own.
+# Longer than any call of a page; the API has its own limits.
 _SECONDS = 120.0
 
 
-class Refused(Exception):
-    """The API has refused a request of a page: its status, and its problem in words and by place."""
+class ApiRefusal(Exception):
+    """The API refused a request: HTTP status and RFC 9457 problem."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         super().__init__(problem["detail"])
@@ -38,27 +38,27 @@ class Refused(Exception):
 
     @property
     def detail(self) -> str:
-        """The whole in a sentence, begun like one."""
+        """The problem's detail, capitalised."""
         return sentence(str(self.problem["detail"]))
 
     def at(self, *pointers: str) -> list[str]:
-        """What is wrong at places such as ``#/items/0/name``."""
+        """Return the errors at JSON pointers such as ``#/items/0/name``."""
         return [sentence(one["detail"]) for one in self.problem.get("errors", []) if one["pointer"] in pointers]
 
     def elsewhere(self, *pointers: str) -> list[str]:
-        """What is wrong at all other places, with the place."""
+        """Return the errors at all other pointers, with the pointer."""
         errors = self.problem.get("errors", [])
         return [f"{one['pointer'][2:]}: {one['detail']}" for one in errors if one["pointer"] not in pointers]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request to the API, to be shown as something that can be pasted."""
+    """A request to the API that can be shown as curl or Python."""
 
     method: str
     path: str
     body: Any = None
-    # of a multipart form: the name of the file, and the other fields
+    # of a multipart form: the file name and the other fields
     file: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     # names of further files, by field
@@ -77,7 +77,7 @@ class Call:
             words.append('-H "Authorization: Bearer $BCO_API_KEY"')
         if self.body is not None:
             words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(_short(self.body))]
-        words += [f"-F {shlex.quote(f'{name}=@{_quoted(file)}')}" for name, file in self.files.items()]
+        words += [f"-F {shlex.quote(f'{name}=@{_quote_for_curl(file)}')}" for name, file in self.files.items()]
         for name, value in self.fields.items():
             words += ["-F" if _PLAIN.fullmatch(value) else "--form-string", shlex.quote(f"{name}={value}")]
         return " ".join(words)
@@ -99,8 +99,8 @@ class Call:
         return "\n".join(lines)
 
 
-def _quoted(file: str) -> str:
-    """A file's name as curl reads it, whatever signs are in it."""
+def _quote_for_curl(file: str) -> str:
+    """Quote a file name for curl."""
     if _PLAIN.fullmatch(file):
         return file
     escaped = file.replace("\\", "\\\\").replace('"', '\\"')
@@ -115,35 +115,35 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _refused(status: int, kind: str, title: str, detail: str) -> Refused:
-    """What the API would say, of something that cannot even be sent to it."""
-    return Refused(status, {"type": f"urn:bco:error:{kind}", "title": title, "status": status, "detail": detail})
+def _refusal(status: int, kind: str, title: str, detail: str) -> ApiRefusal:
+    """Build the refusal of a request that cannot be sent to the API."""
+    return ApiRefusal(status, {"type": f"urn:bco:error:{kind}", "title": title, "status": status, "detail": detail})
 
 
-def _unusable(detail: str) -> Refused:
-    return _refused(422, "invalid-input", "The request cannot be used as it is", detail)
+def _invalid_input(detail: str) -> ApiRefusal:
+    return _refusal(422, "invalid-input", "The request is invalid", detail)
 
 
-def _written(body: Any) -> bytes:
-    """A body as JSON. Long whole numbers and half characters are left for the API to refuse, at their place."""
+def _encode_json(body: Any) -> bytes:
+    """Encode a body as JSON. The API refuses long integers and lone surrogates at their place."""
     try:
         return json.dumps(body, allow_nan=False).encode()
     except RecursionError:
-        raise _unusable("this has more levels of brackets than anything here needs") from None
+        raise _invalid_input("the JSON is nested too deeply") from None
     except ValueError:
-        raise _unusable("numbers must be finite") from None
+        raise _invalid_input("numbers must be finite") from None
 
 
-def _sendable(text: str) -> str:
+def _check_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _unusable("this text holds half a character; write it in UTF-8") from None
+        raise _invalid_input("the text is not valid UTF-8") from None
     return text
 
 
 class Api:
-    """The API as the caller of a page may use it; ``calls`` is what it was asked for, in order."""
+    """The API with the rights of a page's caller; ``calls`` lists the requests in order."""
 
     def __init__(self, request: Request) -> None:
         self._app: FastAPI = request.app
@@ -156,8 +156,19 @@ class Api:
         address = path + (f"?{httpx.QueryParams(wanted)}" if wanted else "")
         return await self._ask(Call("GET", address))
 
+    async def find(self, path: str, identifier: str | None) -> Any:
+        """Get the object with an id below ``path``; None without an id, or where the API knows none."""
+        if not identifier:
+            return None
+        try:
+            return await self.get(f"{path}/{identifier}")
+        except ApiRefusal as refusal:
+            if refusal.status != 404:
+                raise
+            return None
+
     async def post(self, path: str, body: Any = None, *, kept: bool = True) -> Any:
-        """``kept=False``: an answer for somebody who is still trying things out, which the log need not hold."""
+        """Send JSON; ``kept=False`` keeps the answer out of the prescription log."""
         return await self._ask(Call("POST", path, body), kept=kept)
 
     async def put(self, path: str, body: Any) -> Any:
@@ -174,14 +185,14 @@ class Api:
         fields: Mapping[str, str] | None = None,
         beside: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> Any:
-        """Send a file with the other fields of its form, and perhaps further files, by field, ``beside`` it."""
+        """Send a file with form fields and, by field, further files (``beside``)."""
         given = {name: value for name, value in (fields or {}).items() if value != ""}
         more = {field: name for field, (name, _) in (beside or {}).items()}
         call = Call("POST", path, file=name, fields=given, beside=more)
         return await self._ask(call, {"file": content} | {field: sent for field, (_, sent) in (beside or {}).items()})
 
     async def file(self, path: str) -> httpx.Response:
-        """An answer that is not JSON."""
+        """Get an answer that is not JSON."""
         return await self._send(Call("GET", path), {}, True)
 
     async def _ask(self, call: Call, content: Mapping[str, bytes] | None = None, kept: bool = True) -> Any:
@@ -195,26 +206,26 @@ class Api:
             await self._app({**scope, "caller": self._caller, "kept": kept}, receive, send)
 
         if not _ADDRESS.fullmatch(call.path.partition("?")[0]):
-            raise _refused(404, "not-found", "There is no such object", "nothing here has such an id or name")
+            raise _refusal(404, "not-found", "There is no such object", "no object has this id or name")
         given: dict[str, Any] = {}
         if call.file is not None:
             sent = {field: (name, content[field]) for field, name in call.files.items()}
-            given = {"files": sent, "data": {name: _sendable(value) for name, value in call.fields.items()}}
+            given = {"files": sent, "data": {name: _check_unicode(value) for name, value in call.fields.items()}}
         elif call.body is not None:
-            given = {"content": _written(call.body), "headers": {"Content-Type": "application/json"}}
+            given = {"content": _encode_json(call.body), "headers": {"Content-Type": "application/json"}}
         transport = httpx.ASGITransport(on_behalf, raise_app_exceptions=False, client=tuple(self._client))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=_SECONDS, trust_env=False
         ) as client:
             answer = await client.request(call.method, call.path, **given)
         if answer.is_error:
-            raise Refused(answer.status_code, answer.json())
+            raise ApiRefusal(answer.status_code, answer.json())
         return answer
 
 
 def install(app: FastAPI) -> None:
-    """A refusal that a page does not show by itself is answered as the API answered it."""
+    """Answer a refusal that no page handled as the API did."""
 
-    @app.exception_handler(Refused)
-    async def on_refusal(request: Request, refused: Refused) -> JSONResponse:
-        return JSONResponse(refused.problem, refused.status, media_type="application/problem+json")
+    @app.exception_handler(ApiRefusal)
+    async def on_refusal(request: Request, refusal: ApiRefusal) -> JSONResponse:
+        return JSONResponse(refusal.problem, refusal.status, media_type="application/problem+json")

@@ -1,4 +1,4 @@
-"""Charts as data: what a page draws, and the table that stands behind it."""
+"""Charts as data for the script that draws them, and as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Style = Literal["line", "points", "bars", "steps", "band"]
 
 @dataclass(frozen=True)
 class Series:
-    """One thing over the x axis; ``colour`` is a number of the palette, None for a quiet grey.
+    """One series; ``colour`` is an index of the palette, None for grey.
 
     A ``band`` is drawn between its ``values`` and its ``upper`` values, behind everything else.
     """
@@ -27,12 +27,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line at some x, with a word."""
+    """A vertical line, or a span up to ``until``, with a label."""
 
     x: float
     text: str
     until: float | None = None
-    # a number of the palette, None for a quiet grey
+    # index of the palette, None for grey
     colour: int | None = 3
 
 
@@ -47,18 +47,18 @@ class Chart:
     y_label: str = ""
     time: bool = False
     marks: Sequence[Mark] = ()
-    # words for x values, where they are categories
+    # labels of x values that are categories
     names: Sequence[str] | None = None
     note: str = ""
     height: int = 240
     # y begins at zero
     zero: bool = False
-    # an id, where a script wants to find the chart again
+    # an id for scripts
     key: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        """What the script draws from."""
+        """Return the data for the script."""
         return {
             "x": list(self.x),
             "time": self.time,
@@ -91,7 +91,7 @@ class Chart:
         return heads
 
     def rows(self, most: int = 200) -> list[list[Any]]:
-        """The numbers behind the chart; evenly thinned where there are many."""
+        """Return the chart's numbers as rows, evenly thinned to ``most``."""
         count = len(self.x)
         step = max(1, -(-count // most))
         shown = []
@@ -107,7 +107,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Interval:
-    """A row of a chart of intervals: a mean with its range, and words behind it."""
+    """A row of an interval chart: a mean with its range and a note."""
 
     name: str
     mean: Number
@@ -119,7 +119,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Means with their ranges below each other, on a common axis drawn by the server; ``zero`` marks equality."""
+    """An interval chart drawn by the server; ``zero`` marks equality."""
 
     title: str
     rows: Sequence[Interval]
@@ -136,6 +136,6 @@ class Intervals:
         return low - room, high + room
 
     def place(self, value: float) -> float:
-        """Where a value stands, from 0 to 100."""
+        """Return the position of a value on the axis, from 0 to 100."""
         low, high = self.span
         return round(100 * (value - low) / (high - low), 2)

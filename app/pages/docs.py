@@ -1,4 +1,4 @@
-"""The docs page and the OpenAPI document, self-hosted: Swagger UI's files come from an installed package."""
+"""API docs and the OpenAPI document, self-hosted; Swagger UI comes from an installed package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PARAMETERS = {
     "posterior_id": "post_DEMO",
     "prescription_id": "pres_DEMO",
     "webhook_id": "hook_DEMO",
-    # An alias has no id; the example of PUT makes this one.
+    # An alias has no id; the PUT example creates this one.
     "name": DEMO_NAME,
 }
 
@@ -71,7 +71,7 @@ _REFERENCE = """<!doctype html>
 </body>
 </html>
 """
-# Where ReDoc fetches its makers' sign from; ours stands in for it, because no page loads anything from elsewhere.
+# ReDoc loads its logo from here; ours replaces it, because pages load nothing from other hosts.
 _OUTSIDE = "https://cdn.redoc.ly/redoc/logo-mini.svg"
 _START = """SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs", deepLinking: true, displayRequestDuration: true,
                  tryItOutEnabled: true, validatorUrl: null});
@@ -79,7 +79,7 @@ _START = """SwaggerUIBundle({url: "/openapi.json", dom_id: "#docs", deepLinking:
 
 
 def assets() -> StaticFiles:
-    """Swagger UI's own files, out of the ``swagger_ui`` package without importing it."""
+    """Serve Swagger UI's files from the ``swagger_ui`` package without importing it."""
     spec = find_spec("swagger_ui")
     if spec is None or spec.origin is None:
         raise RuntimeError("the package swagger-ui-py is not installed")
@@ -93,7 +93,7 @@ def docs() -> HTMLResponse:
 
 @router.get("/redoc")
 def reference() -> HTMLResponse:
-    """The same description to be read rather than tried out."""
+    """The API reference for reading."""
     return HTMLResponse(_REFERENCE)
 
 
@@ -110,18 +110,18 @@ def reference_script() -> Response:
 
 @router.get("/docs/start.js")
 def start() -> Response:
-    """In an address of its own, because pages may not run scripts written into them."""
+    """The start script, in a file because the content policy forbids inline scripts."""
     return Response(_START, media_type="text/javascript")
 
 
 @router.get("/openapi.json")
 def openapi(request: Request) -> Response:
-    """The API's description, with the ids of the demo's newest objects as examples, so that 'Try it out' works."""
+    """The OpenAPI document, with ids of the newest demo objects as examples, so that 'Try it out' works."""
     document = request.app.openapi()
     for path in document["paths"].values():
         for operation in path.values():
             for parameter in operation.get("parameters", []):
-                # A filter that the page fills in by itself would hide other objects from lists.
+                # Examples of query filters would hide other objects from lists.
                 if parameter["in"] == "path" and parameter["name"] in _PARAMETERS:
                     parameter["example"] = _PARAMETERS[parameter["name"]]
     text = orjson.dumps(document).decode()
@@ -135,9 +135,9 @@ def _newest(table: Any) -> sa.Select[str]:
 
 
 def _demo_ids() -> dict[str, str]:
-    """The newest id of each kind that the demo has made; none while the database cannot be read.
+    """Return the newest id of each kind of demo object; none while the database cannot be read.
 
-    The page is open to anybody, so it names objects only where anybody may see them.
+    The page is public, so it names ids only where no key is required.
     """
     try:
         if key_required():

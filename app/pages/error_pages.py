@@ -1,4 +1,4 @@
-"""Errors for people: a browser that opens an address and is refused sees a page, not JSON."""
+"""Show API errors as HTML pages to browsers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from app.pages.api_client import sentence
 from app.pages.render import render
 
 _PROBLEM = b"application/problem+json"
-# What a page's own script sends when it asks for a part of a page.
+# The header of htmx requests for a part of a page.
 FRAGMENT = "hx-request"
 
 
-class Readable:
-    """Outermost: turns problems into pages for who asks for HTML. Who is asked for a key is led to the form for it."""
+class ErrorPages:
+    """Outermost middleware: turns problem JSON into pages for browsers, and 401 into a redirect to the login form."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -57,7 +57,7 @@ def _page(scope: Scope, problem: dict[str, object], start: Message) -> ASGIApp:
     request = Request(scope)
     is_page = not request.url.path.startswith("/v1/")
     if problem["status"] == 401 and is_page:
-        # A part of a page cannot show the form; the whole page goes there.
+        # A part of a page cannot show the form, so the whole page redirects.
         if FRAGMENT in request.headers:
             return Response(status_code=204, headers={"HX-Redirect": "/login"})
         there = request.url.path + (f"?{request.url.query}" if request.url.query else "")

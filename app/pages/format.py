@@ -1,4 +1,4 @@
-"""Contexts and decisions in a line, as a list shows them."""
+"""Format contexts and decisions as one line of text."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 from app.pages.render import number
 
-# Names and values beyond so many are counted.
+# Further names and values are only counted.
 MOST = 5
 
 
-def written(value: Any) -> str:
-    """A value of a context or a decision."""
+def format_value(value: Any) -> str:
+    """Format one value of a context or a decision."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value, 6) if value is None or isinstance(value, int | float) else str(value)
 
 
 def _short(value: Any) -> str:
-    return number(value) if isinstance(value, float) else written(value)
+    return number(value) if isinstance(value, float) else format_value(value)
 
 
-def in_a_line(values: Any, most: int = MOST) -> str:
-    """``weekday SAT, temperature 21.5 and 3 more``; contexts may come as lists, without names."""
+def one_line(values: Any, most: int = MOST) -> str:
+    """Return ``weekday SAT, temperature 21.5 and 3 more``; contexts may be lists without names."""
     if isinstance(values, Mapping):
         said = [f"{name} {_short(value)}" for name, value in values.items()]
     elif isinstance(values, list):
         said = [_short(value) for value in values]
     else:
-        return written(values)
+        return format_value(values)
     rest = f" and {len(said) - most} more" if len(said) > most else ""
     return ", ".join(said[:most]) + rest

@@ -1,13 +1,15 @@
-"""Forms of pages: who sends one must have been given it here.
+"""Read forms that pages sent, protected against cross-site requests.
 
-Every browser has a random token in a cookie that no script reads: the token of its session or, without a key, one of
-its own. A form carries a hash of that token, which no other site can know.
+Every browser has a random token in an HTTP-only cookie: that of its session or, without a key, one of its own. A form
+carries a hash of that token, which no other site can know.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+import re
 from urllib.parse import urlsplit
 
 from fastapi import Request, Response
@@ -18,12 +20,15 @@ from app.http.security import SESSION_COOKIE
 from app.keys.sessions import new_token
 
 FIELD, HEADER = "csrf", "x-csrf-token"
-# A pasted table or a model as text.
+# Enough for a pasted table or a model as text.
 _MOST_TEXT = 16_000_000
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,3})?")
+# 1,200 may mean 1200 or 1.2.
+_AMBIGUOUS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 
 
 def browser_token(request: Request) -> str:
-    """The token in the browser's cookie, or a new one that the answer must set."""
+    """Return the token of the browser's cookie, or a new one that the answer must set."""
     if not hasattr(request.state, "browser_token"):
         request.state.browser_token = request.cookies.get(SESSION_COOKIE) or new_token()
     token: str = request.state.browser_token
@@ -35,31 +40,44 @@ def form_token(request: Request) -> str:
 
 
 def set_token(request: Request, response: Response, token: str) -> None:
-    """Lax, so that a link from a message or another page finds its reader signed in."""
+    """Set the browser's cookie: SameSite lax, so that links from elsewhere find their reader logged in."""
     secure = request.url.scheme == "https"
     response.set_cookie(SESSION_COOKIE, token, httponly=True, samesite="lax", secure=secure, path="/")
 
 
-async def submitted(request: Request) -> FormData:
-    """The fields of a form that was sent from one of our pages; anything else is refused."""
+async def read_form(request: Request) -> FormData:
+    """Read the fields of a form sent from one of our pages; refuse any other."""
     origin = request.headers.get("origin")
     form = await request.form(max_part_size=_MOST_TEXT)
     given = request.headers.get(HEADER) or text(form, FIELD)
     elsewhere = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
     if elsewhere or not hmac.compare_digest(given.encode(), form_token(request).encode()):
         await form.close()
-        raise ForbiddenError("this form is not from a page that you have open; reload the page and send it again")
+        raise ForbiddenError("this form has expired or comes from another site; reload the page and send it again")
     return form
 
 
 def text(form: FormData, name: str) -> str:
-    """A field of a form as text; empty if it is not there."""
+    """Return a field of a form as text, empty if absent."""
     value = form.get(name, "")
     return value if isinstance(value, str) else ""
 
 
-async def uploaded(form: FormData, name: str = "file") -> tuple[str, bytes]:
-    """The name and the content of a file in a form."""
+def parse_number(text: str) -> int | float | str:
+    """Return the number that was typed, with a point or a comma for decimals; text that is no number, or an
+    ambiguous one such as 1,200, stays text, for the API to refuse at its place."""
+    text = text.strip()
+    plain = text.replace("−", "-").replace("\N{NO-BREAK SPACE}", "")
+    if not _NUMBER.fullmatch(plain) or _AMBIGUOUS.fullmatch(plain):
+        return text
+    value = float(plain.replace(",", "."))
+    if not math.isfinite(value):
+        return text
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+
+async def read_upload(form: FormData, name: str = "file") -> tuple[str, bytes]:
+    """Return the name and the content of an uploaded file."""
     file = form.get(name)
     content = b""
     if isinstance(file, UploadFile):

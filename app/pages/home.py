@@ -1,4 +1,4 @@
-"""The way in: the home page, signing in and out, our own files."""
+"""The home page, login and logout, the demo, and static files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from app.keys import service as keys
 from app.keys import sessions
 from app.pages import forms
 from app.pages.api_client import Api, Call
-from app.pages.format import in_a_line
+from app.pages.format import one_line
 from app.pages.render import ASSETS, render, see_other
 
 router = APIRouter(include_in_schema=False)
 
-# How many of each kind the home page shows, and how many jobs that have not ended.
+# Objects of each kind on the home page, and unfinished jobs.
 LATEST, MOST_SHOWN = 5, 10
 UNFINISHED = ("running", "queued")
-# A demonstration that is there already is not loaded again.
+# A demo job in one of these states is reused.
 _USABLE = ("queued", "running", "succeeded")
 
 
 class Assets(StaticFiles):
-    """Files whose address changes with their content, so that a browser never asks for one twice."""
+    """Static files that browsers cache for ever, because their URL has a content hash."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
@@ -60,7 +60,7 @@ async def home(request: Request, caller: Reader) -> Response:
         api=api,
         standing=status,
         here=here,
-        prescriptions=[_said(one) for one in kept["items"]],
+        prescriptions=[_row_view(one) for one in kept["items"]],
         unfinished=unfinished,
         jobs=jobs["items"],
         demo_calls=demo_calls(),
@@ -70,7 +70,7 @@ async def home(request: Request, caller: Reader) -> Response:
 
 @router.get("/home/running")
 async def running(request: Request, caller: Reader, jobs: str = "") -> Response:
-    """What runs, asked for again and again by a page that shows it; the page is loaded anew once a job has ended."""
+    """Running jobs, polled by the home page, which reloads once a job has ended."""
     api = Api(request)
     status, unfinished = await asyncio.gather(api.get("/v1/status"), _unfinished(api))
     if jobs != _ids(unfinished):
@@ -79,7 +79,7 @@ async def running(request: Request, caller: Reader, jobs: str = "") -> Response:
 
 
 async def _unfinished(api: Api) -> list[dict[str, Any]]:
-    """Jobs that run and that wait, newest first."""
+    """Return running and queued jobs, newest first."""
     found = await asyncio.gather(*(api.get("/v1/jobs", state=state, limit=MOST_SHOWN) for state in UNFINISHED))
     jobs: list[dict[str, Any]] = [job for one in found for job in one["items"]]
     return jobs
@@ -89,21 +89,21 @@ def _ids(jobs: list[dict[str, Any]]) -> str:
     return ",".join(sorted(job["id"] for job in jobs))
 
 
-def _said(one: dict[str, Any]) -> dict[str, Any]:
-    """A kept prescription in words."""
+def _row_view(one: dict[str, Any]) -> dict[str, Any]:
+    """Add the first context and decision of a logged prescription as text."""
     first = one["first"]
     if first is None:
         return one | {"context": "", "decision": ""}
-    return one | {"context": in_a_line(first["context"]), "decision": in_a_line(first["decision"])}
+    return one | {"context": one_line(first["context"]), "decision": one_line(first["decision"])}
 
 
-# the demonstration
+# the demo
 
 
 @router.post("/demo")
 async def load_demo(request: Request, caller: Reader) -> Response:
-    """Make the bakery's problem, data set and job, and lead to the job; to the one that is there, if there is one."""
-    await forms.submitted(request)
+    """Create the bakery's problem, data set and job unless they exist, and redirect to the job."""
+    await forms.read_form(request)
     api = Api(request)
     jobs = await api.get("/v1/jobs", kind="learn", limit=200)
     there = [job for job in jobs["items"] if job["name"] == demo.DEMO_NAME and job["state"] in _USABLE]
@@ -116,7 +116,7 @@ async def load_demo(request: Request, caller: Reader) -> Response:
 
 
 def demo_calls() -> list[Call]:
-    """How to load the demonstration without a page; its rows come from ``bco sample bakery.csv``."""
+    """Return the calls that load the demo; its rows come from ``bco sample bakery.csv``."""
     fields = {name: value for name, value in demo.new_dataset([]).items() if name != "rows"}
     fields["outcomes"] = ",".join(fields["outcomes"])
     return [
@@ -126,7 +126,7 @@ def demo_calls() -> list[Call]:
     ]
 
 
-# signing in and out
+# login and logout
 
 
 @router.get("/login")
@@ -136,14 +136,14 @@ def login_page(request: Request, next: str = "/") -> Response:
 
 @router.post("/login")
 async def login(request: Request) -> Response:
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     key, there = forms.text(form, "key").strip(), _local(forms.text(form, "next"))
     if not key.isascii() or not await _works(request, key):
-        wrong = "This key does not work: it is unknown, revoked or expired."
+        wrong = "This key is unknown, revoked or expired. Check it, or ask for a new one."
         return render(request, "login.html", 401, next=there, wrong=wrong)
     row = await run_in_threadpool(keys.recognise, key)
     if row is None or "read" not in row.scopes:
-        wrong = "Pages need a key with the scope read." if row else "This key has just ended."
+        wrong = "Pages need a key with the scope read." if row else "This key has just expired. Ask for a new one."
         return render(request, "login.html", 401, next=there, wrong=wrong)
     response = see_other(there)
     forms.set_token(request, response, await run_in_threadpool(sessions.begin, row.id))
@@ -151,23 +151,23 @@ async def login(request: Request) -> Response:
 
 
 async def _works(request: Request, key: str) -> bool:
-    """Ask the door, which makes who tries many keys wait."""
+    """Check a key through the API, which throttles repeated wrong keys."""
     client = request.scope.get("client") or ("127.0.0.1", 0)
     transport = httpx.ASGITransport(request.app, client=tuple(client))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False) as door:
-        answer = await door.get("/v1/jobs?limit=1", headers={"Authorization": f"Bearer {key}"})
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False) as client_of_api:
+        answer = await client_of_api.get("/v1/jobs?limit=1", headers={"Authorization": f"Bearer {key}"})
     return answer.status_code != 401
 
 
 @router.post("/logout")
 async def logout(request: Request) -> Response:
-    await forms.submitted(request)
-    await run_in_threadpool(end_session, request.app.state.remembered, request.cookies.get(SESSION_COOKIE, ""))
+    await forms.read_form(request)
+    await run_in_threadpool(end_session, request.app.state.lookups, request.cookies.get(SESSION_COOKIE, ""))
     response = see_other("/login")
     response.delete_cookie(SESSION_COOKIE, path="/")
     return response
 
 
 def _local(address: str) -> str:
-    """An address of this service, whatever somebody wrote into a link."""
+    """Return the address if it is local, else the home page."""
     return address if address.startswith("/") and not address.startswith(("//", "/\\")) else "/"

@@ -1,4 +1,4 @@
-"""Pages from templates: what every page knows, and how numbers, times and words are written."""
+"""Render pages from templates, and format numbers, times and terms."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from markupsafe import Markup
 
 from app.http.security import SESSION_COOKIE, Caller
 from app.pages import forms
-from app.pages.api_client import Api, Refused, sentence
+from app.pages.api_client import Api, ApiRefusal, sentence
 from app.pages.glossary import WORDS
 from app.settings import get_settings
 
 ASSETS = Path(__file__).with_name("assets")
 VERSION = version("bco-service")
-# Nothing comes from elsewhere, and neither scripts nor styles stand in the page itself.
+# No other hosts, no inline scripts or styles.
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; manifest-src 'self'"
@@ -32,7 +32,7 @@ CONTENT_POLICY = (
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A number as a planner reads it: some digits that matter, thousands apart, no trailing zeros."""
+    """Format a number with significant digits and thousands separators, without trailing zeros."""
     if value is None or isinstance(value, str | bool):
         return "–" if value is None else str(value)
     value = float(value)
@@ -54,12 +54,12 @@ def percent(value: Any, digits: int = 0) -> str:
 
 
 def signed(value: Any) -> str:
-    """With its sign, for differences."""
+    """Format a difference with its sign."""
     return "–" if value is None else ("+" if float(value) > 0 else "") + number(value)
 
 
 def duration(seconds: Any) -> str:
-    """``40 s``, ``3 min``, ``2 h 5 min``."""
+    """Format seconds as ``40 s``, ``3 min`` or ``2 h 5 min``."""
     if seconds is None:
         return "–"
     whole = max(0, round(float(seconds)))
@@ -70,7 +70,7 @@ def duration(seconds: Any) -> str:
 
 
 def moment(text: str | None) -> Markup:
-    """A time of the API as something that a browser shows in its reader's own zone; UTC without scripts."""
+    """Render a time that scripts show in the reader's zone; UTC without scripts."""
     if not text:
         return Markup("–")
     when = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
@@ -79,19 +79,19 @@ def moment(text: str | None) -> Markup:
 
 
 def day(seconds: float) -> str:
-    """Seconds since 1970 as a date, with the time of day where there is one."""
+    """Format seconds since 1970 as a date, with the time of day unless midnight."""
     when = datetime.fromtimestamp(seconds, UTC)
     return when.strftime("%Y-%m-%d %H:%M" if when.hour or when.minute else "%Y-%m-%d")
 
 
 def tojson(value: Any) -> Markup:
-    """JSON that can stand in a data block of a page or in an attribute."""
+    """Encode JSON for a data block or an attribute of a page."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("'", "\\u0027"))  # noqa: S704
 
 
 def term(word: str, shown: str | None = None) -> Markup:
-    """A word that explains itself to who points at it or comes to it by keyboard."""
+    """Render a glossary term with a tooltip."""
     shown = shown or word
     return Markup('<span class="term" tabindex="0">{}<span class="tip" role="tooltip">{}</span></span>').format(
         shown, WORDS[word]
@@ -104,7 +104,7 @@ def _fingerprint(name: str, changed: int) -> str:
 
 
 def asset(name: str) -> str:
-    """The address of a file of ours; its content is part of it, so that browsers may keep it for ever."""
+    """Return an asset's URL with a content hash, so that browsers can cache it for ever."""
     return f"/assets/{name}?v={_fingerprint(name, (ASSETS / name).stat().st_mtime_ns)}"
 
 
@@ -113,7 +113,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("app.pages"),
         autoescape=True,
-        # Templates belong to the code that was started with them.
+        # Templates belong to the running code.
         auto_reload=False,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -139,10 +139,10 @@ def render(
     status: int = 200,
     *,
     api: Api | None = None,
-    refused: Refused | None = None,
+    refusal: ApiRefusal | None = None,
     **given: Any,
 ) -> Response:
-    """A page. ``api`` has the calls to show beside it, ``refused`` what was wrong with a form."""
+    """Render a page; ``api`` has the calls to show, ``refusal`` the errors of a form."""
     caller: Caller | None = request.scope.get("caller")
     scopes = caller.scopes if caller is not None else frozenset()
     text = (
@@ -158,16 +158,16 @@ def render(
             csrf=forms.form_token(request),
             base=str(request.base_url).rstrip("/"),
             calls=api.calls if api is not None else [],
-            refused=refused,
+            refusal=refusal,
             settings=get_settings(),
             **given,
         )
     )
-    # Half a character that somebody typed can be shown to nobody.
+    # Lone surrogates that somebody typed cannot be encoded.
     response = HTMLResponse(text.encode(errors="replace"), status)
     response.headers["Content-Security-Policy"] = CONTENT_POLICY
     response.headers["Cache-Control"] = "no-store"
-    # Without it a browser does not say of a form where it comes from.
+    # Browsers send a form's origin only with this policy.
     response.headers["Referrer-Policy"] = "same-origin"
     if request.cookies.get(SESSION_COOKIE) is None:
         forms.set_token(request, response, forms.browser_token(request))
@@ -175,5 +175,5 @@ def render(
 
 
 def see_other(address: str) -> RedirectResponse:
-    """Where to look after a form was sent."""
+    """Redirect after a form was sent."""
     return RedirectResponse(address, 303)

@@ -11,17 +11,17 @@ import pyarrow.compute as pc
 import torch
 from pydantic import ConfigDict, Field
 
-from app.datasets.encode_values import Matrix, Whole
-from app.datasets.encoding import ContextEncoding
-from app.datasets.lookback import Looking, Past
+from app.datasets.encoding import ContextEncoding, key_columns
+from app.datasets.lookback import Lookback, Past
+from app.datasets.times import TimeColumn
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
-from app.http.schemas import Request
+from app.http.schemas import StrictModel
+from bco_core.arrays import Floats, Integers
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import Clock
-from bco_core.features.recipe import Recipe, auto_recipe
-from bco_core.timeline import Timeline
+from bco_core.features.time_features import TimeRecipe, auto_recipe
+from bco_core.timeline import Clock, Timeline
 
 # Keys with no more different values than this are categories too.
 FEW_KEYS = 30
@@ -29,7 +29,7 @@ FEW_KEYS = 30
 _Periods = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=100)]
 
 
-class RecipeSpec(Request):
+class RecipeSpec(StrictModel):
     """Features of time; what is not given is as with ``auto``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lags": [7, 14], "windows": [28], "holidays": "DE"}]})
@@ -76,13 +76,13 @@ def column_of(columns: list[dict[str, Any]], role: str) -> dict[str, Any] | None
 
 def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) -> int:
     """About how many columns an encoded context will have; refuses features that cannot be made."""
-    time = column_of(dataset.columns, "time")
+    time = TimeColumn.of(dataset.columns)
     if time is None and features not in ("auto", "none"):
         raise InvalidRequest.at(("features",), "the data set has no time column, so there are no features of time")
     width: int = ContextEncoding.of(dataset.columns).width
     width += sum(c["distinct"] for c in dataset.columns if c["role"] == "series" and c["distinct"] <= FEW_KEYS)
     if time is not None and features != "none":
-        width += _recipe(time, dataset.lead, features, _span(time), tuple(outcomes)).width
+        width += _recipe(time, dataset.lead, features, time.span, tuple(outcomes)).width
     if not width and time is not None:
         raise InvalidRequest.at(("features",), "without features of time there is nothing to decide by; ask for auto")
     return width
@@ -95,41 +95,41 @@ def encode(dataset: DatasetRow, table: pa.Table, features: Features, outcomes: l
 
 def encode_rows(
     dataset: DatasetRow, known: pa.Table, table: pa.Table, features: Features, outcomes: list[str], revision: int
-) -> tuple[History, Whole]:
+) -> tuple[History, Integers]:
     """The rows of a table as a sample, and which of them are in it. What is chosen or counted is so by the ``known``
     ones of them and the data set's profile alone."""
     values = outcomes_of(table, outcomes)
-    time = column_of(dataset.columns, "time")
-    keys = tuple(column["name"] for column in dataset.columns if column["role"] == "series")
+    time = TimeColumn.of(dataset.columns)
+    keys = key_columns(dataset.columns)
     if time is None and not keys:
         return _without_time(ContextEncoding.of(dataset.columns), table, values, None)
+    key_values = _few_keys(dataset.columns, known)
     state: dict[str, Any] = {
         "recipe": None,
-        "keys": _few_keys(dataset.columns, known),
+        "keys": key_values,
         "unseen": (dataset.handling or {}).get("unseen", "reject"),
         "revision": revision,
     }
     if time is None:
-        return _without_time(ContextEncoding.of(dataset.columns, state), table, values, state)
+        return _without_time(ContextEncoding.build(dataset.columns, key_values, None), table, values, state)
     # Series begin and end when they like: the recipe is for one of usual length, known once rows are on the grid.
-    plan = _recipe(time, dataset.lead, "auto", _span(time), tuple(outcomes))
-    looking = Looking(time, keys, plan)
-    past = looking.past(known, revision)
+    plan = Lookback(time, keys, _recipe(time, dataset.lead, "auto", time.span, tuple(outcomes)))
+    past = plan.past(known, revision)
     usual = int(np.median(np.diff(past.grid.starts)))
+    lookback = None
     if features != "none":
-        state["recipe"] = _recipe(time, dataset.lead, features, usual, tuple(outcomes)).to_json()
-        state["learned_until"] = past.last
-    encoding = ContextEncoding.of(dataset.columns, state)
-    cycles = plan.clock.cycles(usual)
-    season = cycles[-1] if cycles else 0
+        recipe = _recipe(time, dataset.lead, features, usual, tuple(outcomes))
+        lookback = Lookback(time, keys, recipe, state["unseen"], past.last)
+        state |= {"recipe": recipe.to_json(), "learned_until": past.last}
+    encoding = ContextEncoding.build(dataset.columns, key_values, lookback)
     if table is not known:
-        past = looking.past(table, revision)
-    return in_time(encoding, looking, past, table, values, dataset.lead, season, state)
+        past = plan.past(table, revision)
+    return in_time(encoding, plan, past, table, values, dataset.lead, time.clock.season(usual), state)
 
 
 def _without_time(
-    encoding: ContextEncoding, table: pa.Table, values: Matrix, state: dict[str, Any] | None
-) -> tuple[History, Whole]:
+    encoding: ContextEncoding, table: pa.Table, values: Floats, state: dict[str, Any] | None
+) -> tuple[History, Integers]:
     encoded = encoding.encode_table(table)
     kept = encoded.usable
     sample = Sample(torch.from_numpy(encoded.matrix[kept]), torch.from_numpy(values[kept]))
@@ -139,8 +139,8 @@ def _without_time(
 class Places(NamedTuple):
     """When the rows of a data set were made: period and series (n,), the names of the series, the clock, the season."""
 
-    periods: Whole
-    series: Whole
+    periods: Integers
+    series: Integers
     names: list[str]
     clock: Clock
     season: int
@@ -148,42 +148,42 @@ class Places(NamedTuple):
 
 def places(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> Places | None:
     """Where the rows of a data set lie in time; None if it has no time column."""
-    time = column_of(dataset.columns, "time")
+    time = TimeColumn.of(dataset.columns)
     if time is None:
         return None
-    keys = tuple(column["name"] for column in dataset.columns if column["role"] == "series")
-    looking = Looking(time, keys, _recipe(time, dataset.lead, "auto", _span(time), tuple(outcomes)))
-    past = looking.past(table, dataset.revision)
-    cycles = looking.recipe.clock.cycles(int(np.median(np.diff(past.grid.starts))))
+    recipe = _recipe(time, dataset.lead, "auto", time.span, tuple(outcomes))
+    lookback = Lookback(time, key_columns(dataset.columns), recipe)
+    past = lookback.past(table, dataset.revision)
+    season = time.clock.season(int(np.median(np.diff(past.grid.starts))))
     names = [", ".join(str(part) for part in key) for key in past.numbers]
-    return Places(*looking.places(past, table), names, looking.recipe.clock, cycles[-1] if cycles else 0)
+    return Places(*lookback.places(past, table), names, time.clock, season)
 
 
-def outcomes_of(table: pa.Table, names: list[str]) -> Matrix:
+def outcomes_of(table: pa.Table, names: list[str]) -> Floats:
     """The outcomes (n, d_y) of a table."""
     return np.stack([table.column(name).to_numpy() for name in names], axis=1)
 
 
 def in_time(
     encoding: ContextEncoding,
-    looking: Looking,
+    lookback: Lookback,
     past: Past,
     table: pa.Table,
-    values: Matrix,
+    values: Floats,
     lead: int,
     season: int,
     state: dict[str, Any],
-) -> tuple[History, Whole]:
+) -> tuple[History, Integers]:
     """The rows of a table with time as a sample, and which of them are in it; the state is completed."""
     encoded = encoding.encode_table(table, past, notes=False)
     kept = encoded.usable
     if not len(kept):
         raise InvalidInput(f"no row has another one {lead} period(s) before it; lower lead or send more rows")
     matrix = encoded.matrix[kept]
-    if encoding.looking is not None:
+    if encoding.lookback is not None:
         state |= {"lowest": matrix.min(axis=0).tolist(), "highest": matrix.max(axis=0).tolist()}
     state |= {"rows": len(kept), "left_out": len(encoded.matrix) - len(kept)}
-    periods, series = looking.places(past, table)
+    periods, series = lookback.places(past, table)
     timeline = Timeline(torch.from_numpy(periods[kept]), torch.from_numpy(series[kept]), lead, season, encoding.levels)
     sample = Sample(torch.from_numpy(matrix), torch.from_numpy(values[kept]), timeline)
     return History(sample, state, state["left_out"]), kept
@@ -198,24 +198,8 @@ def _few_keys(columns: list[dict[str, Any]], table: pa.Table) -> dict[str, list[
     }
 
 
-def _moment(time: dict[str, Any], which: str) -> np.datetime64 | int:
-    return int(time[which]) if time["format"] == "period" else np.datetime64(time[which], "s")
-
-
-def _clock(time: dict[str, Any]) -> Clock:
-    return Clock.starting(time["unit"], time["step"], _moment(time, "first"))
-
-
-def _span(time: dict[str, Any]) -> int:
-    """Periods from the first row to the last."""
-    first, last = _clock(time).periods(np.array([_moment(time, "first"), _moment(time, "last")]))
-    return int(last - first) + 1
-
-
-def _recipe(time: dict[str, Any], lead: int, features: Features, periods: int, outcomes: tuple[str, ...]) -> Recipe:
-    clock = _clock(time)
-    origin = int(clock.periods(np.array([_moment(time, "first")]))[0])
-    recipe = auto_recipe(clock.unit, clock.step, lead, periods, outcomes=outcomes, phase=clock.phase, origin=origin)
+def _recipe(time: TimeColumn, lead: int, features: Features, periods: int, outcomes: tuple[str, ...]) -> TimeRecipe:
+    recipe = auto_recipe(time.clock, lead, periods, outcomes=outcomes, origin=time.origin)
     if not isinstance(features, RecipeSpec):
         return recipe
     asked = features.model_dump(exclude_none=True)

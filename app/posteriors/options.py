@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from app.http.schemas import PolicyName, Request
+from app.http.schemas import PolicyName, StrictModel
 from bco_core.families import FAMILIES
 from bco_core.inference.options import (
     OPTIONS,
@@ -60,7 +60,7 @@ _CERTIFY = "set a tenth of the rows aside for scaling, so that a PAC-Bayes certi
 _DRAWS = "Monte-Carlo draws at each step"
 
 
-class PredictorSpec(Request):
+class PredictorSpec(StrictModel):
     """The model that turns a context into a prediction of the outcomes."""
 
     kind: PredictorKind = Field(
@@ -79,7 +79,7 @@ class PredictorSpec(Request):
         return self
 
 
-class _Inference(Request):
+class _Inference(StrictModel):
     family: Family = "laplace"
     kl_weight: Positive | None = Field(None, description="weight of the prior against the (scaled) mean cost")
     inverse_temperature: Positive | None = Field(None, description="its reciprocal; give at most one of the two")

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from app.aliases.service import real_id
 from app.datasets.encoding import ContextEncoding
-from app.datasets.schemas import Column
+from app.datasets.schemas import ColumnSchema
 from app.datasets.service import chunked, read_table, stored_units
 from app.datasets.service import digest as digest_of_chunks
 from app.db.base import DEFAULT_WORKSPACE
@@ -40,7 +40,7 @@ from app.settings import get_settings
 from bco_core import deadline
 from bco_core.data import Arrays
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.posterior import Posterior, without_particles
+from bco_core.posterior import Posterior, strip_particles
 from bco_core.problems.registry import build_problem
 
 MANIFEST, ROWS = "manifest.json", "rows.parquet"
@@ -110,14 +110,14 @@ def export(named: str, path: Path, workspace: str = DEFAULT_WORKSPACE) -> Manife
 
 def _rows(session: Session, row: PosteriorRow) -> tuple[DatasetFacts | None, bytes]:
     """What a posterior that looks back on its data set needs of it, as Parquet."""
-    looking = ContextEncoding.of(row.columns, row.recipe).looking
-    if looking is None:
+    lookback = ContextEncoding.of(row.columns, row.recipe).lookback
+    if lookback is None:
         return None, b""
     if row.dataset_id is None:
         raise InvalidInput("the posterior looks back on a data set that is not here")
     dataset = session.get_one(DatasetRow, row.dataset_id)
     buffer = io.BytesIO()
-    pq.write_table(looking.recent(read_table(session, dataset.id)), buffer)
+    pq.write_table(lookback.recent(read_table(session, dataset.id)), buffer)
     facts = {name: getattr(dataset, name) for name in DatasetFacts.model_fields if hasattr(dataset, name)}
     return DatasetFacts(**facts, sha256=hashlib.sha256(buffer.getvalue()).hexdigest()), buffer.getvalue()
 
@@ -174,21 +174,21 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
         raise InvalidInput("the arrays do not match the posterior's digest; the file was changed")
     try:
         for column in manifest.columns:
-            Column.model_validate(column)
+            ColumnSchema.model_validate(column)
         Diagnostics.model_validate(manifest.diagnostics)
         spec = NewProblem.model_validate({"name": manifest.problem_name, "spec": manifest.problem}).spec.model_dump()
         with deadline.until(monotonic() + get_settings().prescribe_seconds):
             build_problem(spec)
         Posterior.from_arrays(manifest.description, arrays)
-        looking = ContextEncoding.of(manifest.columns, manifest.recipe).looking
-        if (looking is None) != (rows is None):
+        lookback = ContextEncoding.of(manifest.columns, manifest.recipe).lookback
+        if (lookback is None) != (rows is None):
             raise InvalidInput("rows to look back on are in the file if and only if the posterior looks back")
-        if looking is not None and rows is not None and manifest.dataset is not None:
+        if lookback is not None and rows is not None and manifest.dataset is not None:
             for column in manifest.dataset.columns:
-                Column.model_validate(column)
+                ColumnSchema.model_validate(column)
             if [column["name"] for column in manifest.dataset.columns] != rows.column_names:
                 raise InvalidInput("the rows have other columns than their profile")
-            looking.past(rows, 1)
+            lookback.past(rows, 1)
     except OutOfTime:
         detail = f"the problem in the file could not be checked within {get_settings().prescribe_seconds} s"
         raise InvalidInput(f"{detail} (BCO_PRESCRIBE_SECONDS)") from None
@@ -201,7 +201,7 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
 def import_(path: Path, workspace: str) -> tuple[PosteriorRow, bool]:
     """Store the posterior of a file in a workspace; False if exactly it is there already. It keeps its id if it can."""
     manifest, arrays, rows = read(path)
-    stored = without_particles(manifest.description, arrays)
+    stored = strip_particles(manifest.description, arrays)
     with transaction() as session:
         there = session.get(PosteriorRow, manifest.id) if is_id(manifest.id) else None
         if there is not None and (there.workspace, there.digest) == (workspace, manifest.digest):

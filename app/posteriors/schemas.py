@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.datasets.schemas import Column
+from app.datasets.schemas import ColumnSchema
 from app.http.schemas import Resource
 
 Quality = Literal["ok", "warn", "bad"]
@@ -28,7 +28,7 @@ class PosteriorSummary(Resource):
 
 class PosteriorAnswer(PosteriorSummary):
     problem: dict[str, Any] = Field(description="the problem as it was when learning")
-    columns: list[Column] = Field(description="the context columns that prescribe expects, and the outcomes")
+    columns: list[ColumnSchema] = Field(description="the context columns that prescribe expects, and the outcomes")
     recipe: dict[str, Any] | None = Field(
         None,
         description="where the data set has time or series: how features of time are made (recipe), the values of keys "

@@ -21,7 +21,7 @@ from app.ids import sibling_id
 from app.posteriors import shared
 from app.posteriors.schemas import PosteriorSummary
 from bco_core.data import Arrays
-from bco_core.posterior import Posterior, digest, drawn_particles
+from bco_core.posterior import Posterior, digest, draw_particles
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def load_arrays(session: Session, row: PosteriorRow) -> Arrays:
     names = session.scalars(sa.select(block.array).where(block.posterior_id == row.id).distinct())
     arrays = {name: load_array(session, row.id, name) for name in sorted(names.all())}
     if "particles" not in arrays:
-        arrays["particles"] = drawn_particles(row.description, arrays, row.particles)
+        arrays["particles"] = draw_particles(row.description, arrays, row.particles)
         if digest_of(row.description, row.recipe, arrays) != row.digest:
             # Both are draws of the same posterior, so both serve.
             log.warning("%s: another processor or library than before draws its particles with other digits", row.id)

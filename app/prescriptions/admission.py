@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from app.http.errors import TooMany, UnavailableError
+from app.http.errors import TooManyError, UnavailableError
 from app.metrics import IN_FLIGHT
 
 TURN_SECONDS = 0.05
@@ -37,7 +37,7 @@ class Places:
         if self._by_workspace[workspace] >= self._most:
             much = f"{self._most} prescriptions of this workspace are being made already"
             detail = f"{much} (BCO_MAX_WORKSPACE_PRESCRIPTIONS); try again shortly"
-            raise TooMany(detail, headers={"Retry-After": "1"})
+            raise TooManyError(detail, headers={"Retry-After": "1"})
         self._by_workspace[workspace] += 1
         IN_FLIGHT.set(self.taken)
         try:

@@ -185,8 +185,8 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
         known = profile[column.name]
         first = None if column.categories else Range(column.name, known["minimum"], known["maximum"])
         ranges += [first] + [None] * (column.width - 1)
-    if encoding.looking is not None and row.recipe is not None:
-        recipe, before = encoding.looking.recipe, len(ranges)
+    if encoding.lookback is not None and row.recipe is not None:
+        recipe, before = encoding.lookback.recipe, len(ranges)
         of_calendar = recipe.width - len(recipe.outcomes) * recipe.columns_an_outcome
         lowest, highest = row.recipe["lowest"][before:], row.recipe["highest"][before:]
         held = [Range(*known) for known in zip(recipe.names, lowest, highest, strict=True)]
@@ -197,12 +197,12 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
 
 def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Past:
     """What a revision of the posterior's data set has to look back on."""
-    if encoding.looking is None or row.dataset_id is None:
+    if encoding.lookback is None or row.dataset_id is None:
         raise ConflictError(NO_ROWS)
     with transaction() as session:
         table = read_table(session, row.dataset_id, revision)
     try:
-        return encoding.looking.past(table, revision)
+        return encoding.lookback.past(table, revision)
     except InvalidInput as error:
         raise ConflictError(f"the rows of data set {row.dataset_id} cannot be looked back on: {error}") from None
 
@@ -212,8 +212,8 @@ def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) 
 
     The newest revision is kept in memory; one that is named, by ``at``, is read.
     """
-    looking = loaded.encoding.looking
-    if looking is None:
+    lookback = loaded.encoding.lookback
+    if lookback is None:
         return None
     if row.dataset_id is None:
         raise ConflictError(NO_ROWS)
@@ -226,7 +226,7 @@ def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) 
         return made, size_of(made)
 
     # Posteriors of one data set look back on the same rows.
-    key = ("past", row.dataset_id, looking.recipe.clock, looking.recipe.outcomes)
+    key = ("past", row.dataset_id, lookback.recipe.clock, lookback.recipe.outcomes)
     return cache.get(key, make, lambda kept: kept.revision >= revision)
 
 

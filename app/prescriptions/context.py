@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from torch import Tensor
 
-from app.datasets.encoding import Encoded
+from app.datasets.encoding import EncodedContexts
 from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError, HttpError, InvalidRequest, UnavailableError
@@ -138,7 +138,7 @@ class Given:
     asked: Asked
     past: Past | None
     contexts: Sequence[Sequence[Any]]
-    encoded: Encoded
+    encoded: EncodedContexts
     theta: Tensor
 
 
@@ -193,12 +193,12 @@ def time_left(request: PrescribeRequest, began: float, answers: int) -> tuple[fl
 
 
 def _looked_back_on(loaded: Ready, rows: Past | None) -> dict[str, Any] | None:
-    if rows is None or loaded.encoding.looking is None:
+    if rows is None or loaded.encoding.lookback is None:
         return None
-    return {"revision": rows.revision, "last": loaded.encoding.looking.recipe.clock.text(rows.last)}
+    return {"revision": rows.revision, "last": loaded.encoding.lookback.recipe.clock.text(rows.last)}
 
 
-def all_refused(encoded: Encoded, first: int, end: int) -> InvalidRequest:
+def all_refused(encoded: EncodedContexts, first: int, end: int) -> InvalidRequest:
     """What is wrong with the contexts ``first`` to ``end``, none of which can be decided for."""
     listed = [(number - first, encoded.refused[number]) for number in range(first, min(end, first + _MOST_ERRORS))]
     places = [(("contexts", index, why.column) if why.column else ("contexts", index), why) for index, why in listed]
@@ -260,7 +260,7 @@ def check(row: PosteriorRow, request: PrescribeOptions) -> None:
         )
 
 
-def summary(loaded: Ready, encoded: Encoded, far: dict[int, list[int]], first: int, end: int) -> list[str]:
+def summary(loaded: Ready, encoded: EncodedContexts, far: dict[int, list[int]], first: int, end: int) -> list[str]:
     """What is to be said of the contexts ``first`` to ``end``, each thing once."""
     said: Counter[str] = Counter()
     columns: Counter[int] = Counter()

@@ -30,7 +30,7 @@ from app.prescriptions.cache import Cache, Ready, past, ready
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.drift import Drift, Promises, judge
-from bco_core.prescribe import Prescribed, PrescribeOptions, prescribe
+from bco_core.prescribe import PrescribeOptions, PrescribeResult, prescribe
 
 MOST_ROWS = 5_000
 # Of the time that is left, what decisions may take; the rest is for costing them and for writing it down.
@@ -159,12 +159,12 @@ def _times(dataset: DatasetRow, table: pa.Table, order: Iterable[int]) -> list[s
 
 def _past_of(loaded: Ready, dataset: DatasetRow) -> Past | None:
     """What rows of another data set look back on: their own."""
-    if loaded.encoding.looking is None:
+    if loaded.encoding.lookback is None:
         return None
     with transaction() as session:
         table = read_table(session, dataset.id, dataset.revision)
     _check_columns(loaded, table)
-    return loaded.encoding.looking.past(table, dataset.revision)
+    return loaded.encoding.lookback.past(table, dataset.revision)
 
 
 def _promises(
@@ -193,7 +193,7 @@ def _promises(
     return Promises(*(one.flip(0) for one in promised)), usable[decided].flip(0).tolist()
 
 
-def _decided(found: Prescribed) -> Tensor:
+def _decided(found: PrescribeResult) -> Tensor:
     """The rows that have a decision whose cost is known."""
     return (found.decisions.isfinite().all(dim=1) & found.costs.mean.isfinite()).nonzero()[:, 0]
 

@@ -17,10 +17,10 @@ from app.prescriptions.prescribe import core_options, decide_usable, far_from_hi
 from app.prescriptions.schemas import REFUSED
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core.evaluate import Evaluated, evaluate
+from bco_core.evaluate import Evaluation, evaluate
 from bco_core.prescribe import QUANTILES
 from bco_core.problems.base import Breach
-from bco_core.problems.registry import fixed
+from bco_core.problems.registry import fix_decision
 
 # What judging a decision takes beside deciding one, as a share.
 _JUDGING = 0.05
@@ -127,7 +127,7 @@ def _judged(
     decisions: Tensor,
     owners: Tensor,
     usable: list[int],
-) -> Evaluated:
+) -> Evaluation:
     """What is found of the decisions for contexts that can be decided for, numbered among these."""
     loaded = given.loaded
     place = torch.full((len(ours),), -1)
@@ -141,7 +141,7 @@ def _judged(
         torch.tensor(own, dtype=torch.float64),
         decisions[kept],
         place[owners][kept],
-        lambda decision: fixed(loaded.problem, given.asked.spec, decision),
+        lambda decision: fix_decision(loaded.problem, given.asked.spec, decision),
         core_options(given.row, request),
         given.theta,
         time_left(request, began, request.work)[1],
@@ -152,7 +152,7 @@ def _evaluations(
     given: Given,
     named: list[list[str]],
     ours: list[dict[str, Any]],
-    found: Evaluated,
+    found: Evaluation,
     decisions: Tensor,
     owners: Tensor,
     usable: list[int],
@@ -177,7 +177,7 @@ def _evaluations(
     return answers
 
 
-def _alternatives(given: Given, found: Evaluated, decisions: Tensor, outcomes: list[str]) -> list[dict[str, Any]]:
+def _alternatives(given: Given, found: Evaluation, decisions: Tensor, outcomes: list[str]) -> list[dict[str, Any]]:
     """Every decision in the shape of ``AlternativeAnswer``, but for its name."""
     names, spec = given.loaded.decisions, given.asked.spec
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.http.schemas import Name, Request
+from app.http.schemas import Name, StrictModel
 from app.prescriptions.schemas import EXAMPLE_CONTEXTS, PosteriorsAnswer, PrescribeRequest, PrescriptionAnswer
 from bco_core.problems.base import Status
 
@@ -17,7 +17,7 @@ Amount = Annotated[float, Field(ge=-1e12, le=1e12)]
 Decision = dict[str, Amount | None]
 
 
-class Alternative(Request):
+class Alternative(StrictModel):
     """A decision of the caller's own. What it leaves out, or gives as null, is left to us: the rest as it is given."""
 
     name: Name | None = Field(None, description="what to call it in the answer; its number by default")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.datasets.encoding import Encoded
+from app.datasets.encoding import EncodedContexts
 from app.datasets.lookback import Past
 from app.datasets.service import as_json
 from app.db.tables import PosteriorRow
@@ -29,7 +29,7 @@ from bco_core import deadline
 from bco_core.explain.outcomes import cost_scenarios, summary
 from bco_core.policies import POLICIES
 from bco_core.prescribe import QUANTILES
-from bco_core.problems.second_stage import SecondStage
+from bco_core.problems.base import SecondStage
 from bco_core.scenarios import Scenarios
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ def check(row: PosteriorRow, request: PrescribeOptions, contexts: int, where: st
         raise InvalidRequest.at(("include",), _RANDOM.format(policy=policy))
 
 
-def open_up(opening: Opening, contexts: Sequence[Sequence[Any]], encoded: Encoded, answers: list[Json]) -> None:
+def open_up(opening: Opening, contexts: Sequence[Sequence[Any]], encoded: EncodedContexts, answers: list[Json]) -> None:
     """Add to the answers for contexts, as lists of their values in order, what the request includes.
 
     Where there is no prediction, keys are null; numbers are null where there is no decision.

@@ -19,7 +19,7 @@ from fastapi import Request
 from app import metrics
 from app.prescriptions.context import prescribe_until, too_long
 from app.prescriptions.schemas import PrescribeRequest
-from app.solving.pool import Solvers
+from app.solving import Solvers
 from bco_core import deadline
 from bco_core.errors import OutOfTime
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.datasets.encode_values import ContextColumn
-from app.datasets.encoding import ContextEncoding
-from app.datasets.parse_time import periods_of
+from app.datasets.encoding import ContextColumn, ContextEncoding
 from app.datasets.parsing import category_text, is_number
 
 MOST_SWITCHES = 12
@@ -51,9 +49,9 @@ def entries(encoding: ContextEncoding) -> dict[str, list[int]]:
     for column in encoding.columns:
         found[column.name] = list(range(at, at + column.width))
         at += column.width
-    if encoding.looking is not None:
-        name = encoding.looking.time["name"]
-        found[name] = list(range(at, at + encoding.looking.recipe.width))
+    if encoding.lookback is not None:
+        name = encoding.lookback.time.name
+        found[name] = list(range(at, at + encoding.lookback.recipe.width))
     return found
 
 
@@ -80,7 +78,7 @@ def switchable(encoding: ContextEncoding, columns: Sequence[dict[str, Any]]) -> 
     """The columns that are switched: categories, what says yes or no, and the time."""
     amounts = numbers(encoding, columns)
     names = [column.name for column in encoding.columns if column.name not in amounts]
-    return names + ([encoding.looking.time["name"]] if encoding.looking is not None else [])
+    return names + ([encoding.lookback.time.name] if encoding.lookback is not None else [])
 
 
 def switches(
@@ -97,13 +95,13 @@ def switches(
             moves += [Move(number, column.name, other, other) for other in others]
         elif column.name not in amounts and is_number(value):
             moves.append(Move(number, column.name, not value, str(not value).lower()))
-    if encoding.looking is not None:
-        time, clock = encoding.looking.time, encoding.looking.recipe.clock
-        own_value = context[encoding.names.index(time["name"])]
-        periods, refused = periods_of(time, clock, [own_value])
+    if encoding.lookback is not None:
+        time, clock = encoding.lookback.time, encoding.lookback.recipe.clock
+        own_value = context[encoding.names.index(time.name)]
+        periods, refused = time.periods(clock, [own_value])
         for period in () if refused else (int(periods[0]) + 1, int(periods[0]) - 1):
             text = clock.text(period)
-            moves.append(Move(number, time["name"], int(text) if time["format"] == "period" else text, text))
+            moves.append(Move(number, time.name, int(text) if time.format == "period" else text, text))
     return moves
 
 

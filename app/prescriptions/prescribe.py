@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from app import metrics
-from app.datasets.encoding import Encoded, Refusal
+from app.datasets.encoding import EncodedContexts, Refusal
 from app.db.tables import PosteriorRow
 from app.http.errors import of_core
 from app.prescriptions.cache import Ready
 from app.prescriptions.schemas import REFUSED, PrescribeOptions
 from bco_core.errors import InvalidInput
-from bco_core.prescribe import QUANTILES, Prescribed
+from bco_core.prescribe import QUANTILES, PrescribeResult
 from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
 from bco_core.problems.base import Risk
@@ -24,7 +24,7 @@ from bco_core.problems.base import Risk
 def decide_usable(
     row: PosteriorRow,
     loaded: Ready,
-    encoded: Encoded,
+    encoded: EncodedContexts,
     request: PrescribeOptions,
     theta: Tensor | None = None,
     seconds: float = math.inf,
@@ -83,7 +83,7 @@ def _refused(why: Refusal, names: list[str]) -> dict[str, Any]:
     }
 
 
-def far_from_history(loaded: Ready, encoded: Encoded) -> dict[int, list[int]]:
+def far_from_history(loaded: Ready, encoded: EncodedContexts) -> dict[int, list[int]]:
     """The columns by which usable rows lie beyond the history's range by more than that range, by row."""
     contexts = torch.from_numpy(encoded.matrix)
     beyond = (contexts < loaded.lowest) | (contexts > loaded.highest)
@@ -124,7 +124,7 @@ def core_options(row: PosteriorRow, request: PrescribeOptions) -> Options:
         raise of_core(error) from None
 
 
-def _answers(found: Prescribed, names: list[str]) -> list[dict[str, Any]]:
+def _answers(found: PrescribeResult, names: list[str]) -> list[dict[str, Any]]:
     labels = [str(level) for level in QUANTILES]
     return [
         {

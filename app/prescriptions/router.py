@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from app.aliases import service as aliases
 from app.aliases.schemas import is_name
 from app.http.errors import HttpError, InvalidRequest, NotFoundError, UnavailableError
-from app.http.routes import Guarded
+from app.http.routes import ScopedRoute
 from app.http.security import Reader
 from app.http.tables import PARQUET
 from app.prescriptions import context
@@ -30,7 +30,7 @@ from app.prescriptions.tables import check_table, scenario_table
 from app.settings import get_settings
 from bco_core.errors import OutOfTime
 
-router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"], route_class=Guarded)
+router = APIRouter(prefix="/v1/posteriors", tags=["prescriptions"], route_class=ScopedRoute)
 
 
 @router.post(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, Json, WithJsonSchema, field_validator
 
-from app.http.schemas import Body, Name, PolicyName, Request, Seed, TimeLimit
+from app.http.schemas import Body, Name, PolicyName, Seed, StrictModel, TimeLimit
 from app.posteriors.schemas import Quality
 from app.prescriptions.include_schemas import INCLUDE_DESCRIPTION, Include, Neighbours, Opened
 from app.problems.patch import Difference, Patch
@@ -27,7 +27,7 @@ EXAMPLE_CONTEXTS: list[Any] = [
 Context = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "items": {}}]})]
 
 
-class RiskMeasure(Request):
+class RiskMeasure(StrictModel):
     """(1 − w)·expected cost + w·CVaR, the mean cost of the worst 1 − level of the scenarios."""
 
     cvar_weight: Annotated[float, Field(ge=0, le=1)] = Field(1.0, description="w: 0 is expected cost, 1 is CVaR alone")
@@ -105,7 +105,7 @@ class NewBatch(BatchOptions):
     dataset_id: str = Field(description="a data set that has the posterior's context columns; others are carried along")
 
 
-class BatchUpload(Request):
+class BatchUpload(StrictModel):
     """A file of contexts and how to decide for them: the fields of a multipart form."""
 
     # The fields of a form are texts.

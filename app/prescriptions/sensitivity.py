@@ -19,7 +19,6 @@ from bco_core.errors import InvalidInput
 from bco_core.explain.attribution import attribute
 from bco_core.explain.derivatives import Slopes, slopes
 from bco_core.prescribe import PrescribeOptions, prescribe
-from bco_core.problems.answers import prices
 from bco_core.problems.base import Status
 from bco_core.scenarios import Scenarios
 
@@ -63,7 +62,7 @@ def sensitivities(
         costs = (
             []
             if decisions[number].isnan().any()
-            else prices(loaded.problem, decisions[number], atoms.outcomes[number], atoms.weights)
+            else loaded.problem.prices(decisions[number], atoms.outcomes[number], atoms.weights)
         )
         found.append(
             {
@@ -137,13 +136,13 @@ def _derivatives(
 
 def _switched(row: PosteriorRow, loaded: Ready, base: Tensor, answers: dict[Move, Tensor]) -> Json:
     """By column and value. Of the two periods beside a context's, the later one that can be decided for is told."""
-    looking = loaded.encoding.looking
+    lookback = loaded.encoding.lookback
     found: dict[str, Json] = {name: {} for name in switchable(loaded.encoding, row.columns)}
     for move, answer in answers.items():
         known = found.get(move.column)
         if known is None:
             continue
-        timed = looking is not None and move.column == looking.time["name"]
+        timed = lookback is not None and move.column == lookback.time.name
         if not timed or (not known and not answer.isnan().all()):
             known[move.label] = _named(loaded, answer - base)
     return found

@@ -7,7 +7,7 @@ import torch
 from bco_core.data import Standardizer
 from bco_core.distributions import equal_mixture
 from bco_core.families import FAMILIES
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.posterior import Posterior
 from bco_core.predictive import Carrier, History
 from bco_core.predictors.linear import Linear
@@ -19,7 +19,7 @@ def warm_up() -> None:
     """Decide once, for nobody, by what most prescriptions run through."""
     zeros, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     units, table = Standardizer(zeros, ones), torch.ones(2, 1, dtype=torch.float64)
-    predictor = Linear((1, 1), Standardized(units), units)
+    predictor = Linear((1, 1), StandardizedFeatures(units), units)
     mixture = equal_mixture(FAMILIES["gaussian"], torch.zeros(1, 2), torch.ones(1, 2))
     problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
     for carrier in (Carrier("keep", 1.0, ones), Carrier("scaled", None, ones, table)):

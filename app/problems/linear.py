@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from app.http.schemas import Name, Request
+from app.http.schemas import Name, StrictModel
 from app.problems.newsvendor import AbsoluteGap, Bound, Coefficient, Coefficients, RelativeGap, Sense
-from bco_core.problems.linear.model import MOST
+from bco_core.problems.linear.model import MAXIMUM_PARTS
 
 
-class Number(Request):
+class UncertainNumber(StrictModel):
     """A number that is not known yet: constant + Σ factor · outcome."""
 
     constant: Coefficient = 0.0
@@ -19,35 +19,39 @@ class Number(Request):
 
 
 def _which(value: Any) -> str:
-    return "uncertain" if isinstance(value, dict | Number) else "certain"
+    return "uncertain" if isinstance(value, dict | UncertainNumber) else "certain"
 
 
-Value = Annotated[Annotated[Coefficient, Tag("certain")] | Annotated[Number, Tag("uncertain")], Discriminator(_which)]
-Values = dict[Name, Value]
+NumberOrUncertain = Annotated[
+    Annotated[Coefficient, Tag("certain")] | Annotated[UncertainNumber, Tag("uncertain")], Discriminator(_which)
+]
+NumbersByName = dict[Name, NumberOrUncertain]
 _VALUE = "a number, or constant and outcomes where it depends on them"
 
 
-class LinearDecision(Request):
+class LinearDecision(StrictModel):
     """Something decided now, before the outcome is known."""
 
     name: Name = Field(examples=["order"])
-    cost: Value = Field(0.0, description=f"cost of each unit, what it brings where the sense is maximize: {_VALUE}")
+    cost: NumberOrUncertain = Field(
+        0.0, description=f"cost of each unit, what it brings where the sense is maximize: {_VALUE}"
+    )
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
     integer: bool = Field(False, description="only whole numbers will do; with bounds 0 and 1 it is yes or no")
 
 
-class LinearRecourse(Request):
+class LinearRecourse(StrictModel):
     """Something that can still be done once the outcome is known."""
 
     name: Name = Field(examples=["express"])
-    cost: Value = Field(0.0, description=f"cost of each unit: {_VALUE}")
+    cost: NumberOrUncertain = Field(0.0, description=f"cost of each unit: {_VALUE}")
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
     integer: bool = Field(False, description="only whole numbers will do")
 
 
-class LinearOutcome(Request):
+class LinearOutcome(StrictModel):
     """An uncertain quantity: its name is the outcome column that holds it. Beyond its bounds it counts as the bound."""
 
     name: Name = Field(examples=["demand"])
@@ -55,20 +59,20 @@ class LinearOutcome(Request):
     maximum: Bound = None
 
 
-class LinearRow(Request):
+class LinearRow(StrictModel):
     """A rule: Σ decisions + Σ recourse (sense) limit, each with its coefficients.
 
     A row without recourse is kept whatever the outcome, within the bounds of the outcomes.
     """
 
     name: Name | None = None
-    decisions: Values = Field({}, description=f"by name: {_VALUE}")
-    recourse: Values = Field({}, description=f"by name: {_VALUE}")
+    decisions: NumbersByName = Field({}, description=f"by name: {_VALUE}")
+    recourse: NumbersByName = Field({}, description=f"by name: {_VALUE}")
     sense: Sense
-    limit: Value = Field(description=_VALUE)
+    limit: NumberOrUncertain = Field(description=_VALUE)
 
 
-class LinearSpec(Request):
+class LinearSpec(StrictModel):
     """Any linear model, in whole numbers or not, in which some numbers are not known when the decision is made."""
 
     model_config = ConfigDict(
@@ -97,10 +101,10 @@ class LinearSpec(Request):
     sense: Literal["minimize", "maximize"] = Field(
         "minimize", description="maximize: costs are what a unit brings, and an answer's costs are minus the value"
     )
-    decisions: list[LinearDecision] = Field(min_length=1, max_length=MOST["decisions"])
-    recourse: list[LinearRecourse] = Field([], max_length=MOST["recourse"])
-    outcomes: list[LinearOutcome] = Field(min_length=1, max_length=MOST["outcomes"])
-    rows: list[LinearRow] = Field([], max_length=MOST["rows"])
+    decisions: list[LinearDecision] = Field(min_length=1, max_length=MAXIMUM_PARTS["decisions"])
+    recourse: list[LinearRecourse] = Field([], max_length=MAXIMUM_PARTS["recourse"])
+    outcomes: list[LinearOutcome] = Field(min_length=1, max_length=MAXIMUM_PARTS["outcomes"])
+    rows: list[LinearRow] = Field([], max_length=MAXIMUM_PARTS["rows"])
     relative_gap: RelativeGap = None
     absolute_gap: AbsoluteGap = None
 

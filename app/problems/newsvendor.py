@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.http.schemas import Name, Request
+from app.http.schemas import Name, StrictModel
 
 Cost = Annotated[float, Field(gt=0, le=1e12)]
 
@@ -30,7 +30,7 @@ AbsoluteGap = Annotated[
 ]
 
 
-class DecisionRow(Request):
+class DecisionRow(StrictModel):
     """A rule that decisions keep: Σ coefficient · decision (sense) limit."""
 
     name: Name | None = None
@@ -39,7 +39,7 @@ class DecisionRow(Request):
     limit: Coefficient
 
 
-class NewsvendorItem(Request):
+class NewsvendorItem(StrictModel):
     """One item to order: its name is the outcome column that holds its demand.
 
     Too few and too many cost ``underage_cost`` and ``overage_cost`` a unit, or what follows from ``price`` and
@@ -77,7 +77,7 @@ class NewsvendorItem(Request):
         return self
 
 
-class NewsvendorSpec(Request):
+class NewsvendorSpec(StrictModel):
     """How much to order of each item before its demand is known."""
 
     kind: Literal["newsvendor"]

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from app.http.schemas import Name, Request
-from app.problems.linear import Number
+from app.http.schemas import Name, StrictModel
+from app.problems.linear import UncertainNumber
 from app.problems.newsvendor import AbsoluteGap, Amount, Coefficient, RelativeGap
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 
 # Names are put together, as in "north to city", and the whole must still be a name.
 Label = Annotated[Name, StringConstraints(max_length=80)]
@@ -20,30 +20,32 @@ Count = Annotated[int, Field(ge=0, le=1_000_000)]
 def _which(value: Any) -> str:
     if isinstance(value, str):
         return "column"
-    return "uncertain" if isinstance(value, dict | Number) else "certain"
+    return "uncertain" if isinstance(value, dict | UncertainNumber) else "certain"
 
 
 Quantity = Annotated[
-    Annotated[Coefficient, Tag("certain")] | Annotated[Name, Tag("column")] | Annotated[Number, Tag("uncertain")],
+    Annotated[Coefficient, Tag("certain")]
+    | Annotated[Name, Tag("column")]
+    | Annotated[UncertainNumber, Tag("uncertain")],
     Discriminator(_which),
 ]
 _QUANTITY = "a number, the outcome column that holds it, or constant and outcomes"
 
 
-class ReadyMade(Request):
+class ReadyMadeSpec(StrictModel):
     """What all ready-made problems share."""
 
     relative_gap: RelativeGap = None
     absolute_gap: AbsoluteGap = None
 
     def outcome_names(self) -> list[str]:
-        return [outcome["name"] for outcome in compiled(self.model_dump())["outcomes"]]
+        return [outcome["name"] for outcome in compile_ready(self.model_dump())["outcomes"]]
 
     def decision_names(self) -> list[str]:
-        return [decision["name"] for decision in compiled(self.model_dump())["decisions"]]
+        return [decision["name"] for decision in compile_ready(self.model_dump())["decisions"]]
 
 
-class Edge(Request):
+class Edge(StrictModel):
     """A way from one node to another."""
 
     name: Annotated[Name, StringConstraints(max_length=95)] | None = Field(
@@ -60,7 +62,7 @@ class Edge(Request):
         return self
 
 
-class ShortestPath(ReadyMade):
+class ShortestPathSpec(ReadyMadeSpec):
     """The cheapest way from a source to a target, where the costs of edges are uncertain.
 
     An edge is one where the way leads over it and zero elsewhere. In a graph with a cycle costs count as zero at least.
@@ -76,7 +78,7 @@ class ShortestPath(ReadyMade):
     )
 
 
-class Assignment(ReadyMade):
+class AssignmentSpec(ReadyMadeSpec):
     """Who does what: every task goes to an agent, or, where tasks are more, every agent is busy."""
 
     kind: Literal["assignment"]
@@ -94,7 +96,7 @@ class Assignment(ReadyMade):
     capacities: dict[Label, Count] = Field({}, description="how many tasks an agent can do; one by default")
 
 
-class KnapsackItem(Request):
+class KnapsackItem(StrictModel):
     """Something to take, for what it may be worth."""
 
     name: Label
@@ -107,7 +109,7 @@ class KnapsackItem(Request):
     copies: Count | None = Field(1, description="how many there are; null for as many as fit")
 
 
-class Knapsack(ReadyMade):
+class KnapsackSpec(ReadyMadeSpec):
     """Items of the largest value within several capacities, where values are uncertain."""
 
     kind: Literal["knapsack"]
@@ -116,7 +118,7 @@ class Knapsack(ReadyMade):
     shares: bool = Field(False, description="true: any share of an item can be taken, not only whole ones")
 
 
-class Facility(Request):
+class Facility(StrictModel):
     """A place that can be opened now."""
 
     name: Label = Field(examples=["north"])
@@ -125,7 +127,7 @@ class Facility(Request):
     unit_cost: Amount = Field(0.0, description="of each unit that it ships, besides transport")
 
 
-class Customer(Request):
+class Customer(StrictModel):
     """Somebody whose demand is known later."""
 
     name: Label = Field(examples=["city"])
@@ -135,28 +137,28 @@ class Customer(Request):
     shortage_cost: Amount | None = Field(None, description="of each unit not served; by default the problem's")
 
 
-class FacilityLocation(ReadyMade):
+class FacilityLocationSpec(ReadyMadeSpec):
     """Open facilities now; ship from them to customers once demand is known."""
 
     kind: Literal["facility_location"]
     facilities: list[Facility] = Field(min_length=1, max_length=1000)
     customers: list[Customer] = Field(min_length=1, max_length=1000)
     transport_costs: list[list[Amount | None]] = Field(
-        description="a row for each facility: its cost to each customer, null where there is no road",
+        description="a row for each facility: its cost to each customer, null where there is no route",
         examples=[[[1.0, 4.0], [3.0, None]]],
     )
     shortage_cost: Amount | None = Field(None, description="of each unit of demand that is not served")
     maximum_open: Count | None = Field(None, description="how many facilities may be opened; null for no limit")
 
 
-class QualityLimits(Request):
+class QualityLimits(StrictModel):
     """What a quality of a blend may be."""
 
     minimum: Coefficient | None = None
     maximum: Coefficient | None = None
 
 
-class Product(Request):
+class Product(StrictModel):
     """Something made now and sold later."""
 
     name: Label = Field(examples=["regular"])
@@ -179,14 +181,14 @@ class Product(Request):
     stock: Amount = Field(0.0, description="on hand already")
 
 
-class ProductionResource(Request):
+class ProductionResource(StrictModel):
     """Something limited that products use: hours, machines, space."""
 
     name: Label = Field(examples=["hours"])
     available: Amount = Field(examples=[160])
 
 
-class Ingredient(Request):
+class Ingredient(StrictModel):
     """Something that blends are made of."""
 
     name: Label = Field(examples=["crude"])
@@ -195,7 +197,7 @@ class Ingredient(Request):
     qualities: dict[Label, Coefficient] = Field({}, examples=[{"octane": 91}])
 
 
-class Production(ReadyMade):
+class ProductionSpec(ReadyMadeSpec):
     """Make and blend products now; sell, hold and fall short once demand and prices are known."""
 
     kind: Literal["production"]
@@ -204,7 +206,7 @@ class Production(ReadyMade):
     ingredients: list[Ingredient] = Field([], max_length=1000)
 
 
-class GeneratingUnit(Request):
+class GeneratingUnit(StrictModel):
     """Something that runs or does not run in each hour."""
 
     name: Label = Field(examples=["coal"])
@@ -220,7 +222,7 @@ class GeneratingUnit(Request):
     initially_on: bool = Field(False, description="whether it runs before the first hour, and has long done so")
 
 
-class UnitCommitment(ReadyMade):
+class UnitCommitmentSpec(ReadyMadeSpec):
     """Which units run in which hours, decided now; what they give, once demand is known."""
 
     kind: Literal["unit_commitment"]
@@ -235,4 +237,6 @@ class UnitCommitment(ReadyMade):
     curtailment_cost: Amount = Field(0.0, description="of each unit that is too much")
 
 
-AnyReadyMade = ShortestPath | Assignment | Knapsack | FacilityLocation | Production | UnitCommitment
+AnyReadyMadeSpec = (
+    ShortestPathSpec | AssignmentSpec | KnapsackSpec | FacilityLocationSpec | ProductionSpec | UnitCommitmentSpec
+)

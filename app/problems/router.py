@@ -8,15 +8,15 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import AfterValidator, WithJsonSchema
 
-from app.http.idempotency import Repeatable
+from app.http.idempotency import IdempotentRoute
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader, Trainer
 from app.problems import service
 from app.problems.check import check
-from app.problems.schemas import CheckedProblem, CompiledProblem, NewProblem, ProblemAnswer, ProblemSummary
+from app.problems.schemas import CompiledProblemAnswer, NewProblem, ProblemAnswer, ProblemCheckAnswer, ProblemSummary
 from bco_core.problems.registry import PROBLEMS
 
-router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=Repeatable)
+router = APIRouter(prefix="/v1/problems", tags=["problems"], route_class=IdempotentRoute)
 
 
 def _known(kind: str) -> str:
@@ -38,10 +38,10 @@ async def create_problem(request: NewProblem, caller: Trainer, http: Request, re
 
 
 @router.post("/check")
-async def check_problem(request: NewProblem, caller: Trainer, http: Request) -> CheckedProblem:
+async def check_problem(request: NewProblem, caller: Trainer, http: Request) -> ProblemCheckAnswer:
     """Whether a problem could be made as it is: refuses what POST /v1/problems would refuse, and makes nothing."""
     await check(http, request)
-    return await run_in_threadpool(service.checked, request)
+    return await run_in_threadpool(service.describe_check, request)
 
 
 @router.get("")
@@ -53,7 +53,7 @@ def list_problems(
     kind: KnownKind | None = None,
 ) -> Page[ProblemSummary]:
     """All problems, or those with a name or of a kind."""
-    rows, next_cursor = service.listing(caller.workspace, limit, cursor, name, kind)
+    rows, next_cursor = service.list_problems(caller.workspace, limit, cursor, name, kind)
     return Page(
         items=[ProblemSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
     )
@@ -65,9 +65,9 @@ def read_problem(problem_id: str, caller: Reader) -> ProblemAnswer:
 
 
 @router.get("/{problem_id}/compiled")
-def read_compiled_problem(problem_id: str, caller: Reader) -> CompiledProblem:
+def read_compiled_problem(problem_id: str, caller: Reader) -> CompiledProblemAnswer:
     """The problem as a specification of kind ``linear``: the model by names that ready-made problems stand for."""
-    return service.compiled(caller.workspace, problem_id)
+    return service.compile_problem(caller.workspace, problem_id)
 
 
 @router.delete("/{problem_id}", status_code=204)

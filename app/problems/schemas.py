@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from app.http.schemas import Body, Name, Request, Resource
+from app.http.schemas import Body, Name, Resource, StrictModel
 from app.problems.linear import LinearSpec
 from app.problems.newsvendor import (
     AbsoluteGap,
@@ -19,11 +19,11 @@ from app.problems.newsvendor import (
     RelativeGap,
     Sense,
 )
-from app.problems.ready import AnyReadyMade
-from bco_core.problems.ready.kinds import READY, compiled
+from app.problems.ready import AnyReadyMadeSpec
+from bco_core.problems.ready.kinds import READY, compile_ready
 
 
-class FirstStageDecision(Request):
+class FirstStageDecision(StrictModel):
     """Something decided now, before the outcome is known."""
 
     name: Name = Field(examples=["order"])
@@ -33,7 +33,7 @@ class FirstStageDecision(Request):
     integer: bool = Field(False, description="only whole numbers will do")
 
 
-class UncertainOutcome(Request):
+class UncertainOutcome(StrictModel):
     """An uncertain quantity: its name is the outcome column that holds it. Beyond its bounds it counts as the bound."""
 
     name: Name = Field(examples=["demand"])
@@ -41,7 +41,7 @@ class UncertainOutcome(Request):
     maximum: Bound = None
 
 
-class RecourseVariable(Request):
+class RecourseVariable(StrictModel):
     """Something that can still be done once the outcome is known."""
 
     name: Name = Field(examples=["express"])
@@ -59,7 +59,7 @@ class RecourseVariable(Request):
         return self
 
 
-class RecourseRow(Request):
+class RecourseRow(StrictModel):
     """A rule between them: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
 
     name: Name | None = None
@@ -70,7 +70,7 @@ class RecourseRow(Request):
     outcomes: Coefficients = Field({})
 
 
-class TwoStageLinearSpec(Request):
+class TwoStageLinearSpec(StrictModel):
     """Decide now, see the outcome, then mend at least cost: any linear program with recourse."""
 
     kind: Literal["two_stage_linear"]
@@ -89,7 +89,7 @@ class TwoStageLinearSpec(Request):
         return [decision.name for decision in self.decisions]
 
 
-class ShipmentSource(Request):
+class ShipmentSource(StrictModel):
     """A place to order to now, and at a higher cost once demand is known."""
 
     name: Name = Field(examples=["north"])
@@ -98,7 +98,7 @@ class ShipmentSource(Request):
     maximum_order: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="null for no limit")
 
 
-class Shipment(Request):
+class ShipmentSpec(StrictModel):
     """Order to sources now; ship from them to destinations once demand is known. A ready-made two_stage_linear."""
 
     kind: Literal["shipment"]
@@ -115,7 +115,7 @@ class Shipment(Request):
         return [source.name for source in self.sources]
 
 
-class Asset(Request):
+class Asset(StrictModel):
     """One asset: its name is the outcome column that holds its return."""
 
     name: Name = Field(examples=["bonds"])
@@ -123,14 +123,14 @@ class Asset(Request):
     maximum: Bound = Field(None, description="largest position; null for no limit but the budget")
 
 
-class FactorRisk(Request):
+class FactorRisk(StrictModel):
     """The covariance as loadings·loadings' + diag(residual_variances): quick to solve with."""
 
     loadings: list[list[float]] = Field(min_length=1, description="a row for each asset, a column for each factor")
     residual_variances: list[Cost] = Field(min_length=1, description="one for each asset")
 
 
-class AssetGroup(Request):
+class AssetGroup(StrictModel):
     """Assets whose positions sum to something between two bounds."""
 
     name: Name | None = None
@@ -139,7 +139,7 @@ class AssetGroup(Request):
     maximum: Bound = None
 
 
-class _Portfolio(Request):
+class _Portfolio(StrictModel):
     assets: list[Asset] = Field(min_length=1, max_length=500)
     covariance: list[list[float]] | None = Field(
         None, description="of the assets' returns; without it and factors it is estimated from the history's returns"
@@ -212,8 +212,8 @@ ProblemSpec = Annotated[
     NewsvendorSpec
     | LinearSpec
     | TwoStageLinearSpec
-    | Shipment
-    | AnyReadyMade
+    | ShipmentSpec
+    | AnyReadyMadeSpec
     | ReturnConstrainedPortfolioSpec
     | MeanVariancePortfolioSpec,
     Field(discriminator="kind"),
@@ -248,7 +248,7 @@ class ProblemSummary(Resource):
     kind: str
 
 
-class CompiledProblem(BaseModel):
+class CompiledProblemAnswer(BaseModel):
     """A problem written as one of kind ``linear``."""
 
     id: str
@@ -256,7 +256,7 @@ class CompiledProblem(BaseModel):
     spec: dict[str, Any] = Field(description="a specification of kind linear, which could be sent as it is")
 
 
-class CheckedProblem(BaseModel):
+class ProblemCheckAnswer(BaseModel):
     """A problem that could be made as it is."""
 
     kind: str = Field(examples=["newsvendor"])
@@ -295,14 +295,14 @@ _NAMED = {
 def outcome_names(spec: dict[str, Any]) -> list[str]:
     """The outcome columns a stored specification needs."""
     if spec["kind"] in READY:
-        return _names(compiled(spec)["outcomes"])
+        return _names(compile_ready(spec)["outcomes"])
     return _names(spec[_NAMED[spec["kind"]][0]])
 
 
 def decision_names(spec: dict[str, Any]) -> list[str]:
     """What each entry of a stored specification's decision is called."""
     if spec["kind"] in READY:
-        return _names(compiled(spec)["decisions"])
+        return _names(compile_ready(spec)["decisions"])
     return _names(spec[_NAMED[spec["kind"]][1]])
 
 

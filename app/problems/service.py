@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 from app.db.engine import transaction
 from app.db.tables import ProblemRow
 from app.http.errors import ConflictError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import delete_row, matching, page, read
 from app.ids import new_id
-from app.problems.schemas import CheckedProblem, CompiledProblem, NewProblem, decision_names, outcome_names
+from app.problems.schemas import CompiledProblemAnswer, NewProblem, ProblemCheckAnswer, decision_names, outcome_names
 from bco_core.problems.registry import PROBLEMS
 
 MISSING = "no problem has this id; GET /v1/problems lists them"
@@ -29,11 +29,11 @@ def add(session: Session, workspace: str, request: NewProblem) -> ProblemRow:
     """The same in a transaction that stores more."""
     row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=request.spec.model_dump())
     session.add(row)
-    made(session, f"/v1/problems/{row.id}")
+    record_location(session, f"/v1/problems/{row.id}")
     return row
 
 
-def listing(
+def list_problems(
     workspace: str, limit: int, cursor: str | None, name: str | None = None, kind: str | None = None
 ) -> tuple[list[sa.Row[Any]], str | None]:
     """Problems with a name and of a kind, all of them by default, a page at a time."""
@@ -49,7 +49,7 @@ def get(workspace: str, problem_id: str) -> ProblemRow:
     return read(ProblemRow, workspace, problem_id, MISSING)
 
 
-def compiled(workspace: str, problem_id: str) -> CompiledProblem:
+def compile_problem(workspace: str, problem_id: str) -> CompiledProblemAnswer:
     """The linear model by names that a problem is; 409 where it is none."""
     row = get(workspace, problem_id)
     kind = row.spec["kind"]
@@ -57,15 +57,15 @@ def compiled(workspace: str, problem_id: str) -> CompiledProblem:
     if compile_ is None:
         linear = ", ".join(name for name, other in PROBLEMS.items() if other.compiled is not None)
         raise ConflictError(f"problems of kind {kind} are not linear models by names; these kinds are: {linear}")
-    return CompiledProblem(id=row.id, kind=kind, spec=compile_(row.spec))
+    return CompiledProblemAnswer(id=row.id, kind=kind, spec=compile_(row.spec))
 
 
-def checked(request: NewProblem) -> CheckedProblem:
+def describe_check(request: NewProblem) -> ProblemCheckAnswer:
     """What is told of a problem that has been checked and is not stored."""
     spec = request.spec.model_dump()
     kind = spec["kind"]
     compile_ = None if kind == "linear" else PROBLEMS[kind].compiled
-    return CheckedProblem(
+    return ProblemCheckAnswer(
         kind=kind,
         outcomes=outcome_names(spec),
         decisions=decision_names(spec),

@@ -1,1 +1,1 @@
-"""Word of ended jobs, sent to addresses of the planner's own."""
+"""Webhooks: notifications of ended jobs."""

@@ -1,7 +1,7 @@
-"""Which addresses may be sent to: those that the operator names, and nothing inside their network unless they say so.
+"""Allowed webhook addresses: hosts that the operator names, and private networks only if allowed.
 
-A name is looked up once for each sending, every address that it stands for is judged, and the connection goes to the
-address that was judged: a name that stands for another machine a moment later gains nothing.
+A name is resolved once for each delivery, all its addresses are checked, and the connection goes to a checked address,
+so that DNS rebinding does not help an attacker.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LONGEST_URL = 2_000
 _PORTS = {"https": 443, "http": 80}
-# IPv6 networks by which IPv4 addresses can be reached in disguise.
-_DISGUISES = [ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")]
+# IPv6 networks that lead to IPv4 addresses.
+_TUNNELS = [ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")]
 
 
-class NotAllowed(Exception):
-    """A sentence on why nothing is sent there."""
+class AddressNotAllowed(Exception):
+    """Nothing may be sent to this address; the sentence says why."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where a request goes: the address to connect to, and the name to ask for there."""
+class WebhookTarget:
+    """The address to connect to, and the host name to send."""
 
     scheme: str
     name: str
@@ -47,50 +47,54 @@ class Target:
 
 
 def check(url: str) -> SplitResult:
-    """The parts of a URL that may be sent to by its looks; its name is not looked up."""
+    """Check a URL without resolving its name; return its parts."""
     if len(url) > LONGEST_URL or not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
-        raise NotAllowed(f"write the URL in at most {LONGEST_URL} ASCII characters, without spaces")
+        raise AddressNotAllowed(f"write the URL in at most {LONGEST_URL} ASCII characters, without spaces")
     try:
         parts = urlsplit(url)
         name, port = parts.hostname, parts.port
     except ValueError:
-        raise NotAllowed("this is not a URL; write it like https://planner.example/hooks") from None
+        raise AddressNotAllowed("this is not a URL; write it like https://planner.example/hooks") from None
     if parts.scheme not in _PORTS or not name:
-        raise NotAllowed("the URL must begin with https:// and name a host, such as https://planner.example/hooks")
+        raise AddressNotAllowed(
+            "the URL must begin with https:// and name a host, such as https://planner.example/hooks"
+        )
     if "@" in parts.netloc or parts.fragment:
-        raise NotAllowed("leave user, password and fragment out of the URL; the signature says who sends")
-    allowed = _named(get_settings().webhook_hosts)
+        raise AddressNotAllowed("leave user, password and fragment out of the URL; the signature identifies the sender")
+    allowed = _split(get_settings().webhook_hosts)
     if not allowed:
-        raise NotAllowed("this service sends no webhooks; its operator allows hosts by BCO_WEBHOOK_HOSTS")
-    if not any(_fits(pattern, name, port or _PORTS[parts.scheme], parts.scheme) for pattern in allowed):
-        raise NotAllowed("the operator does not allow this host and port; BCO_WEBHOOK_HOSTS names those allowed")
+        raise AddressNotAllowed("this service sends no webhooks; its operator can allow hosts with BCO_WEBHOOK_HOSTS")
+    if not any(_matches(pattern, name, port or _PORTS[parts.scheme], parts.scheme) for pattern in allowed):
+        raise AddressNotAllowed(
+            "this host and port are not allowed; the operator names allowed ones in BCO_WEBHOOK_HOSTS"
+        )
     return parts
 
 
-def resolve(url: str) -> Target:
-    """Where to send to, by the addresses that its name stands for now."""
+def resolve(url: str) -> WebhookTarget:
+    """Resolve a URL to a checked address."""
     parts = check(url)
     name, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError:
-        raise NotAllowed("the host's name stands for no address") from None
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-    inside = [_is_inside(address) for address in addresses]
-    for address, is_inside in zip(addresses, inside, strict=True):
-        if is_inside and not _is_allowed_inside(address):
-            raise NotAllowed("the host is inside a private network, which BCO_WEBHOOK_NETWORKS does not allow")
-    if parts.scheme == "http" and not all(inside):
-        raise NotAllowed("the URL must begin with https://; plain http goes to allowed private networks alone")
+        raise AddressNotAllowed("the host name cannot be resolved") from None
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
+    private = [_is_private(address) for address in addresses]
+    for address, is_private in zip(addresses, private, strict=True):
+        if is_private and not _is_allowed_private(address):
+            raise AddressNotAllowed("the host is in a private network that BCO_WEBHOOK_NETWORKS does not allow")
+    if parts.scheme == "http" and not all(private):
+        raise AddressNotAllowed("the URL must begin with https://; http is allowed for private networks only")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, name, str(addresses[0]), port, path)
+    return WebhookTarget(parts.scheme, name, str(addresses[0]), port, path)
 
 
-def _named(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [part.strip().lower() for part in text.split(",") if part.strip()]
 
 
-def _fits(pattern: str, name: str, port: int, scheme: str) -> bool:
+def _matches(pattern: str, name: str, port: int, scheme: str) -> bool:
     """``hooks.example``, ``*.example`` and ``hooks.example:8443`` or ``:*``; without a port, the scheme's own."""
     host, separator, wanted = pattern.rpartition(":")
     if not separator or "]" in wanted:
@@ -100,18 +104,18 @@ def _fits(pattern: str, name: str, port: int, scheme: str) -> bool:
     return same and wanted in ("*", str(port))
 
 
-def _is_inside(address: Address) -> bool:
-    """Whether an address is of this machine or a private network, or none that anybody could have."""
-    plain = _undisguised(address)
-    disguised = any(plain in network for network in _DISGUISES if network.version == plain.version)
-    return not plain.is_global or plain.is_multicast or plain.is_reserved or disguised
+def _is_private(address: Address) -> bool:
+    """Return whether an address belongs to this machine, a private network or a reserved range."""
+    plain = _unmapped(address)
+    tunnelled = any(plain in network for network in _TUNNELS if network.version == plain.version)
+    return not plain.is_global or plain.is_multicast or plain.is_reserved or tunnelled
 
 
-def _undisguised(address: Address) -> Address:
+def _unmapped(address: Address) -> Address:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 
 
-def _is_allowed_inside(address: Address) -> bool:
-    plain = _undisguised(address)
-    return any(plain in ipaddress.ip_network(network) for network in _named(get_settings().webhook_networks))
+def _is_allowed_private(address: Address) -> bool:
+    plain = _unmapped(address)
+    return any(plain in ipaddress.ip_network(network) for network in _split(get_settings().webhook_networks))

@@ -1,8 +1,8 @@
-"""Sending what is to be delivered: by every worker, in a thread of its own, whatever receivers do.
+"""Send deliveries of webhooks, in a thread of every worker.
 
-A worker takes a delivery by a guarded update that puts it off for a while, so that no other sends it meanwhile and one
-that dies loses nothing. A receiver may see an event twice, under the same id, and never knows it as delivered unless
-it answered with 2xx. Nobody waits for a slow receiver but those who chose it: a workspace has few sendings at a time.
+A worker takes a delivery by a guarded update that postpones it for a while, so that no other worker sends it meanwhile
+and a worker that dies loses nothing. A receiver may get an event twice, with the same id. An event counts as delivered
+once the receiver answers with 2xx. A slow receiver delays only its own workspace, which sends few events at a time.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from app.db.engine import affected, transaction
 from app.db.outage import is_outage
 from app.db.tables import DeliveryRow, WebhookRow
 from app.webhooks import service
-from app.webhooks.addresses import NotAllowed, Target, resolve
+from app.webhooks.addresses import AddressNotAllowed, WebhookTarget, resolve
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SEND_SECONDS = 10.0
-# When it is tried again after each failure; after the last it is given up.
+# Waits after each failed attempt; after the last a delivery has failed.
 WAITS = [timedelta(seconds=seconds) for seconds in (5, 30, 120, 600, 3_600, 4 * 3_600, 18 * 3_600)]
-# Longer than a sending can take.
+# Longer than an attempt can take.
 LEASE = timedelta(seconds=60)
 AT_ONCE, AT_ONCE_A_WORKSPACE = 16, 4
 SIGNATURE = "BCO-Signature"
 
 
 def keep_delivering(stop: threading.Event) -> None:
-    """Send what is due until told to stop."""
+    """Send due deliveries until the worker stops."""
     asyncio.run(_deliver(stop))
 
 
 async def _deliver(stop: threading.Event) -> None:
     sending: set[asyncio.Task[None]] = set()
     busy: Counter[str] = Counter()
-    # No proxy, no cookies, no redirects: a request goes where it was allowed to go, or nowhere.
+    # No proxy, cookies or redirects: a request goes to its checked address only.
     limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=0)
     async with httpx.AsyncClient(
         trust_env=False, follow_redirects=False, timeout=SEND_SECONDS, limits=limits
     ) as client:
         while not stop.is_set():
-            taken = await _taken(AT_ONCE - len(sending), busy)
+            taken = await _take_due(AT_ONCE - len(sending), busy)
             for row, hook_url, secrets in taken:
                 busy[row.workspace] += 1
                 task = asyncio.create_task(_attempt(client, row, hook_url, secrets))
                 sending.add(task)
                 task.add_done_callback(partial(_ended, row.workspace, sending, busy))
             if not taken:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         if sending:
             await asyncio.wait(sending, timeout=1.0)
 
@@ -73,7 +73,7 @@ def _ended(workspace: str, sending: set[asyncio.Task[None]], busy: Counter[str],
         log.error("a webhook could not be sent; it is tried again later", exc_info=task.exception())
 
 
-async def _taken(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str]]]:
+async def _take_due(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str]]]:
     if most <= 0:
         return []
     try:
@@ -85,7 +85,7 @@ async def _taken(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, 
 
 
 def take(most: int, busy: Counter[str]) -> list[tuple[DeliveryRow, str, list[str]]]:
-    """Up to ``most`` deliveries that are due, with their addresses and secrets; they are ours for a while."""
+    """Take up to ``most`` due deliveries for a while; return them with their URLs and secrets."""
     full = [workspace for workspace, count in busy.items() if count >= AT_ONCE_A_WORKSPACE]
     due = sa.select(DeliveryRow, WebhookRow.url).join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
     due = due.where(DeliveryRow.state == "waiting", DeliveryRow.due_at <= now(), DeliveryRow.workspace.not_in(full))
@@ -110,19 +110,19 @@ async def _attempt(client: httpx.AsyncClient, row: DeliveryRow, url: str, secret
         async with asyncio.timeout(SEND_SECONDS):
             target = await run_in_threadpool(resolve, url)
             status = await _send(client, target, row, secrets)
-    except NotAllowed as refusal:
+    except AddressNotAllowed as refusal:
         error = str(refusal)
     except TimeoutError:
         error = f"there was no answer within {SEND_SECONDS:g} s"
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as failure:
-        error = f"it could not be sent ({type(failure).__name__})"
+        error = f"the event could not be sent ({type(failure).__name__})"
     if status is not None and not 200 <= status < 300:
         error = f"the receiver answered {status}"
     await run_in_threadpool(settle, row, status, error)
 
 
-async def _send(client: httpx.AsyncClient, target: Target, row: DeliveryRow, secrets: list[str]) -> int:
-    """The status that the receiver answers with; of the rest of its answer nothing is read."""
+async def _send(client: httpx.AsyncClient, target: WebhookTarget, row: DeliveryRow, secrets: list[str]) -> int:
+    """Send an event; return the status of the receiver's answer, whose body is not read."""
     headers = {
         "Host": target.host_header,
         "Content-Type": "application/json",
@@ -139,15 +139,15 @@ async def _send(client: httpx.AsyncClient, target: Target, row: DeliveryRow, sec
 
 
 def signature(secrets: list[str], body: bytes, moment: int) -> str:
-    """``t=…,v1=…``: the hex HMAC-SHA256 of ``t.body`` with each secret that signs."""
+    """Return ``t=…,v1=…``: the hex HMAC-SHA256 of ``t.body`` with each secret that signs."""
     signed = b"%d." % moment + body
     marks = [hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest() for secret in secrets]
     return ",".join([f"t={moment}", *(f"v1={mark}" for mark in marks)])
 
 
 def settle(row: DeliveryRow, status: int | None, error: str | None) -> None:
-    """Note how an attempt went, unless another worker has taken the delivery meanwhile."""
-    # Who answers "gone" does not want to hear of it again.
+    """Store the result of an attempt, unless another worker has taken the delivery meanwhile."""
+    # A receiver that answers "gone" wants no further attempts.
     given_up = row.attempts > len(WAITS) or status == 410
     state = "delivered" if error is None else "failed" if given_up else "waiting"
     due = now() + WAITS[row.attempts - 1] if state == "waiting" else now()

@@ -1,4 +1,4 @@
-"""Webhooks as asked for and answered, and what is sent."""
+"""Requests and answers of webhooks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from app.webhooks import addresses
 
 Event = Literal["job.succeeded", "job.failed", "job.cancelled"]
 ALL: list[Event] = ["job.succeeded", "job.failed", "job.cancelled"]
-State = Literal["waiting", "delivered", "failed"]
+DeliveryState = Literal["waiting", "delivered", "failed"]
 
 
-def _allowed(url: str) -> str:
+def _check_url(url: str) -> str:
     try:
         addresses.check(url)
-    except addresses.NotAllowed as error:
+    except addresses.AddressNotAllowed as error:
         raise ValueError(str(error)) from None
     return url
 
@@ -28,10 +28,10 @@ class NewWebhook(Body):
         json_schema_extra={"examples": [{"url": "https://planner.example/hooks/bco", "events": ["job.succeeded"]}]}
     )
 
-    url: Annotated[str, AfterValidator(_allowed)] = Field(
-        description="where to send to, by https; the operator allows hosts (BCO_WEBHOOK_HOSTS)"
+    url: Annotated[str, AfterValidator(_check_url)] = Field(
+        description="https address to send to; the operator allows hosts (BCO_WEBHOOK_HOSTS)"
     )
-    events: list[Event] = Field(ALL, min_length=1, max_length=3, description="what to tell; all ends by default")
+    events: list[Event] = Field(ALL, min_length=1, max_length=3, description="events to send; by default all")
 
 
 class WebhookAnswer(BaseModel):
@@ -42,19 +42,19 @@ class WebhookAnswer(BaseModel):
 
 
 class SecretAnswer(BaseModel):
-    secret: str = Field(description="shown this once; it signs all webhooks of the workspace")
+    secret: str = Field(description="shown only once; signs all webhooks of the workspace")
     signs_with_former_until: datetime | None = Field(
-        description="until then the secret before it signs too, so that receivers can change over; null for the first"
+        description="until then the previous secret signs too, so that receivers can switch; null for the first secret"
     )
 
 
 class DeliveryAnswer(BaseModel):
-    id: str = Field(description="the event's own; it is sent again under the same id")
+    id: str = Field(description="id of the event; repeated deliveries have the same id")
     event: str
     job_id: str | None
-    state: State
+    state: DeliveryState
     attempts: int
-    next_at: datetime | None = Field(description="when it is tried next; null once delivered or failed")
-    status: int | None = Field(description="the receiver's last answer")
+    next_at: datetime | None = Field(description="time of the next attempt; null once delivered or failed")
+    status: int | None = Field(description="HTTP status of the receiver's last answer")
     error: str | None = Field(description="why the last attempt failed")
     created_at: datetime

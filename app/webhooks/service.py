@@ -1,7 +1,7 @@
-"""Webhooks of a workspace, its secret, and what is to be delivered.
+"""Webhooks of a workspace, its secret, and its deliveries.
 
-What happened is written down in the transaction in which it happens, so that word of it is neither lost nor made up;
-:mod:`app.webhooks.delivery` sends it.
+A delivery is stored in the transaction of its event, so that events are neither lost nor invented;
+:mod:`app.webhooks.delivery` sends them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from app.db.base import now
 from app.db.engine import affected, transaction
 from app.db.tables import DeliveryRow, JobRow, WebhookRow, WebhookSecretRow
 from app.http.errors import ConflictError, NotFoundError
-from app.http.idempotency import made
+from app.http.idempotency import record_location
 from app.http.rows import delete_row, find, page
 from app.ids import new_id, sibling_id
 from app.webhooks.schemas import DeliveryAnswer, NewWebhook
 
 MISSING = "no webhook has this id; GET /v1/webhooks lists them"
-UNSIGNED = "this workspace has no secret to sign with yet; make one by POST /v1/webhooks/secret"
+UNSIGNED = "this workspace has no secret to sign with yet; create one with POST /v1/webhooks/secret"
 PING = "ping"
 MOST = 20
-# So many deliveries of one workspace wait at most; of what happens beyond it, there is no word.
+# Most waiting deliveries of one workspace; further events are not sent.
 MOST_WAITING = 10_000
 CHANGE_OVER = timedelta(hours=24)
 
@@ -37,11 +37,11 @@ def create(workspace: str, request: NewWebhook) -> WebhookRow:
         if session.get(WebhookSecretRow, workspace) is None:
             raise ConflictError(UNSIGNED)
         if (session.scalar(sa.select(sa.func.count()).where(WebhookRow.workspace == workspace)) or 0) >= MOST:
-            raise ConflictError(f"a workspace has at most {MOST} webhooks; delete one first")
+            raise ConflictError(f"a workspace may have at most {MOST} webhooks; delete one first")
         events = list(dict.fromkeys(request.events))
         row = WebhookRow(id=new_id("hook"), workspace=workspace, url=request.url, events=events)
         session.add(row)
-        made(session, f"/v1/webhooks/{row.id}")
+        record_location(session, f"/v1/webhooks/{row.id}")
     return row
 
 
@@ -53,10 +53,10 @@ def listing(workspace: str, limit: int, cursor: str | None) -> tuple[list[sa.Row
 
 def get(workspace: str, webhook_id: str) -> WebhookRow:
     with transaction() as session:
-        return _found(session, workspace, webhook_id)
+        return _get(session, workspace, webhook_id)
 
 
-def _found(session: Session, workspace: str, webhook_id: str) -> WebhookRow:
+def _get(session: Session, workspace: str, webhook_id: str) -> WebhookRow:
     row = find(session, WebhookRow, workspace, webhook_id)
     if row is None:
         raise NotFoundError(MISSING)
@@ -69,7 +69,7 @@ def delete(workspace: str, webhook_id: str) -> None:
 
 
 def new_secret(workspace: str) -> tuple[str, datetime | None]:
-    """A new secret, and until when the one before it signs too."""
+    """Create a secret; return it, and until when the previous one signs too."""
     secret = "whsec_" + secrets.token_urlsafe(32)
     with transaction() as session:
         row = session.get(WebhookSecretRow, workspace)
@@ -81,7 +81,7 @@ def new_secret(workspace: str) -> tuple[str, datetime | None]:
 
 
 def secrets_of(session: Session, workspace: str) -> list[str]:
-    """The secrets that sign now: the newest first."""
+    """Return the secrets that sign now, newest first."""
     row = session.get(WebhookSecretRow, workspace)
     if row is None:
         return []
@@ -93,28 +93,28 @@ def deliveries(workspace: str, webhook_id: str, limit: int, cursor: str | None) 
     columns: list[Any] = [getattr(DeliveryRow, name) for name in DeliveryAnswer.model_fields if name != "next_at"]
     columns.append(DeliveryRow.due_at)
     with transaction() as session:
-        _found(session, workspace, webhook_id)
+        _get(session, workspace, webhook_id)
         of_it = DeliveryRow.webhook_id == webhook_id
         return page(session, DeliveryRow, workspace, limit, cursor, of_it, columns=columns)
 
 
 def ping(workspace: str, webhook_id: str) -> DeliveryRow:
-    """Have something sent that says nothing, to see whether it comes."""
+    """Store a test delivery."""
     with transaction() as session:
-        row = _delivery(_found(session, workspace, webhook_id), PING, None, {})
+        row = _delivery(_get(session, workspace, webhook_id), PING, None, {})
         session.add(row)
     return row
 
 
 def announce(session: Session, job: JobRow, makes_posterior: bool) -> None:
-    """Write down that a job has ended, for every webhook that is to be told."""
+    """Store a delivery for every webhook that wants the event of an ended job."""
     event = f"job.{job.state}"
     hooks = session.scalars(sa.select(WebhookRow).where(WebhookRow.workspace == job.workspace)).all()
     hooks = [hook for hook in hooks if event in hook.events]
     if not hooks or _waiting(session, job.workspace) >= MOST_WAITING:
         return
-    made_one = makes_posterior and job.state == "succeeded"
-    told = {
+    has_posterior = makes_posterior and job.state == "succeeded"
+    fields = {
         "id": job.id,
         "kind": job.kind,
         "name": job.name,
@@ -122,11 +122,11 @@ def announce(session: Session, job: JobRow, makes_posterior: bool) -> None:
         "error": job.error,
         "problem_id": job.problem_id,
         "dataset_id": job.dataset_id,
-        "posterior_id": sibling_id(job.id, "post") if made_one else job.posterior_id,
+        "posterior_id": sibling_id(job.id, "post") if has_posterior else job.posterior_id,
         "created_at": job.created_at.isoformat(),
         "finished_at": None if job.finished_at is None else job.finished_at.isoformat(),
     }
-    session.add_all([_delivery(hook, event, job.id, {"job": told}) for hook in hooks])
+    session.add_all([_delivery(hook, event, job.id, {"job": fields}) for hook in hooks])
 
 
 def _waiting(session: Session, workspace: str) -> int:
@@ -152,6 +152,6 @@ def _delivery(hook: WebhookRow, event: str, job_id: str | None, content: dict[st
 
 
 def forget(session: Session, before: datetime, most: int) -> int:
-    """Remove what was delivered, or given up, before a moment."""
+    """Remove at most ``most`` deliveries that ended and were created before a time; return how many."""
     few = sa.select(DeliveryRow.id).where(DeliveryRow.state != "waiting", DeliveryRow.created_at < before).limit(most)
     return affected(session, sa.delete(DeliveryRow).where(DeliveryRow.id.in_(few)))

@@ -1,7 +1,8 @@
-"""What is compared with: rules that a planner might use instead. A new one is a line in ``RULES``.
+"""Policies that a backtest compares: posteriors learned here, and rules that a planner might use instead.
 
-Each is fitted to the rows that are known at the beginning of a split and decides for all that are judged in it; the
-rule of the season alone looks at newer rows too, as far as they are known ``lead`` periods before a decision.
+Each is fitted to the rows known at the beginning of a split and decides for all rows judged in it. Only the rule of the
+season also uses newer rows, as far as they are known ``lead`` periods before a decision. A new rule is a line in
+``RULES``.
 """
 
 from __future__ import annotations
@@ -13,28 +14,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core.backtest.splits import thinned
-from bco_core.baselines.boosted import boosted_quantiles
+from bco_core.baselines.boosted_quantiles import boosted_quantiles
 from bco_core.baselines.ieo import fit_ieo_ensemble
-from bco_core.baselines.weights import BANDWIDTHS, NEIGHBOURS, Weights, kernel_weights, neighbour_weights
+from bco_core.baselines.weighted_saa import BANDWIDTHS, NEIGHBOURS, Weights, kernel_weights, neighbour_weights
 from bco_core.data import FOLDS, Sample, Standardizer, evenly
 from bco_core.inference.forward import regression_after, season_decisions
-from bco_core.problems.base import DecisionProblem, fractiles
+from bco_core.inference.learn import learn
+from bco_core.inference.options import LearningOptions
+from bco_core.posterior import Posterior
+from bco_core.prescribe import PrescribeOptions, decisions
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.problems.surrogate import Surrogate
+from bco_core.progress import Progress, no_progress, part_of
 
-# Contexts are decided so many at a time that they meet about this many numbers.
+# Contexts are decided in pieces that hold about this many numbers.
 _NUMBERS_AT_ONCE = 2_000_000
-# Rows that a rule takes at most, evenly spaced: by far enough for what it fits.
+# Most rows that a rule is fitted to, evenly spaced.
 _CONSTANT_ROWS, _REGRESSION_ROWS, _BOOSTED_ROWS, _IEO_ROWS, _WEIGHTED_ROWS = 2_000, 200_000, 200_000, 5_000, 20_000
-# Weighted histories: rows that weigh most of all are decided over, and so many later ones choose the setting.
+# Weighted histories: heaviest rows that a decision is made over, and later rows that choose the setting.
 _ATOMS, _VALIDATION = 200, 200
 _LEAVES, _ROUNDS = (7, 31), (50, 100, 200, 400)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Rows up to the end of a split in one encoding, and which of them are known at its beginning and which judged."""
+    """Rows up to the end of a split in one encoding: those known at its beginning (k,), and those judged (m,)."""
 
     sample: Sample
     known: Tensor
@@ -43,18 +48,18 @@ class Origin:
 
     @property
     def history(self) -> Sample:
-        """What there is to learn from."""
+        """Rows to learn from."""
         return self.sample.rows(self.known)
 
     @property
     def contexts(self) -> Tensor:
-        """What there is to decide for, (m, d_x)."""
+        """Contexts to decide for, (m, d_x)."""
         return self.sample.contexts[self.judged]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a rule decides, (m, d_z); how sentences call it; and why it makes no sense for a problem and a season."""
+    """A rule's name in sentences, its decisions (m, d_z), and why it makes no sense for a problem and a season."""
 
     words: str
     decide: Callable[[DecisionProblem, Origin], Tensor]
@@ -62,14 +67,14 @@ class Rule:
 
 
 def constant(problem: DecisionProblem, origin: Origin) -> Tensor:
-    known = origin.sample.outcomes[thinned(origin.known, _CONSTANT_ROWS)]
+    known = origin.sample.outcomes[origin.known[evenly(len(origin.known), _CONSTANT_ROWS)]]
     return best_constant(problem, known).decisions.expand(len(origin.judged), -1)
 
 
 def season(problem: DecisionProblem, origin: Origin) -> Tensor:
-    """The best over the last eight of the same series and season; the constant one where there is none."""
+    """Decide best for the last eight outcomes of the same series and season; constantly where there are none."""
     found = constant(problem, origin).clone()
-    # In pieces: each is eight outcomes.
+    # Each row takes eight outcomes.
     for piece in torch.arange(len(origin.judged)).split(_at_once(8 * problem.outcome_dim)):
         decided, there = season_decisions(problem, origin.sample, origin.judged[piece])
         found[piece[there]] = decided
@@ -83,8 +88,8 @@ def regression(problem: DecisionProblem, origin: Origin) -> Tensor:
 
 
 def boosted(problem: DecisionProblem, origin: Origin) -> Tensor:
-    """LightGBM at each outcome's critical fractile; its size is chosen on the newest quarter of what is known."""
-    levels = fractiles(problem)
+    """Fit LightGBM at each outcome's critical fractile; its size is chosen on the newest quarter of the known rows."""
+    levels = problem.fractiles
     if levels is None:
         raise RuntimeError("only decisions that are quantiles can be boosted quantiles")
     train, validation = newest_quarter(origin)
@@ -119,7 +124,7 @@ def ieo(problem: DecisionProblem, origin: Origin) -> Tensor:
 
 
 def newest_quarter(origin: Origin) -> tuple[Sample, Sample]:
-    """What is known but for its newest quarter, or a random one where rows have no time; and that quarter."""
+    """Split the known rows: all but the newest quarter (a random one without time), and that quarter."""
     known = origin.history
     if known.timeline is None:
         order = torch.randperm(len(known), generator=torch.Generator().manual_seed(origin.seed))
@@ -136,8 +141,7 @@ def _only(sample: Sample, outcome: int) -> Sample:
 def _weighted(
     problem: DecisionProblem, origin: Origin, kind: Callable[[Sample, Any], Weights], settings: Iterable[float]
 ) -> Tensor:
-    """Decisions over the rows that weigh most, by standardised contexts; the setting is of least cost on the newest
-    quarter of what is known."""
+    """Decide over the heaviest rows, by standardised contexts; the setting has the least cost on the newest quarter."""
     scale = Standardizer.fit(origin.history.contexts)
 
     def scaled(sample: Sample) -> Sample:
@@ -177,17 +181,17 @@ def _no_season(problem: DecisionProblem, season: int) -> str:
 
 
 def _no_quantiles(problem: DecisionProblem, season: int) -> str:
-    return "" if fractiles(problem) is not None else "decisions are not quantiles of single outcomes here"
+    return "" if problem.fractiles is not None else "decisions are not quantiles of single outcomes here"
 
 
 def _no_gradient(problem: DecisionProblem, season: int) -> str:
     if not problem.differentiable:
-        return "decisions have no gradient by the prediction, and it learns by one"
+        return "it learns by gradients, and decisions have none with respect to the prediction"
     if isinstance(problem.relaxation, Surrogate):
-        return "decisions jump as predictions move, and it learns by the gradient of what they cost"
-    if getattr(problem, "decides_slowly", False):
-        return "every decision takes a program of its own here, and its many steps would take hours"
-    whole = "its averaged decisions would not be whole numbers, and some must be"
+        return "it learns by the gradient of the cost, and decisions jump as predictions change"
+    if problem.decides_slowly:
+        return "each of its many steps would solve a program for every row, which would take hours"
+    whole = "its averaged decisions would not be integers, and some must be"
     return "" if problem.relaxation is problem else whole
 
 
@@ -200,5 +204,33 @@ RULES: dict[str, Rule] = {
     "kernel": Rule("a history weighted by similarity", kernel),
     "ieo": Rule("a model trained for decision cost (IEO)", ieo, _no_gradient),
 }
-# Learning a rule from fewer rows than this says nothing.
+# A rule learned from fewer rows means nothing.
 LEAST_ROWS = 2 * FOLDS
+
+
+# posteriors of ours
+
+
+def learned_decisions(
+    problem: DecisionProblem, origin: Origin, options: LearningOptions, progress: Progress = no_progress
+) -> Tensor:
+    """Learn a posterior from the known rows of a split and return its decisions (m, d_z) for the judged ones."""
+    learned = learn(problem, origin.history, options, part_of(progress, 0.0, 0.9))
+    prescribing = PrescribeOptions(policy=learned.diagnostics.policy)
+    return decide_all(learned.posterior, problem, origin.contexts, prescribing, part_of(progress, 0.9, 1.0))
+
+
+def decide_all(
+    posterior: Posterior,
+    problem: DecisionProblem,
+    contexts: Tensor,
+    options: PrescribeOptions,
+    progress: Progress = no_progress,
+) -> Tensor:
+    """Return decisions (m, d_z) for contexts (m, d_x), computed in pieces."""
+    found = []
+    pieces = contexts.split(max(1, min(2_000, _NUMBERS_AT_ONCE // (options.scenarios * problem.outcome_dim))))
+    for number, piece in enumerate(pieces):
+        progress(number / len(pieces), "deciding")
+        found.append(decisions(posterior, problem, piece, options))
+    return torch.cat(found)

@@ -1,4 +1,4 @@
-"""Which rows are judged, and what is known by then: origins that roll over time, or random parts of the rows."""
+"""Split a history into known and judged rows: origins that roll over time, or random parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bco_core.data import evenly
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import MINIMUM_ROWS
 from bco_core.timeline import Timeline
@@ -18,15 +17,17 @@ MOST_SPLITS = 50
 
 @dataclass(frozen=True)
 class Split:
-    """Rows (m,) that are judged, and rows (k,) that are known when the first of them is decided for."""
+    """Judged rows (m,), and rows (k,) that are known at the decision for the first of them."""
 
     known: Tensor
     judged: Tensor
 
 
 def rolling(timeline: Timeline, count: int, share: float) -> list[Split]:
-    """The last ``share`` of the rows in ``count`` blocks of time, each judged by what was known ``lead`` periods before
-    it. A period is never cut, so that there may be fewer blocks than asked for."""
+    """Judge the last ``share`` of the rows in ``count`` blocks of time, each by the rows known ``lead`` periods before.
+
+    A period is never cut, so there may be fewer blocks.
+    """
     ordered = timeline.periods.sort().values
     first = math.ceil((1 - share) * len(ordered))
     places = first + torch.arange(count) * (len(ordered) - first) // count
@@ -44,7 +45,7 @@ def rolling(timeline: Timeline, count: int, share: float) -> list[Split]:
 
 
 def random_parts(rows: int, count: int, seed: int) -> list[Split]:
-    """Every row is judged once: it is in one of ``count`` random parts, judged by what the others tell."""
+    """Judge every row once, in one of ``count`` random parts, each by the rows of the others."""
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     part = torch.empty(rows, dtype=torch.int64).index_copy_(0, order, torch.arange(rows) * count // max(1, rows))
     numbers = range(count)
@@ -58,11 +59,6 @@ def _check(splits: list[Split], rows: int, needed: int) -> None:
     if known < MINIMUM_ROWS or not all(len(split.judged) for split in splits):
         raise InvalidInput(
             f"of {rows} rows, {known} are known before the first that is judged, and learning needs {MINIMUM_ROWS}: "
-            f"send more (about {max(needed, rows + 1)} would do), or ask for fewer splits or a smaller judged share",
+            f"send more rows (about {max(needed, rows + 1)}), or ask for fewer splits or a smaller judged share",
             ("splits",),
         )
-
-
-def thinned(rows: Tensor, most: int) -> Tensor:
-    """Up to ``most`` of some rows (n,), evenly spaced."""
-    return rows[evenly(len(rows), most)]

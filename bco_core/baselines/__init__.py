@@ -1,1 +1,1 @@
-"""What a planner would do without us, done well."""
+"""Strong baselines: the rules that a planner would use without decision-focused learning."""

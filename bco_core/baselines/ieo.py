@@ -2,11 +2,11 @@
 
 Each member minimises, on minibatches of its own training rows,
 
-    (1/n) Σ_i c(π_θ(x_i); y_i) + γ‖θ‖₁,                                  (regularised empirical risk, the l1 norm)
+    (1/n) Σ_i c(π_θ(x_i); y_i) + γ‖θ‖₁,                          (equation (3) of the paper, with the l1 norm)
 
-with the mean cost divided by the best constant decision's, and is stopped early on its held-out rows. The penalty γ is
-the one of least held-out cost; folds × penalties train as one batch. One fold is the paper's baseline; five folds,
-whose decisions are averaged, are its ensemble, of linear predictors or of networks.
+with the mean cost divided by the best constant decision's, and is stopped early on its held-out rows. The penalty γ of
+least held-out cost is chosen; folds × penalties train as one batch. One fold is the paper's baseline; five folds, whose
+decisions are averaged, form an ensemble of linear predictors or of networks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 
-# The paper's sweep, and no penalty at all; ensembles spend their members where the choice falls.
+# The paper's grid, and no penalty at all; ensembles use the part of it that is usually chosen.
 PENALTIES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0)
 ENSEMBLE_PENALTIES = (0.0, 3e-3, 1e-2, 3e-2)
 HIDDEN = (128, 128)
-# Averaging makes up for width: at a quarter of the time these networks decide as well as wide ones.
+# Averaged, these networks decide as well as wide ones in a quarter of the time.
 ENSEMBLE_HIDDEN = (32, 32)
 TRAINING = TrainingOptions(epochs=300, patience=20, batch_size=128, learning_rate=0.01)
 
@@ -49,7 +49,7 @@ class PointEstimates:
         return min(float(row["held_out_cost"]) for row in self.table)
 
     def averaged_decisions(self, problem: DecisionProblem, contexts: Tensor) -> Tensor:
-        """The mean of the members' own decisions, (n, d_z), for contexts (n, d_x)."""
+        """Return the mean of the members' decisions, (n, d_z), for contexts (n, d_x)."""
         return problem.decide(self.predictor.predict(self.theta, contexts)).mean(dim=0)
 
 
@@ -100,7 +100,7 @@ def fit_ieo(
     generator: torch.Generator,
     hidden: tuple[int, ...] = HIDDEN,
 ) -> PointEstimates:
-    """IEO as in the paper: validation rows of their own stop it early and choose the penalty."""
+    """Fit IEO as in the paper: separate validation rows stop it early and choose the penalty."""
     pooled = train_rows.followed_by(validation_rows)
     index = torch.arange(len(pooled))[None]
     folds = Folds(index[:, : len(train_rows)], index[:, len(train_rows) :])
@@ -110,8 +110,10 @@ def fit_ieo(
 def fit_ieo_ensemble(
     problem: DecisionProblem, sample: Sample, generator: torch.Generator, hidden: tuple[int, ...] = ENSEMBLE_HIDDEN
 ) -> PointEstimates:
-    """Five linear predictors or five networks, whichever cost less on held-out rows: each is stopped early on its own
-    fifth of the rows, with one penalty for all."""
+    """Fit five linear predictors and five networks, and return those of least held-out cost.
+
+    Each is stopped early on its own fifth of the rows, with one penalty for all.
+    """
     folds = make_folds(len(sample), FOLDS, generator)
     predictors = [build_predictor("linear", sample), build_predictor("mlp", sample, hidden)]
     fits = [fit_points(problem, one, sample, folds, generator, ENSEMBLE_PENALTIES) for one in predictors]

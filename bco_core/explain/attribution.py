@@ -1,13 +1,13 @@
-"""Which columns of a context drove its prediction: Shapley values against one baseline context.
+"""Attribution of a prediction to the columns of its context: Shapley values against one baseline context.
 
-A coalition S of columns predicts f̄ where columns of S are as in the context and all others as in the baseline. The
-contribution of a column is its mean gain over all orders in which columns may join:
+A coalition S of columns has the prediction f̄ of the context whose columns in S are those of the context and whose other
+columns are those of the baseline. The contribution of a column is its mean gain over all orders in which columns join:
 
     linear        f̄ is affine in the context, so every order gives slope × (value − baseline)
     exact         all coalitions of up to :data:`MOST_EXACT` columns are predicted
     permutations  a sample of orders, each with its reverse; unbiased, with a fixed seed
 
-Gains of one order telescope, so base + Σ contributions = prediction but for rounding, whichever way it is.
+The gains of one order telescope, so base + Σ contributions = prediction up to rounding in all three.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.posterior import Posterior
 from bco_core.predictors.linear import Linear, ReluAffine
 
@@ -35,7 +35,7 @@ Predict = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Attribution:
-    """Of one prediction (d_y,): the baseline's ``base`` (d_y,) and ``contributions`` (columns, d_y)."""
+    """Shapley values of a ``prediction`` (d_y,): the baseline's ``base`` (d_y,), ``contributions`` (columns, d_y)."""
 
     method: str
     base: Tensor
@@ -44,14 +44,14 @@ class Attribution:
 
     @property
     def residual(self) -> Tensor:
-        """What contributions leave unexplained, (d_y,): rounding."""
+        """The unexplained remainder (d_y,), which is rounding."""
         return self.prediction - self.base - self.contributions.sum(dim=0)
 
 
 def attribute(posterior: Posterior, context: Tensor, columns: Sequence[Sequence[int]], draws: Tensor) -> Attribution:
-    """Of the draws' mean prediction at a context (d_x,), against the history's mean context.
+    """Attribute the draws' mean prediction at a context (d_x,), against the history's mean context.
 
-    ``columns`` are the entries of a context that belong together, as those of one category do; all of them are in it.
+    ``columns`` partitions the entries of a context into columns; the entries of one category belong together.
     """
     baseline = mean_context(posterior)
 
@@ -61,63 +61,67 @@ def attribute(posterior: Posterior, context: Tensor, columns: Sequence[Sequence[
 
     predictor = posterior.predictor
     linear = isinstance(predictor, Linear) and not isinstance(predictor, ReluAffine)
-    if linear and isinstance(predictor.features, Standardized):
+    if linear and isinstance(predictor.features, StandardizedFeatures):
         return _linear(predict, context, baseline, columns)
     return shapley(predict, context, baseline, columns)
 
 
 def mean_context(posterior: Posterior) -> Tensor:
-    """The history's mean context (d_x,); of a category, the share of rows that have it."""
+    """Return the history's mean context (d_x,); for a category, the share of rows that have it."""
     return posterior.predictor.features.to_arrays()[1]["context_mean"]
 
 
 def _linear(predict: Predict, context: Tensor, baseline: Tensor, columns: Sequence[Sequence[int]]) -> Attribution:
-    """One column at a time is moved, since no column changes what another one does."""
-    found = predict(torch.stack([baseline, context, *(_moved(baseline, context, columns, [j]) for j in _all(columns))]))
-    return Attribution(LINEAR, found[0], found[2:] - found[0], found[1])
+    """Change one column at a time, since columns do not interact in a linear model."""
+    predictions = predict(
+        torch.stack([baseline, context, *(_with_columns(baseline, context, columns, [j]) for j in _all(columns))])
+    )
+    return Attribution(LINEAR, predictions[0], predictions[2:] - predictions[0], predictions[1])
 
 
 def shapley(predict: Predict, context: Tensor, baseline: Tensor, columns: Sequence[Sequence[int]]) -> Attribution:
-    """Over all coalitions where columns are few, else over a sample of orders."""
+    """Return Shapley values, over all coalitions where columns are few, else over a sample of orders."""
     if len(columns) <= MOST_EXACT:
         return _exact(predict, context, baseline, columns)
     generator = torch.Generator().manual_seed(_SEED)
-    drawn = [torch.randperm(len(columns), generator=generator).tolist() for _ in range(ORDERS // 2)]
-    orders = [order for one in drawn for order in (one, one[::-1])]
-    ends = [_moved(baseline, context, columns, []), _moved(baseline, context, columns, _all(columns))]
+    half = [torch.randperm(len(columns), generator=generator).tolist() for _ in range(ORDERS // 2)]
+    orders = [order for one in half for order in (one, one[::-1])]
+    ends = [_with_columns(baseline, context, columns, []), _with_columns(baseline, context, columns, _all(columns))]
     between = [
-        _moved(baseline, context, columns, order[:joined]) for order in orders for joined in range(1, len(columns))
+        _with_columns(baseline, context, columns, order[:joined])
+        for order in orders
+        for joined in range(1, len(columns))
     ]
-    found = predict(torch.stack([*ends, *between]))
-    base, prediction = found[0], found[1]
-    steps = found[2:].view(len(orders), len(columns) - 1, -1)
+    predictions = predict(torch.stack([*ends, *between]))
+    base, prediction = predictions[0], predictions[1]
+    steps = predictions[2:].view(len(orders), len(columns) - 1, -1)
     path = torch.cat([base.expand(len(orders), 1, -1), steps, prediction.expand(len(orders), 1, -1)], dim=1)
     gains, contributions = path.diff(dim=1), torch.zeros(len(columns), len(base), dtype=torch.float64)
-    for order, gained in zip(orders, gains, strict=True):
-        contributions[order] += gained / len(orders)
+    for order, gain in zip(orders, gains, strict=True):
+        contributions[order] += gain / len(orders)
     return Attribution(PERMUTATIONS, base, contributions, prediction)
 
 
 def _exact(predict: Predict, context: Tensor, baseline: Tensor, columns: Sequence[Sequence[int]]) -> Attribution:
     count = len(columns)
     coalitions = [chosen for size in range(count + 1) for chosen in combinations(range(count), size)]
-    found = predict(torch.stack([_moved(baseline, context, columns, chosen) for chosen in coalitions]))
-    value = dict(zip(coalitions, found, strict=True))
-    contributions = torch.zeros(count, found.shape[1], dtype=torch.float64)
+    predictions = predict(torch.stack([_with_columns(baseline, context, columns, chosen) for chosen in coalitions]))
+    value = dict(zip(coalitions, predictions, strict=True))
+    contributions = torch.zeros(count, predictions.shape[1], dtype=torch.float64)
     for chosen in coalitions:
         share = 1 / (count * math.comb(count - 1, len(chosen))) if len(chosen) < count else 0.0
         for j in set(range(count)) - set(chosen):
             contributions[j] += share * (value[tuple(sorted((*chosen, j)))] - value[chosen])
-    return Attribution(EXACT, found[0], contributions, found[-1])
+    return Attribution(EXACT, predictions[0], contributions, predictions[-1])
 
 
 def _all(columns: Sequence[Sequence[int]]) -> range:
     return range(len(columns))
 
 
-def _moved(baseline: Tensor, context: Tensor, columns: Sequence[Sequence[int]], chosen: Sequence[int]) -> Tensor:
-    """The baseline with the chosen columns as in the context."""
-    moved = baseline.clone()
+def _with_columns(baseline: Tensor, context: Tensor, columns: Sequence[Sequence[int]], chosen: Sequence[int]) -> Tensor:
+    """Return the baseline with the chosen columns as in the context."""
+    values = baseline.clone()
     entries = [entry for j in chosen for entry in columns[j]]
-    moved[entries] = context[entries]
-    return moved
+    values[entries] = context[entries]
+    return values

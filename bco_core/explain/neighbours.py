@@ -1,5 +1,4 @@
-"""The rows of a history that are most like a context: by the root mean square of the differences of its columns, each
-in units of the column's spread over the history."""
+"""Nearest rows of a history to a context, by the root mean square difference of standardised columns."""
 
 from __future__ import annotations
 
@@ -16,19 +15,19 @@ _CHUNK_NUMBERS = 4_000_000
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Contexts of a history in unit scale (n, d_x), float32."""
+    """Standardised contexts (n, d_x) of a history, in float32."""
 
     scale: Standardizer
     contexts: Tensor
 
     @staticmethod
     def of(contexts: Tensor) -> Neighbourhood:
-        """From contexts (n, d_x) as the predictor is given them."""
+        """Build the neighbourhood of encoded contexts (n, d_x)."""
         scale = Standardizer.fit(contexts)
         return Neighbourhood(scale, scale.apply(contexts).float())
 
     def nearest(self, contexts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The rows (B, k) most like contexts (B, d_x), nearest first, and their distances (B, k), k ≤ count."""
+        """Return the nearest rows (B, k) to contexts (B, d_x), nearest first, and their distances (B, k), k ≤ count."""
         count = min(count, len(self.contexts))
         wanted = self.scale.apply(contexts)
         rows, distances = [], []

@@ -1,4 +1,4 @@
-"""What may happen in each context, as an answer tells it: the scenarios behind its costs, and their summary."""
+"""The scenarios behind the costs of a prescription, and their summary for each outcome."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import torch
 from torch import Tensor
 
 from bco_core.posterior import Posterior
-from bco_core.prescribe import QUANTILES, PrescribeOptions, what_may_happen
-from bco_core.problems.answers import covered
+from bco_core.prescribe import QUANTILES, PrescribeOptions, scenario_sets
 from bco_core.problems.base import DecisionProblem
 from bco_core.scenarios import Scenarios
 from bco_core.weighted_stats import sort_atoms, sorted_quantile
 
 
 def cost_scenarios(posterior: Posterior, contexts: Tensor, options: PrescribeOptions, draws: Tensor) -> Scenarios:
-    """The scenarios that :func:`bco_core.prescribe.prescribe` costs decisions over, for contexts (B, d_x)."""
+    """Return the scenarios over which :func:`bco_core.prescribe.prescribe` prices decisions, for contexts (B, d_x)."""
     encoded = posterior.encode(contexts)
     scenarios = posterior.scenarios(contexts, draws, encoded)
-    return what_may_happen(posterior, contexts, encoded, scenarios, options)[1]
+    return scenario_sets(posterior, contexts, encoded, scenarios, options)[1]
 
 
 @dataclass(frozen=True)
 class OutcomeSummary:
-    """Over the scenarios of B contexts: ``mean`` and ``deviation`` (B, d_y), ``quantiles`` (B, d_y, m) at
-    :data:`~bco_core.prescribe.QUANTILES`, and the share ``served`` (B, d_y) of scenarios in which each outcome is
-    covered, None where that means nothing."""
+    """Summary of each outcome over the scenarios of B contexts.
+
+    ``mean`` and ``deviation`` (B, d_y), ``quantiles`` (B, d_y, m) at :data:`~bco_core.prescribe.QUANTILES`, and the
+    share ``served`` (B, d_y) of scenarios in which each outcome is covered; None where a problem does not define it.
+    """
 
     mean: Tensor
     deviation: Tensor
@@ -35,12 +36,12 @@ class OutcomeSummary:
 
 
 def summary(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> OutcomeSummary:
-    """What atoms (B, K, d_y) say of each outcome, and how often decisions (B, d_z) serve it; NaN without a decision."""
+    """Summarise atoms (B, K, d_y) and how often decisions (B, d_z) serve each outcome; NaN without a decision."""
     mean = atoms.mean()
     spread = torch.einsum("bky,k->by", (atoms.outcomes - mean[:, None]).square(), atoms.weights).sqrt()
     ordered, share = sort_atoms(atoms.outcomes.transpose(1, 2).contiguous(), atoms.weights)
     quantiles = sorted_quantile(ordered, share, torch.tensor(QUANTILES, dtype=torch.float64))
-    served = covered(problem, decisions[:, None], atoms.outcomes)
+    served = problem.covered(decisions[:, None], atoms.outcomes)
     if served is not None:
         undecided = decisions.isnan().any(dim=1, keepdim=True)
         share = torch.einsum("bky,k->by", served.double(), atoms.weights).clamp(max=1.0)

@@ -1,8 +1,8 @@
-"""The slot between a context and θ: a predictor sees a context only through its features.
+"""Features: predictors see a context only through them.
 
-Features may be fitted to outcomes. A row's own outcome must then not reach what θ learns from, or out-of-fold judgement
-would be flattered: :meth:`Features.of_history` gives every row as a model sees it that was fitted without the row's
-fold, and :meth:`Features.of_new` gives new contexts as all models together see them.
+Features may be fitted to outcomes. θ must then not learn from a row's own outcome, or out-of-fold judgement would be
+flattered: :meth:`Features.of_history` computes every row by a model fitted without the row's fold, and
+:meth:`Features.of_new` computes new contexts by all models together.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from bco_core.data import Sample, Standardizer
 
 
 class Features(Protocol):
-    """Fitted features: what the predictor's input is made of. Most kinds have no bases."""
+    """Fitted features, the input of predictors. Most kinds have no bases."""
 
     @property
     def kind(self) -> str: ...
 
     @property
     def context_dim(self) -> int:
-        """Columns d_x of a context."""
+        """Number of columns d_x of a context."""
         ...
 
     @property
     def width(self) -> int:
-        """Columns of what the predictor sees."""
+        """Number of columns that the predictor sees."""
         ...
 
     @property
     def spread(self) -> Tensor:
-        """The spread (width,) that each column had in the history, in its own units."""
+        """Spread (width,) of each column in the history, in its own units."""
         ...
 
     @property
     def bases(self) -> Standardizer | None:
-        """The scale of what follows the features, a prediction of each outcome to depart from; None where none does."""
+        """Scale of the bases, which follow the features: a prediction of each outcome to depart from; None without."""
         return None
 
     @property
     def base_columns(self) -> tuple[int, ...]:
-        """Where the bases are among the features, outcome by outcome; empty where there are none."""
+        """Column of each outcome's base among the features; empty without bases."""
         return ()
 
     @property
     def shrink(self) -> Tensor:
-        """How far outcomes scatter around the bases, (d_y,), in units of their own spread; ones where none are."""
+        """Scatter of the outcomes around the bases, (d_y,), in units of their own spread; ones without bases."""
         return torch.ones(1, dtype=torch.float64)
 
     def of_new(self, contexts: Tensor) -> Tensor:
-        """Contexts that nothing was fitted to: (..., d_x) → (..., width), then the bases."""
+        """Compute features of new contexts: (..., d_x) → (..., width), then the bases."""
         ...
 
     def of_history(self, sample: Sample) -> Tensor:
-        """The rows that the features were fitted to, in their order: (n, width), then the bases."""
+        """Compute features of the rows that the features were fitted to, in order: (n, width), then the bases."""
         ...
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A plain description, empty where the kind says it all, and the arrays that go with it."""
+        """Return a plain description, empty where the kind suffices, and the arrays that go with it."""
         ...
 
 
 @dataclass(frozen=True)
 class FeatureKind:
-    """One kind of features: how it is fitted to a sample whose rows have fold numbers (n,), and how it is restored.
+    """One kind of features: ``fit`` takes a sample and the fold (n,) of each row, ``from_arrays`` restores.
 
-    ``sees_outcomes`` says that fitting looks at outcomes, so that a prior on θ is no longer independent of the rows.
+    With ``sees_outcomes``, fitting uses outcomes, so that a prior on θ is not independent of the rows.
     """
 
     name: str

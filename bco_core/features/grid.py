@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bco_core.arrays import Floats, Integers
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import Table, Whole
 
 MOST_CELLS = 200_000_000
 
@@ -20,17 +20,17 @@ MOST_CELLS = 200_000_000
 class Grid:
     """Cells (c, d_y) of S series: ``starts`` (S + 1,) are their first cells, ``first`` (S,) their first periods.
 
-    ``newest`` (c,) is the number of the newest cell up to a cell that holds a row.
+    ``newest`` (c,) is, for each cell, the newest one up to it that holds a row.
     """
 
-    first: Whole
-    starts: Whole
-    values: Table
-    newest: Whole
+    first: Integers
+    starts: Integers
+    values: Floats
+    newest: Integers
 
     @staticmethod
-    def of(periods: Whole, series: Whole, outcomes: Table, count: int | None = None) -> Grid:
-        """From rows in any order: periods (n,), series (n,) numbered from 0 to ``count`` − 1, outcomes (n, d_y)."""
+    def of(periods: Integers, series: Integers, outcomes: Floats, count: int | None = None) -> Grid:
+        """Build from rows in any order: periods (n,), series (n,) from 0 to ``count`` − 1, outcomes (n, d_y)."""
         count = int(series.max(initial=-1)) + 1 if count is None else count
         first = np.full(count, np.iinfo(np.int64).max)
         last = np.full(count, np.iinfo(np.int64).min)
@@ -61,35 +61,14 @@ class Grid:
         return len(self.first)
 
     @property
-    def last(self) -> Whole:
-        """The last period (S,) of each series, the one before its first if it has no rows."""
+    def last(self) -> Integers:
+        """Last period (S,) of each series; the one before its first if it has no rows."""
         return self.first + np.diff(self.starts) - 1
 
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + self.starts.nbytes + self.values.nbytes + self.newest.nbytes
+    def before(self, periods: Integers, series: Integers, ages: Integers) -> Floats:
+        """Return outcomes (n, d_y, m) m ages before periods (n,) of series (n,); NaN where there is no row.
 
-    def rows(self) -> tuple[Whole, Whole, Table]:
-        """The rows that the grid was made from, by series and period: periods, series, outcomes."""
-        cells = np.flatnonzero(self.newest == np.arange(len(self.values)))
-        series = np.searchsorted(self.starts, cells, side="right") - 1
-        return self.first[series] + cells - self.starts[series], series, self.values[cells]
-
-    def with_rows(self, periods: Whole, series: Whole, outcomes: Table) -> Grid:
-        """This grid and more rows; series may be new."""
-        old = self.rows()
-        count = max(self.count, int(series.max(initial=-1)) + 1)
-        return Grid.of(
-            np.concatenate([old[0], periods]),
-            np.concatenate([old[1], series]),
-            np.concatenate([old[2], outcomes]),
-            count,
-        )
-
-    def before(self, periods: Whole, series: Whole, ages: Whole) -> Table:
-        """Outcomes (n, d_y, m) of m ages before periods (n,) of series (n,); NaN where there is no row.
-
-        A series below 0 is one without any row.
+        A series below 0 has no rows.
         """
         known = series >= 0
         number = np.where(known, series, 0)
@@ -97,11 +76,11 @@ class Grid:
         length = (self.starts[number + 1] - self.starts[number])[:, None]
         inside = (position >= 0) & (position < length)
         cells = np.where(inside, self.starts[number][:, None] + position, 0)
-        found = np.where(inside[:, None, :], self.values[cells].transpose(0, 2, 1), np.nan)
-        return np.ascontiguousarray(found)
+        outcomes = np.where(inside[:, None, :], self.values[cells].transpose(0, 2, 1), np.nan)
+        return np.ascontiguousarray(outcomes)
 
-    def newest_before(self, periods: Whole, series: Whole, age: int) -> Whole:
-        """The period (n,) of the newest row that is at least ``age`` old at periods (n,), or −1 below the first one."""
+    def newest_before(self, periods: Integers, series: Integers, age: int) -> Integers:
+        """Return the period (n,) of the newest row at least ``age`` old at periods (n,); first − 1 if there is none."""
         number = np.where(series >= 0, series, 0)
         first, start = self.first[number], self.starts[number]
         position = np.minimum(periods - age - first, self.starts[number + 1] - start - 1)

@@ -1,4 +1,4 @@
-"""Contexts, and the products of every two of them, brought to unit scale: what lets a linear model bend."""
+"""Contexts and the products of every two of them, in unit scale: a linear model of these is quadratic."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bco_core.features.base import FeatureKind, Features
 
 
 @dataclass(frozen=True)
-class Products(Features):
-    """Standardised contexts, then products of two of them, squares included, standardised too."""
+class ProductFeatures(Features):
+    """Standardised contexts, then standardised products of two of them, squares included."""
 
     contexts: Standardizer
     products: Standardizer
@@ -37,7 +37,7 @@ class Products(Features):
 
     def of_new(self, contexts: Tensor) -> Tensor:
         straight = self.contexts.apply(contexts)
-        return torch.cat([straight, self.products.apply(_multiplied(straight))], dim=-1)
+        return torch.cat([straight, self.products.apply(_products(straight))], dim=-1)
 
     def of_history(self, sample: Sample) -> Tensor:
         return self.of_new(sample.contexts)
@@ -52,23 +52,23 @@ class Products(Features):
 
 
 def products_width(contexts: int) -> int:
-    """Columns for so many contexts."""
+    """Return the number of columns for this many contexts."""
     return contexts + contexts * (contexts + 1) // 2
 
 
-def _multiplied(contexts: Tensor) -> Tensor:
+def _products(contexts: Tensor) -> Tensor:
     first, second = torch.triu_indices(contexts.shape[-1], contexts.shape[-1])
     return contexts[..., first] * contexts[..., second]
 
 
-def fit(sample: Sample, folds: Tensor | None = None) -> Products:
-    """Fitted to the contexts alone; folds, which keep a row from its own outcome, make no difference."""
+def fit(sample: Sample, folds: Tensor | None = None) -> ProductFeatures:
+    """Fit to the contexts alone, so that folds make no difference."""
     contexts = Standardizer.fit(sample.contexts)
-    return Products(contexts, Standardizer.fit(_multiplied(contexts.apply(sample.contexts))))
+    return ProductFeatures(contexts, Standardizer.fit(_products(contexts.apply(sample.contexts))))
 
 
-def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Products:
-    return Products(
+def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> ProductFeatures:
+    return ProductFeatures(
         Standardizer(arrays["context_mean"], arrays["context_scale"]),
         Standardizer(arrays["product_mean"], arrays["product_scale"]),
     )

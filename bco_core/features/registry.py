@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from bco_core.features.base import FeatureKind, Features
-from bco_core.features.boosting import BOOSTED
+from bco_core.features.boosted import BOOSTED
 from bco_core.features.products import PRODUCTS
 from bco_core.features.standardized import STANDARDIZED
 
@@ -15,7 +15,7 @@ FEATURES: dict[str, FeatureKind] = {kind.name: kind for kind in (STANDARDIZED, B
 
 
 def features_to_arrays(features: Features) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A plain description, empty for the default kind, and arrays; :func:`features_from_arrays` is the inverse."""
+    """Return a plain description, empty for the default kind, and arrays; inverse of :func:`features_from_arrays`."""
     description, arrays = features.to_arrays()
     if features.kind != STANDARDIZED.name:
         description = description | {"kind": features.kind}

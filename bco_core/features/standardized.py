@@ -1,4 +1,4 @@
-"""Contexts brought to unit scale, so that a unit prior means the same on every data set."""
+"""Contexts in unit scale, so that a unit prior means the same on every data set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bco_core.features.base import FeatureKind, Features
 
 
 @dataclass(frozen=True)
-class Standardized(Features):
-    """(context − mean) / scale, column by column. It sees no outcomes, so folds make no difference."""
+class StandardizedFeatures(Features):
+    """(context − mean) / scale, column by column."""
 
     contexts: Standardizer
 
@@ -43,13 +43,13 @@ class Standardized(Features):
         return {}, {"context_mean": self.contexts.mean, "context_scale": self.contexts.scale}
 
 
-def standardize(sample: Sample, folds: Tensor | None = None) -> Standardized:
-    """Fitted to the contexts alone; folds, which keep a row from its own outcome, make no difference."""
-    return Standardized(Standardizer.fit(sample.contexts))
+def standardize(sample: Sample, folds: Tensor | None = None) -> StandardizedFeatures:
+    """Fit to the contexts alone, so that folds make no difference."""
+    return StandardizedFeatures(Standardizer.fit(sample.contexts))
 
 
-def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Standardized:
-    return Standardized(Standardizer(arrays["context_mean"], arrays["context_scale"]))
+def from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> StandardizedFeatures:
+    return StandardizedFeatures(Standardizer(arrays["context_mean"], arrays["context_scale"]))
 
 
 STANDARDIZED = FeatureKind("standardized", standardize, from_arrays)

@@ -1,6 +1,6 @@
 """Ensembles of regression trees as plain arrays: stored without pickling, evaluated without their library.
 
-A prediction does not depend on which rows are predicted beside it, bit for bit.
+A prediction is the same, bit for bit, whichever rows are predicted together.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Forest:
         return len(self.model_start) - 1
 
     def predict(self, rows: Array) -> Array:
-        """(n, P) for rows (n, d)."""
-        found = np.zeros((len(rows), len(self)))
-        _evaluate(np.ascontiguousarray(rows, np.float64), *astuple(self), found)
-        return found
+        """Return predictions (n, P) for rows (n, d)."""
+        predictions = np.zeros((len(rows), len(self)))
+        _evaluate(np.ascontiguousarray(rows, np.float64), *astuple(self), predictions)
+        return predictions
 
     def first(self, rounds: Sequence[int]) -> Forest:
-        """The same with no more than the first so many trees of each model."""
-        kept, counts = [], []
+        """Keep the first ``rounds`` trees of each model."""
+        trees, counts = [], []
         for start, end, most in zip(self.model_start[:-1], self.model_start[1:], rounds, strict=True):
-            kept.append(np.arange(start, min(end, start + most)))
-            counts.append(len(kept[-1]))
-        return self._of(np.concatenate(kept), np.array(counts))
+            trees.append(np.arange(start, min(end, start + most)))
+            counts.append(len(trees[-1]))
+        return self._of(np.concatenate(trees), np.array(counts))
 
     def _of(self, trees: Array, counts: Array) -> Forest:
         nodes, leaves = self.node_start, self.leaf_start
@@ -74,8 +74,8 @@ class Forest:
         return Forest(*(np.asarray(arrays[prefix + one.name]) for one in fields(Forest)))
 
 
-def joined(forests: Sequence[Forest]) -> Forest:
-    """All models of several forests, in order."""
+def join_forests(forests: Sequence[Forest]) -> Forest:
+    """Join the models of several forests, in order."""
     parts = {one.name: [getattr(forest, one.name) for forest in forests] for one in fields(Forest)}
     plain = (np.concatenate(parts[name]) for name in ("feature", "threshold", "left", "right", "value"))
     starts = (
@@ -86,7 +86,7 @@ def joined(forests: Sequence[Forest]) -> Forest:
 
 
 def from_lightgbm(texts: Sequence[str]) -> Forest:
-    """Models as LightGBM writes them as text. Their splits must be numeric, and their rows without missing numbers."""
+    """Read models from LightGBM's texts. Splits must be numeric; rows must have no missing numbers."""
     models = [list(_trees(text)) for text in texts]
     trees = [tree for model in models for tree in model]
 
@@ -120,7 +120,7 @@ def _starts(counts: Array) -> Array:
 
 
 def _ranges(first: Array, last: Array) -> Array:
-    """All numbers from each first up to its last."""
+    """Return all numbers from each ``first`` up to its ``last``."""
     counts = last - first
     if not counts.sum():
         return np.empty(0, np.int64)
@@ -128,17 +128,17 @@ def _ranges(first: Array, last: Array) -> Array:
 
 
 @compiled
-def _evaluate(rows, feature, threshold, left, right, value, node_start, leaf_start, model_start, found):  # type: ignore[no-untyped-def]
+def _evaluate(rows, feature, threshold, left, right, value, node_start, leaf_start, model_start, predictions):  # type: ignore[no-untyped-def]
     for model in range(len(model_start) - 1):
         for tree in range(model_start[model], model_start[model + 1]):
             nodes, leaves = node_start[tree], leaf_start[tree]
             if node_start[tree + 1] == nodes:
                 for row in range(len(rows)):
-                    found[row, model] += value[leaves]
+                    predictions[row, model] += value[leaves]
                 continue
             for row in range(len(rows)):
                 at = 0
                 while at >= 0:
                     node = nodes + at
                     at = left[node] if rows[row, feature[node]] <= threshold[node] else right[node]
-                found[row, model] += value[leaves + ~at]
+                predictions[row, model] += value[leaves + ~at]

@@ -1,1 +1,1 @@
-"""From a Gibbs target to a posterior: variational inference (Algorithm 1)."""
+"""Inference: from a Gibbs target to a posterior, by variational inference or Metropolis–Hastings."""

@@ -1,8 +1,8 @@
-"""Judgement forward in time: what decisions cost that only knew the past, beside other rules that only knew the past.
+"""Forward validation in time: costs of decisions for later rows by members, and by baselines, that know only the past.
 
-Members that learned up to one of several moments decide for the block that follows
-(:func:`bco_core.data.forward_folds`). What they promised there and what happened tells how promises will do, and how
-fast they age.
+Members that learned up to one of several times decide for the block that follows
+(:func:`bco_core.data.forward_folds`). Comparing predicted with realised costs there shows how reliable predicted costs
+are, and how fast they age.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _TAIL = 0.95
 
 
 @dataclass(frozen=True)
-class Forward:
-    """``cost`` of every policy on later rows. ``stretches`` has a line for each block of time that was judged, and
-    ``distances`` one for each range of periods since the last row that was learned from: rows, realised and promised
-    cost, and the share of rows that cost more than the promised 95 % quantile. ``season`` is what the quantile (for
-    other problems, the best decision) over the last eight same seasons costs there."""
+class ForwardReport:
+    """Costs of every policy on later rows.
+
+    ``stretches`` has a line for each judged block of time, ``distances`` one for each range of periods since the last
+    learned row: rows, realised and predicted cost, and the share of rows that cost more than the predicted 95 %
+    quantile. ``season`` is the cost there of the best decision over the outcomes of the last eight same seasons.
+    """
 
     cost: dict[str, Estimate]
     stretches: Table
@@ -41,11 +43,11 @@ class Forward:
 
     @property
     def worst_tail(self) -> float:
-        """The largest share above the promised 95 % quantile in any stretch of time."""
+        """The largest share above the predicted 95 % quantile in any stretch of time."""
         return float(max(line["above_95"] for line in self.stretches))
 
 
-def look_forward(
+def report_forward(
     problem: DecisionProblem,
     sample: Sample,
     rows: Tensor,
@@ -53,8 +55,9 @@ def look_forward(
     realised: Tensor,
     expected: Tensor,
     tails: Tensor,
-) -> Forward:
-    """Of judged rows (H,): what each policy cost (H,), and what the chosen one did, was expected to, and might (H,)."""
+) -> ForwardReport:
+    """Report on judged rows (H,): every policy's costs (H,), and the chosen one's realised and expected costs and
+    tails."""
     timeline = sample.timeline
     if timeline is None:
         raise RuntimeError("only rows with a time can be judged forward")
@@ -75,7 +78,7 @@ def look_forward(
             line = _line(realised[inside], expected[inside], tails[inside])
             by_distance.append({"from_distance": low, "to_distance": high} | line)
     season = season_costs(problem, sample, rows)
-    return Forward(
+    return ForwardReport(
         {name: estimate(values) for name, values in costs.items()},
         stretches,
         by_distance,
@@ -93,7 +96,7 @@ def _line(realised: Tensor, expected: Tensor, tails: Tensor) -> dict[str, object
 
 
 def distances(timeline: Timeline) -> Tensor:
-    """How many periods (n,) after the last known row each row lies, for whoever judges its block; 0 in the first."""
+    """Return the number of periods (n,) between each row and the last row known before its block; 0 in the first."""
     block = blocks(timeline)
     found = torch.zeros(len(timeline), dtype=torch.int64)
     for number in range(1, int(block.max()) + 1):
@@ -105,13 +108,13 @@ def distances(timeline: Timeline) -> Tensor:
     return found
 
 
-def tail_of(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
-    """The promised 95 % quantile (H,) of the cost of decisions (H, d_z)."""
+def promised_tail(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
+    """Return the predicted 95 % quantile (H,) of the cost of decisions (H, d_z)."""
     return problem.cost(decisions[:, None], atoms.outcomes).quantile(_TAIL, dim=1)
 
 
 def constant_before(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor:
-    """Cost (H,) of the best constant decision for what was known before each row's block."""
+    """Return the cost (H,) of the best constant decision for the outcomes known before each row's block."""
     costs = torch.empty(len(rows), dtype=torch.float64)
     for inside, past in _pasts(sample, rows):
         decision = best_constant(problem, sample.outcomes[past[evenly(len(past), 2000)]]).decisions
@@ -120,7 +123,7 @@ def constant_before(problem: DecisionProblem, sample: Sample, rows: Tensor) -> T
 
 
 def regression_before(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor | None:
-    """Cost (H,) of ridge regression and its residuals, from what was known before each row's block."""
+    """Return the cost (H,) of ridge regression and its residuals, fitted to rows known before each row's block."""
     costs = torch.empty(len(rows), dtype=torch.float64)
     for inside, past in _pasts(sample, rows):
         if len(past) < 4 * FOLDS:
@@ -131,7 +134,7 @@ def regression_before(problem: DecisionProblem, sample: Sample, rows: Tensor) ->
 
 
 def regression_after(problem: DecisionProblem, known: Sample, contexts: Tensor) -> Tensor:
-    """Decisions (n, d_z) for contexts (n, d_x) by ridge regression on known rows, over its residuals there."""
+    """Return decisions (n, d_z) for contexts (n, d_x) by ridge regression on known rows and its residuals."""
     scale = Standardizer.fit(known.contexts)
     inputs = scale.apply(known.contexts)
     fitted = ridge(inputs, known.outcomes)
@@ -143,7 +146,7 @@ def regression_after(problem: DecisionProblem, known: Sample, contexts: Tensor) 
 
 
 def _pasts(sample: Sample, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each block that some rows (H,) are of: their places among them, and the rows that were known before it."""
+    """Return, for each block of some rows (H,), their places among these and the rows known before the block."""
     timeline = sample.timeline
     if timeline is None:
         raise RuntimeError("only rows with a time have a past")
@@ -156,8 +159,10 @@ def _pasts(sample: Sample, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def season_costs(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor | None:
-    """Cost (m,) of deciding over the last eight outcomes of the same series and season that were known; None where
-    there is no season, or most rows have no such outcome."""
+    """Return the cost (m,) of deciding over the last eight known outcomes of the same series and season.
+
+    None where there is no season, or most rows have no such outcome.
+    """
     if sample.timeline is None or not sample.timeline.season:
         return None
     decisions, known = season_decisions(problem, sample, rows)
@@ -167,8 +172,8 @@ def season_costs(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tens
 
 
 def season_decisions(problem: DecisionProblem, sample: Sample, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Decisions (m, d_z) over the last eight outcomes of the same series and season, for those of some rows (H,) that
-    have any, and which of them, (H,), do."""
+    """Return decisions (m, d_z) over the last eight outcomes of the same series and season, and a mask (H,) of the rows
+    that have any."""
     timeline = sample.timeline
     if timeline is None:
         raise RuntimeError("only rows with a time have a season")
@@ -179,9 +184,9 @@ def season_decisions(problem: DecisionProblem, sample: Sample, rows: Tensor) -> 
     begin = -(-timeline.lead // timeline.season)
     back = torch.arange(begin, begin + _SAME_SEASONS) * timeline.season
     wanted = timeline.periods[rows, None] - first - back
-    asked = timeline.series[rows, None] * span + wanted
-    places = torch.searchsorted(ordered, asked).clamp_max(len(ordered) - 1)
-    there = (ordered[places] == asked) & (wanted >= 0)
+    keys = timeline.series[rows, None] * span + wanted
+    places = torch.searchsorted(ordered, keys).clamp_max(len(ordered) - 1)
+    there = (ordered[places] == keys) & (wanted >= 0)
     known = there.any(dim=1)
     outcomes = sample.outcomes[order[places[known]]]
     weights = there[known].double()

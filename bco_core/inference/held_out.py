@@ -1,6 +1,7 @@
-"""What rows that were held out say of decisions: their costs, beside others' and beside what was promised.
+"""Costs of decisions on held-out rows, compared with baselines and with the predicted costs.
 
-Every method hands over, for the rows of the history it keeps, scenarios made without each row; what follows is alike.
+Every inference method provides, for the rows of its stored history, scenarios made without each row; the judgement that
+follows is the same for all methods.
 """
 
 from __future__ import annotations
@@ -16,28 +17,27 @@ from bco_core.calibration import Calibration, calibrate
 from bco_core.data import FOLDS, Sample, Standardizer
 from bco_core.estimates import Estimate, estimate, paired_difference
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.forward import Forward, constant_before, look_forward, regression_before, tail_of
-from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing, decide_over, first_policy
+from bco_core.inference.forward import ForwardReport, constant_before, promised_tail, regression_before, report_forward
+from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing_policies, decide_over, first_policy
 from bco_core.predictive import History, predictive_scenarios
-from bco_core.problems.answers import promises
-from bco_core.problems.base import DecisionProblem, counted_within
+from bco_core.problems.base import DecisionProblem
 from bco_core.problems.constant import best_constant
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios, expected_cost
 from bco_core.select import Table, select
 
-# Rows of the sample that are judged, and kept with the posterior to carry outcomes from.
+# Rows of the sample that are judged, and stored with the posterior for predictive scenarios.
 HISTORY_ROWS = 1000
 _ATOMS = 100
 _RESIDUALS = 100
-# Fewer neighbouring rows do not tell whether rows are ordered in time.
+# Fewer neighbouring rows do not show whether rows are ordered in time.
 _NEIGHBOURS = 30
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The history that a posterior keeps, which ``rows`` (H,) of the sample it is made of, in its order, the carriers
-    that competed for it, and the correlation of neighbouring rows' errors."""
+class StoredHistory:
+    """The history to store with a posterior, its ``rows`` (H,) of the sample in its order, the table of carriers that
+    competed, and ``order``, the correlation of neighbouring rows' errors."""
 
     history: History
     rows: Tensor
@@ -46,9 +46,12 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What policies do on the rows of the history: the cost (H,) and the decisions (H, d_z) of each, and of the one
-    recommended, row by row without the row's own block; ``atoms`` are what may happen on each row, made without it."""
+class PolicyResults:
+    """Costs (H,) and decisions (H, d_z) of every policy on the rows of the history.
+
+    ``policy_costs`` and ``policy_decisions`` are those of the policy that the other blocks of rows recommend; ``atoms``
+    are predictive scenarios of each row, made without it.
+    """
 
     costs: dict[str, Tensor]
     decisions: dict[str, Tensor]
@@ -57,8 +60,8 @@ class Judged:
     policy_decisions: Tensor
     atoms: Scenarios
 
-    def under(self, policy: str | None) -> Judged:
-        """The same with a policy of the caller's choice."""
+    def under(self, policy: str | None) -> PolicyResults:
+        """Return the same results with a policy of the caller's choice."""
         if policy is None:
             return self
         return replace(self, policy=policy, policy_costs=self.costs[policy], policy_decisions=self.decisions[policy])
@@ -66,8 +69,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Promise:
-    """What decisions were expected to cost on held-out rows beside what they did; ``ratio`` is the one over the other,
-    with its standard error."""
+    """Expected and realised cost of decisions on held-out rows; ``ratio`` is expected over realised, with its standard
+    error."""
 
     expected: Estimate
     realised: Estimate
@@ -76,11 +79,15 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """``cost`` of every policy, and of the recommended one where it is ``judged`` under what other rows would have
-    recommended; the best constant decision's and plain regression's cost on the same rows, with paired differences;
-    whether promises held; ``order``, the correlation of neighbouring rows' errors; ``beyond``, how many rows of the
-    sample have an outcome beyond the bounds that the problem states, and are counted as the bound."""
+class HeldOutReport:
+    """Costs on held-out rows.
+
+    ``cost`` of every policy; ``judged`` of the policy that other rows recommend; ``constant`` of the best constant
+    decision and ``regression`` of plain regression on the same rows, with paired differences ``over_constant`` and
+    ``over_regression``; ``promise`` compares expected with realised costs; ``order`` is the correlation of neighbouring
+    rows' errors; ``beyond`` the number of rows with an outcome beyond the problem's stated bounds, counted as the
+    bound.
+    """
 
     rows: int
     cost: dict[str, Estimate]
@@ -95,115 +102,121 @@ class HeldOut:
     carriers: Table
     order: float
     beyond: int
-    forward: Forward | None = None
+    forward: ForwardReport | None = None
 
 
-def judge_scenarios(
+def judge_policies(
     target: GibbsTarget,
     seen: Sequence[tuple[Tensor, Scenarios]],
-    kept: Kept,
+    stored: StoredHistory,
     block: Tensor,
     generator: torch.Generator,
-) -> Judged:
-    """Judge every policy over scenarios that are given for groups of the history's rows, by their places in it.
+) -> PolicyResults:
+    """Judge every policy over scenarios ``seen`` of groups of the history's rows, each with its places in the history.
 
-    The policy of a row is the one that the other blocks (H,) recommend.
+    The recommended policy of a row is the one that the other blocks (H,) recommend.
     """
     problem, terms = target.problem, Terms(generator)
-    outcomes, features = target.sample.outcomes[kept.rows], target.features[kept.rows]
+    outcomes, features = target.sample.outcomes[stored.rows], target.features[stored.rows]
     decisions = {name: torch.empty(len(block), problem.decision_dim, dtype=torch.float64) for name in POLICIES}
     atoms = torch.empty(len(block), _ATOMS, problem.outcome_dim, dtype=torch.float64)
     for places, scenarios in seen:
-        what = predictive_scenarios(kept.history, scenarios.mean(), _ATOMS, features[places], own=places)
-        atoms[places] = what.outcomes
+        predictive = predictive_scenarios(stored.history, scenarios.mean(), _ATOMS, features[places], own=places)
+        atoms[places] = predictive.outcomes
         for name in POLICIES:
-            decisions[name][places] = decide_over(problem, scenarios, what, name, terms).decisions.double()
+            decisions[name][places] = decide_over(problem, scenarios, predictive, name, terms).decisions.double()
     costs = {name: problem.cost(values, outcomes) for name, values in decisions.items()}
-    judged = Judged(
-        costs, decisions, "", *_chosen(problem, costs, decisions, block), Scenarios.equal(atoms, atoms[:, 0])
+    results = PolicyResults(
+        costs,
+        decisions,
+        "",
+        *_by_recommended_policy(problem, costs, decisions, block),
+        Scenarios.equal(atoms, atoms[:, 0]),
     )
-    return replace(judged, policy=_recommended(problem, costs, slice(None)))
+    return replace(results, policy=_recommend(problem, costs, slice(None)))
 
 
-def _chosen(
+def _by_recommended_policy(
     problem: DecisionProblem, costs: dict[str, Tensor], decisions: dict[str, Tensor], block: Tensor
 ) -> tuple[Tensor, Tensor]:
     own_costs, own_decisions = (values[first_policy(problem)].clone() for values in (costs, decisions))
     for number in block.unique().tolist():
         inside, outside = sides(block, number)
-        name = _recommended(problem, costs, outside)
+        name = _recommend(problem, costs, outside)
         own_costs[inside], own_decisions[inside] = costs[name][inside], decisions[name][inside]
     return own_costs, own_decisions
 
 
-def _recommended(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
-    """The cheapest; of a problem that promises something of what may happen, the one that looks at it."""
-    if promises(problem):
+def _recommend(problem: DecisionProblem, costs: dict[str, Tensor], rows: Tensor | slice) -> str:
+    """Return the cheapest policy; for a problem with promises over scenarios, the one that takes them into account."""
+    if problem.promises:
         return policy_of_paper(problem)
-    names = competing(problem)
+    names = competing_policies(problem)
     return names[select([costs[name][rows] for name in names], [{} for _ in names]).chosen]
 
 
 def policy_of_paper(problem: DecisionProblem) -> str:
-    """What the paper decides by, unless the problem promises something of what may happen."""
-    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if promises(problem) else "bcp"
+    """Return BCP, the paper's policy, or the predictive policy for a problem with promises over scenarios."""
+    return next(name for name in RECOMMENDABLE if POLICIES[name].predictive) if problem.promises else "bcp"
 
 
 def sides(block: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The rows inside a block and those outside; where there is only one block, it is both."""
+    """Return masks of the rows inside a block and outside it; a single block is both."""
     inside = block == number
     return inside, ~inside if (~inside).any() else inside
 
 
-def summarize(target: GibbsTarget, kept: Kept, judged: Judged, forward: bool = False) -> HeldOut:
-    """What the judged rows say; ``forward`` where they were decided for by who only knew the past."""
-    problem, sample, costs = target.problem, target.sample.rows(kept.rows), judged.policy_costs
+def summarize(
+    target: GibbsTarget, stored: StoredHistory, results: PolicyResults, forward: bool = False
+) -> HeldOutReport:
+    """Summarise the judged rows; ``forward`` where they were predicted from earlier rows only."""
+    problem, sample, costs = target.problem, target.sample.rows(stored.rows), results.policy_costs
     if forward:
-        constant = constant_before(problem, target.sample, kept.rows)
-        regression = regression_before(problem, target.sample, kept.rows)
+        constant = constant_before(problem, target.sample, stored.rows)
+        regression = regression_before(problem, target.sample, stored.rows)
     else:
         constant, regression = constant_costs(problem, sample.outcomes), regression_costs(problem, sample)
-    expected = expected_cost(target.problem, judged.policy_decisions, judged.atoms)
-    labels = [{"policy": name} for name in competing(problem)]
-    return HeldOut(
-        rows=len(kept.rows),
-        cost={name: estimate(values) for name, values in judged.costs.items()},
-        policies=select([judged.costs[name] for name in competing(problem)], labels).table,
+    expected = expected_cost(target.problem, results.policy_decisions, results.atoms)
+    labels = [{"policy": name} for name in competing_policies(problem)]
+    return HeldOutReport(
+        rows=len(stored.rows),
+        cost={name: estimate(values) for name, values in results.costs.items()},
+        policies=select([results.costs[name] for name in competing_policies(problem)], labels).table,
         judged=estimate(costs),
         constant=estimate(constant),
         over_constant=paired_difference(costs, constant),
         regression=None if regression is None else estimate(regression),
         over_regression=None if regression is None else paired_difference(costs, regression),
-        promise=promise(expected, costs),
-        calibration=calibrate(kept.history, target.features[kept.rows]),
-        carriers=kept.carriers,
-        order=kept.order,
+        promise=compare_promise(expected, costs),
+        calibration=calibrate(stored.history, target.features[stored.rows]),
+        carriers=stored.carriers,
+        order=stored.order,
         beyond=beyond_bounds(target.problem, target.sample.outcomes),
-        forward=_forward(target, kept, judged, expected) if forward else None,
+        forward=_forward(target, stored, results, expected) if forward else None,
     )
 
 
-def _forward(target: GibbsTarget, kept: Kept, judged: Judged, expected: Tensor) -> Forward:
-    tails = tail_of(target.problem, judged.policy_decisions, judged.atoms)
-    realised = judged.policy_costs
-    return look_forward(target.problem, target.sample, kept.rows, judged.costs, realised, expected, tails)
+def _forward(target: GibbsTarget, stored: StoredHistory, results: PolicyResults, expected: Tensor) -> ForwardReport:
+    tails = promised_tail(target.problem, results.policy_decisions, results.atoms)
+    realised = results.policy_costs
+    return report_forward(target.problem, target.sample, stored.rows, results.costs, realised, expected, tails)
 
 
-def promise(expected: Tensor, realised: Tensor) -> Promise:
-    """The ratio of two means over the same rows (m,), with the delta method's standard error."""
+def compare_promise(expected: Tensor, realised: Tensor) -> Promise:
+    """Return the ratio of expected to realised mean cost (m,), with the delta method's standard error."""
     known = expected.isfinite() & realised.isfinite()
     expected, realised = expected[known], realised[known]
     if len(realised) == 0:
         return Promise(Estimate(math.nan, math.inf), Estimate(math.nan, math.inf), math.nan, math.inf)
-    said, done = expected.mean().item(), realised.mean().item()
-    if done == 0:
-        return Promise(estimate(expected), estimate(realised), 1.0 if said == 0 else math.inf, 0.0)
-    off = estimate(expected - said / done * realised).standard_error
-    return Promise(estimate(expected), estimate(realised), said / done, off / abs(done))
+    expected_mean, realised_mean = expected.mean().item(), realised.mean().item()
+    if realised_mean == 0:
+        return Promise(estimate(expected), estimate(realised), 1.0 if expected_mean == 0 else math.inf, 0.0)
+    error = estimate(expected - expected_mean / realised_mean * realised).standard_error
+    return Promise(estimate(expected), estimate(realised), expected_mean / realised_mean, error / abs(realised_mean))
 
 
 def constant_costs(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
-    """Cost (m,) of the best constant decision on each row, found without that row's fifth, as ours are."""
+    """Return the cost (m,) of the best constant decision on each row, fitted without that row's fifth."""
     costs = torch.empty(len(outcomes), dtype=outcomes.dtype)
     for fold, others in _fifths(len(outcomes)):
         decision = best_constant(problem, outcomes[others] if others.any() else outcomes).decisions
@@ -212,7 +225,7 @@ def constant_costs(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
 
 
 def regression_costs(problem: DecisionProblem, sample: Sample) -> Tensor | None:
-    """Cost (m,) on each row of predicting by ridge regression and deciding over its residuals, without the row's fifth.
+    """Return the cost (m,) of ridge regression with decisions over its residuals, fitted without each row's fifth.
 
     None where there are too few rows for a regression.
     """
@@ -233,7 +246,7 @@ def regression_costs(problem: DecisionProblem, sample: Sample) -> Tensor | None:
 
 
 def _fifths(count: int) -> list[tuple[Tensor, Tensor]]:
-    """Each fifth of the rows, in random order, and a mask of the others."""
+    """Return each fifth of the rows, in random order, and a mask of the others."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     found = []
     for fold in order.chunk(FOLDS):
@@ -244,13 +257,13 @@ def _fifths(count: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def beyond_bounds(problem: DecisionProblem, outcomes: Tensor) -> int:
-    """How many rows (n, d_y) have an outcome that the problem counts as one of its stated bounds instead."""
-    bounds = counted_within(problem)
+    """Return the number of rows (n, d_y) with an outcome that the problem counts as one of its stated bounds."""
+    bounds = problem.counted_within
     return 0 if bounds is None else int(((outcomes < bounds[0]) | (outcomes > bounds[1])).any(dim=1).sum())
 
 
 def autocorrelation(residuals: Tensor, rows: Tensor) -> float:
-    """The correlation of the residuals (m, d_y) of some rows (m,) with those of the row before; the largest by outcome.
+    """Return the correlation of residuals (m, d_y) of rows (m,) with those of the row before, the largest by outcome.
 
     Zero where too few of the rows are neighbours.
     """

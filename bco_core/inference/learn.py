@@ -1,11 +1,11 @@
-"""Learning from beginning to end: rows and a problem in, a posterior and its diagnostics out.
+"""Learn a posterior and its diagnostics from a problem and a sample.
 
     learned = learn(problem, sample)                     # in this process
-    learning = Learning.of(problem, sample, options)     # or in parts, wherever there is room
+    learning = Learning.of(problem, sample, options)     # or in parts, on any process
     results = [learning.work(part.data) for part in learning.split()]
     learned = learning.join(results)
 
-The same seed gives the same posterior, wherever the parts are computed.
+The same seed gives the same posterior, wherever parts are computed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.method import MH
 from bco_core.inference.options import AutoOptions, LearningOptions
 from bco_core.inference.vi.auto import AUTO
-from bco_core.inference.vi.plain import VI
-from bco_core.inference.vi.surrogate import SURROGATE, serves
-from bco_core.problems.base import DecisionProblem, Outline
+from bco_core.inference.vi.method import VI
+from bco_core.inference.vi.surrogate import SURROGATE, allows_linear
+from bco_core.problems.base import DecisionProblem, ProblemOutline
 from bco_core.problems.surrogate import Surrogate
 from bco_core.progress import Progress, no_progress, part_of
 
 MINIMUM_ROWS = 10
 # Every method by name: a new one is one file, its options, and one line here.
 METHODS: dict[str, Method] = {method.name: method for method in (AUTO, VI, MH)}
-# Multiplications that deciding for one row stands for, besides those of its prediction: a formula, or a solver's work.
+# Cost of deciding for one row, in multiplications, besides its prediction: by a formula, or by a solver.
 _DECISION, _SOLVED_DECISION = 3_000, 500_000
-# What a pass over the rows takes however few they are, and each multiplication: measured, good to a factor of five.
+# Seconds of a pass over the rows, however few, and of each multiplication: measured, good to a factor of five.
 _SECONDS_A_PASS, _SECONDS_A_PRODUCT = 3e-4, 3e-11
 
 
 @dataclass(frozen=True)
 class Learning:
-    """A task with the method that carries it out, and why that one."""
+    """A task with its method, the method's name that the caller ``asked`` for, and the reason for the choice."""
 
     method: Method
     task: Task
@@ -46,7 +46,7 @@ class Learning:
 
     @staticmethod
     def of(problem: DecisionProblem, sample: Sample, options: LearningOptions | None = None) -> Learning:
-        """Refuse, before any work, what cannot be learned."""
+        """Choose the method; raise InvalidInput, before any work, for a task that cannot be learned."""
         options = options or AutoOptions()
         if len(sample) < MINIMUM_ROWS:
             raise InvalidInput(f"learning needs at least {MINIMUM_ROWS} rows, and there are {len(sample)}", ("sample",))
@@ -59,7 +59,7 @@ class Learning:
         if isinstance(problem.relaxation, Surrogate) and method.inference == "vi":
             if getattr(own, "certify", None):
                 raise InvalidInput(f"there is no certificate here: {NO_CERTIFICATE}", ("certify",))
-            if isinstance(own, AutoOptions) and serves(own):
+            if isinstance(own, AutoOptions) and allows_linear(own):
                 method, reason = SURROGATE, SURROGATE.reason
         return Learning(method, Task(problem.relaxation, sample, own), options.method, reason)
 
@@ -71,10 +71,10 @@ class Learning:
 
     def join(self, results: Sequence[Arrays], progress: Progress = no_progress) -> Learned:
         learned = self.method.join(self.task, results, progress)
-        told = replace(
+        diagnostics = replace(
             learned.diagnostics, method=self.asked, inference=self.method.inference, inference_reason=self.reason
         )
-        return replace(learned, diagnostics=told)
+        return replace(learned, diagnostics=diagnostics)
 
 
 def learn(
@@ -96,29 +96,30 @@ def learn(
     return learning.join(results, part_of(progress, 0.98, 1.0))
 
 
-def resolve(problem: Outline, options: LearningOptions) -> tuple[Method, LearningOptions, str]:
-    """The method that is used, its own options, and why."""
+def resolve(problem: ProblemOutline, options: LearningOptions) -> tuple[Method, LearningOptions, str]:
+    """Return the method, its own options, and the reason for the choice."""
     if isinstance(options, AutoOptions):
         if problem.differentiable:
             return AUTO, options.for_mixture(), AUTO.reason
-        reason = "Metropolis–Hastings, because decisions have no useful gradient by the prediction"
+        reason = "Metropolis–Hastings, because decisions have no useful gradient with respect to predictions"
         return MH, options.for_chains(), reason
     method = METHODS[options.method]
     if method.needs_gradient and not problem.differentiable:
         raise InvalidInput(
-            "decisions have no gradient here, and variational inference needs one; use mh or auto", ("method",)
+            "variational inference needs decisions with a gradient, and this problem has none; use mh or auto",
+            ("method",),
         )
     return method, options, method.reason
 
 
-def stored_vectors(problem: Outline, options: LearningOptions, rows: int) -> int:
-    """How many parameter vectors the posterior stores besides its particles."""
+def stored_vectors(problem: ProblemOutline, options: LearningOptions, rows: int) -> int:
+    """Return the number of parameter vectors that the posterior stores besides its particles."""
     method, own, _ = resolve(problem, options)
     return method.vectors(own, rows)
 
 
-def estimate(problem: Outline, options: LearningOptions, rows: int, columns: int) -> float:
-    """About how many seconds of one core learning takes from so many rows of so many context columns."""
+def estimate(problem: ProblemOutline, options: LearningOptions, rows: int, columns: int) -> float:
+    """Estimate the seconds that learning takes on one core."""
     method, own, _ = resolve(problem, options)
     decision = _DECISION if problem.differentiable else _SOLVED_DECISION
     parameters = own.predictor.size(columns, problem.outcome_dim)

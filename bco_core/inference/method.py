@@ -1,8 +1,8 @@
-"""The shape that every inference method has: split → work → join.
+"""The protocol of inference methods: split → work → join.
 
-``split`` cuts what there is to do into parts that may be computed anywhere, in any order; ``work`` computes one;
-``join`` makes the posterior of what became of them. Where one process is sooner done alone, ``split`` gives no parts
-and ``join`` does everything. What all of them agree on follows from the task: its rows, its options and its seed.
+``split`` divides the work into parts that may be computed anywhere, in any order; ``work`` computes one part; ``join``
+makes the posterior from their results. Where one process alone is faster, ``split`` returns no parts and ``join`` does
+everything. Everything that parts share is derived from the task: its rows, its options and its seed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem
 from bco_core.progress import Progress
 
-# Sees, now and then, a part to go on from.
+# Receives, now and then, the state from which a part can resume.
 Checkpoint = Callable[[Arrays], None]
 
 
 class Part(NamedTuple):
-    """A piece of work: its amount, comparable with that of the other parts, and what there is to do."""
+    """One part: its amount of work, comparable between parts, and its input arrays."""
 
     work: int
     data: Arrays
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to learn: ``options`` are those of the method."""
+    """The learning task; ``options`` are those of the method."""
 
     problem: DecisionProblem
     sample: Sample
@@ -39,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Learned:
-    """What learning hands over."""
+    """The result of learning: the posterior and its diagnostics."""
 
     posterior: Posterior
     diagnostics: Diagnostics
@@ -47,10 +47,10 @@ class Learned:
 
 @dataclass(frozen=True)
 class Method:
-    """One inference method. ``inference`` is what it comes to, ``vi`` or ``mh``; ``reason`` says why it was used.
+    """One inference method. ``inference`` is ``vi`` or ``mh``; ``reason`` says why the method is used.
 
-    ``vectors`` (options, rows) counts the parameter vectors that its posterior stores besides the particles; ``passes``
-    (options, rows) the evaluations of every row that learning takes.
+    ``vectors(options, rows)`` is the number of parameter vectors that its posterior stores besides the particles;
+    ``passes(options, rows)`` the number of evaluations of every row that learning needs.
     """
 
     name: str

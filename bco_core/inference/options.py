@@ -1,7 +1,7 @@
-"""Everything a caller may choose about learning: one set of options for each method.
+"""Options of learning: one class for each method.
 
-A method takes the options it uses and no others, so a choice that would make no difference is refused instead of being
-ignored. None means that the method chooses. At most one of the two temperatures may be given; it then holds for every
+A method has only the options that it uses, so an option without effect is refused instead of ignored. None means that
+the method chooses. At most one of ``kl_weight`` and ``inverse_temperature`` may be given; it then holds for every
 candidate.
 """
 
@@ -25,7 +25,7 @@ THINNING = ("support_points", "regular")
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:
-    """What every method takes: predictor, prior family, temperature, the policy to recommend, particles and seed."""
+    """Options of every method: predictor, prior family, temperature, the policy to recommend, particles and seed."""
 
     method: ClassVar[str]
 
@@ -47,9 +47,11 @@ class LearningOptions:
             raise InvalidInput("give kl_weight or inverse_temperature, not both", ("kl_weight",))
         boosts = self.predictor.kind == BOOSTED
         if boosts and self.method != "auto":
-            raise InvalidInput("departures from boosted trees are learned by auto alone", ("predictor", "kind"))
+            raise InvalidInput("the boosted predictor needs the method auto", ("predictor", "kind"))
         if getattr(self, "certify", None) and (boosts or FEATURES[self.predictor.features].sees_outcomes):
-            raise InvalidInput("features fitted to outcomes leave no prior to certify with", ("certify",))
+            raise InvalidInput(
+                "a certificate needs a prior without outcomes, and these features are fitted to outcomes", ("certify",)
+            )
 
     @property
     def has_temperature(self) -> bool:
@@ -77,8 +79,8 @@ class LearningOptions:
 class MhOptions(LearningOptions):
     """Metropolis–Hastings, the paper's Algorithms 2 and 3.
 
-    ``temperature`` says how an inverse temperature that is not given is found, ``scale_costs`` whether it is for costs
-    in units of the best constant decision's, ``thinning`` how the particles are chosen from the draws.
+    ``temperature`` names how an inverse temperature is found if none is given; with ``scale_costs`` it is for costs in
+    units of the possible gain over the best constant decision. ``thinning`` names how particles are chosen from draws.
     """
 
     method: ClassVar[str] = "mh"
@@ -100,15 +102,17 @@ class MhOptions(LearningOptions):
         if not 0 <= self.burn_in < self.steps:
             raise InvalidInput("burn_in must be shorter than the chain of steps", ("burn_in",))
         if self.has_temperature and self.temperature != TEMPERATURES[0]:
-            raise InvalidInput("a temperature that is given need not be found; leave temperature out", ("temperature",))
+            raise InvalidInput(
+                "temperature says how to find a temperature, and one is given; leave temperature out", ("temperature",)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViOptions(LearningOptions):
-    """Plain variational inference; with one member it is the paper's Algorithm 1.
+    """Variational inference with the caller's settings; with one member it is the paper's Algorithm 1.
 
-    ``certify`` scales the predictor with a tenth of the rows, so that the prior is independent of the others and a
-    certificate may hold.
+    ``certify`` scales the predictor with a tenth of the rows, so that the prior is independent of the other rows, as a
+    certificate requires.
     """
 
     method: ClassVar[str] = "vi"
@@ -134,7 +138,7 @@ class ViOptions(LearningOptions):
 @dataclass(frozen=True, kw_only=True)
 class AutoOptions(LearningOptions):
     """A fold mixture that selects predictor, scales, rates and policy by held-out cost, or chains where decisions have
-    no gradient. It takes the options of both, and refuses those of the one that a problem does not come to."""
+    no gradient. It has the options of both, and refuses those that do not apply to the problem."""
 
     method: ClassVar[str] = "auto"
 
@@ -157,27 +161,27 @@ class AutoOptions(LearningOptions):
             self._chain_options()
 
     def for_chains(self) -> MhOptions:
-        """The same for Metropolis–Hastings; what only a mixture has is refused."""
-        self._refuse(_OF_MIXTURES, "decisions have no gradient by the prediction here, so auto samples chains")
+        """Return the options of Metropolis–Hastings; refuse options of mixtures."""
+        self._refuse(_MIXTURE_OPTIONS, "decisions of this problem have no gradient, so auto samples chains")
         return self._chain_options()
 
     def for_mixture(self) -> AutoOptions:
-        """The same, if nothing is given that only chains have."""
-        self._refuse(_OF_CHAINS, "decisions have a gradient by the prediction here, so auto learns a mixture")
+        """Return these options; refuse options of chains."""
+        self._refuse(_CHAIN_OPTIONS, "decisions of this problem have a gradient, so auto learns a mixture")
         return self
 
     def _chain_options(self) -> MhOptions:
-        given = {name: getattr(self, name) for name in _OF_CHAINS if getattr(self, name) is not None}
-        return MhOptions(**{one.name: getattr(self, one.name) for one in fields(LearningOptions)}, **given)
+        own = {name: getattr(self, name) for name in _CHAIN_OPTIONS if getattr(self, name) is not None}
+        return MhOptions(**{one.name: getattr(self, one.name) for one in fields(LearningOptions)}, **own)
 
     def _refuse(self, names: Sequence[str], because: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
-                raise InvalidInput(f"{because}, and {name} would make no difference; leave it out", (name,))
+                raise InvalidInput(f"{because}, and {name} would have no effect; leave it out", (name,))
 
 
-_OF_MIXTURES = ("members", "epochs", "draws", "certify")
-_OF_CHAINS = ("prior_scale", "chains", "steps", "burn_in", "temperature", "scale_costs", "thinning")
+_MIXTURE_OPTIONS = ("members", "epochs", "draws", "certify")
+_CHAIN_OPTIONS = ("prior_scale", "chains", "steps", "burn_in", "temperature", "scale_costs", "thinning")
 
 OPTIONS: dict[str, type[LearningOptions]] = {kind.method: kind for kind in (AutoOptions, ViOptions, MhOptions)}
 
@@ -185,9 +189,9 @@ OPTIONS: dict[str, type[LearningOptions]] = {kind.method: kind for kind in (Auto
 def make_options(
     method: str = "auto", predictor: str = "auto", hidden: Sequence[int] | None = None, **values: Any
 ) -> LearningOptions:
-    """The options of a method by name; an option that the method does not have is refused.
+    """Return the options of a method by name; refuse an option that the method does not have.
 
-    ``hidden`` None keeps the predictor's own layers.
+    ``hidden`` None uses the predictor's default layers.
     """
     if method not in OPTIONS:
         raise InvalidInput(f"the method must be one of {', '.join(OPTIONS)}", ("method",))

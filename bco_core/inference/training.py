@@ -1,8 +1,8 @@
-"""Minibatch training of R independent members as one batch, each stopped early by a cost on rows held out.
+"""Minibatch training of R independent members as one batch, each stopped early by its cost on held-out rows.
 
-What is learned is a tensor of shape (P, R, d): P parameters (μ and ρ for a mean-field member, θ alone for a point
-estimate), R members, d coordinates. Members never interact, so the sum of their losses has their own gradients, and a
-member that has stopped simply leaves the batch.
+The trained value has shape (P, R, d): P parameters (μ and ρ for a mean-field member, θ alone for a point estimate), R
+members, d coordinates. Members never interact, so the gradient of the sum of their losses holds each member's own
+gradient, and a member that has stopped leaves the batch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from bco_core.errors import Diverged
 from bco_core.progress import Message, Progress, no_progress
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
-# Loss of each member (R,) for its parameters (P, R, d) on its own rows (R, b), where members (R,) says which they are;
-# and the gradient (P, R, d) of what is to be minimised, which may be more than the loss.
+# Loss (R,) of members with numbers (R,) for their parameters (P, R, d) on their own rows (R, b), and the gradient
+# (P, R, d) of the objective, which may have terms besides the loss.
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 # Held-out cost of each member (R,) for its parameters (P, R, d).
 Judge = Callable[[Tensor, Tensor], Tensor]
 
-# Small data sets would otherwise be judged after every step or two, when nothing has been learned yet.
+# Small data sets would otherwise be judged after every step or two, before anything has been learned.
 MINIMUM_STEPS_PER_EPOCH = 10
-# So many times the best group's held-out cost leaves no hope.
+# A group is given up at this multiple of the best group's held-out cost.
 CLEARLY_WORSE = 1.2
 
 
 def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
-    """A loss whose gradient torch works out."""
+    """Return a loss whose gradient is computed by autograd."""
 
     def loss(value: Tensor, rows: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
         value = value.detach().requires_grad_()
@@ -47,10 +47,13 @@ def by_autograd(losses: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Loss:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """``patience`` None runs every epoch and keeps the last. ``averaging`` judges and keeps a moving average of the
-    parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R,), and coordinate, (R, d).
-    An epoch is a pass over the rows, or over ``epoch_rows`` of them where they are more. After each of the epochs in
-    ``rungs`` only the better half of the groups of members goes on."""
+    """Options of minibatch training.
+
+    ``patience`` None runs every epoch and returns the last. ``averaging`` judges and returns a moving average of the
+    parameters with a half-life of one epoch. ``learning_rate`` may differ by member, (R,), and coordinate, (R, d). An
+    epoch is a pass over all rows, or over ``epoch_rows`` of them. After each epoch in ``rungs`` only the better half of
+    the groups of members continues (successive halving).
+    """
 
     epochs: int = 300
     patience: int | None = 20
@@ -64,7 +67,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch met, averaged over the members still learning."""
+    """Figures of one epoch, averaged over the members still learning."""
 
     number: int
     loss: float
@@ -73,8 +76,8 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Each member's best parameters (P, R, d), its held-out cost then, that epoch, and whether it stopped by itself."""
+class TrainingResult:
+    """Each member's best parameters (P, R, d), their held-out cost (R,), their epoch, and whether it stopped early."""
 
     value: Tensor
     cost: Tensor
@@ -105,11 +108,11 @@ def train(
     progress: Progress = no_progress,
     watch: Callable[[Epoch], Mapping[str, float | None] | None] = lambda epoch: None,
     together: int = 1,
-) -> Trained:
-    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` sees every epoch and may say its figures.
+) -> TrainingResult:
+    """Train from ``initial`` (P, R, d) on ``train_rows`` (R, n); ``watch`` receives every epoch and may return figures.
 
-    Members that stand ``together``, so many in a row, are a group, which leaves the batch once all of them have stopped
-    improving. What a member keeps depends on its own held-out cost alone, not on how long its group stays.
+    Every ``together`` consecutive members form a group, which leaves the batch once all of them have stopped improving.
+    A member's result depends on its own held-out cost alone, not on how long its group stays.
     """
     members = initial.shape[1]
     rows = min(train_rows.shape[1], options.epoch_rows or train_rows.shape[1])
@@ -119,12 +122,14 @@ def train(
     best_cost = torch.full((members,), math.nan, dtype=torch.float64)
     best_epoch = torch.zeros(members, dtype=torch.long)
     if options.patience is not None:
-        # The start counts: a warm start that learning cannot better is kept.
+        # The start counts: a warm start that learning does not improve is returned.
         best_cost = judge(initial, active).nan_to_num(nan=math.inf)
 
     for epoch in range(1, options.epochs + 1):
-        met = _train_epoch(state, train_rows[active], active, loss, options, (epoch - 1) * steps, steps, generator)
-        if not math.isfinite(met):
+        mean_loss = _train_epoch(
+            state, train_rows[active], active, loss, options, (epoch - 1) * steps, steps, generator
+        )
+        if not math.isfinite(mean_loss):
             raise Diverged("learning produced non-finite numbers; a smaller learning_rate usually helps")
         current = state.average
         if options.patience is None:
@@ -142,25 +147,25 @@ def train(
             if not groups.all():
                 going = groups.repeat_interleave(together)
                 state, active = state.keep(going), active[going]
-        figures = watch(Epoch(epoch, met, cost, current)) or {}
+        figures = watch(Epoch(epoch, mean_loss, cost, current)) or {}
         words = f"epoch {epoch}, {len(active)} of {members} members learning"
         progress(epoch / options.epochs, Message(words, figures))
         if not len(active):
             break
 
     still = set(active.tolist())
-    return Trained(best, best_cost, best_epoch.tolist(), [member not in still for member in range(members)])
+    return TrainingResult(best, best_cost, best_epoch.tolist(), [member not in still for member in range(members)])
 
 
 def _better_half(costs: Tensor, with_first: bool) -> Tensor:
-    """Which groups (G,) go on: the better half, and the first, which others must beat, unless it clearly is."""
+    """Return which groups (G,) continue: the better half, and the first, the default, unless it is clearly worse."""
     keep_first = with_first and bool(costs[0] <= CLEARLY_WORSE * costs.min())
     order = costs.argsort(stable=True)
     order = order[order != 0] if keep_first else order
-    kept = torch.zeros(len(costs), dtype=torch.bool)
-    kept[order[: (len(order) + 1) // 2]] = True
-    kept[0] |= keep_first
-    return kept
+    survivors = torch.zeros(len(costs), dtype=torch.bool)
+    survivors[order[: (len(order) + 1) // 2]] = True
+    survivors[0] |= keep_first
+    return survivors
 
 
 def _train_epoch(
@@ -173,7 +178,7 @@ def _train_epoch(
     steps: int,
     generator: torch.Generator,
 ) -> float:
-    """``steps`` steps on all members at once; returns the mean loss met on the way."""
+    """Take ``steps`` steps on all members at once and return the mean loss."""
     rows = train_rows.shape[1]
     batch = min(options.batch_size, rows)
     rate = options.learning_rate
@@ -204,7 +209,7 @@ def _adam(state: _State, gradient: Tensor, step: int, rate: float | Tensor, shar
 def _adam_pass(
     value: Array, first: Array, second: Array, average: Array, gradient: Array, rates: Array, step: int, share: float
 ) -> None:
-    """Adam and the moving average in one pass over memory; rates are (R, 1) or (R, d)."""
+    """Update Adam and the moving average in one pass over memory; rates are (R, 1) or (R, d)."""
     # The usual bias corrections, folded into two numbers.
     correction = math.sqrt(1 - 0.999**step)
     number = value.dtype.type
@@ -231,5 +236,5 @@ OPTIMIZERS = {"adam": _adam, "sgd": _sgd}
 
 
 def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Each member's rows (R, n) in a new order, the same for all: what configurations meet differs by nothing else."""
+    """Shuffle the rows (R, n) in one order for all members, so that configurations meet the same batches."""
     return rows[:, torch.randperm(rows.shape[1], generator=generator)]

@@ -1,11 +1,11 @@
-"""Learning on from an old posterior, when new rows have come: a small part of the work of starting over.
+"""Update an old posterior with new rows, for a fraction of the work of learning from scratch.
 
-The old components are where members start. If asked, they are the prior, too, which makes it the coherent Gibbs update:
+Members start from the old components. With ``as_prior`` these are also the prior, which is the coherent Gibbs update:
 
     minimise  E_q[mean cost of the new rows] + κ (1 − f) KL(q ‖ old component)
 
-where f, the forgetting, says how much of the old posterior's say is given up. Without it members learn from old and new
-rows under their first prior. On boosted features they always learn from new rows alone, which the trees have not seen.
+where the forgetting f reduces the weight of the old posterior. Without ``as_prior`` members learn from old and new rows
+under their first prior. On boosted features they always learn from the new rows alone, which the trees have not seen.
 
 The old posterior and a challenger are compared on the newest third of the new rows, which neither has learned from;
 then the challenger learns from that third as well.
@@ -26,11 +26,11 @@ from bco_core.distributions import MatrixGaussian, Mixture
 from bco_core.errors import InvalidInput
 from bco_core.estimates import Estimate, paired_difference
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.held_out import HISTORY_ROWS, Kept, autocorrelation, judge_scenarios, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, StoredHistory, autocorrelation, judge_policies, summarize
 from bco_core.inference.method import Learned
 from bco_core.inference.training import TrainingOptions, by_autograd, train
-from bco_core.inference.vi.around_regression import go_on
 from bco_core.inference.vi.diagnostics import diagnose
+from bco_core.inference.vi.surrogate import continue_member
 from bco_core.inference.vi.variational import VariationalFit, member_scenarios
 from bco_core.policies import decide, first_policy
 from bco_core.posterior import Posterior
@@ -42,29 +42,29 @@ LEAST_ROWS = 30
 MOST_ROWS = 4000
 _EPOCHS, _PATIENCE, _RATE, _BATCH = 60, 3, 0.001, 128
 _DRAWS = 4
-# What is left of a prior that is forgotten.
+# The smallest weight of a forgotten prior.
 _LEAST_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How much more the new posterior costs than the old one on the same ``rows``, the newest; negative is better."""
+class UpdateComparison:
+    """Cost of the new posterior less that of the old one on the newest ``rows``; negative is better."""
 
     rows: int
     difference: Estimate
 
 
 @dataclass(frozen=True)
-class Updated(Learned):
-    """What learning on hands over."""
+class UpdateResult(Learned):
+    """The updated posterior, its diagnostics, and its comparison with the old posterior."""
 
-    comparison: Comparison
+    comparison: UpdateComparison
 
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """``kl_weight`` and ``policy`` are the old posterior's. ``as_prior`` takes its components as the prior, of which
-    ``forgetting``, from 0 to 1, is given up."""
+    """``kl_weight`` and ``policy`` are the old posterior's. ``as_prior`` makes its components the prior, whose weight
+    ``forgetting``, from 0 to 1, reduces."""
 
     kl_weight: float
     policy: str
@@ -75,9 +75,9 @@ class UpdateOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.forgetting <= 1:
-            raise InvalidInput("forgetting is a share, from 0 to 1", ("forgetting",))
+            raise InvalidInput("forgetting must be a share from 0 to 1", ("forgetting",))
         if self.forgetting and not self.as_prior:
-            raise InvalidInput("only a prior can be forgotten; ask for the old posterior as prior", ("forgetting",))
+            raise InvalidInput("forgetting needs as_prior: only a prior can be forgotten", ("forgetting",))
 
 
 def update(
@@ -87,17 +87,19 @@ def update(
     fresh: Tensor,
     options: UpdateOptions,
     progress: Progress = no_progress,
-) -> Updated:
-    """Learn on from ``previous``, which has not seen the ``fresh`` rows, a mask (n,)."""
+) -> UpdateResult:
+    """Update ``previous``, which has not seen the ``fresh`` rows, a mask (n,)."""
     mixture, problem = previous.distribution, problem.relaxation
     if not isinstance(mixture, Mixture):
-        raise InvalidInput("only a posterior learned by auto or vi can be learned on from", ("from_posterior",))
+        raise InvalidInput("only a posterior learned by auto or vi can be updated", ("from_posterior",))
     if sample.contexts.shape[1] != previous.predictor.features.context_dim:
-        raise InvalidInput("the rows have other columns than the posterior was learned from", ("from_posterior",))
+        raise InvalidInput(
+            "the rows have other columns than those that the posterior learned from", ("from_posterior",)
+        )
     new = _in_order(sample, fresh.nonzero().flatten())
     if len(new) < LEAST_ROWS:
         raise InvalidInput(
-            f"learning on needs at least {LEAST_ROWS} rows that the posterior has not seen, and there are {len(new)}",
+            f"an update needs at least {LEAST_ROWS} rows that the posterior has not seen, and there are {len(new)}",
             ("from_posterior",),
         )
     known, newest = new[: len(new) * 2 // 3], new[len(new) * 2 // 3 :]
@@ -105,17 +107,17 @@ def update(
     old = torch.empty(0, dtype=torch.long) if apart else _in_order(sample, (~fresh).nonzero().flatten())
     generator = torch.Generator().manual_seed(options.seed)
 
-    challenger = _learned(problem, sample, previous, mixture, torch.cat([old, known]), options, generator)
+    challenger = _continue_learning(problem, sample, previous, mixture, torch.cat([old, known]), options, generator)
     progress(0.5, "compared with the old posterior on the newest rows")
-    comparison = _compared(problem, sample.rows(newest), previous, replace(previous, distribution=challenger), options)
-    final = _learned(
+    comparison = _compare(problem, sample.rows(newest), previous, replace(previous, distribution=challenger), options)
+    final = _continue_learning(
         problem, sample, previous, challenger, torch.cat([old, new]), options, generator, part_of(progress, 0.5, 1.0)
     )
-    return _concluded(problem, sample, previous, challenger, final, known, newest, options, comparison, generator)
+    return _conclude(problem, sample, previous, challenger, final, known, newest, options, comparison, generator)
 
 
 def _in_order(sample: Sample, rows: Tensor) -> Tensor:
-    """Rows by their time or, without one, as they came."""
+    """Return rows ordered by time or, without one, as they are."""
     return rows if sample.timeline is None else rows[sample.timeline.periods[rows].argsort(stable=True)]
 
 
@@ -126,7 +128,7 @@ def _target(
     return make_target(problem, posterior.predictor, sample, mixture.family, scale, seen)
 
 
-def _learned(
+def _continue_learning(
     problem: DecisionProblem,
     sample: Sample,
     previous: Posterior,
@@ -136,14 +138,14 @@ def _learned(
     generator: torch.Generator,
     progress: Progress = no_progress,
 ) -> Mixture:
-    """Members that went on from ``start`` with some rows, each stopped early by a fifth of them."""
+    """Train members from ``start`` on some rows, each stopped early by a fifth of them."""
     used = rows[evenly(len(rows), MOST_ROWS)]
     target = _target(problem, sample.rows(used), previous, start, options.prior_scale)
     old = previous.distribution
     assert isinstance(old, Mixture)  # noqa: S101
     if isinstance(old, MatrixGaussian):
         weight = options.kl_weight * (1 - options.forgetting)
-        return go_on(target, old, options.as_prior, max(weight, _LEAST_WEIGHT), generator)
+        return continue_member(target, old, options.as_prior, max(weight, _LEAST_WEIGHT), generator)
     folds = make_folds(len(used), len(start.loc), generator)
     centre = old.loc if options.as_prior else torch.zeros_like(old.loc)
     width = old.scale if options.as_prior else torch.full_like(old.scale, options.prior_scale)
@@ -169,19 +171,19 @@ def _learned(
     return Mixture(family, start.weights, trained.value[0], softplus(trained.value[1]))
 
 
-def _compared(
+def _compare(
     problem: DecisionProblem, newest: Sample, previous: Posterior, challenger: Posterior, options: UpdateOptions
-) -> Comparison:
+) -> UpdateComparison:
     costs = []
     for posterior in (previous, challenger):
         draws = posterior.distribution.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
         own = replace(posterior, particles=draws)
         found = decisions(own, problem, newest.contexts, PrescribeOptions(policy=options.policy))
         costs.append(problem.cost(found, newest.outcomes))
-    return Comparison(len(newest), paired_difference(costs[1], costs[0]))
+    return UpdateComparison(len(newest), paired_difference(costs[1], costs[0]))
 
 
-def _concluded(
+def _conclude(
     problem: DecisionProblem,
     sample: Sample,
     previous: Posterior,
@@ -190,10 +192,10 @@ def _concluded(
     known: Tensor,
     newest: Tensor,
     options: UpdateOptions,
-    comparison: Comparison,
+    comparison: UpdateComparison,
     generator: torch.Generator,
-) -> Updated:
-    """The new posterior, judged by what the old one and the challenger said of new rows they had not seen."""
+) -> UpdateResult:
+    """Return the new posterior, judged by the old one's and the challenger's predictions of rows they had not seen."""
     rows = torch.cat([known, newest])[-HISTORY_ROWS:]
     own = sample.rows(rows)
     target = _target(problem, own, previous, final, options.prior_scale)
@@ -211,19 +213,19 @@ def _concluded(
         predictions, own.outcomes, previous.predictor.outcomes.scale, target.features, full, problem
     )
     order = autocorrelation(own.outcomes - predictions, torch.arange(len(rows)))
-    kept = Kept(choice.history, choice.order, choice.table, order)
+    stored = StoredHistory(choice.history, choice.order, choice.table, order)
     places_of = torch.empty_like(choice.order).index_copy_(0, choice.order, torch.arange(len(rows)))
-    judged = judge_scenarios(
+    judged = judge_policies(
         target,
         [(places_of[places], scenarios) for places, scenarios in seen],
-        kept,
+        stored,
         compared[choice.order].long(),
         generator,
     ).under(options.policy)
     fit = VariationalFit(final, [0] * len(final.loc), [True] * len(final.loc), [])
     diagnostics = diagnose(
         target,
-        summarize(target, kept, judged),
+        summarize(target, stored, judged),
         final,
         [fit],
         options.kl_weight,
@@ -236,4 +238,4 @@ def _concluded(
     )
     particles = final.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
     posterior = Posterior(previous.predictor, final, particles, options.seed, choice.history)
-    return Updated(posterior, diagnostics, comparison)
+    return UpdateResult(posterior, diagnostics, comparison)

@@ -1,1 +1,1 @@
-"""Point predictors f_θ, one family a file."""
+"""Point predictors f_θ: linear models and networks."""

@@ -25,7 +25,7 @@ class Linear(Predictor):
         return self.dim
 
     def initial(self, count: int, generator: torch.Generator) -> Tensor:
-        """Slopes of variance 1/features, biases zero."""
+        """Return slopes of variance 1/features and zero biases."""
         inputs, outputs = self.widths
         slopes = torch.randn(count, inputs * outputs, generator=generator) * math.sqrt(1 / max(inputs, 1))
         return torch.cat([slopes, torch.zeros(count, outputs)], dim=1)

@@ -17,7 +17,7 @@ class Network(Predictor):
     kind = "mlp"
     is_network = True
     skips = False
-    # Of the variance of the last layer's first weights, whose usual value is 1/fan_in.
+    # Factor on the variance 1/fan_in of the last layer's initial weights.
     last_gain = 1.0
 
     @staticmethod
@@ -29,7 +29,7 @@ class Network(Predictor):
         return 0
 
     def initial(self, count: int, generator: torch.Generator) -> Tensor:
-        """Weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero."""
+        """Return weights of variance 2/fan_in before a ReLU and 1/fan_in last, biases zero."""
         parts = []
         for layer, (fan_in, fan_out) in enumerate(pairwise(self.widths)):
             gain = self.last_gain if layer == len(self.widths) - 2 else 2.0
@@ -42,9 +42,9 @@ class Network(Predictor):
 
 
 class SkipNetwork(Network):
-    """A network and, beside it, a linear path from features to outcomes, stored last.
+    """A network plus a linear path from features to outcomes, stored last in θ.
 
-    The linear path starts at zero, and the network's last layer ten times smaller than without it.
+    The linear path starts at zero, and the network's last layer starts ten times smaller than without it.
     """
 
     kind = "skip_mlp"

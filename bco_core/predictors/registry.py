@@ -17,15 +17,15 @@ from bco_core.predictors.linear import Linear, ReluAffine
 from bco_core.predictors.networks import Network, SkipNetwork
 
 PREDICTORS: dict[str, type[Predictor]] = {kind.kind: kind for kind in (Linear, ReluAffine, Network, SkipNetwork)}
-# The kinds that ``auto`` chooses from and mixes: few parameters first.
+# The kinds that ``auto`` mixes, the one with fewest parameters first.
 AUTO = ("linear", "skip_mlp")
-# What is no kind of its own: departures from a boosted rule, on features that trees make.
+# Not a kind of its own: residual models of a boosted rule, on features of its trees.
 BOOSTED = "boosted"
 
 
 @dataclass(frozen=True)
 class PredictorOptions:
-    """Which predictor to learn, and on which features; ``hidden`` are the layers of those that have some."""
+    """The kind of predictor, its features and, for networks, the widths of its ``hidden`` layers."""
 
     kind: str = "auto"
     hidden: tuple[int, ...] = (128, 128)
@@ -46,29 +46,29 @@ class PredictorOptions:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that compete on contexts; none where what trees say must be among the features."""
+        """The kinds that compete on contexts; none for residual models of boosted trees."""
         if self.kind == BOOSTED:
             return ()
         return AUTO if self.kind == "auto" else (self.kind,)
 
     @property
     def is_network(self) -> bool:
-        """Whether one of them has hidden layers."""
+        """Whether one of the kinds has hidden layers."""
         return self.kind == BOOSTED or any(PREDICTORS[kind].is_network for kind in self.kinds)
 
     def layers(self, kind: str) -> tuple[int, ...]:
-        """The hidden layers of one of the kinds."""
+        """Return the widths of the hidden layers of a kind."""
         return self.hidden if PREDICTORS[kind].is_network else ()
 
     def size(self, features: int, outcomes: int) -> int:
-        """Length d of the longest parameter vector."""
+        """Return the length d of the longest parameter vector."""
         return max(PREDICTORS[kind].size((features, *self.layers(kind), outcomes)) for kind in self.kinds or AUTO)
 
 
 def build_predictor(
     kind: str, sample: Sample, hidden: tuple[int, ...] = (), features: Features | None = None
 ) -> Predictor:
-    """A predictor of ``kind`` for this sample's dimensions and scale, on standardised contexts or other features."""
+    """Build a predictor of ``kind`` for this sample's dimensions and scale, on standardised contexts by default."""
     if kind not in PREDICTORS:
         raise InvalidInput(f"the predictor must be one of {', '.join(PREDICTORS)}", ("predictor", "kind"))
     if hidden and not PREDICTORS[kind].is_network:
@@ -81,7 +81,7 @@ def build_predictor(
 
 
 def predictor_to_arrays(predictor: Predictor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A plain description and the statistics that go with it; :func:`predictor_from_arrays` is the inverse."""
+    """Return a plain description and its statistics; :func:`predictor_from_arrays` is the inverse."""
     features, arrays = features_to_arrays(predictor.features)
     description: dict[str, Any] = {"kind": predictor.kind, "widths": list(predictor.widths)}
     if features:
@@ -91,6 +91,7 @@ def predictor_to_arrays(predictor: Predictor) -> tuple[dict[str, Any], dict[str,
 
 
 def predictor_from_arrays(description: dict[str, Any], arrays: dict[str, Tensor]) -> Predictor:
+    """Restore a predictor from :func:`predictor_to_arrays`."""
     return PREDICTORS[description["kind"]](
         tuple(description["widths"]),
         features_from_arrays(description.get("features", {}), arrays),

@@ -1,7 +1,7 @@
-"""The protocol everything hangs on: what inference and policies may ask of a decision problem.
+"""The abstraction that everything hangs on: what inference and policies may ask of a decision problem.
 
 Shapes: outcomes (..., d_y), decisions (..., d_z), costs (...). Everything is batched; nothing outside a problem's own
-file knows which problem it has. :class:`Problem` has defaults for what most problems answer alike.
+folder knows which problem it has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,26 +20,20 @@ __all__ = [
     "EXPECTATION",
     "Breach",
     "DecisionProblem",
-    "Outline",
     "Prescription",
     "Price",
-    "Problem",
+    "ProblemOutline",
     "Risk",
+    "SecondStage",
+    "SecondStagePlan",
     "Status",
     "UncertainConstraints",
-    "cost_bound_breach",
-    "cost_bound_remedy",
-    "cost_floor",
-    "counted_within",
-    "decides_alone",
-    "fractiles",
-    "outcome_bounds",
 ]
 
 
 @dataclass(frozen=True)
 class Risk:
-    """What a prescription minimises over scenarios: (1 − w)·E[cost] + w·CVaR_α[cost]."""
+    """The objective over scenarios: (1 − w)·E[cost] + w·CVaR_α[cost]."""
 
     cvar_weight: float = 0.0
     cvar_level: float = 0.95
@@ -50,13 +44,13 @@ EXPECTATION = Risk()
 
 @dataclass(frozen=True)
 class Prescription:
-    """Decisions (B, d_z), the risk they reach over their scenarios (B,), and one status for each.
+    """Decisions (B, d_z), their risk over the scenarios (B,), and one status for each.
 
     ``reasons`` has a sentence for every status that needs one ("" otherwise), or is empty when none does; ``solvers``
-    says what found each decision (a solver of :mod:`bco_core.status`), "" or nothing where a formula did.
-    ``bounds`` (B,) are what no decision's risk is below, and ``gaps`` (B,) how far what was minimised is above it, as a
-    share of what decisions can change (:class:`~bco_core.status.Gap`): zero for formulas, NaN where nothing is proven,
-    None where the decisions were not chosen to minimise the objective.
+    names the solver of :mod:`bco_core.status` that found each decision, "" for formulas. ``bounds`` (B,) are lower
+    bounds on the risk of any decision, and ``gaps`` (B,) relative optimality gaps, fixed cost excluded
+    (:class:`~bco_core.status.Gap`): zero for formulas, NaN where nothing is proven, None where the decisions were not
+    chosen to minimise the objective.
     """
 
     decisions: Tensor
@@ -70,8 +64,8 @@ class Prescription:
 
 @dataclass(frozen=True)
 class Breach:
-    """A rule that a decision breaks: its place in the problem's specification, as in ``InvalidInput.where``, by how
-    much it is broken, and the same in a sentence."""
+    """A rule that a decision breaks: its place in the specification, as in ``InvalidInput.where``, the amount by which
+    it is broken, and a sentence that says so."""
 
     where: tuple[str | int, ...]
     by: float
@@ -80,14 +74,25 @@ class Breach:
 
 @dataclass(frozen=True)
 class Price:
-    """By how much the minimised cost would fall for one more unit of room in the rule at ``where``; at least zero."""
+    """The fall of the minimal cost for one more unit of room in the rule at ``where``; at least zero."""
 
     where: tuple[str | int, ...]
     value: float
 
 
-class Outline(Protocol):
-    """What there is to know of a problem before it is built: what learning for it takes depends on no more."""
+@dataclass(frozen=True)
+class SecondStagePlan:
+    """The recourse for K outcomes: ``amounts`` (K, d_x), their ``costs`` (K,), the ``slack`` (K, rows) of each row, and
+    ``unit_costs`` (K, d_x), or (d_x,) where they are certain. NaN where there is no recourse."""
+
+    amounts: Tensor
+    costs: Tensor
+    slack: Tensor
+    unit_costs: Tensor
+
+
+class ProblemOutline(Protocol):
+    """The properties of a problem that are known before it is built, on which the options of learning depend."""
 
     @property
     def outcome_dim(self) -> int: ...
@@ -95,67 +100,15 @@ class Outline(Protocol):
     @property
     def differentiable(self) -> bool:
         """Whether there is a gradient to learn by: ``decide`` and ``cost`` have one for torch, or the problem has a
-        :class:`~bco_core.problems.surrogate.Surrogate`, whose loss has one in their place."""
+        :class:`~bco_core.problems.surrogate.Surrogate` loss, which has one."""
         ...
 
 
-class DecisionProblem(Outline, Protocol):
-    """min over z of c(z; y)."""
+class DecisionProblem(ABC):
+    """min over z of c(z; y).
 
-    @property
-    def decision_dim(self) -> int: ...
-
-    @property
-    def cost_bound(self) -> float | None:
-        """A number that no cost exceeds, where costs are non-negative, convex in the decision, and the decisions
-        a convex set; None where no such number is known."""
-        ...
-
-    @property
-    def relaxation(self) -> DecisionProblem:
-        """What learning works on: the problem itself if decisions form a convex set, else its continuous relaxation."""
-        ...
-
-    def decide(self, outcomes: Tensor) -> Tensor:
-        """The relaxation's optimum for a point prediction: (..., d_y) → (..., d_z)."""
-        ...
-
-    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        """Realised cost: (..., d_z), (..., d_y) → (...)."""
-        ...
-
-    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        """Whether each decision keeps its constraints under the outcome, bool (...)."""
-        ...
-
-    def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
-    ) -> Prescription:
-        """One decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one.
-
-        ``time_limit`` is in seconds for the whole call; what it cuts off has status ``time_limit``.
-        """
-        ...
-
-
-@runtime_checkable
-class UncertainConstraints(Protocol):
-    """What a problem has besides, if the outcome decides whether a decision keeps its constraints."""
-
-    @property
-    def confidence(self) -> float:
-        """The share of outcomes under which decisions must keep them."""
-        ...
-
-    def slack(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        """How far each decision is from breaking them, negative where it does: (..., d_z), (..., d_y) → (...)."""
-        ...
-
-
-class Problem(ABC):
-    """A decision problem by its differences: one decision an outcome, differentiable, convex, without known bounds.
-
-    Subclasses say ``outcome_dim``, ``decide``, ``cost`` and ``prescribe``, and whatever else is not as usual.
+    Subclasses define ``outcome_dim``, ``decide``, ``cost`` and ``prescribe``. The defaults of everything else describe
+    a problem with one decision per outcome, differentiable, convex, without known bounds.
     """
 
     @property
@@ -163,15 +116,21 @@ class Problem(ABC):
     def outcome_dim(self) -> int: ...
 
     @abstractmethod
-    def decide(self, outcomes: Tensor) -> Tensor: ...
+    def decide(self, outcomes: Tensor) -> Tensor:
+        """Return the relaxation's optimum for a point prediction: (..., d_y) → (..., d_z)."""
 
     @abstractmethod
-    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor: ...
+    def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """Return the realised cost: (..., d_z), (..., d_y) → (...)."""
 
     @abstractmethod
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
-    ) -> Prescription: ...
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
+    ) -> Prescription:
+        """Return one decision for each set of scenarios: outcomes (B, K, d_y), weights (B, K) or (K,) that sum to one.
+
+        ``time_limit_seconds`` holds for the whole call; contexts that it cuts off have status ``time_limit``.
+        """
 
     @property
     def decision_dim(self) -> int:
@@ -182,134 +141,145 @@ class Problem(ABC):
         return True
 
     @property
+    def relaxation(self) -> DecisionProblem:
+        """The problem that learning works on: itself if decisions form a convex set, else its continuous relaxation."""
+        return self
+
+    def fixed(self, decision: Tensor) -> DecisionProblem | None:
+        """Return the problem with the entries of a decision (d_z,) that are not NaN fixed, even outside their bounds.
+
+        None for problems that are rebuilt with other bounds instead. InvalidInput if nothing satisfies the other rules.
+        """
+        return None
+
+    # Bounds of costs and outcomes.
+
+    @property
     def cost_bound(self) -> float | None:
+        """An upper bound on all costs, where costs are non-negative, convex in the decision, and the decisions a convex
+        set; None where none is known."""
         return None
 
     @property
     def cost_bound_remedy(self) -> str:
         """What a planner could state for ``cost_bound`` to be known, after "no bound on the cost is known:"."""
-        return _NO_REMEDY
+        return "problems of this kind cannot state one"
 
     @property
     def cost_bound_breach(self) -> str:
-        """What a history holds whose costs exceed ``cost_bound``, after "the history holds"."""
-        return _BREACH
+        """The outcomes whose costs exceed ``cost_bound``, after "the history holds"."""
+        return "outcomes beyond the stated bounds"
+
+    @property
+    def cost_floor(self) -> float:
+        """A lower bound on all costs."""
+        return -math.inf
 
     @property
     def outcome_bounds(self) -> tuple[Tensor, Tensor] | None:
-        """The least and the largest outcome, each (d_y,), that ``cost_bound`` takes for granted; None if it takes
-        nothing for granted."""
+        """The smallest and the largest outcome, each (d_y,), that ``cost_bound`` assumes; None if it assumes none."""
         return None
 
     @property
     def counted_within(self) -> tuple[Tensor, Tensor] | None:
-        """Bounds, each (d_y,), as which outcomes beyond them are counted; None where every outcome counts as it is."""
+        """Bounds, each (d_y,), to which outcomes are clipped; None where no outcome is."""
         return None
 
-    @property
-    def cost_floor(self) -> float:
-        """A number that no cost falls below."""
-        return -math.inf
-
-    @property
-    def relaxation(self) -> Self:
-        return self
+    # How decisions are computed.
 
     @property
     def fractiles(self) -> Tensor | None:
-        """The quantile (d_y,) of each outcome that is the best decision for it; None where decisions are none."""
+        """The quantile (d_y,) of each outcome that is its optimal decision; None where decisions are no quantiles."""
         return None
 
     @property
     def decides_slowly(self) -> bool:
-        """Whether every decision for a point prediction takes a program of its own, far too long for many thousands."""
+        """Whether every point decision takes a program of its own, too slow for many thousands."""
         return False
 
     @property
     def decides_alone(self) -> bool:
-        """Whether a row of outcomes gets the same decision and cost, bit for bit, whatever rows are beside it."""
+        """Whether the decision and cost of a row are the same, bit for bit, whatever other rows are in the batch."""
         return False
 
+    # Rules and promises.
+
     def within(self, decisions: Tensor) -> Tensor:
-        """Whether decisions keep what no outcome has a say in: (..., d_z) → bool (...)."""
+        """Return whether decisions satisfy the certain rules: (..., d_z) → bool (...)."""
         return torch.ones(decisions.shape[:-1], dtype=torch.bool)
 
+    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """Return whether each decision satisfies its constraints under the outcome, bool (...)."""
+        within = self.within(decisions)
+        return within.expand(torch.broadcast_shapes(within.shape, outcomes.shape[:-1]))
+
     def breaches(self, decision: Tensor) -> list[Breach]:
-        """What a decision (d_z,) breaks that no outcome has a say in."""
+        """Return the certain rules that a decision (d_z,) breaks."""
         return []
 
     def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
-        """The price of each rule that binds a decision (d_z,) over outcomes (K, d_y) with weights (K,)."""
+        """Return the price of each rule that binds a decision (d_z,) over outcomes (K, d_y) with weights (K,)."""
         return []
 
     def covered(self, decisions: Tensor, outcomes: Tensor) -> Tensor | None:
-        """Whether each outcome is served: (..., d_z), (..., d_y) → bool (..., d_y); None where that means nothing."""
+        """Return whether each outcome is served: (..., d_z), (..., d_y) → bool (..., d_y); None if not meaningful."""
         return None
 
     @property
     def promises(self) -> bool:
-        """Whether decisions promise something of what may happen, which only policies that look at it can keep."""
+        """Whether decisions promise a service level, which only policies that look at scenarios can keep."""
         return False
 
     def missed(self, decisions: Tensor, outcomes: Tensor, weights: Tensor, sure: bool = True) -> list[str]:
-        """What each of the decisions (B, d_z) misses of its promises over outcomes (B, K, d_y), weights (K,) or (B, K):
-        a sentence, or "" where nothing; empty where nothing is promised. Unless ``sure`` noise is forgiven."""
+        """Return for each of the decisions (B, d_z) a sentence on the promise that it misses over outcomes (B, K, d_y),
+        weights (K,) or (B, K): "" where it keeps them; empty where nothing is promised. Unless ``sure``, noise is
+        forgiven."""
         return []
 
+    # Further figures.
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether ``facts`` has anything to say."""
+        return type(self).facts is not DecisionProblem.facts
+
     def facts(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> dict[str, Any]:
-        """What else is worth saying of a decision (d_z,) over outcomes (K, d_y) with weights (K,), by name."""
+        """Return further figures of a decision (d_z,) over outcomes (K, d_y) with weights (K,), by name."""
         return {}
 
-    def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        within = self.within(decisions)
-        return within.expand(torch.broadcast_shapes(within.shape, outcomes.shape[:-1]))
-
     def optimal(self, decisions: Tensor, outcomes: Tensor, weights: Tensor) -> Prescription:
-        """The prescription of decisions (B, d_z) known to be optimal over outcomes (B, K, d_y), weights (B, K) or (K,):
-        their expected cost."""
+        """Return the prescription of decisions (B, d_z) known to minimise the expected cost over outcomes (B, K, d_y),
+        weights (B, K) or (K,)."""
         objective = (self.cost(decisions[:, None], outcomes) * weights).sum(-1)
         return Prescription(
             decisions, objective, [Status.OPTIMAL] * len(decisions), gaps=torch.zeros_like(objective), bounds=objective
         )
 
 
-_NO_REMEDY = "problems of this kind cannot state one"
-_BREACH = "outcomes beyond the stated bounds"
+@runtime_checkable
+class UncertainConstraints(Protocol):
+    """A problem in which the outcome decides whether a decision satisfies its constraints."""
+
+    @property
+    def confidence(self) -> float:
+        """The share of outcomes under which decisions must satisfy them."""
+        ...
+
+    def slack(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
+        """Return each decision's distance from breaking them, negative if it does: (..., d_z), (..., d_y) → (...)."""
+        ...
 
 
-def cost_floor(problem: DecisionProblem) -> float:
-    """A number that no cost falls below, as far as the problem knows one (its own ``cost_floor``)."""
-    return float(getattr(problem, "cost_floor", -math.inf))
+@runtime_checkable
+class SecondStage(Protocol):
+    """A problem with recourse: more is decided once the outcome is known."""
 
+    @property
+    def recourse_names(self) -> tuple[str, ...]: ...
 
-def decides_alone(problem: DecisionProblem) -> bool:
-    """Whether the problem says that the rows it decides for have no say in each other's digits."""
-    return bool(getattr(problem, "decides_alone", False))
+    @property
+    def row_names(self) -> tuple[str, ...]: ...
 
-
-def fractiles(problem: DecisionProblem) -> Tensor | None:
-    """The quantile (d_y,) of each outcome that is the best decision for it, if decisions are quantiles."""
-    levels: Tensor | None = getattr(problem, "fractiles", None)
-    return levels
-
-
-def cost_bound_remedy(problem: DecisionProblem) -> str:
-    """What a planner could state for the problem's ``cost_bound`` to be known, in the problem's own words."""
-    return str(getattr(problem, "cost_bound_remedy", _NO_REMEDY))
-
-
-def cost_bound_breach(problem: DecisionProblem) -> str:
-    """What a history holds whose costs exceed the problem's ``cost_bound``, in the problem's own words."""
-    return str(getattr(problem, "cost_bound_breach", _BREACH))
-
-
-def outcome_bounds(problem: DecisionProblem) -> tuple[Tensor, Tensor] | None:
-    """The least and the largest outcome, each (d_y,), that the problem's ``cost_bound`` takes for granted, if any."""
-    bounds: tuple[Tensor, Tensor] | None = getattr(problem, "outcome_bounds", None)
-    return bounds
-
-
-def counted_within(problem: DecisionProblem) -> tuple[Tensor, Tensor] | None:
-    """The bounds, each (d_y,), as which the problem counts outcomes beyond them, if it does."""
-    bounds: tuple[Tensor, Tensor] | None = getattr(problem, "counted_within", None)
-    return bounds
+    def recourse_plan(self, decision: Tensor, outcomes: Tensor) -> SecondStagePlan:
+        """Return a cheapest recourse after a decision (d_z,) for each of the outcomes (K, d_y)."""
+        ...

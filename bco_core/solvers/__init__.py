@@ -1,6 +1,6 @@
-"""Batched kernels; each certifies its answers or says that it cannot. No solver imports a problem.
+"""Batched kernels; each certifies its answers or reports that it cannot. No solver imports a problem.
 
-numba keeps compiled kernels beside each file and compiles again when that file changes, not when a file does that it
-takes pieces from: after a change to ``dual_simplex``, ``cost_simplex``, ``master`` or ``newton``, delete
+numba caches compiled kernels next to each file and recompiles when that file changes, but not when a file changes from
+which it inlines pieces: after a change to ``dual_simplex``, ``master``, ``basis_certificate`` or ``polyhedron``, delete
 ``__pycache__/*.nb?``.
 """

@@ -1,7 +1,7 @@
-"""Certificates of bases and rays, from a program's own numbers: min c'x, A x − s = b, x, s ≥ 0.
+"""Certificates of bases and rays for min c'x, A x − s = b, x, s ≥ 0, computed from the program's own numbers.
 
-A basis is optimal for b if x_B = B⁻¹b ≥ 0 reproduces b and π = c_B B⁻¹ is dual feasible for the costs without
-perturbation. In floating point each holds nearly; the certificate asks what the rest may cost.
+A basis is optimal for b if x_B = B⁻¹b ≥ 0 reproduces b and π = c_B B⁻¹ is dual feasible for the unperturbed costs. In
+floating point both hold approximately; the certificate bounds what the errors may cost.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bco_core.solvers.dual_simplex import ENTRY_ERROR, Room, dual_feasible, kernel, piece, proves_infeasible
+from bco_core.solvers.dual_simplex import ENTRY_ERROR, PivotWorkspace, dual_feasible, kernel, piece, proves_infeasible
 from bco_core.solvers.linear_form import Array, LinearForm
 
-# A basis must reproduce b to this share of each row's terms, and to ENTRY_ERROR of that share of the largest row's.
+# A basis must reproduce b to this share of each row's terms plus ENTRY_ERROR of that share of the largest row's terms.
 _REPRODUCED = 1e-8
-# So it does if B B⁻¹ − I is this small and no x_B is below zero by more than the second of its row's terms.
+# That holds if B B⁻¹ − I is below the first and no x_B is below zero by more than the second share of its row's terms.
 SHARP, _CLEAN = 1e-13, 1e-13
-# What errors of x and π may cost together: this share of the cost, and what rounding of b alone costs.
+# What errors of x and π may cost together: a share of the cost, plus the cost of rounding b.
 _LOSS, _LOSS_ROUNDING = 1e-9, 1e-15
 _REFINEMENTS = 2
 
 
-class Program(NamedTuple):
-    """What the kernel needs to know of the program: A (m, N), A' (N, m), c (N,) and the least cost."""
+class FormArrays(NamedTuple):
+    """Arrays of a linear form for kernels: A (m, N), A' (N, m), c (N,) and the least cost."""
 
     matrix: Array
     transposed: Array
@@ -31,13 +31,13 @@ class Program(NamedTuple):
     least_cost: float
 
 
-def program_of(form: LinearForm) -> Program:
-    return Program(form.matrix, form.transposed, form.cost, form.least_cost)
+def arrays_of(form: LinearForm) -> FormArrays:
+    return FormArrays(form.matrix, form.transposed, form.cost, form.least_cost)
 
 
 @piece
 def is_clean(inverse, basic, size):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether no x_B is below zero by more than rounding of a sharp B⁻¹."""
+    """Return whether no x_B is below zero by more than rounding of a sharp B⁻¹."""
     clean = True
     for i in range(len(basic)):
         if basic[i] < 0.0:
@@ -51,9 +51,9 @@ def is_clean(inverse, basic, size):  # type: ignore[no-untyped-def]  # pragma: n
 
 @piece
 def certify(columns, inverse, basic, dual, rhs, size, program, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The certificate of a basis, from the program's own numbers; x_B and π are refined where it takes that.
+    """Return whether a basis passes the certificate; refine x_B and π if that is needed.
 
-    Whether x = max(x_B, 0) keeps the rows, π is dual feasible, and what is missing in both costs nothing to speak of.
+    x = max(x_B, 0) must keep the rows, π must be dual feasible, and the cost of their errors must be negligible.
     """
     rows, count = program.matrix.shape
     error, scale = room.column, room.terms
@@ -97,7 +97,7 @@ def certify(columns, inverse, basic, dual, rhs, size, program, room):  # type: i
 
 @piece
 def _refine(columns, inverse, basic, dual, rhs, size, program, error, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One step of iterative refinement of x_B and π."""
+    """Take one step of iterative refinement of x_B and π."""
     rows, count = program.matrix.shape
     _set_error(columns, basic, rhs, size, program, error, scale)
     for i in range(rows):
@@ -119,7 +119,7 @@ def _refine(columns, inverse, basic, dual, rhs, size, program, error, scale):  #
 
 @piece
 def _set_error(columns, basic, rhs, size, program, error, scale):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """``error`` (m,) becomes B x_B − b, and ``scale`` (m,) the size of the terms it is the sum of."""
+    """Set ``error`` (m,) to B x_B − b, and ``scale`` (m,) to the size of its terms."""
     rows, count = program.matrix.shape
     for k in range(rows):
         error[k] = -rhs[k]
@@ -139,19 +139,19 @@ def _set_error(columns, basic, rhs, size, program, error, scale):  # type: ignor
 @kernel
 def certify_basis(columns, inverse, basic, dual, rhs, size, program):  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, count = program.matrix.shape
-    room = Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
+    room = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
     return certify(columns, inverse, basic, dual, rhs, size, program, room)
 
 
 @kernel
 def certify_dual(dual, program):  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, count = program.matrix.shape
-    room = Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
+    room = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
     return dual_feasible(dual, program.matrix, program.cost, program.least_cost, room)
 
 
 @kernel
 def certify_ray(row, program, rhs, size):  # type: ignore[no-untyped-def]  # pragma: no cover
     rows, count = program.matrix.shape
-    room = Room(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
+    room = PivotWorkspace(np.empty(rows), np.empty(count + rows), np.empty(rows), np.empty(count + rows))
     return proves_infeasible(row, program.matrix, rhs, size, room)

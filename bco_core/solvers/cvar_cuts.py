@@ -1,4 +1,4 @@
-"""Portfolios that keep a return in the mean of their worst scenarios: cutting planes over a small QP, solved by daqp.
+"""Portfolios whose mean return over the worst scenarios reaches a target: cutting planes over a small QP by daqp.
 
 With scenarios y_k of weight w_k, CVaR_α(target − y'z) ≤ 0 says that
 
@@ -6,10 +6,10 @@ With scenarios y_k of weight w_k, CVaR_α(target − y'z) ≤ 0 says that
 
 the mean return of the worst (1 − α) of the weight reaches the target. At any z the binding q sorts the scenarios by
 their return and fills up from the worst, so each round adds one row, the tail's mean scenario, until none is violated.
-The mean of all scenarios is such a row too, and the first.
+The mean of all scenarios is such a row too, and the first one.
 
-Where no z keeps all rows, the best effort keeps them as nearly as it can: a slack s ≥ 0 shared by all rows is made as
-small as possible, and the variance only decides among portfolios with the same s.
+If no z keeps all rows, the best effort minimises a slack s ≥ 0 shared by all rows; the variance decides only among
+portfolios with the same s.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 _INFINITE = 1e30
 _ROUNDS = 500
 _TOLERANCE = 1e-10
-# How much a unit of slack costs beside a variance scaled to one.
+# Price of a unit of slack relative to a variance scaled to one.
 _SLACK_PRICE = 1e6
 _OPTIMAL, _INFEASIBLE = 1, -1
 
 
 @dataclass(frozen=True)
 class DenseQP:
-    """Least ½ z'Hz over lower ≤ z ≤ upper, 1'z ≤ budget, Σ z⁺ ≤ longest and Σ z⁻ ≤ shortest (where there are such).
+    """Minimise ½ z'Hz over lower ≤ z ≤ upper, 1'z ≤ budget, Σ z⁺ ≤ longest and Σ z⁻ ≤ shortest (None: no limit).
 
     H is a covariance in units of ``unit``, its mean variance.
     """
@@ -57,13 +57,13 @@ class DenseQP:
         longest: float | None = None,
         shortest: float | None = None,
     ) -> DenseQP:
-        """The covariance is scaled to a mean variance of one, which changes no decision."""
+        """Build with the covariance scaled to a mean variance of one, which changes no decision."""
         upper = np.minimum(upper, _INFINITE)
         unit = float(covariance.diagonal().mean())
         return DenseQP(unit, covariance / unit, lower, upper, budget, longest, shortest)
 
     def broken_limits(self, portfolio: Array) -> list[tuple[Array, float]]:
-        """Rows a'z ≥ b that cut off a portfolio whose long or short positions sum to more than their limit."""
+        """Return rows a'z ≥ b that cut off a portfolio whose long or short positions sum to more than their limit."""
         rows: list[tuple[Array, float]] = []
         for limit, sign in ((self.longest, 1.0), (self.shortest, -1.0)):
             taken = np.where(sign * portfolio > 0, sign, 0.0)
@@ -73,10 +73,10 @@ class DenseQP:
 
 
 class Tail(NamedTuple):
-    """A portfolio (m,), how far its worst tail stays below the target, and whether it keeps every row.
+    """A portfolio (m,), the shortfall of its worst tail below the target, and whether it keeps every row.
 
-    ``rows`` (c, m) and ``bounds`` (c,) are what it was found with: every portfolio that reaches the target has
-    rows·z ≥ bounds. ``solver`` is what found it, "" for Newton's method.
+    Every portfolio that reaches the target has rows·z ≥ bounds, with ``rows`` (c, m) and ``bounds`` (c,). ``solver`` is
+    "" for Newton's method.
     """
 
     portfolio: Array
@@ -88,7 +88,7 @@ class Tail(NamedTuple):
 
 
 def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) -> Array:
-    """The mean scenario (m,) of the worst (1 − level) of the weight under this portfolio."""
+    """Return the mean scenario (m,) of the worst (1 − level) of the weight under this portfolio."""
     order = np.argsort(scenarios @ portfolio, kind="stable")
     sorted_weights = weights[order]
     before = np.cumsum(sorted_weights) - sorted_weights
@@ -101,9 +101,10 @@ def tail_mean(scenarios: Array, weights: Array, level: float, portfolio: Array) 
 def cvar_portfolio(
     qp: DenseQP, scenarios: Array, weights: Array, level: float, target: float, rows: Array | None = None
 ) -> Tail:
-    """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or its best effort.
+    """Return the portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or the best
+    effort.
 
-    ``rows`` (c, m), tail means that someone has found before, save the time to find them again.
+    ``rows`` (c, m) are tail means found before, which need not be searched again.
     """
     scale = max(float(np.abs(scenarios).max()), abs(target)) or 1.0
     scenarios, goal = scenarios / scale, target / scale
@@ -111,13 +112,13 @@ def cvar_portfolio(
     cuts = [weights @ scenarios, *([] if rows is None else rows / scale)]
     limits = [(-np.ones(scenarios.shape[1]), -qp.budget)]
     for soft in (False, True):
-        found = _cut(qp, scenarios, weights, level, goal, cuts, limits, soft)
-        if found is not None:
-            tail = float(tail_mean(scenarios, weights, level, found.portfolio) @ found.portfolio)
+        solution = _cut(qp, scenarios, weights, level, goal, cuts, limits, soft)
+        if solution is not None:
+            tail = float(tail_mean(scenarios, weights, level, solution.portfolio) @ solution.portfolio)
             short = goal - tail
             short = short * scale if short > 10 * _TOLERANCE else 0.0
-            return found._replace(shortfall=short)
-    raise SolverFailure("the portfolio of best effort was not found: are the returns and the covariance sensible?")
+            return solution._replace(shortfall=short)
+    raise SolverFailure("no portfolio was found, not even a best effort: check the returns and the covariance")
 
 
 def _cut(
@@ -130,9 +131,9 @@ def _cut(
     limits: list[tuple[Array, float]],
     soft: bool,
 ) -> Tail | None:
-    """Add rows to ``cuts`` and ``limits`` until the portfolio violates none; None where no portfolio keeps them.
+    """Add rows to ``cuts`` and ``limits`` until the portfolio violates none; return None if no portfolio keeps them.
 
-    A best effort (``soft``) always exists: where rounding makes the solver give up on the way, it is the best so far.
+    A best effort (``soft``) always exists: if rounding makes the solver fail, it is the best portfolio so far.
     """
     start: Array | None = None
     best: Array | None = None
@@ -143,7 +144,7 @@ def _cut(
         if start is None:
             if best is None or not soft:
                 return None
-            return Tail(best, goal - best_tail, False, *_asked(cuts, limits, goal))
+            return Tail(best, goal - best_tail, False, *_rows_and_bounds(cuts, limits, goal))
         # Rounding must not carry a position past its bounds.
         portfolio = np.clip(start[: len(qp.lower)], qp.lower, qp.upper)
         slack = float(start[-1]) if soft else 0.0
@@ -152,18 +153,18 @@ def _cut(
         tail = float(worst @ portfolio)
         if tail < goal - slack - _TOLERANCE:
             cuts.append(worst)
-            # A second look half way to the best portfolio so far finds the rows that both of them miss.
+            # A second row from half-way to the best portfolio so far: both may violate it.
             if best is not None:
                 cuts.append(tail_mean(scenarios, weights, level, (portfolio + best) / 2))
         elif not broken:
-            return Tail(portfolio, slack, True, *_asked(cuts, limits, goal))
+            return Tail(portfolio, slack, True, *_rows_and_bounds(cuts, limits, goal))
         if tail > best_tail:
             best, best_tail = portfolio, tail
         limits += broken
-    return Tail(portfolio, slack, False, *_asked(cuts, limits, goal))
+    return Tail(portfolio, slack, False, *_rows_and_bounds(cuts, limits, goal))
 
 
-def _asked(cuts: list[Array], limits: list[tuple[Array, float]], goal: float) -> tuple[Array, Array]:
+def _rows_and_bounds(cuts: list[Array], limits: list[tuple[Array, float]], goal: float) -> tuple[Array, Array]:
     rows = np.array([*(row for row, _ in limits), *cuts])
     return rows, np.array([*(bound for _, bound in limits), *([goal] * len(cuts))])
 
@@ -176,7 +177,8 @@ def _master(
     soft: bool,
     start: Array | None,
 ) -> Array | None:
-    """Least variance under limits and cuts·z ≥ goal, or (soft) cuts·z + s ≥ goal with s, the last entry, least."""
+    """Minimise the variance under limits and cuts·z ≥ goal, or (soft) under cuts·z + s ≥ goal with least s, the last
+    entry; return None if that fails."""
     rows = np.array([*(row for row, _ in limits), *cuts])
     lower = np.concatenate([qp.lower, [bound for _, bound in limits], np.full(len(cuts), goal)])
     upper = np.concatenate([qp.upper, np.full(len(rows), _INFINITE)])
@@ -211,7 +213,7 @@ def _master(
 
 
 def mean_variance_portfolio(qp: DenseQP, returns: Array) -> Array | None:
-    """The portfolio (m,) of least ½ z'Σz − y'z within bounds and budget for one return vector (m,), if it is found."""
+    """Return the portfolio (m,) of least ½ z'Σz − y'z within bounds and budget for one return vector (m,), or None."""
     rows = np.ones((1, len(returns)))
     upper = np.append(qp.upper, qp.budget)
     lower = np.append(qp.lower, -_INFINITE)
@@ -226,5 +228,5 @@ def mean_variance_portfolio(qp: DenseQP, returns: Array) -> Array | None:
 
 
 def point_portfolio(qp: DenseQP, returns: Array, target: float) -> Tail:
-    """The portfolio of least variance that returns the target at one return vector (m,), or its best effort."""
+    """Return the portfolio of least variance that returns the target at one return vector (m,), or the best effort."""
     return cvar_portfolio(qp, returns[None], np.ones(1), 0.0, target)

@@ -17,23 +17,23 @@ Index = NDArray[np.int64]
 
 # How a solve ended.
 OPTIMAL, INFEASIBLE, FAILED, UNBOUNDED = 0, 1, 2, 3
-# How far below zero a basic variable may be, relative to the size of the terms it is the sum of.
+# How far below zero a basic variable may be, relative to the size of its terms.
 TOLERANCE = 1e-11
-# Sums may be reordered, which lets the processor take several terms at once; infinities keep their meaning. In which
-# order the compiler adds depends on what is around a loop, so moving loops between functions changes last digits.
+# Sums may be reordered, so that the processor adds several terms at once; infinities keep their meaning. The order
+# depends on the code around a loop, so moving loops between functions may change last digits.
 kernel = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-# A part of kernels: its source is put wherever it is called, which saves passing arrays and counting references.
+# Part of a kernel: its source is inlined at every call, which avoids passing arrays and counting references.
 piece = njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, inline="always")
 
 NONE = -1
-# Entries of B⁻¹ have errors of their own: this share of the row's largest entry, measured in units of the tolerance.
+# Error of entries of B⁻¹: this share of the row's largest entry, in units of the tolerance.
 ENTRY_ERROR = 1e-3
 # A column may enter if its entry in the leaving row is below minus this.
 _LEAST_PIVOT = 1e-9
-# Certificates: what a reduced cost may be below zero, as a share of its column's cost, and what of the terms it is the
-# sum of may be rounding; how far a ray may be from proving that there is no solution.
+# Tolerances of certificates: how far a reduced cost may be below zero, as a share of its column's cost, and as a share
+# of its terms; and for a ray that proves infeasibility.
 _DUAL, _DUAL_ROUNDING, _RAY = 1e-8, 2e-15, 1e-9
-# The most pivots of one solve.
+# Most pivots of one solve.
 _PIVOTS_PER_ROW, _PIVOTS_MORE = 50, 100
 
 
@@ -45,9 +45,9 @@ class Tableaus(NamedTuple):
     reduced: Array
 
 
-class Room(NamedTuple):
-    """For one right-hand side: x_B = B⁻¹b (m,), the leaving row over all columns (N + m,), the entering column (m,),
-    and the size of terms (N + m,)."""
+class PivotWorkspace(NamedTuple):
+    """Arrays for one right-hand side: x_B = B⁻¹b (m,), the leaving row over all columns (N + m,), the entering column
+    (m,), and the size of terms (N + m,)."""
 
     basic: Array
     row: Array
@@ -57,7 +57,7 @@ class Room(NamedTuple):
 
 @piece
 def below_zero(amount, row, size, tolerance):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether ``amount``, the product of ``row`` of B⁻¹ with b, is negative by more than rounding."""
+    """Return whether ``amount``, the product of ``row`` of B⁻¹ with b, is negative by more than rounding."""
     if not amount < 0.0:
         return False
     scale = 0.0
@@ -72,7 +72,7 @@ def below_zero(amount, row, size, tolerance):  # type: ignore[no-untyped-def]  #
 
 @piece
 def is_optimal(inverse, rhs, size, tolerance, basic):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether a dual feasible basis is optimal for b as it is; ``basic`` becomes B⁻¹b."""
+    """Return whether a dual feasible basis is optimal for b; set ``basic`` (m,) to B⁻¹b."""
     rows = len(rhs)
     optimal = True
     for i in range(rows):
@@ -87,7 +87,7 @@ def is_optimal(inverse, rhs, size, tolerance, basic):  # type: ignore[no-untyped
 
 @piece
 def set_dual(columns, inverse, cost, dual):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """``dual`` becomes π = c_B'B⁻¹; slacks cost nothing."""
+    """Set ``dual`` (m,) to π = c_B'B⁻¹; slacks cost nothing."""
     rows = len(columns)
     for k in range(rows):
         dual[k] = 0.0
@@ -100,7 +100,7 @@ def set_dual(columns, inverse, cost, dual):  # type: ignore[no-untyped-def]  # p
 
 @piece
 def dual_feasible(dual, matrix, cost, least_cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether π ≥ 0 and A'π ≤ c, without perturbation: then π'b is no more than the optimum, whatever b."""
+    """Return whether π ≥ 0 and A'π ≤ c, without perturbation: π'b is then a lower bound for every b."""
     rows, count = matrix.shape
     feasible = True
     largest = 0.0
@@ -119,7 +119,7 @@ def dual_feasible(dual, matrix, cost, least_cost, room):  # type: ignore[no-unty
     for j in range(count):
         passed += 1.0 if room.row[j] >= -_DUAL * (abs(cost[j]) + least_cost) else 0.0
     if passed < count:
-        # What rounding explains is computed for the few columns that need it.
+        # The size of rounding is computed for the few columns that need it.
         for j in range(count):
             below = -room.row[j] - _DUAL * (abs(cost[j]) + least_cost)
             if not below <= 0.0:
@@ -133,7 +133,8 @@ def dual_feasible(dual, matrix, cost, least_cost, room):  # type: ignore[no-unty
 
 @piece
 def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether σ = −``row`` of B⁻¹ proves that A x ≥ b, x ≥ 0 has no solution: σ ≥ 0, A'σ ≤ 0, b'σ > 0 (Farkas)."""
+    """Return whether σ = −``row`` of B⁻¹ proves that A x ≥ b, x ≥ 0 has no solution: σ ≥ 0, A'σ ≤ 0, b'σ > 0
+    (Farkas)."""
     rows, count = matrix.shape
     proof = True
     largest = 0.0
@@ -153,7 +154,7 @@ def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-
                 room.row[j] += part
                 room.terms[j] += abs(part)
     for j in range(count):
-        # What rounding leaves of entries that should be zero is small beside the largest, not beside its own terms.
+        # Rounding of entries that should be zero is small relative to the largest entry, not to their own terms.
         if not room.row[j] <= _RAY * (room.terms[j] + ENTRY_ERROR * largest):
             proof = False
     for i in range(rows):
@@ -163,11 +164,42 @@ def proves_infeasible(row, matrix, rhs, size, room):  # type: ignore[no-untyped-
 
 
 @piece
+def set_row(tableaus, at, leaving, matrix, row):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set ``row`` (N + m,) to a row of B⁻¹[A −I]."""
+    rows, count = matrix.shape
+    for j in range(count):
+        row[j] = 0.0
+    for i in range(rows):
+        factor = tableaus.inverse[at, leaving, i]
+        row[count + i] = -factor
+        if factor != 0.0:
+            for j in range(count):
+                row[j] += factor * matrix[i, j]
+
+
+@piece
+def set_column(tableaus, at, entering, matrix, column):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set ``column`` (m,) to B⁻¹ times the entering column."""
+    rows, count = matrix.shape
+    if entering < count:
+        for i in range(rows):
+            column[i] = 0.0
+        for k in range(rows):
+            factor = matrix[k, entering]
+            if factor != 0.0:
+                for i in range(rows):
+                    column[i] += tableaus.inverse[at, i, k] * factor
+    else:
+        for i in range(rows):
+            column[i] = -tableaus.inverse[at, i, entering - count]
+
+
+@piece
 def continue_dual_simplex(tableaus, at, size, matrix, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Pivot basis ``at`` in place until B⁻¹b ≥ 0 up to rounding, where b is a sum of terms of this ``size`` (m,).
 
-    Gives OPTIMAL and the number of pivots, INFEASIBLE and the row of B⁻¹ that proves it, or FAILED when it takes too
-    long.
+    Return OPTIMAL and the number of pivots, INFEASIBLE and the row of B⁻¹ that proves it, or FAILED after too many
+    pivots.
     """
     most = _PIVOTS_PER_ROW * len(size) + _PIVOTS_MORE
     for pivots in range(most):
@@ -183,7 +215,7 @@ def continue_dual_simplex(tableaus, at, size, matrix, tolerance, room):  # type:
 
 @piece
 def _leaving(tableaus, at, size, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The row whose basic variable is furthest below zero, or NONE."""
+    """Return the row whose basic variable is furthest below zero, or NONE."""
     leaving = NONE
     worst = 0.0
     for i in range(len(size)):
@@ -196,17 +228,10 @@ def _leaving(tableaus, at, size, tolerance, room):  # type: ignore[no-untyped-de
 
 @piece
 def _entering(tableaus, at, leaving, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The column that keeps all reduced costs non-negative, or NONE; ``room.row`` becomes the leaving row's entries."""
+    """Return the column that keeps all reduced costs nonnegative, or NONE; set ``room.row`` to the leaving row."""
     rows, count = matrix.shape
     row = room.row
-    for j in range(count):
-        row[j] = 0.0
-    for i in range(rows):
-        factor = tableaus.inverse[at, leaving, i]
-        row[count + i] = -factor
-        if factor != 0.0:
-            for j in range(count):
-                row[j] += factor * matrix[i, j]
+    set_row(tableaus, at, leaving, matrix, row)
     entering = NONE
     best = np.inf
     largest = 0.0
@@ -234,17 +259,7 @@ def _pivot(tableaus, at, leaving, entering, matrix, room):  # type: ignore[no-un
             reduced[at, j] = 0.0
     reduced[at, columns[at, leaving]] = -step
     reduced[at, entering] = 0.0
-    if entering < count:
-        for i in range(rows):
-            column[i] = 0.0
-        for k in range(rows):
-            factor = matrix[k, entering]
-            if factor != 0.0:
-                for i in range(rows):
-                    column[i] += inverse[at, i, k] * factor
-    else:
-        for i in range(rows):
-            column[i] = -inverse[at, i, entering - count]
+    set_column(tableaus, at, entering, matrix, column)
     pivot = column[leaving]
     for k in range(rows):
         inverse[at, leaving, k] /= pivot

@@ -1,4 +1,4 @@
-"""HiGHS: the referee, the fallback, and the solver of what no fast path covers."""
+"""HiGHS: the reference, the fallback, and the solver for programs without a kernel."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _STATUSES = {
     highspy.HighsModelStatus.kUnbounded: Status.UNBOUNDED,
     highspy.HighsModelStatus.kTimeLimit: Status.TIME_LIMIT,
 }
-# Variables of a program in whole numbers that is searched in a millisecond or so.
+# Number of variables below which an integer program takes about a millisecond.
 _SMALL = 100
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How a solve ended, its objective, the variables and the rows' duals (both empty without a solution).
+class HighsAnswer:
+    """Status, objective, variables and duals of rows (both empty without a solution).
 
-    ``bound`` is the lower bound that branching has proven, NaN where there are no whole numbers.
+    ``bound`` is the lower bound that branching has proven, NaN for continuous programs.
     """
 
     status: Status
@@ -52,7 +52,7 @@ def model_of(
     integer: NDArray[np.bool_] | None = None,
     offset: float = 0.0,
 ) -> highspy.Highs:
-    """A silent HiGHS with a model in it; ``offset`` is added to every objective."""
+    """Return a silent HiGHS with this model; ``offset`` is added to every objective."""
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(cost), len(row_lower)
     model.offset_ = offset
@@ -69,10 +69,10 @@ def model_of(
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     if branches and len(cost) < _SMALL:
-        # It takes ten times as long as the whole search of a small program.
+        # This heuristic takes ten times as long as the whole search of a small program.
         solver.setOptionValue("mip_heuristic_run_feasibility_jump", False)
     solver.setOptionValue("threads", 1)
-    # Smaller numbers would be dropped, and the program would be another one.
+    # HiGHS would drop smaller coefficients and solve another program.
     solver.setOptionValue("small_matrix_value", 1e-12)
     if solver.passModel(model) != highspy.HighsStatus.kOk:
         raise SolverFailure("HiGHS refused the model")
@@ -80,22 +80,22 @@ def model_of(
 
 
 def begin_with(solver: highspy.Highs, values: Array) -> None:
-    """Give a search for whole numbers a solution (n,) to begin with; HiGHS leaves one aside that is none."""
-    given = highspy.HighsSolution()
-    given.col_value = values.tolist()
-    solver.setSolution(given)
+    """Start an integer search from a solution (n,); HiGHS ignores an infeasible one."""
+    start = highspy.HighsSolution()
+    start.col_value = values.tolist()
+    solver.setSolution(start)
 
 
-def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
-    """Solve, and tell infeasible from unbounded for certain.
+def run(solver: highspy.Highs, time_limit_seconds: float | None = None) -> HighsAnswer:
+    """Solve, and distinguish infeasible from unbounded programs.
 
-    A solve that ``time_limit`` ends has status ``time_limit``; one that the deadline in force ends raises OutOfTime.
-    A search for whole numbers may take any time, so it is long work.
+    A solve that exceeds ``time_limit_seconds`` has status ``time_limit``; one that exceeds the deadline in force raises
+    OutOfTime. An integer search may take arbitrarily long, so it counts as long work.
     """
     whole = bool(len(solver.getLp().integrality_))
     if whole:
         deadline.before_long_work()
-    ends = math.inf if time_limit is None else monotonic() + time_limit
+    ends = math.inf if time_limit_seconds is None else monotonic() + time_limit_seconds
     cut_short = _run_until(solver, ends)
     if solver.getModelStatus() in (
         highspy.HighsModelStatus.kUnboundedOrInfeasible,
@@ -110,18 +110,18 @@ def run(solver: highspy.Highs, time_limit: float | None = None) -> Answer:
     if status is None:
         raise SolverFailure(f"HiGHS ended with {solver.modelStatusToString(solver.getModelStatus())}")
     solution = solver.getSolution()
-    # What a time limit leaves behind need not keep the rows.
-    known = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    known = status is Status.OPTIMAL or (status is Status.TIME_LIMIT and known)
-    values = np.array(solution.col_value) if known else np.empty(0)
-    duals = np.array(solution.row_dual) if status is Status.OPTIMAL else np.empty(0)
     info = solver.getInfo()
+    # After a time limit the values need not keep the rows.
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    solved = status is Status.OPTIMAL or (status is Status.TIME_LIMIT and feasible)
+    values = np.array(solution.col_value) if solved else np.empty(0)
+    duals = np.array(solution.row_dual) if status is Status.OPTIMAL else np.empty(0)
     bound = info.mip_dual_bound if whole else np.nan
-    return Answer(status, info.objective_function_value if known else np.nan, values, duals, bound)
+    return HighsAnswer(status, info.objective_function_value if solved else np.nan, values, duals, bound)
 
 
 def _run_until(solver: highspy.Highs, ends: float) -> bool:
-    """Run until some moment of the monotonic clock, or the deadline in force; whether that is the sooner of the two."""
+    """Run until ``ends`` on the monotonic clock or the deadline in force; return whether the deadline is the sooner."""
     own, common = ends - monotonic(), deadline.left()
     if min(own, common) < math.inf:
         # HiGHS counts from its first run.
@@ -137,11 +137,10 @@ def lower_bound(
     row_upper: Array,
     lower: Array,
     upper: Array,
-    answer: Answer,
+    answer: HighsAnswer,
 ) -> float:
-    """What no solution costs less than, recomputed from the rows' duals y: with d = c − A'y the least of every term of
-    y'(A v) + d'v over the bounds of rows and variables. Where a term has none, it is taken at ten times what it is in
-    the answer."""
+    """Recompute a lower bound from the rows' duals y: with d = c − A'y, the least of every term of y'(A v) + d'v over
+    the bounds of rows and variables. An unbounded variable is taken at ten times its value in the answer."""
     duals, values = answer.duals, answer.values
     duals = np.where(duals > 0, np.where(np.isfinite(row_lower), duals, 0.0), duals)
     duals = np.where(duals < 0, np.where(np.isfinite(row_upper), duals, 0.0), duals)
@@ -154,30 +153,30 @@ def lower_bound(
     return float(duals[used] @ limits + np.where(reduced == 0, 0.0, reduced * ends).sum())
 
 
-def solve_program(program: LinearProgram, limits: Array, time_limit: float | None = None) -> Answer:
-    """A planner's program as it stands."""
+def solve_program(program: LinearProgram, limits: Array, time_limit_seconds: float | None = None) -> HighsAnswer:
+    """Solve a planner's program with these limits (m,) of its rows."""
     lower = np.where(program.senses >= 0, limits, -np.inf)
     upper = np.where(program.senses <= 0, limits, np.inf)
     matrix = sparse.csr_array(program.matrix)
-    return run(model_of(program.cost, matrix, lower, upper, program.lower, program.upper), time_limit)
+    return run(model_of(program.cost, matrix, lower, upper, program.lower, program.upper), time_limit_seconds)
 
 
 def dual_feasible_basis(form: LinearForm) -> NDArray[np.int64]:
-    """The basic columns (m,) of some dual feasible basis, slack i being column N + i."""
+    """Return the basic columns (m,) of a dual feasible basis; slack i is column N + i."""
     rows, count = form.matrix.shape
     if (form.cost >= 0).all():
         return np.arange(count, count + rows)
-    # With this right-hand side x = 1 is feasible, so what has no optimum is unbounded.
+    # x = 1 is feasible for this right-hand side, so a program without optimum is unbounded.
     rhs = form.matrix.sum(axis=1) - 1
     solver = _model_of_form(form.matrix, form.perturbed, rhs)
     if run(solver).status is not Status.OPTIMAL:
-        raise InvalidInput("the cost can fall without limit: a direction of negative cost is not bounded by any row")
+        raise InvalidInput("the cost is unbounded below: no row or bound limits a direction of negative cost")
     return _basic_columns(solver, count)
 
 
 class FormAnswer(NamedTuple):
-    """For one right-hand side: OPTIMAL, INFEASIBLE or UNBOUNDED, the value, π (m,) or a ray, x (N,) and the basic
-    columns (m,)."""
+    """For one right-hand side: OPTIMAL, INFEASIBLE or UNBOUNDED, value, π (m,) or a ray, x (N,) and basic columns
+    (m,)."""
 
     status: int
     value: float
@@ -187,7 +186,7 @@ class FormAnswer(NamedTuple):
 
 
 def solve_form(form: LinearForm, rhs: Array) -> FormAnswer:
-    """One right-hand side (m,), by the costs as they are."""
+    """Solve one right-hand side (m,) with the unperturbed costs."""
     rows, count = form.matrix.shape
     solver = _model_of_form(form.matrix, form.cost, rhs)
     answer = run(solver)
@@ -210,7 +209,7 @@ def _unit(part: Array) -> float:
 
 
 def _model_of_form(matrix: Array, cost: Array, rhs: Array) -> highspy.Highs:
-    """For the optimal basis, which costs and right-hand side have in common with multiples of them near one."""
+    """Return a model with costs and right-hand side scaled to at most one, which keeps the optimal basis."""
     rows, count = matrix.shape
     free, zero = np.full(rows, np.inf), np.zeros(count)
     solver = model_of(
@@ -222,6 +221,6 @@ def _model_of_form(matrix: Array, cost: Array, rhs: Array) -> highspy.Highs:
 
 
 def _basic_columns(solver: highspy.Highs, count: int) -> NDArray[np.int64]:
-    """The optimal basis in which slack i is column ``count`` + i; HiGHS counts rows from −1 downwards."""
+    """Return the basic columns, slack i being column ``count`` + i; HiGHS numbers rows from −1 downwards."""
     basic = np.array(solver.getBasicVariables()[1], dtype=np.int64)  # type: ignore[attr-defined]
     return np.where(basic >= 0, basic, count - 1 - basic)

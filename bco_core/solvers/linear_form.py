@@ -1,8 +1,8 @@
-"""Linear programs in one form, min c'x, A x ≥ b, x ≥ 0, scaled, for kernels that solve them for many b.
+"""Linear programs in the scaled form min c'x, A x ≥ b, x ≥ 0, for kernels that solve them for many b.
 
-A planner's program has rows of any sense and variables with any bounds. Here an equality is two inequalities, an upper
-bound is a row, a lower bound is a shift, and a free variable is the difference of two. Rows and columns are scaled by
-powers of two to entries near one, which changes no digit.
+A planner's program has rows of any sense and variables with any bounds. In the form an equality becomes two
+inequalities, an upper bound a row, a lower bound a shift, and a free variable the difference of two. Rows and columns
+are scaled by powers of two, which is exact, to entries near one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from bco_core.errors import InvalidInput
 
 Array = NDArray[np.float64]
 
-# Costs are raised by this share at random, so that every vertex of the dual has one basis and pivoting cannot cycle.
-# Much above what rounding leaves of reduced costs, much below what certificates allow them to be below zero.
+# Costs are raised at random by up to this share, so that every vertex of the dual has one basis and pivoting cannot
+# cycle. It is far above the rounding of reduced costs and far below the tolerance of certificates.
 PERTURBATION = 1e-10
-# Of the largest cost: costs below this are rounding beside it.
+# Costs below this share of the largest are rounding.
 _LEAST_SHARE = 1e-6
 LEAST, EQUAL, MOST = 1, 0, -1
 
@@ -40,8 +40,8 @@ class LinearProgram:
 class LinearForm:
     """min cost'x, matrix x ≥ rhs, x ≥ 0 with ``rhs = constant + by_limit @ limits`` and ``v = offset + by_column @ x``.
 
-    The program's cost is ``base_cost`` more. ``perturbed`` is the cost that vertices are told apart with, and ``size``
-    how large the terms are that ``constant`` is the sum of: what is small against them may be rounding.
+    The program's cost is higher by ``base_cost``. ``perturbed`` is the cost that breaks ties between vertices, and
+    ``size`` is the size of the terms of ``constant``, by which rounding is judged.
     """
 
     cost: Array
@@ -56,21 +56,21 @@ class LinearForm:
 
     @cached_property
     def least_cost(self) -> float:
-        """The smallest cost there is, zero apart: what a column without cost is measured by."""
+        """Smallest nonzero cost: the scale for columns without cost."""
         return _least(self.cost)
 
     @cached_property
     def transposed(self) -> Array:
-        """The matrix with its columns in a row of memory each."""
+        """The transposed matrix, contiguous in memory."""
         return np.ascontiguousarray(self.matrix.T)
 
     def rhs(self, limits: Array) -> tuple[Array, Array]:
-        """Right-hand sides (n, m) for limits (n, rows), and the size of their terms."""
+        """Return right-hand sides (n, m) for limits (n, rows), and the size of their terms (n, m)."""
         return self.constant + limits @ self.by_limit.T, self.size + np.abs(limits) @ np.abs(self.by_limit.T)
 
 
 def linear_form(program: LinearProgram) -> LinearForm:
-    """Bring a program to the one form."""
+    """Bring a program to the linear form."""
     rows, columns = program.matrix.shape
     if not np.isfinite(program.matrix).all() or not np.isfinite(program.cost).all():
         raise InvalidInput("coefficients must be finite numbers")
@@ -114,14 +114,14 @@ def _least(cost: Array) -> float:
 
 
 def least_costs(costs: Array) -> Array:
-    """The smallest cost there is in each row (n,) of costs (n, N), zero apart, as :attr:`LinearForm.least_cost`."""
+    """Return :attr:`LinearForm.least_cost` (n,) of each row of costs (n, N)."""
     size = np.abs(costs)
     least = np.where(size > 0, size, np.inf).min(axis=1, initial=np.inf)
     return np.where(np.isfinite(least), np.maximum(least, _LEAST_SHARE * size.max(axis=1, initial=0.0)), 1e-300)
 
 
 def _scales(matrix: Array) -> tuple[Array, Array]:
-    """Powers of two for rows and columns after which the geometric means of non-zero entries are near one."""
+    """Return powers of two for rows and columns that bring the geometric means of nonzero entries near one."""
     size = np.abs(matrix)
     present = size > 0
     logs = np.log2(np.where(present, size, 1.0))

@@ -1,7 +1,7 @@
 """The master program of cutting planes: min c'z + t over rows of Z, an artificial box, and cuts t ≥ a'z + b.
 
-It is solved through its dual, whose basis has only d + 1 rows and to which a cut is one more column, by the primal
-simplex method with a dense B⁻¹; the multipliers of the d + 1 rows are z and the value.
+The primal simplex method with a dense B⁻¹ solves its dual, whose basis has only d + 1 rows and to which a cut is one
+more column. The multipliers of the d + 1 rows are z and the value.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import numpy as np
 from bco_core.solvers.dual_simplex import NONE, Index, piece
 from bco_core.solvers.linear_form import Array
 
-# How the master and the gap to it stand.
+# State of the master: no z keeps the rows, gap open, gap closed, box too large.
 BROKEN, WIDE, CLOSED, BOUNDLESS = 0, 1, 2, 3
 
 # The box begins this many reaches from the first point, and moves away by the second number of them.
 _BOX, _FURTHER = 4.0, 8.0
 _LARGEST_REACH = 1e15
-# A side of the box counts as holding the master back if its multiplier is above this share of the costs.
-_HELD = 1e-9
-# The most pivots of one solve, and after how many of them the first column that gains is taken, against cycling.
+# A side of the box binds if its multiplier is above this share of the costs.
+_BINDS = 1e-9
+# Most pivots of one solve, and after how many of them the first column that gains enters, which prevents cycling.
 _PIVOTS_PER_ROW, _PIVOTS_MORE, _FIRST_AFTER_PER_ROW = 200, 1000, 50
-# The least relative gain of an entering column, and the least entry to pivot on.
+# Smallest relative gain of an entering column, and smallest entry to pivot on.
 _LEAST_GAIN, _LEAST_PIVOT = 1e-11, 1e-11
-# Where z is zero in truth, it has errors in proportion to its largest entry.
+# Entries of z that should be zero have errors in proportion to its largest entry.
 _POINT_ERROR = 1e-3
 _TINY = 1e-300
-# An optimum of zero is told from the bound by this at least.
+# Gaps are relative to at least this value.
 _LEAST_VALUE = 1e-9
-# To price rounding, the optimum is taken to lie within so many times the largest entry of the points seen.
+# To price rounding, the optimum is assumed to lie within this many times the largest entry of the points visited.
 _WITHIN = 10.0
 
 
 class FirstStage(NamedTuple):
-    """c (d,), Z as ``rows`` (r, d) z ≥ ``limits`` (r,), bounds among them, a point of Z to ``begin`` with (d,), and the
-    ``fixed`` cost, which no decision changes and by which no gap is judged."""
+    """c (d,), Z as ``rows`` (r, d) z ≥ ``limits`` (r,) including bounds, a first point ``begin`` (d,) of Z, and the
+    ``fixed`` cost that no decision changes, which gaps exclude."""
 
     cost: Array
     rows: Array
@@ -48,8 +48,8 @@ class FirstStage(NamedTuple):
 class Master(NamedTuple):
     """Columns of the dual (capacity, d + 1) and their profits: 2d sides of the box, the rows of Z, then the cuts.
 
-    ``right`` is the right-hand side, ``basis`` and ``inverse`` the state of the simplex method, ``multipliers``
-    (d + 1,) what it has found, z and the value, and ``entering`` (d + 1,) room for one column.
+    ``right`` is the right-hand side, ``basis`` and ``inverse`` are the state of the simplex method, ``multipliers``
+    (d + 1,) its solution, z and the value, and ``entering`` (d + 1,) is scratch for one column.
     """
 
     columns: Array
@@ -63,7 +63,7 @@ class Master(NamedTuple):
 
 @piece
 def new_master(first, maximum_cuts):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """A master without cuts, how many of its columns are in use, and the reach of its box."""
+    """Return a master without cuts, the number of its columns in use, and the reach of its box."""
     dim = len(first.cost)
     used = 2 * dim + len(first.limits)
     columns = np.zeros((used + maximum_cuts, dim + 1))
@@ -89,7 +89,7 @@ def new_master(first, maximum_cuts):  # type: ignore[no-untyped-def]  # pragma: 
 
 @piece
 def begin_with_cut(master, cut):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The first basis: the first cut and, in every coordinate, the side of the box that it pushes towards."""
+    """Set the first basis: the first cut and, in every coordinate, the side of the box that it pushes towards."""
     dim = len(master.basis) - 1
     master.basis[dim] = cut
     for j in range(dim):
@@ -103,7 +103,7 @@ def begin_with_cut(master, cut):  # type: ignore[no-untyped-def]  # pragma: no c
 
 @piece
 def sharpen(inverse, whole, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """One step of Newton's iteration X ← X + (I − X B) X, which squares what error many pivots have left in B⁻¹."""
+    """Take one step of Newton's iteration X ← X + (I − X B) X, which squares the error of B⁻¹ after many pivots."""
     size = len(whole)
     for i in range(size):
         for k in range(size):
@@ -132,8 +132,8 @@ def sharpen_master(master, whole, scratch):  # type: ignore[no-untyped-def]  # p
 
 @piece
 def certified_bound(master, best, whole, scratch):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The master's value recomputed: the basis' cuts and rows, the box apart, in non-negative shares, less what is
-    missing to a combination of them that is the same for every z."""
+    """Return the master's value, recomputed from the basis' cuts and rows without the box, in nonnegative shares, minus
+    the cost of what these miss of a constant in z."""
     size = len(master.right)
     sharpen_master(master, whole, scratch)
     reach = 0.0
@@ -158,10 +158,10 @@ def certified_bound(master, best, whole, scratch):  # type: ignore[no-untyped-de
 
 @piece
 def close_gap(master, used, first, best_value, gap, reach):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Solve the master over the columns in use; where it meets ``best_value``, move the box away and solve again.
+    """Solve the master over the columns in use; if it meets ``best_value``, move the box away and solve again.
 
-    Gives how it stands, its value and the reach of the box: WIDE where there is a gap, CLOSED where there is none and
-    the box holds nothing back, BROKEN where no z keeps the rows, BOUNDLESS where the box went too far.
+    Return its state, its value and the reach of the box. The state is WIDE if there is a gap, CLOSED if there is none
+    and the box does not bind, BROKEN if no z keeps the rows, BOUNDLESS if the box became too large.
     """
     while True:
         if not _solve(master, used):
@@ -180,24 +180,24 @@ def close_gap(master, used, first, best_value, gap, reach):  # type: ignore[no-u
 
 @piece
 def _move_box(master, first_cost, reach):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Move away the sides of the box that hold the master back, and say whether there were any."""
+    """Move away the sides of the box that bind; return whether there were any."""
     size = len(master.basis)
-    held = False
+    binds = False
     for i in range(size):
         side = master.basis[i]
         if side < 2 * len(first_cost):
             amount = 0.0
             for k in range(size):
                 amount += master.inverse[i, k] * master.right[k]
-            if amount > _HELD * (1.0 + abs(first_cost[side // 2])):
-                held = True
+            if amount > _BINDS * (1.0 + abs(first_cost[side // 2])):
+                binds = True
                 master.profit[side] -= _FURTHER * reach
-    return held
+    return binds
 
 
 @piece
 def _solve(master, used):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Primal simplex on the dual, in place; True unless its value is unbounded (then no z keeps the rows)."""
+    """Solve the dual in place by the primal simplex method; return False if it is unbounded: no z keeps the rows."""
     size = len(master.right)
     for pivots in range(_PIVOTS_PER_ROW * size + _PIVOTS_MORE):
         _set_multipliers(master)
@@ -223,7 +223,7 @@ def _set_multipliers(master):  # type: ignore[no-untyped-def]  # pragma: no cove
 
 @piece
 def _entering(master, used, take_first):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The column of most relative gain, or the first that gains, or NONE."""
+    """Return the column of most relative gain, or the first that gains, or NONE."""
     columns, profit, multipliers = master.columns, master.profit, master.multipliers
     size = len(multipliers)
     reach = 0.0
@@ -251,7 +251,7 @@ def _entering(master, used, take_first):  # type: ignore[no-untyped-def]  # prag
 
 @piece
 def _leaving(master, entering):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """The row that is the first to reach zero, or NONE; ``master.entering`` becomes the column's entries."""
+    """Return the first row to reach zero, or NONE; set ``master.entering`` to the column's entries."""
     size = len(master.right)
     leaving = NONE
     least = np.inf

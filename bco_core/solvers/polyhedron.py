@@ -1,8 +1,8 @@
-"""One polyhedron {v: A v = r, lower ≤ (v, r) ≤ upper} for kernels, scaled, and proofs about costs over it.
+"""A scaled polyhedron {v: A v = r, lower ≤ (v, r) ≤ upper} for kernels, and certificates of optima and rays over it.
 
-A row's activity r is a column of its own with the row's limits as bounds, so rows of any sense are alike: an equality
-is an activity that cannot move. Rows and columns are scaled by powers of two, which changes no digit, so what is proven
-here from A and the bounds is proven for the planner's own numbers.
+A row's activity r is a column of its own whose bounds are the row's limits, so rows of every sense are treated alike:
+an equality is a fixed activity. Rows and columns are scaled by powers of two, which is exact, so a proof from A and the
+bounds holds for the planner's own numbers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from bco_core.errors import InvalidInput
 from bco_core.solvers.dual_simplex import Index, kernel, piece
 from bco_core.solvers.linear_form import Array
 
-# A row must be kept to this share of the terms it is the sum of; beside the largest row's the second is rounding.
+# A row must be kept to the first share of its terms plus the second share of the largest row's terms.
 _KEPT, _KEPT_ROUNDING = 1e-12, 4e-15
-# What reduced costs may be of the wrong sign: this share of the column's cost, and what rounding explains.
+# Reduced costs may have the wrong sign up to the first share of the column's cost plus the second share of its terms.
 _PRICE, _PRICE_ROUNDING = 1e-9, 1e-14
-# Prices have errors of their own: this share of the largest, in units of rounding.
+# Error of prices: this share of the largest, in units of rounding.
 _PRICE_ERROR = 0.1
-# What the answer may cost above the bound: this share of its terms, and what rounding explains.
+# The answer may cost more than the bound by these shares of its terms and of rounding; the third is for the fast check.
 _LOSS, _LOSS_ROUNDING, _PLAIN_LOSS = 1e-9, 1e-14, 1e-13
-# How far a direction may be from one that stays inside, as a share of its largest terms.
+# Tolerance of a ray, as a share of its largest terms.
 _RAY = 1e-9
 
 
@@ -39,8 +39,8 @@ class Polyhedron(NamedTuple):
     upper: Array
 
 
-class Scaled(NamedTuple):
-    """A polyhedron and what its columns (d,) were divided by: a planner's v is ``unit`` times the kernel's."""
+class ScaledPolyhedron(NamedTuple):
+    """A polyhedron and the scale ``unit`` (d,) of its columns: the planner's v is ``unit`` times the kernel's."""
 
     polyhedron: Polyhedron
     unit: Array
@@ -48,8 +48,8 @@ class Scaled(NamedTuple):
 
 def polyhedron_of(
     matrix: sparse.csr_array, senses: NDArray[np.int64], limits: Array, lower: Array, upper: Array
-) -> Scaled:
-    """Rows ``matrix`` v (sense) limits and bounds of v; senses are 1 for ≥, 0 for = and −1 for ≤."""
+) -> ScaledPolyhedron:
+    """Scale rows ``matrix`` (m, d) v (sense) limits and bounds of v; senses are 1 for ≥, 0 for = and −1 for ≤."""
     if not (np.isfinite(matrix.data).all() and np.isfinite(limits).all()):
         raise InvalidInput("coefficients and limits must be finite numbers")
     if np.isnan(lower).any() or np.isnan(upper).any():
@@ -62,7 +62,7 @@ def polyhedron_of(
     columns.eliminate_zeros()
     least = np.where(senses >= 0, limits, -np.inf) * rows
     most = np.where(senses <= 0, limits, np.inf) * rows
-    return Scaled(
+    return ScaledPolyhedron(
         Polyhedron(
             columns.indptr.astype(np.int64),
             columns.indices.astype(np.int64),
@@ -75,7 +75,7 @@ def polyhedron_of(
 
 
 def _scales(matrix: sparse.csr_array) -> tuple[Array, Array]:
-    """Powers of two for rows and columns after which the geometric means of non-zero entries are near one."""
+    """Return powers of two for rows and columns that bring the geometric means of nonzero entries near one."""
     entries = matrix.tocoo()
     present = entries.data != 0
     at, of = entries.coords[0][present], entries.coords[1][present]
@@ -91,7 +91,7 @@ def _scales(matrix: sparse.csr_array) -> tuple[Array, Array]:
 
 @piece
 def certify_plainly(polyhedron, cost, values, dual, activity):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether ``certify`` says so without any allowance but for the last digits: most answers pass."""
+    """Return whether a stricter and faster check than ``certify`` passes, as it does for most answers."""
     count, rows = len(cost), len(dual)
     gap = 0.0
     size = 0.0
@@ -123,11 +123,12 @@ def certify_plainly(polyhedron, cost, values, dual, activity):  # type: ignore[n
 
 @kernel
 def certify(polyhedron, cost, values, dual, activity, terms):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether ``values`` (d,) minimise ``cost`` (d,) over the polyhedron, proven by ``dual`` (m,) and nothing else.
+    """Return whether ``dual`` (m,) proves that ``values`` (d,) minimise ``cost`` (d,) over the polyhedron.
 
-    v keeps bounds and rows; c − A'π has the sign that bounds allow; and what v costs above the bound that π proves,
-    Σ (c − A'π)_j (v_j − bound_j) + Σ π_i (r_i − bound_i), is nothing beside its terms. First ``values`` are put inside
-    their bounds, and prices of limits that rows do not have become zero. ``activity`` and ``terms`` (m,) are room.
+    v must keep bounds and rows; c − A'π must have the sign that bounds allow; and the gap between v's cost and the
+    bound that π proves, Σ (c − A'π)_j (v_j − bound_j) + Σ π_i (r_i − bound_i), must be negligible relative to its
+    terms. First, ``values`` are clipped to their bounds and prices of missing limits become zero. ``activity`` and
+    ``terms`` (m,) are scratch.
     """
     count, rows = len(cost), len(dual)
     highest = 0.0
@@ -187,7 +188,7 @@ def certify(polyhedron, cost, values, dual, activity, terms):  # type: ignore[no
 
 @kernel
 def proves_unbounded(polyhedron, cost, ray, activity, terms):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Whether ``cost`` falls for ever along ``ray`` (d,), which leaves no bound or row however far one goes."""
+    """Return whether ``ray`` (d,) proves ``cost`` unbounded: the cost falls along it and no bound or row ends it."""
     count, rows = len(cost), len(activity)
     for i in range(rows):
         activity[i] = 0.0

@@ -1,13 +1,13 @@
 """Portfolio QPs under any linear rules: groups, turnover, limits on long and short sums, a budget to be used up.
 
-Variables x are positions z followed by what the rules lift (:mod:`bco_core.problems.portfolio.rules`), so that every
-rule is a row; only z has a variance. daqp solves what is small and well-behaved, in tens of microseconds, and Clarabel
-the rest. CVaR_α(target − y'x) ≤ 0 is
+Variables x are positions z followed by auxiliary variables (:mod:`bco_core.problems.portfolio.rules`), so that every
+rule is a row; only z has a variance. daqp solves small well-conditioned programs in tens of microseconds, and Clarabel
+the others. CVaR_α(target − y'x) ≤ 0 is stated as
 
-    η − Σ_k w_k v_k / (1 − α) ≥ target,   v_k ≥ η − y_k'x,   v ≥ 0,
+    η − Σ_k w_k v_k / (1 − α) ≥ target,   v_k ≥ η − y_k'x,   v ≥ 0.
 
-solved as it stands. The multipliers of its rows, q in {0 ≤ q ≤ w/(1 − α), Σ_k q_k = 1}, make one row Σ_k q_k y_k'x ≥
-target that every x within reach keeps, and that proves the variance: linear programs by HiGHS find what none is below.
+The multipliers of its rows, q in {0 ≤ q ≤ w/(1 − α), Σ_k q_k = 1}, give one row Σ_k q_k y_k'x ≥ target that every x
+that reaches the target keeps. Under this row linear programs by HiGHS prove a lower bound of the variance.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from bco_core.status import Status
 
 _INFINITE = 1e30
 _TOLERANCE = 1e-11
-# How strongly daqp ties variables without a variance to their last value, and how far the last step may go.
+# Proximal weight of daqp for variables without a variance, and the length of its last step.
 _PROXIMAL, _SETTLED = 1e-3, 1e-12
 _OPTIMAL = 1
 # A return missed by less than this share of the returns' scale counts as reached.
 _ROUNDING = 1e-10
-# What variances may differ by, as a share, if both solvers are right.
+# Relative difference of variances at which two solvers agree.
 _RELATIVE = 1e-6
 
 
 @dataclass(frozen=True)
-class Program:
+class LiftedQP:
     """low ≤ matrix·x ≤ high (r, n) and lower ≤ x ≤ upper (n,); ½ z'Hz (m, m) is the variance of the first m.
 
-    H is the covariance in units of ``unit``, and x counts in units of ``size``. ``price`` (n,) is what a unit of each
-    variable takes from the return.
+    H is the covariance in units of ``unit``, and x is in units of ``size``. ``price`` (n,) is what a unit of each
+    variable subtracts from the return.
     """
 
     hessian: Array
@@ -62,34 +62,35 @@ class Program:
         return len(self.hessian)
 
     def lifted(self, returns: Array) -> Array:
-        """Returns (..., m) as rows over x (..., n), with what variables take from them."""
+        """Return returns (..., m), minus prices, as rows over x (..., n)."""
         price = np.broadcast_to(self.price[self.assets :], (*returns.shape[:-1], len(self.price) - self.assets))
         return np.concatenate([returns, -price], axis=-1)
 
     def linear(self, returns: Array, aversion: float) -> Array:
-        """What −y'z + charge/γ is over x (n,), in the units of ½ z'Hz, for returns y (m,) that are divided by γ."""
+        """Return −y'z + charge/γ as a row over x (n,), in the units of ½ z'Hz, for returns y (m,) divided by γ."""
         return np.concatenate([-returns, self.price[self.assets :] / aversion]) / (self.unit * self.size)
 
     def positions(self, x: Array) -> Array:
-        """The portfolio (m,) of a solution; rounding must not carry it past a bound."""
+        """Return the portfolio (m,) of a solution, clipped to its bounds."""
         m = self.assets
         portfolio: Array = np.clip(x[:m], self.lower[:m], self.upper[:m]) * self.size
         return portfolio
 
 
-# Costs, rows with their ends, and bounds of variables, as HiGHS takes them.
+# Arguments of ``highs.model_of``: costs, rows with their bounds, and bounds of variables.
 _Model = tuple[Array, Any, Array, Array, Array, Array]
 
 
-class Solved(NamedTuple):
-    """A solution (n,) and the multipliers of the rows that it was asked to keep besides the program's."""
+class QPSolution(NamedTuple):
+    """A solution (n,) and the multipliers of the rows added to the program's."""
 
     x: Array
     multipliers: Array
 
 
-def quick(program: Program, linear: Array, rows: Array, bounds: Array) -> Array | None:
-    """x (n,) of least ½ z'Hz + linear'x with rows·x ≥ bounds, nearly; None says nothing but that daqp found none."""
+def quick(program: LiftedQP, linear: Array, rows: Array, bounds: Array) -> Array | None:
+    """Return x (n,) of nearly least ½ z'Hz + linear'x with rows·x ≥ bounds; None if daqp finds none, which proves
+    nothing."""
     extra = len(program.lower) - program.assets
     hessian = np.pad(program.hessian, ((0, extra), (0, extra)))
     x, _, flag, _ = daqp.solve(
@@ -110,8 +111,8 @@ def quick(program: Program, linear: Array, rows: Array, bounds: Array) -> Array 
     return solution
 
 
-def least(program: Program, linear: Array, rows: Array, bounds: Array) -> Solved | None:
-    """The same by Clarabel to the last digits, with the multipliers of rows; None where there is none."""
+def least(program: LiftedQP, linear: Array, rows: Array, bounds: Array) -> QPSolution | None:
+    """Solve the same by Clarabel to the last digits, with the multipliers of rows; None if there is no solution."""
     deadline.check()
     extra = len(program.lower) - program.assets
     hessian = sparse.block_diag([program.hessian, sparse.csc_matrix((extra, extra))], format="csc")
@@ -121,8 +122,9 @@ def least(program: Program, linear: Array, rows: Array, bounds: Array) -> Solved
     return _by_clarabel(hessian, linear, matrix, low, high, len(rows))
 
 
-def _by_clarabel(hessian: Any, linear: Array, matrix: Any, low: Array, high: Array, rows: int) -> Solved | None:
-    """Least ½ x'Hx + linear'x with low ≤ matrix·x ≤ high, and the multipliers of the last rows, which have no high."""
+def _by_clarabel(hessian: Any, linear: Array, matrix: Any, low: Array, high: Array, rows: int) -> QPSolution | None:
+    """Minimise ½ x'Hx + linear'x with low ≤ matrix·x ≤ high; also return the multipliers of the last ``rows`` rows,
+    which have no upper bound."""
     equal = low == high
     above, below = ~equal & np.isfinite(high), ~equal & np.isfinite(low)
     stacked = sparse.vstack([matrix[equal], matrix[above], -matrix[below]], format="csc")
@@ -141,11 +143,11 @@ def _by_clarabel(hessian: Any, linear: Array, matrix: Any, low: Array, high: Arr
     deadline.check()
     if answer.status not in (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved):
         return None
-    return Solved(np.array(answer.x), np.array(answer.z)[len(right) - rows :] if rows else np.empty(0))
+    return QPSolution(np.array(answer.x), np.array(answer.z)[len(right) - rows :] if rows else np.empty(0))
 
 
-class Kept(NamedTuple):
-    """x (n,), by how much its worst tail misses the target, and a row (n,) with row·x ≥ bound where it is reached."""
+class TailSolution(NamedTuple):
+    """x (n,), the shortfall of its worst tail, and a row (n,): row·x ≥ bound for every x that reaches the target."""
 
     x: Array
     shortfall: float
@@ -153,8 +155,8 @@ class Kept(NamedTuple):
     bound: float
 
 
-def keep_tail(program: Program, returns: Array, weights: Array, level: float, target: float) -> Kept:
-    """The x of least variance whose worst tail over returns (K, m) reaches the target, or comes nearest to it."""
+def keep_tail(program: LiftedQP, returns: Array, weights: Array, level: float, target: float) -> TailSolution:
+    """Return the x of least variance whose worst tail over returns (K, m) reaches the target, or comes nearest."""
     scale = max(float(np.abs(returns).max()), abs(target) / program.size) or 1.0
     scenarios, goal = program.lifted(returns) / scale, target / program.size / scale
     shares = weights / weights.sum()
@@ -165,21 +167,21 @@ def keep_tail(program: Program, returns: Array, weights: Array, level: float, ta
     if solved is None:
         best, most = best_tail(program, scenarios, shares, level)
         short = max(goal - most, 0.0)
-        # Rounding must leave a portfolio within reach.
+        # Leave room for rounding, so that a portfolio exists.
         solved = _tail(program, scenarios, shares, level, min(goal, most) - _ROUNDING)
         if solved is None:
-            solved = Solved(best, shares)
+            solved = QPSolution(best, shares)
         short = short if short > 10 * _ROUNDING else 0.0
     row = _tail_row(scenarios, shares, level, solved)
-    x = solved.x if short else _sharpened(program, scenarios, shares, level, goal, solved.x, row)
-    return Kept(x, short * scale * program.size, row * scale, goal * scale)
+    x = solved.x if short else _sharpen_tail(program, scenarios, shares, level, goal, solved.x, row)
+    return TailSolution(x, short * scale * program.size, row * scale, goal * scale)
 
 
-def _sharpened(
-    program: Program, scenarios: Array, weights: Array, level: float, goal: float, x: Array, row: Array
+def _sharpen_tail(
+    program: LiftedQP, scenarios: Array, weights: Array, level: float, goal: float, x: Array, row: Array
 ) -> Array:
-    """The solution under the one row that binds, where it is exact and reaches the goal; else x, which is inexact where
-    the least variance is next to nothing."""
+    """Return the solution under the one binding row if it reaches the goal at less variance; otherwise x, which is
+    inexact where the least variance is tiny."""
     m, other = program.assets, quick(program, np.zeros(len(x)), row[None], np.array([goal]))
     if other is None or tail_mean(scenarios, weights, level, other) @ other < goal - _ROUNDING:
         return x
@@ -187,8 +189,8 @@ def _sharpened(
     return other if exact < (1 - _RELATIVE) * variance else x
 
 
-def _tail(program: Program, scenarios: Array, weights: Array, level: float, goal: float) -> Solved | None:
-    """Least variance with the worst tail at least at the goal."""
+def _tail(program: LiftedQP, scenarios: Array, weights: Array, level: float, goal: float) -> QPSolution | None:
+    """Minimise the variance with the worst tail at or above the goal; None if there is no solution."""
     if len(scenarios) == 1:
         return least(program, np.zeros(len(program.lower)), scenarios, np.array([goal]))
     count, n, m = len(scenarios), len(program.lower), program.assets
@@ -199,12 +201,12 @@ def _tail(program: Program, scenarios: Array, weights: Array, level: float, goal
     matrix = sparse.vstack([own, _tail_rows(scenarios, weights, level)], format="csr")
     low = np.concatenate([program.lower, program.low, np.zeros(count), [goal], np.zeros(count)])
     high = np.concatenate([program.upper, program.high, np.full(2 * count + 1, math.inf)])
-    found = _by_clarabel(hessian, np.zeros(n + 1 + count), matrix, low, high, count)
-    return None if found is None else Solved(found.x[:n], found.multipliers)
+    solution = _by_clarabel(hessian, np.zeros(n + 1 + count), matrix, low, high, count)
+    return None if solution is None else QPSolution(solution.x[:n], solution.multipliers)
 
 
 def _tail_rows(scenarios: Array, weights: Array, level: float) -> Any:
-    """Rows over (x, η, v): v ≥ 0; η − Σ w v/(1 − α); and y_k'x − η + v_k, all at least something."""
+    """Return rows over (x, η, v), each with a lower bound: v; η − Σ w v/(1 − α); and y_k'x − η + v_k."""
     count, n = scenarios.shape
     identity = sparse.eye(count)
     free = sparse.hstack([sparse.csr_matrix((count, n + 1)), identity])
@@ -212,8 +214,8 @@ def _tail_rows(scenarios: Array, weights: Array, level: float) -> Any:
     return sparse.vstack([free, mean, sparse.hstack([scenarios, -np.ones((count, 1)), identity])])
 
 
-def _tail_row(scenarios: Array, weights: Array, level: float, solved: Solved) -> Array:
-    """Σ_k q_k y_k with q the multipliers, made to be shares of the worst 1 − level of the weight."""
+def _tail_row(scenarios: Array, weights: Array, level: float, solved: QPSolution) -> Array:
+    """Return Σ_k q_k y_k (n,), with the multipliers q corrected to be shares of the worst 1 − level of the weight."""
     total = solved.multipliers.sum()
     shares = solved.multipliers / total if total > 0 else weights
     shares = np.minimum(shares, weights / (1 - level))
@@ -224,8 +226,8 @@ def _tail_row(scenarios: Array, weights: Array, level: float, solved: Solved) ->
     return row
 
 
-def best_tail(program: Program, scenarios: Array, weights: Array, level: float) -> tuple[Array, float]:
-    """The x (n,) whose worst tail over lifted scenarios (K, n) returns most, and what it returns."""
+def best_tail(program: LiftedQP, scenarios: Array, weights: Array, level: float) -> tuple[Array, float]:
+    """Return the x (n,) whose worst tail over lifted scenarios (K, n) has the largest return, and that return."""
     count, n = scenarios.shape
     if count == 1:
         x = most(program, scenarios[0])
@@ -245,12 +247,12 @@ def best_tail(program: Program, scenarios: Array, weights: Array, level: float) 
     )
     answer = highs.run(solver)
     if answer.status is not Status.OPTIMAL:
-        raise SolverFailure("the portfolio of best effort was not found: are the returns sensible?")
+        raise SolverFailure("no portfolio was found, not even a best effort: check the returns")
     return answer.values[:n], -answer.objective
 
 
-def most(program: Program, direction: Array) -> Array:
-    """The x (n,) of largest direction'x."""
+def most(program: LiftedQP, direction: Array) -> Array:
+    """Return the x (n,) of largest direction'x."""
     unit = float(np.abs(direction).max()) or 1.0
     answer = _linear(program, -direction / unit, np.empty((0, len(direction))), np.empty(0))[1]
     if answer.status is not Status.OPTIMAL:
@@ -258,8 +260,8 @@ def most(program: Program, direction: Array) -> Array:
     return answer.values
 
 
-def lower_bound(program: Program, slope: Array, rows: Array, bounds: Array) -> float:
-    """What slope'x is not below for any x with rows·x ≥ bounds, proven by duals; NaN where nothing is."""
+def lower_bound(program: LiftedQP, slope: Array, rows: Array, bounds: Array) -> float:
+    """Return a lower bound of slope'x over all x with rows·x ≥ bounds, proven by duals; NaN if none is proven."""
     unit = float(np.abs(slope).max()) or 1.0
     scales = np.abs(rows).max(axis=1, initial=1e-300)
     model, answer = _linear(program, slope / unit, rows / scales[:, None], bounds / scales)
@@ -268,7 +270,7 @@ def lower_bound(program: Program, slope: Array, rows: Array, bounds: Array) -> f
     return unit * highs.lower_bound(*model, answer)
 
 
-def _linear(program: Program, cost: Array, rows: Array, bounds: Array) -> tuple[_Model, highs.Answer]:
+def _linear(program: LiftedQP, cost: Array, rows: Array, bounds: Array) -> tuple[_Model, highs.HighsAnswer]:
     model = (
         cost,
         sparse.csr_array(np.vstack([program.matrix, rows])),

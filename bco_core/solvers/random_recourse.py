@@ -1,12 +1,16 @@
 """Linear programs of which costs and right-hand sides change, solved by the thousand: recourse at random prices.
 
 For min c'x, A x − s = b, x, s ≥ 0 with one matrix A, a basis is a good start for costs and right-hand sides near those
-it was optimal for. So a pool keeps bases with what they were found for, up to scale, and a new pair (c, b) starts from
-the nearest one: primal pivots make it dual feasible for c (:mod:`bco_core.solvers.cost_simplex`), dual pivots optimal
-for b (:mod:`bco_core.solvers.dual_simplex`). Any basis is a start, the slacks' the first.
+it was optimal for. So a pool keeps bases together with the costs and right-hand sides they were found for, up to scale,
+and a new pair (c, b) starts from the nearest one: primal pivots make the basis dual feasible for c, dual pivots
+(:mod:`bco_core.solvers.dual_simplex`) make it optimal for b. Any basis can be a start; the first one is the slacks'.
 
-Every answer carries its own certificate, from the costs as they are, as do proofs that there is no solution or that
-the cost falls without limit. The rare answer that fails is solved by HiGHS.
+Whether a basis is dual feasible for c does not depend on b. So the primal pivots may choose b freely: x_B begins at
+max(B⁻¹b, 0) plus a small amount that differs by row. That is always feasible, no two rows reach zero together, and
+values that fall below zero by rounding are lifted again. The resulting basis is near the optimum for the true b.
+
+Every answer has its own certificate, computed from the unperturbed costs, and so have proofs that there is no solution
+or that the cost is unbounded. HiGHS solves the rare pair whose answer fails.
 """
 
 from __future__ import annotations
@@ -22,40 +26,50 @@ from bco_core import deadline
 from bco_core.solvers import highs
 from bco_core.solvers.basis_certificate import (
     SHARP,
-    Program,
+    FormArrays,
+    arrays_of,
     certify,
     certify_basis,
     certify_ray,
-    program_of,
 )
 from bco_core.solvers.basis_pool import inverses
-from bco_core.solvers.cost_simplex import make_dual_feasible, proves_unbounded
 from bco_core.solvers.dual_simplex import (
     FAILED,
     INFEASIBLE,
+    NONE,
     OPTIMAL,
     TOLERANCE,
     UNBOUNDED,
     Index,
-    Room,
+    PivotWorkspace,
     Tableaus,
     continue_dual_simplex,
     is_optimal,
     kernel,
     piece,
     proves_infeasible,
+    set_column,
     set_dual,
+    set_row,
 )
 from bco_core.solvers.linear_form import PERTURBATION, Array, LinearForm, LinearProgram, least_costs, linear_form
 
 CAPACITY = 64
-# A pool that knows little learns from few pairs first; so large are the pieces that pairs are solved in.
+# Pairs are solved in chunks, small ones at first, so that a new pool learns early.
 _FIRST_CHUNK, _GROWTH, _CHUNK = 8, 4, 2048
+# A column enters if its reduced cost is below minus this share of its cost: more than rounding, and less than
+# certificates allow.
+_LEAST_GAIN = 1e-9
+# Smallest entry to pivot on, and by how much basic variables are lifted, as a share of the largest one's terms.
+_LEAST_PIVOT, _LIFT = 1e-9, 1e-6
+# Tolerance for a ray that proves that the cost is unbounded.
+_RAY = 1e-9
+_PIVOTS_PER_ROW, _PIVOTS_MORE = 50, 200
 
 
 class Pairs(NamedTuple):
-    """n programs of one form: costs (n, N), perturbed ones, their least (n,), right-hand sides (n, m) and the size of
-    their terms, and what each program costs more than its form (n,)."""
+    """n programs of one form: costs (n, N), perturbed costs (n, N), least cost (n,), right-hand sides (n, m), the size
+    of their terms (n, m), and the cost that the form leaves out (n,)."""
 
     cost: Array
     perturbed: Array
@@ -68,8 +82,8 @@ class Pairs(NamedTuple):
         return Pairs(*(column[at] for column in self))
 
 
-class Answers(NamedTuple):
-    """For n pairs: value (n,), π (n, m), x (n, N), how each ended, the final bases (n, m), and which are certified."""
+class PairSolutions(NamedTuple):
+    """For n pairs: value (n,), π (n, m), x (n, N), status (n,), final bases (n, m), and which are certified (n,)."""
 
     value: Array
     dual: Array
@@ -78,16 +92,16 @@ class Answers(NamedTuple):
     columns: Index
     certified: NDArray[np.bool_]
 
-    def part(self, at: slice) -> Answers:
+    def part(self, at: slice) -> PairSolutions:
         value, dual, primal, status, columns, certified = self
-        return Answers(value[at], dual[at], primal[at], status[at], columns[at], certified[at])
+        return PairSolutions(value[at], dual[at], primal[at], status[at], columns[at], certified[at])
 
 
-class Solved(NamedTuple):
-    """For n programs: the optimal value (n,), its derivatives by the limits (n, rows), and the variables (n, columns).
+class RecourseSolutions(NamedTuple):
+    """For n programs: optimal value (n,), its derivatives by the limits (n, rows), and the variables (n, columns).
 
-    ``status`` is OPTIMAL, INFEASIBLE (value ∞, in ``dual`` a ray that proves it) or UNBOUNDED (value −∞). ``certified``
-    is False where the answer is what HiGHS says, without a proof.
+    ``status`` is OPTIMAL, INFEASIBLE (value ∞, ``dual`` is a ray that proves it) or UNBOUNDED (value −∞). ``certified``
+    is False where the answer is HiGHS's without a proof.
     """
 
     value: Array
@@ -97,39 +111,42 @@ class Solved(NamedTuple):
     certified: NDArray[np.bool_]
 
 
-class _Pool(NamedTuple):
-    """P bases: columns (P, m), B⁻¹ (P, m, m), and the costs and right-hand sides they were found for, (P, N + m)."""
+class _PairPool(NamedTuple):
+    """P bases: columns (P, m), B⁻¹ (P, m, m), and the directions of costs and right-hand sides they were optimal for,
+    (P, N + m)."""
 
     columns: Index
     inverse: Array
-    found_for: Array
+    directions: Array
 
 
 @dataclass
 class RandomRecourse:
-    """One program's matrix, senses and bounds, and the bases known so far; may be asked from many threads at once."""
+    """One program's matrix, senses and bounds, and a pool of bases; methods may be called from many threads at once."""
 
     form: LinearForm
-    pool: _Pool
+    pool: _PairPool
     fallbacks: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @staticmethod
     def of(program: LinearProgram) -> RandomRecourse:
-        """The program's own cost is not looked at."""
+        """Build from a program, whose own cost is ignored."""
         form = linear_form(replace(program, cost=np.zeros_like(program.cost)))
         rows, count = form.matrix.shape
         slacks = np.arange(count, count + rows)[None]
-        return RandomRecourse(form, _Pool(slacks, -np.eye(rows)[None], np.zeros((1, count + rows))))
+        return RandomRecourse(form, _PairPool(slacks, -np.eye(rows)[None], np.zeros((1, count + rows))))
 
-    def solve(self, costs: Array, limits: Array, more_size: Array | None = None) -> Solved:
-        """For costs (n, columns) and limits (n, rows) of the program, which may be sums of terms of ``more_size``."""
+    def solve(self, costs: Array, limits: Array, more_size: Array | None = None) -> RecourseSolutions:
+        """Solve for costs (n, columns) and limits (n, rows), whose terms have ``more_size`` (n, rows) besides."""
         form = self.form
         value, dual, primal, status, _, certified = self.solve_pairs(self.pairs(costs, limits, more_size))
-        return Solved(value, dual @ form.by_limit, form.offset + primal @ form.by_column.T, status, certified)
+        return RecourseSolutions(
+            value, dual @ form.by_limit, form.offset + primal @ form.by_column.T, status, certified
+        )
 
     def pairs(self, costs: Array, limits: Array, more_size: Array | None = None) -> Pairs:
-        """Costs (n, columns) and limits (n, rows) in the form; ``more_size`` (n, rows) are sizes of limits' terms."""
+        """Bring costs (n, columns) and limits (n, rows) to the linear form."""
         form = self.form
         cost = np.ascontiguousarray(costs @ form.by_column)
         least = least_costs(cost)
@@ -140,12 +157,12 @@ class RandomRecourse:
             size = size + more_size @ np.abs(form.by_limit.T)
         return Pairs(cost, perturbed, least, rhs, size, costs @ form.offset)
 
-    def solve_pairs(self, pairs: Pairs, tableaus: Tableaus | None = None) -> Answers:
-        """Solve in pieces, learning on the way; ``tableaus`` of n are left with the final bases, dual feasible where
-        the answer is OPTIMAL or INFEASIBLE."""
+    def solve_pairs(self, pairs: Pairs, tableaus: Tableaus | None = None) -> PairSolutions:
+        """Solve in chunks and add to the pool after each; ``tableaus`` of n receive the final bases, which are dual
+        feasible where the answer is OPTIMAL or INFEASIBLE."""
         rows, count = self.form.matrix.shape
         total = len(pairs.rhs)
-        answers = Answers(
+        answers = PairSolutions(
             np.empty(total),
             np.empty((total, rows)),
             np.zeros((total, count)),
@@ -162,11 +179,11 @@ class RandomRecourse:
         answers.value[:] += pairs.base_cost
         return answers
 
-    def _solve_chunk(self, pairs: Pairs, answers: Answers, tableaus: Tableaus | None) -> None:
+    def _solve_chunk(self, pairs: Pairs, answers: PairSolutions, tableaus: Tableaus | None) -> None:
         rows, count = self.form.matrix.shape
-        pool, program = self.pool, program_of(self.form)
-        sought = _directions(pairs)
-        start = (sought @ pool.found_for.T).argmax(axis=1)
+        pool, program = self.pool, arrays_of(self.form)
+        directions = _directions(pairs)
+        start = (directions @ pool.directions.T).argmax(axis=1)
         room = (
             Tableaus(np.empty((1, rows), dtype=np.int64), np.empty((1, rows, rows)), np.empty((1, count + rows)))
             if tableaus is None
@@ -179,10 +196,10 @@ class RandomRecourse:
             deadline.check()
             self._by_highs(pairs, int(row), answers)
         new = (answers.status == OPTIMAL) & (answers.columns != pool.columns[start]).any(axis=1)
-        self._learn(answers.columns[new], sought[new], len(failed))
+        self._learn(answers.columns[new], directions[new], len(failed))
 
-    def _by_highs(self, pairs: Pairs, row: int, answers: Answers) -> None:
-        """One pair by HiGHS: its basis if that passes the certificate, else its numbers as they are."""
+    def _by_highs(self, pairs: Pairs, row: int, answers: PairSolutions) -> None:
+        """Solve one pair by HiGHS: use its basis if that passes the certificate, otherwise HiGHS's own numbers."""
         form = replace(self.form, cost=pairs.cost[row], perturbed=pairs.perturbed[row])
         rows, count = form.matrix.shape
         rhs, size = pairs.rhs[row], pairs.size[row]
@@ -190,7 +207,7 @@ class RandomRecourse:
         answers.status[row], answers.value[row] = found.status, found.value
         answers.dual[row], answers.primal[row], answers.certified[row] = found.dual, found.primal, False
         if found.status == INFEASIBLE:
-            answers.certified[row] = certify_ray(-found.dual, program_of(form), rhs, size)
+            answers.certified[row] = certify_ray(-found.dual, arrays_of(form), rhs, size)
         if found.status != OPTIMAL:
             return
         answers.columns[row] = found.columns
@@ -198,23 +215,23 @@ class RandomRecourse:
         if not np.isfinite(inverse).all():
             return
         basic, dual = inverse @ rhs, np.append(form.cost, np.zeros(rows))[found.columns] @ inverse
-        if certify_basis(found.columns, inverse, basic, dual, rhs, size, program_of(form)):
+        if certify_basis(found.columns, inverse, basic, dual, rhs, size, arrays_of(form)):
             primal = np.zeros(count + rows)
             primal[found.columns] = np.maximum(basic, 0.0)
             answers.value[row], answers.dual[row], answers.primal[row] = float(dual @ rhs), dual, primal[:count]
             answers.certified[row] = True
 
-    def _learn(self, columns: Index, sought: Array, failures: int) -> None:
-        """Keep new bases (n, m) while there is room, those that were found most often first."""
+    def _learn(self, columns: Index, directions: Array, failures: int) -> None:
+        """Add new bases (n, m) up to the capacity, the most frequent first."""
         with self._lock:
             self.fallbacks += failures
-            room = CAPACITY - len(self.pool.columns)
-            if room <= 0 or not len(columns):
+            free = CAPACITY - len(self.pool.columns)
+            if free <= 0 or not len(columns):
                 return
-            known = {row.tobytes() for row in np.sort(self.pool.columns, axis=1)}
+            present = {row.tobytes() for row in np.sort(self.pool.columns, axis=1)}
             fresh, index, counts = np.unique(np.sort(columns, axis=1), axis=0, return_inverse=True, return_counts=True)
             often = np.argsort(-counts, kind="stable")
-            keep = [at for at in often if fresh[at].tobytes() not in known][:room]
+            keep = [at for at in often if fresh[at].tobytes() not in present][:free]
             if not keep:
                 return
             inverse = inverses(self.form, fresh[keep])
@@ -222,9 +239,9 @@ class RandomRecourse:
             with np.errstate(invalid="ignore", over="ignore"):
                 unlike = whole[:, fresh[keep]].transpose(1, 0, 2) @ inverse - np.eye(len(whole))
             sharp = len(whole) * np.abs(unlike).max(axis=(1, 2)) <= SHARP * 10
-            found_for = np.array([sought[index.ravel() == at].mean(axis=0) for at in keep])
-            more = _Pool(fresh[keep][sharp], inverse[sharp], found_for[sharp])
-            self.pool = _Pool(
+            means = np.array([directions[index.ravel() == at].mean(axis=0) for at in keep])
+            more = _PairPool(fresh[keep][sharp], inverse[sharp], means[sharp])
+            self.pool = _PairPool(
                 *(np.ascontiguousarray(np.concatenate(pair)) for pair in zip(self.pool, more, strict=True))
             )
 
@@ -234,18 +251,18 @@ def _part(tableaus: Tableaus, at: slice) -> Tableaus:
 
 
 def _directions(pairs: Pairs) -> Array:
-    """Costs and right-hand sides (n, N + m), each of length one: their size does not change which basis is optimal."""
+    """Return costs and right-hand sides (n, N + m), each of length one: scale does not change the optimal basis."""
     parts = [part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-300) for part in (pairs.cost, pairs.rhs)]
     return np.concatenate(parts, axis=1)
 
 
 @kernel
 def _solve_all(pairs, start, pool, program, lift, tolerance, tableaus, keep, answers):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """Write the answer for each pair; each has a tableau of its own if ``keep``."""
+    """Write the answer for each pair; each pair has its own tableau if ``keep``."""
     total, rows = pairs.rhs.shape
     matrix = program.matrix
     columns = matrix.shape[1] + rows
-    room = Room(np.empty(rows), np.empty(columns), np.empty(rows), np.empty(columns))
+    room = PivotWorkspace(np.empty(rows), np.empty(columns), np.empty(rows), np.empty(columns))
     for n in range(total):
         at = n if keep else 0
         rhs, size, dual, basis = pairs.rhs[n], pairs.size[n], answers.dual[n], answers.columns[n]
@@ -265,7 +282,7 @@ def _solve_all(pairs, start, pool, program, lift, tolerance, tableaus, keep, ans
             basis[i] = tableaus.columns[at, i]
         if status == OPTIMAL:
             set_dual(basis, tableaus.inverse[at], pairs.cost[n], dual)
-            own = Program(matrix, program.transposed, pairs.cost[n], pairs.least_cost[n])
+            own = FormArrays(matrix, program.transposed, pairs.cost[n], pairs.least_cost[n])
             if certify(basis, tableaus.inverse[at], room.basic, dual, rhs, size, own, room):
                 amount = 0.0
                 for k in range(rows):
@@ -287,9 +304,188 @@ def _solve_all(pairs, start, pool, program, lift, tolerance, tableaus, keep, ans
 
 @piece
 def _copy(pool, start, tableaus, at):  # type: ignore[no-untyped-def]  # pragma: no cover
-    """A basis of the pool to pivot from."""
+    """Copy a basis of the pool to tableau ``at``."""
     rows = tableaus.columns.shape[1]
     for i in range(rows):
         tableaus.columns[at, i] = pool.columns[start, i]
         for k in range(rows):
             tableaus.inverse[at, i, k] = pool.inverse[start, i, k]
+
+
+@piece
+def make_dual_feasible(tableaus, at, rhs, size, matrix, cost, least_cost, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Pivot basis ``at`` in place until it is dual feasible for ``cost`` (N,), and recompute its reduced costs.
+
+    ``lift`` (m,) are numbers between 0.5 and 1. Return OPTIMAL and the number of pivots; UNBOUNDED and the column along
+    which the cost is unbounded, with B⁻¹ times it in ``room.column``; or FAILED after too many pivots.
+    """
+    most = _PIVOTS_PER_ROW * len(rhs) + _PIVOTS_MORE
+    set_reduced(tableaus, at, matrix, cost, room)
+    entering = _entering(tableaus, at, cost, least_cost)
+    if entering == NONE:
+        _clear(tableaus, at)
+        return OPTIMAL, 0
+    unit = _lift_basic(tableaus, at, rhs, size, lift, room)
+    for pivots in range(1, most):
+        leaving = _leaving(tableaus, at, entering, matrix, unit, room)
+        if leaving == NONE:
+            return UNBOUNDED, entering
+        _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room)
+        entering = _entering(tableaus, at, cost, least_cost)
+        if entering == NONE:
+            # Updates have left rounding in the reduced costs; recompute them to see whether this is the end.
+            set_reduced(tableaus, at, matrix, cost, room)
+            entering = _entering(tableaus, at, cost, least_cost)
+            if entering == NONE:
+                _clear(tableaus, at)
+                return OPTIMAL, pivots
+    return FAILED, most
+
+
+@piece
+def set_reduced(tableaus, at, matrix, cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Compute the reduced costs of basis ``at`` from scratch."""
+    rows, count = matrix.shape
+    dual = room.column
+    for k in range(rows):
+        dual[k] = 0.0
+    for i in range(rows):
+        if tableaus.columns[at, i] < count:
+            price = cost[tableaus.columns[at, i]]
+            if price != 0.0:
+                for k in range(rows):
+                    dual[k] += price * tableaus.inverse[at, i, k]
+    for j in range(count):
+        tableaus.reduced[at, j] = cost[j]
+    for i in range(rows):
+        factor = dual[i]
+        tableaus.reduced[at, count + i] = factor
+        if factor != 0.0:
+            for j in range(count):
+                tableaus.reduced[at, j] -= factor * matrix[i, j]
+    for i in range(rows):
+        tableaus.reduced[at, tableaus.columns[at, i]] = 0.0
+
+
+@piece
+def _clear(tableaus, at):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set negative reduced costs, which are rounding, to zero."""
+    for j in range(tableaus.reduced.shape[1]):
+        tableaus.reduced[at, j] = max(tableaus.reduced[at, j], 0.0)
+
+
+@piece
+def _entering(tableaus, at, cost, least_cost):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Return the column of least reduced cost, or NONE if none is below zero."""
+    entering = NONE
+    least = 0.0
+    for j in range(tableaus.reduced.shape[1]):
+        gain = tableaus.reduced[at, j]
+        if gain < least:
+            own = abs(cost[j]) if j < len(cost) else 0.0
+            if gain < -_LEAST_GAIN * (own + least_cost):
+                least = gain
+                entering = j
+    return entering
+
+
+@piece
+def _lift_basic(tableaus, at, rhs, size, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Set ``room.basic`` to max(B⁻¹b, 0) plus a small amount; return the unit of that amount."""
+    rows = len(rhs)
+    unit = 0.0
+    for i in range(rows):
+        amount = 0.0
+        scale = 0.0
+        for k in range(rows):
+            amount += tableaus.inverse[at, i, k] * rhs[k]
+            scale += abs(tableaus.inverse[at, i, k]) * size[k]
+        room.basic[i] = max(amount, 0.0)
+        unit = max(unit, scale)
+    unit = _LIFT * unit if unit > 0.0 else 1.0
+    for i in range(rows):
+        room.basic[i] += unit * lift[i]
+    return unit
+
+
+@piece
+def _leaving(tableaus, at, entering, matrix, unit, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Return the row with the largest entry among those that nearly tie for reaching zero first, or NONE."""
+    rows = len(matrix)
+    column = room.column
+    set_column(tableaus, at, entering, matrix, column)
+    furthest = np.inf
+    for i in range(rows):
+        if column[i] > _LEAST_PIVOT:
+            furthest = min(furthest, (room.basic[i] + 0.1 * unit) / column[i])
+    leaving = NONE
+    largest = 0.0
+    for i in range(rows):
+        if column[i] > max(_LEAST_PIVOT, largest) and room.basic[i] <= furthest * column[i]:
+            largest = column[i]
+            leaving = i
+    return leaving
+
+
+@piece
+def _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Exchange the two columns in the basis."""
+    columns, inverse, reduced = tableaus
+    basic, row, column = room.basic, room.row, room.column
+    rows, count = matrix.shape
+    set_row(tableaus, at, leaving, matrix, row)
+    pivot = column[leaving]
+    step = reduced[at, entering] / pivot
+    for j in range(count + rows):
+        reduced[at, j] -= step * row[j]
+    for i in range(rows):
+        reduced[at, columns[at, i]] = 0.0
+    reduced[at, columns[at, leaving]] = -step
+    reduced[at, entering] = 0.0
+    for k in range(rows):
+        inverse[at, leaving, k] /= pivot
+    basic[leaving] /= pivot
+    for i in range(rows):
+        if i != leaving and column[i] != 0.0:
+            factor = column[i]
+            for k in range(rows):
+                inverse[at, i, k] -= factor * inverse[at, leaving, k]
+            basic[i] -= factor * basic[leaving]
+            if basic[i] <= 0.0:
+                basic[i] = unit * lift[i]
+    columns[at, leaving] = entering
+
+
+@piece
+def proves_unbounded(columns, entering, matrix, cost, least_cost, room):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Return whether the ray r, ``entering`` minus ``room.column`` in the basis, proves that the cost is unbounded:
+    r ≥ 0, A r ≥ 0 and c'r < 0."""
+    rows, count = matrix.shape
+    ray = room.row
+    for j in range(count):
+        ray[j] = 0.0
+    if entering < count:
+        ray[entering] = 1.0
+    largest = 1.0
+    for i in range(rows):
+        largest = max(largest, abs(room.column[i]))
+        if columns[i] < count:
+            ray[columns[i]] -= room.column[i]
+    proof = True
+    total = 0.0
+    terms = 0.0
+    for j in range(count):
+        if ray[j] < 0.0:
+            proof = proof and ray[j] >= -_RAY * largest
+            ray[j] = 0.0
+        total += cost[j] * ray[j]
+        terms += (abs(cost[j]) + least_cost) * ray[j]
+    for i in range(rows):
+        amount = 0.0
+        scale = 0.0
+        for j in range(count):
+            part = matrix[i, j] * ray[j]
+            amount += part
+            scale += abs(part)
+        proof = proof and amount >= -_RAY * (scale + largest * 1e-3)
+    return proof and total < -_RAY * terms

@@ -23,7 +23,7 @@ import httpx
 import psutil
 from rich.console import Console
 
-from app.commands.children import PYTHON
+from app.child_processes import PYTHON
 from app.commands.serve import LocalService
 from app.demo import MORNINGS, bakery_rows, example_problem
 from benchmarks.bench import weapons

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from bco_core.errors import SolverFailure
-from bco_core.problems.linear.extensive import Program
+from bco_core.problems.linear.program import SparseProgram
 from bco_core.solvers import highs
 
 Array = NDArray[np.float64]
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 _ROUNDING = Fraction(1, 10**15)
 
 
-def model_of(program: Program, whole: NDArray[np.bool_] | None = None) -> highspy.Highs:
+def model_of(program: SparseProgram, whole: NDArray[np.bool_] | None = None) -> highspy.Highs:
     solver = highs.model_of(*program.rows_and_bounds, whole)
     solver.setOptionValue("primal_feasibility_tolerance", 1e-10)
     solver.setOptionValue("dual_feasibility_tolerance", 1e-10)
@@ -29,7 +29,7 @@ def model_of(program: Program, whole: NDArray[np.bool_] | None = None) -> highsp
     return solver
 
 
-def exact_optimum(program: Program, pivots: int = 200) -> Fraction | None:
+def exact_optimum(program: SparseProgram, pivots: int = 200) -> Fraction | None:
     """The optimum without rounding: the simplex method in fractions, from the basis that HiGHS ends with, or None.
 
     Rows are A v − s = 0 with s within the rows' limits; a variable that is not basic sits at a bound, or at zero.

@@ -19,8 +19,8 @@ from scipy import sparse
 
 from bco_core.errors import InvalidInput, SolverFailure
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.linear.extensive import Program, program_of
-from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.program import SparseProgram
+from bco_core.problems.linear.two_stage import TwoStageLinear, extensive_program
 from bco_core.solvers import highs
 from benchmarks.bench.exact_simplex import exact_optimum, model_of
 
@@ -70,9 +70,9 @@ def is_false_optimal(instance: Instance) -> bool:
     if found.status[0] is not Status.OPTIMAL:
         return False
     ours = found.objective.item()
-    program = _in_units(program_of(problem.data, instance.atoms, instance.weights, instance.risk))
+    program = _in_units(extensive_program(problem.stages, instance.atoms, instance.weights, instance.risk))
     whole = np.zeros(len(program.cost), dtype=bool)
-    whole[: len(problem.data.integer)] = problem.data.integer
+    whole[: len(problem.stages.first.integer)] = problem.stages.first.integer
     room = WRONG * (abs(ours - problem.fixed_cost) + 1e-6)
     truth = _by_highs(program, whole)
     if truth is not None and abs(truth - ours) <= room:
@@ -84,7 +84,7 @@ def is_false_optimal(instance: Instance) -> bool:
     return exact is None or abs(float(exact) - ours) > room
 
 
-def _in_units(program: Program) -> Program:
+def _in_units(program: SparseProgram) -> SparseProgram:
     """Rows in units of a power of two in which their numbers are around one: the same program, to the last digit."""
     sizes = np.abs(program.matrix.toarray())
     logs = np.log2(np.where(sizes > 0, sizes, 1.0))
@@ -96,7 +96,7 @@ def _in_units(program: Program) -> Program:
 
 
 def _wrong_whole(
-    program: Program, whole: NDArray[np.bool_], decision: Array, ours: float, truth: float | None, room: float
+    program: SparseProgram, whole: NDArray[np.bool_], decision: Array, ours: float, truth: float | None, room: float
 ) -> bool:
     """HiGHS differs: wrong if the decision's own program costs more than ours says, or HiGHS knows a better one."""
     exact = exact_optimum(program.held(decision, whole))
@@ -105,7 +105,7 @@ def _wrong_whole(
     return truth is not None and truth < ours - room
 
 
-def _by_highs(program: Program, whole: NDArray[np.bool_]) -> float | None:
+def _by_highs(program: SparseProgram, whole: NDArray[np.bool_]) -> float | None:
     try:
         answer = highs.run(model_of(program, whole))
     except SolverFailure:

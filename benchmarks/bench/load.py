@@ -132,7 +132,7 @@ async def _overhead(address: str, database: str, posterior_id: str, seconds: flo
         ContextEncoding.of(row.columns),
         PrescribeOptions(row.policy),
     )
-    rows = [torch.from_numpy(encoding.encode_requests([morning]).matrix) for morning in MORNINGS]
+    rows = [torch.from_numpy(encoding.encode_rows(encoding.in_order([morning])).matrix) for morning in MORNINGS]
     draws = posterior.draws(options.scenarios)
     connection = await Connection.open(address)
     over_http, in_core, number = [], [], 0

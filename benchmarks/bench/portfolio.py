@@ -23,9 +23,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bco_core.inference.mh.chains import dealt, joined
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin
-from bco_core.inference.mh.metropolis import run as run_chains
+from bco_core.inference.mh.metropolis import MetropolisOptions, init_chains, join_chains, split_chains
+from bco_core.inference.mh.metropolis import run_chains as run_chains
 from bco_core.solvers.cvar_cuts import cvar_portfolio
 from bco_core.solvers.dual_newton import Array, least_variance
 from benchmarks.experiments.portfolio.run import (
@@ -186,12 +185,12 @@ def _chains(market: Market, steps: int) -> dict[str, float]:
     trial = Trial(market, Judge.of(market, 100), Run(400, 0, 0))
     burn_in = min(BURN_IN, steps // 3)
     options = MetropolisOptions(TEMPERATURE, steps, burn_in, kept=100, minimum_feasibility=CONFIDENCE)
-    chains = begin(trial.target, options, trial.starts, 0)
+    chains = init_chains(trial.target, options, trial.starts, 0)
     with Console(stderr=True).status("four chains"), ProcessPoolExecutor(2, get_context("spawn")) as pool:
         # Starting a process takes seconds, and workers have started long before.
         list(pool.map(torch.set_num_threads, [1, 1]))
         began = time.perf_counter()
-        done = joined(list(pool.map(partial(run_chains, trial.target, options), dealt(chains))))
+        done = join_chains(list(pool.map(partial(run_chains, trial.target, options), split_chains(chains))))
         seconds = time.perf_counter() - began
     return {
         "mh_n400_s": seconds * STEPS / steps,

@@ -22,8 +22,7 @@ from bco_core.inference.learn import learn
 from bco_core.inference.options import ViOptions
 from bco_core.predictors.registry import PredictorOptions
 from bco_core.problems.base import EXPECTATION
-from bco_core.problems.linear.extensive import extensive, together
-from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear, solve_extensive
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array, LinearProgram
 from benchmarks.bench.clients import load
@@ -51,21 +50,24 @@ def run(as_json: bool) -> dict[str, float]:
     contexts = draw_contexts(QUERIES, 0, generator)
     outcomes = draw_outcomes(contexts, 1, generator)[:, 0]
     decisions = problem.decide(draw_outcomes(contexts, 1, generator)[:, 0])
-    data = problem.data
-    later = data.constant + outcomes.numpy() @ data.by_outcome.T
-    limits = later - decisions.numpy() @ data.by_decision.T
+    stages = problem.stages
+    later = stages.second.limits.constant + outcomes.numpy() @ stages.by_outcome.T
+    limits = later - decisions.numpy() @ stages.by_decision.T
     several = {count: draw_outcomes(contexts[:5], count, generator) for count in (100, 1000)}
 
     contestants: dict[str, tuple[int, Callable[[], object]]] = {
         "recourse": (REPEATS * QUERIES, lambda: [problem.cost(decisions, outcomes) for _ in range(REPEATS)]),
-        "recourse_highspy": (HIGHS_QUERIES, _warm_highs(data.recourse, limits[:HIGHS_QUERIES])),
-        "recourse_cvxpy": (CVXPY_QUERIES, _cvxpy(data.recourse, limits[:CVXPY_QUERIES])),
+        "recourse_highspy": (HIGHS_QUERIES, _warm_highs(stages.recourse_program, limits[:HIGHS_QUERIES])),
+        "recourse_cvxpy": (CVXPY_QUERIES, _cvxpy(stages.recourse_program, limits[:CVXPY_QUERIES])),
         "point": (REPEATS * QUERIES, lambda: [problem.decide(outcomes) for _ in range(REPEATS)]),
-        "point_highspy": (HIGHS_QUERIES, _warm_highs(together(data), later[:HIGHS_QUERIES])),
+        "point_highspy": (HIGHS_QUERIES, _warm_highs(stages.combined_program(), later[:HIGHS_QUERIES])),
         "saa100": (5, lambda: _prescribe(problem, several[100])),
-        "saa100_highs": (1, lambda: extensive(data, several[100][0].numpy(), _equal(100), EXPECTATION, None)),
+        "saa100_highs": (1, lambda: solve_extensive(stages, several[100][0].numpy(), _equal(100), EXPECTATION, None)),
         "saa1000": (5, lambda: _prescribe(problem, several[1000])),
-        "saa1000_highs": (1, lambda: extensive(data, several[1000][0].numpy(), _equal(1000), EXPECTATION, None)),
+        "saa1000_highs": (
+            1,
+            lambda: solve_extensive(stages, several[1000][0].numpy(), _equal(1000), EXPECTATION, None),
+        ),
     }
     for _, contestant in contestants.values():
         contestant()
@@ -110,7 +112,9 @@ def _prescribe(problem: TwoStageLinear, outcomes: Tensor) -> Tensor:
 def _worst_error(problem: TwoStageLinear, outcomes: Tensor) -> float:
     """Of the cutting planes' objective, relative to the extensive form's."""
     ours = _prescribe(problem, outcomes).tolist()
-    exact = [extensive(problem.data, one.numpy(), _equal(len(one)), EXPECTATION, None).objective for one in outcomes]
+    exact = [
+        solve_extensive(problem.stages, one.numpy(), _equal(len(one)), EXPECTATION, None).objective for one in outcomes
+    ]
     return max(float(abs(a - b) / abs(b)) for a, b in zip(ours, exact, strict=True))
 
 

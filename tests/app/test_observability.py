@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from app import logs
 from app.commands.serve import free_port
 from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
-from app.logs import JsonLines, PlainLines, blotted
+from app.logs import JsonLines, PlainLines, redact
 from app.main import create_app
 from app.problems import check
 from app.problems import service as problems
@@ -183,14 +183,14 @@ def test_an_address_cannot_write_lines_of_its_own_into_the_log(client: TestClien
 )
 def test_secrets_are_blotted_out(text: str) -> None:
     record = logging.LogRecord("app", logging.INFO, "", 0, text, None, None)
-    for written in (blotted(text), JsonLines().format(record), PlainLines().format(record)):
+    for written in (redact(text), JsonLines().format(record), PlainLines().format(record)):
         assert "hVL0deIqT3C7" not in written
         assert "***" in written
 
 
 def test_what_is_no_secret_stays(client: TestClient) -> None:
     text = "job job_01M7HHJHXCKX15YKTS59YF7F5C of key_01M7HHJHXCKX15YKTS59YF7F5C at http://127.0.0.1:8000/docs"
-    assert blotted(text) == text
+    assert redact(text) == text
 
 
 def test_neither_keys_nor_passwords_nor_data_reach_the_log(lines: list[Json]) -> None:

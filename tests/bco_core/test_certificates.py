@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 
 from bco_core import certificates
-from bco_core.certificates import Certificate, ModelClass, certify
+from bco_core.certificates import BOUNDS, Certificate, ModelClass, Moments, certify, largest_average
 from bco_core.data import Sample
 from bco_core.distributions import Mixture, equal_mixture
 from bco_core.families import FAMILIES
@@ -18,9 +18,8 @@ from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Task
 from bco_core.inference.options import make_options
-from bco_core.inference.vi import plain
+from bco_core.inference.vi import method as vi_method
 from bco_core.inference.vi.warm_start import ridge
-from bco_core.pac_bayes import BOUNDS, Moments, largest_average
 from bco_core.policies import decide
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
@@ -235,19 +234,19 @@ def test_the_prior_does_not_depend_on_the_judged_rows() -> None:
     """Predictors are scaled with the rows set aside alone: any other rows may change without a trace."""
     sample = demand(200, 0)
     options = make_options(method="vi", predictor="linear", hidden=(), certify=True)
-    plan = plain._plan(Task(BOUNDED, sample, options))
+    plan = vi_method._plan(Task(BOUNDED, sample, options))
     assert plan.judged is not None
     assert sorted([*plan.judged.tolist(), *plan.scaling.tolist()]) == list(range(200))
     changed = Sample(sample.contexts.clone(), sample.outcomes.clone())
     changed.contexts[plan.judged] *= 7
     changed.outcomes[plan.judged] = 50 - changed.outcomes[plan.judged]
-    before, after = plan.target("linear"), plain._plan(Task(BOUNDED, changed, options)).target("linear")
+    before, after = plan.target("linear"), vi_method._plan(Task(BOUNDED, changed, options)).target("linear")
     theta, contexts = torch.tensor([[0.7, 0.2]]), demand(20, 3).contexts
     assert torch.equal(before.predictor.predict(theta, contexts), after.predictor.predict(theta, contexts))
     assert torch.equal(before.prior_scale, after.prior_scale)
 
 
-def test_stored_particles_may_cost_more_than_the_posterior_by_what_their_number_allows() -> None:
+def test_the_particles_margin_depends_on_their_number() -> None:
     certificate = certified([point_class(linear_target(demand(100, 0)))], torch.arange(100), particles=50)
     found, scale = certificate.particles, BOUNDED.cost_bound
     assert certificate.bound is not None
@@ -293,7 +292,7 @@ def test_the_bound_holds_for_posteriors_learned_from_few_rows(monkeypatch: pytes
     assert informative == 60
 
 
-def test_the_bound_of_a_learned_linear_posterior_is_near_the_truth_and_holds_on_fresh_rows() -> None:
+def test_the_bound_of_a_linear_posterior_is_tight_and_holds_on_fresh_rows() -> None:
     fresh = demand(20_000, 99)
     for seed in range(3):
         options = make_options(predictor="linear", hidden=(), certify=True, epochs=60, seed=seed)
@@ -318,7 +317,7 @@ def test_rows_set_aside_for_scaling_do_not_count_in_the_certificate() -> None:
     assert without.to_json() == {"bound": None, "reason": without.reason}
 
 
-def test_a_certificate_told_as_json_keeps_its_figures_and_leaves_out_the_reason_it_has_not() -> None:
+def test_a_certificate_as_json_has_its_figures_and_no_empty_reason() -> None:
     target = linear_target(demand(100, 0))
     mixture = equal_mixture(target.family, torch.zeros(1, 2), torch.ones(1, 2))
     certificate = certified([ModelClass(target, mixture, 1.0)], torch.arange(100))

@@ -103,9 +103,7 @@ def test_mixture_density_in_one_dimension_integrates_to_one(name: str) -> None:
 
 
 @given(name=names, members=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
-def test_the_mode_of_equally_heavy_separated_members_is_the_location_of_highest_density(
-    name: str, members: int, seed: int
-) -> None:
+def test_the_mode_of_equally_heavy_members_is_the_densest_location(name: str, members: int, seed: int) -> None:
     close = random_mixture(name, [1 / members] * members, 3, seed)
     apart = close.loc + 1000 * torch.arange(members)[:, None]
     mixture = Mixture(close.family, close.weights, apart, close.scale)

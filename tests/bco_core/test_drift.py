@@ -10,7 +10,18 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from bco_core.data import Sample
-from bco_core.drift import DRIFTING, LEAST_ROWS, STEADY, STRETCHES, TOO_FEW, Drift, Promises, judge, kept, share_of
+from bco_core.drift import (
+    DRIFTING,
+    LEAST_ROWS,
+    STEADY,
+    STRETCHES,
+    TOO_FEW,
+    Drift,
+    Promises,
+    check_promises,
+    judge,
+    share_of,
+)
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.prescribe import PrescribeOptions, prescribe
@@ -64,7 +75,7 @@ def test_the_error_of_the_ratio_is_what_resampling_gives() -> None:
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randint(400, (4000, 400), generator=generator)
     ratios = promises.realised[drawn].mean(dim=1) / promises.mean[drawn].mean(dim=1)
-    found = kept(promises)
+    found = check_promises(promises)
     assert found.ratio == pytest.approx((promises.realised.mean() / promises.mean.mean()).item())
     assert found.standard_error == pytest.approx(ratios.std().item(), rel=0.06)
 

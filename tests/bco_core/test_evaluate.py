@@ -18,13 +18,13 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.evaluate import GIVEN, OURS, Evaluated, evaluate
+from bco_core.evaluate import GIVEN, OURS, Evaluation, evaluate
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.posterior import Posterior
-from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, what_may_happen
+from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe, scenario_sets
 from bco_core.problems.base import DecisionProblem, Risk
-from bco_core.problems.registry import PROBLEMS, build_problem, fixed
+from bco_core.problems.registry import PROBLEMS, build_problem, fix_decision
 from bco_core.scenarios import Scenarios
 from tests.bco_core.test_prescribe import CONTEXTS, OVER, POSTERIOR, UNDER, make_posterior
 from tests.support.programs import random_two_stage
@@ -74,7 +74,7 @@ def tensor(*rows: Any) -> Tensor:
 
 def judged(
     spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
-) -> tuple[Tensor, Evaluated]:
+) -> tuple[Tensor, Evaluation]:
     """Ours for all contexts, and what is found of the given decisions."""
     problem, asked = build_problem(spec), PrescribeOptions(**options)
     ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
@@ -85,7 +85,7 @@ def judged(
         ours,
         decisions,
         torch.tensor(owners),
-        lambda decision: fixed(problem, spec, decision),
+        lambda decision: fix_decision(problem, spec, decision),
         asked,
     )
     return ours, found
@@ -96,7 +96,7 @@ def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenari
     asked = PrescribeOptions(**options)
     encoded = posterior.encode(CONTEXTS)
     draws = posterior.scenarios(CONTEXTS, posterior.draws(asked.scenarios, asked.seed), encoded)
-    return draws, what_may_happen(posterior, CONTEXTS, encoded, draws, asked)[1]
+    return draws, scenario_sets(posterior, CONTEXTS, encoded, draws, asked)[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
@@ -157,33 +157,35 @@ def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> 
         assert all(status == "optimal" for status in found.status)
 
 
-def test_what_is_left_of_two_stage_problems_is_the_best_that_cvxpy_finds_with_the_rest_fixed() -> None:
+def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
     @settings(max_examples=25)
     @given(st.integers(0, 10**9))
     def check(seed: int) -> None:
         rng = np.random.default_rng(seed)
         spec = random_two_stage(rng)
         problem: Any = build_problem(spec)
-        data, decided = problem.data, rng.integers(0, 2, 3).astype(bool)
+        stages, decided = problem.stages, rng.integers(0, 2, 3).astype(bool)
         if decided.all() or not decided.any():
             return
         outcomes = torch.from_numpy(rng.normal(size=(12, 2)))
         base = problem.decide(outcomes[:1])[0].numpy()
         pins = np.where(decided, base + rng.normal(size=3) * rng.integers(0, 2), NAN)
         z = cp.Variable(3)
-        x = cp.Variable((12, len(data.recourse.cost)))
-        kept = _kept(z, data.first, data.limits, ~decided) + [z[j] == pins[j] for j in np.flatnonzero(decided)]
+        x = cp.Variable((12, len(stages.recourse_program.cost)))
+        first, recourse = stages.first_program, stages.recourse_program
+        kept = _kept(z, first, stages.first.limits.constant, ~decided)
+        kept += [z[j] == pins[j] for j in np.flatnonzero(decided)]
         for k in range(12):
-            limits = data.constant + data.by_outcome @ outcomes[k].numpy() - data.by_decision @ z
-            kept += _kept(x[k], data.recourse, limits, np.ones(len(data.recourse.cost), dtype=bool))
-        best = cp.Problem(cp.Minimize(data.first.cost @ z + cp.sum(x @ data.recourse.cost) / 12), kept)
+            limits = stages.second.limits.constant + stages.by_outcome @ outcomes[k].numpy() - stages.by_decision @ z
+            kept += _kept(x[k], recourse, limits, np.ones(len(recourse.cost), dtype=bool))
+        best = cp.Problem(cp.Minimize(first.cost @ z + cp.sum(x @ recourse.cost) / 12), kept)
         best.solve(solver=cp.CLARABEL)
         weights = torch.full((12,), 1 / 12, dtype=torch.float64)
         if best.status == "infeasible":
             with pytest.raises(InvalidInput, match="decision rows"):
-                fixed(problem, spec, torch.from_numpy(pins))
+                fix_decision(problem, spec, torch.from_numpy(pins))
             return
-        found = fixed(problem, spec, torch.from_numpy(pins)).prescribe(outcomes[None], weights)
+        found = fix_decision(problem, spec, torch.from_numpy(pins)).prescribe(outcomes[None], weights)
         assert found.status == ["optimal"]
         np.testing.assert_allclose(found.decisions[0].numpy()[decided], pins[decided], rtol=0, atol=1e-9)
         # The original problem prices it so too.
@@ -219,11 +221,11 @@ def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
         best = min((z for z in costs if sum(z) <= 7), key=lambda z: costs[z])
         assert tuple(found.decisions[row].tolist()) == best
         np.testing.assert_allclose(found.costs.mean[row], costs[best], rtol=1e-9)
-    assert [breach.sentence for breach in found.breaches[0]] == ["small is 2.5 and only whole numbers will do"]
+    assert [breach.sentence for breach in found.breaches[0]] == ["small is 2.5 and must be an integer"]
 
 
 @pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
-def test_what_is_left_of_portfolios_is_the_best_that_cvxpy_finds_with_the_rest_fixed(kind: str) -> None:
+def test_open_entries_of_portfolios_are_those_of_cvxpy(kind: str) -> None:
     spec = ASSETS | {"kind": kind} | ({"target_return": 0.02, "confidence": 0.5} if kind[0] == "r" else {})
     spec = {name: value for name, value in spec.items() if kind[0] == "m" or name != "risk_aversion"}
     posterior = make_posterior(0.05, 0.02, 3)
@@ -261,7 +263,7 @@ def test_nothing_is_called_optimal_that_keeps_its_constraints_too_seldom() -> No
     assert found.status == ["best_effort", GIVEN]
     for reason, share in zip(found.reasons, found.feasibility.tolist(), strict=True):
         assert share < 0.8
-        assert f"it keeps its constraints in {share:.1%} of what may happen, and 90% is asked" in reason
+        assert f"it satisfies its constraints in {share:.1%} of the scenarios, and 90% is required" in reason
 
 
 def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_why() -> None:
@@ -282,13 +284,13 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
         ],
     ]
     assert found.breaches[0][0].sentence == "small is 9, 3 above its most, 6"
-    assert found.breaches[1][0].sentence == "'drivers' comes to 10, 3 above its limit, 7"
-    assert found.breaches[2][2].sentence == "'row 2' comes to 0.4, 0.6 below its limit, 1"
+    assert found.breaches[1][0].sentence == "'drivers' is 10, 3 above its limit, 7"
+    assert found.breaches[2][2].sentence == "'row 2' is 0.4, 0.6 below its limit, 1"
     assert found.breaches[3] == found.breaches[4] == []
     assert found.costs.mean[:3].isfinite().all()
     assert found.extra_cost[:3].isfinite().all()
     assert found.status == [GIVEN, GIVEN, GIVEN, "infeasible", GIVEN]
-    assert "beside what is given" in found.reasons[3]
+    assert "with the given ones" in found.reasons[3]
     assert "decision rows" in found.reasons[3]
     assert found.decisions[3].isnan().all()
     assert found.costs.mean[3].isnan()
@@ -317,7 +319,7 @@ def test_shares_of_scenarios_are_at_most_one_and_served_outcomes_are_counted() -
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
     given_ = tensor([1e4, 97.0], [-1e4, -1e4])
     found = evaluate(
-        POSTERIOR, problem, CONTEXTS, ours, given_, torch.tensor([1, 2]), lambda z: fixed(problem, ITEMS, z)
+        POSTERIOR, problem, CONTEXTS, ours, given_, torch.tensor([1, 2]), lambda z: fix_decision(problem, ITEMS, z)
     )
     atoms = happening()[1].outcomes
     assert found.worse_in.tolist() == [1.0, 1.0]
@@ -363,7 +365,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
     problem = build_problem(ITEMS)
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
 
-    def found(given_: Tensor, seconds: float) -> Evaluated:
+    def found(given_: Tensor, seconds: float) -> Evaluation:
         return evaluate(
             POSTERIOR,
             problem,
@@ -371,7 +373,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
             ours,
             given_,
             torch.zeros(len(given_), dtype=torch.int64),
-            lambda decision: fixed(problem, ITEMS, decision),
+            lambda decision: fix_decision(problem, ITEMS, decision),
             seconds=seconds,
         )
 
@@ -415,7 +417,7 @@ def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
             ours,
             factor * ours,
             rows,
-            lambda decision: fixed(problem, spec, decision),
+            lambda decision: fix_decision(problem, spec, decision),
             PrescribeOptions(policy="predictive"),
         )
         true = problem.cost(factor * ours, fresh.outcomes) - problem.cost(ours, fresh.outcomes)

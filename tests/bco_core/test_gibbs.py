@@ -53,7 +53,7 @@ def plain_mean_cost(sample: Sample, theta: np.ndarray) -> float:
     inverse_temperature=st.floats(0.1, 1e4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_log_density_differences_are_prior_differences_less_weighted_risk_differences(
+def test_log_density_is_the_log_prior_less_the_weighted_risk(
     family: str, prior_scale: float, inverse_temperature: float, seed: int
 ) -> None:
     target = make_linear_target(family, prior_scale)

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 from scipy.stats import binom
 
-from bco_core.pac_bayes import (
+from bco_core.certificates import (
     BOUNDS,
     Moments,
     bernstein,
@@ -114,7 +114,7 @@ def test_the_inequality_behind_the_bernstein_bound_holds() -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_bound_grows_with_risk_and_divergence_and_shrinks_with_rows_and_the_failure_allowed(name: str) -> None:
+def test_a_bound_grows_with_risk_and_kl_and_shrinks_with_rows_and_failure(name: str) -> None:
     bound = BOUNDS[name]
 
     def value(risk: float = 0.1, divergence: float = 5.0, rows: int = 500, failure: float = 0.05) -> float:
@@ -126,7 +126,7 @@ def test_a_bound_grows_with_risk_and_divergence_and_shrinks_with_rows_and_the_fa
     assert value() < value(failure=0.04)
 
 
-def test_small_losses_of_small_spread_are_bounded_best_by_bernstein_and_rare_large_ones_by_kl() -> None:
+def test_bernstein_is_best_for_small_losses_and_kl_for_rare_large_ones() -> None:
     steady, rare = Moments(0.03, 0.001), Moments(0.03, 0.03)
     for found, best in ((steady, bernstein), (rare, kl)):
         values = {bound: bound(found, 10.0, 1500, 0.02).value for bound in BOUNDS.values()}

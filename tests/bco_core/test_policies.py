@@ -96,7 +96,7 @@ def test_the_averaged_decision_is_the_weighted_mean_of_the_draws_decisions(seed:
 
 
 @given(seed=seeds)
-def test_the_averaged_decision_never_costs_more_than_the_average_draw_whatever_happens(seed: int) -> None:
+def test_the_averaged_decision_never_costs_more_than_the_average_draw(seed: int) -> None:
     scenarios = make_scenarios(seed)
     averaged = decided("averaged", scenarios).decisions
     realised = 8 + 10 * torch.randn(50, 1, 2, generator=generator(seed), dtype=torch.float64)

@@ -140,7 +140,7 @@ def test_more_draws_than_stored_are_made_afresh_from_the_posteriors_seed() -> No
     assert torch.equal(more, posterior.draws(100, seed=7))
 
 
-def test_scenarios_are_the_predictions_of_each_draw_and_of_the_mode_for_each_context() -> None:
+def test_scenarios_are_the_predictions_of_each_draw_and_of_the_mode() -> None:
     posterior, contexts = make_posterior(), make_contexts(5)
     scenarios = posterior.scenarios(contexts, posterior.draws(8))
     assert scenarios.outcomes.shape == (5, 8, 2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bco_core.calibration import choose_history
-from bco_core.predictive import CARRIES, Carrier, History, carried, predictive_scenarios, weights
+from bco_core.predictive import CARRIES, Carrier, History, carry_outcomes, predictive_scenarios, row_weights
 
 Array = np.ndarray[Any, Any]
 ROWS, ITEMS, WIDTH = 50, 2, 3
@@ -61,7 +61,7 @@ def by_formula(carry: str, row: int, place: int) -> Array:
 def test_every_outcome_is_carried_whole_as_its_formula_says(carry: str) -> None:
     kept = history(carry)
     everything = torch.arange(ROWS).expand(len(NEW), -1)
-    found = carried(kept, everything, NEW, kept.scales_at(NEW_FEATURES)).numpy()
+    found = carry_outcomes(kept, everything, NEW, kept.scales_at(NEW_FEATURES)).numpy()
     expected = np.array([[by_formula(carry, row, place) for row in range(ROWS)] for place in range(len(NEW))])
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -78,7 +78,7 @@ def test_with_as_many_scenarios_as_rows_of_equal_weight_every_row_speaks_once(ca
 
 @pytest.mark.parametrize("bandwidth", [None, 0.05, 0.5, 3.0])
 def test_rows_count_by_how_similar_their_predictions_are(bandwidth: float | None) -> None:
-    found = weights(history("keep", bandwidth), NEW).numpy()
+    found = row_weights(history("keep", bandwidth), NEW).numpy()
     far = np.linalg.norm((NEW[:, None] - PREDICTIONS[None]).numpy() / SPREAD.numpy(), axis=2)
     expected = np.ones_like(far) if bandwidth is None else np.exp(-far / bandwidth)
     shares = found / found.sum(axis=1, keepdims=True)
@@ -90,7 +90,7 @@ def test_rows_count_by_how_similar_their_predictions_are(bandwidth: float | None
 def test_scenarios_hold_each_row_in_proportion_to_its_weight(bandwidth: float) -> None:
     kept, count = history("keep", bandwidth), 4000
     atoms = predictive_scenarios(kept, NEW, count).outcomes
-    shares = weights(kept, NEW)
+    shares = row_weights(kept, NEW)
     shares = shares / shares.sum(dim=1, keepdim=True)
     for place in range(len(NEW)):
         held = (atoms[place][:, None] == OUTCOMES[None]).all(dim=2).double().mean(dim=0)
@@ -104,17 +104,17 @@ def test_no_row_speaks_for_itself(carry: str, bandwidth: float | None) -> None:
     rows = torch.arange(ROWS)
     kept = history(carry, bandwidth)
     found = predictive_scenarios(kept, PREDICTIONS, 200, FEATURES, own=rows).outcomes
-    own = carried(kept, rows[:, None], PREDICTIONS, kept.scales_at(FEATURES))
+    own = carry_outcomes(kept, rows[:, None], PREDICTIONS, kept.scales_at(FEATURES))
     assert ((found - own).abs().amax(dim=2) > 1e-9).all()
-    without = weights(kept, PREDICTIONS, rows)
+    without = row_weights(kept, PREDICTIONS, rows)
     assert (without.diagonal() == 0).all()
-    assert torch.equal(weights(kept, PREDICTIONS, torch.full((ROWS,), -1)), weights(kept, PREDICTIONS))
+    assert torch.equal(row_weights(kept, PREDICTIONS, torch.full((ROWS,), -1)), row_weights(kept, PREDICTIONS))
 
 
 @pytest.mark.parametrize("bandwidth", [0.01, 0.5])
 def test_the_nearest_row_always_counts_however_far_it_is(bandwidth: float) -> None:
     far = torch.tensor([[1e6, 20.0], [-1e6, 20.0]], dtype=torch.float64)
-    found = weights(history("shift", bandwidth), far)
+    found = row_weights(history("shift", bandwidth), far)
     assert found.isfinite().all()
     nearest = [int(PREDICTIONS[:, 0].argmax()), int(PREDICTIONS[:, 0].argmin())]
     assert found.argmax(dim=1).tolist() == nearest

@@ -23,7 +23,7 @@ from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import predictive_scenarios
 from bco_core.predictors.registry import build_predictor
-from bco_core.prescribe import CVAR_LEVEL, QUANTILES, Prescribed, PrescribeOptions, decisions, prescribe
+from bco_core.prescribe import CVAR_LEVEL, QUANTILES, PrescribeOptions, PrescribeResult, decisions, prescribe
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
@@ -170,7 +170,7 @@ def test_the_alternative_is_the_decision_of_the_mode_under_the_same_scenarios() 
     np.testing.assert_allclose(found.hedging_gain, costs - found.costs.mean.numpy(), atol=1e-3)
 
 
-def assert_same(first: Prescribed, second: Prescribed) -> None:
+def assert_same(first: PrescribeResult, second: PrescribeResult) -> None:
     for name in ("decisions", "map_decisions", "map_costs"):
         torch.testing.assert_close(getattr(first, name), getattr(second, name))
     torch.testing.assert_close(first.feasibility, second.feasibility, equal_nan=True)
@@ -225,9 +225,9 @@ class Recorder:
         return self
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        self.asked.append((outcomes, risk, time_limit))
+        self.asked.append((outcomes, risk, time_limit_seconds))
         return PROBLEM.prescribe(outcomes, weights)
 
 
@@ -235,12 +235,12 @@ class Recorder:
 def test_only_a_risk_is_hedged_over_predictive_scenarios(risk: Risk | None) -> None:
     recorder = Recorder()
     prescribe(POSTERIOR, recorder, CONTEXTS, PrescribeOptions("bcp", scenarios=40, risk=risk))
-    ((outcomes, asked, time_limit),) = recorder.asked
+    ((outcomes, asked, time_limit_seconds),) = recorder.asked
     predictions = predicted(POSTERIOR, POSTERIOR.particles)
     expected = predictions if risk is None else atoms_of(POSTERIOR, predictions, 40)
     np.testing.assert_allclose(outcomes, expected, rtol=1e-5)
     assert asked == (risk or EXPECTATION)
-    assert time_limit is None
+    assert time_limit_seconds is None
 
 
 def test_the_decision_for_a_risk_is_the_one_of_least_cvar_over_predictive_scenarios() -> None:
@@ -348,7 +348,7 @@ class Careless:
         return self
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         thirds = torch.full((len(outcomes), 3), 1 / 3, dtype=torch.float64)
         return Prescription(thirds, torch.zeros(len(outcomes)).double(), [Status.OPTIMAL] * len(outcomes))
@@ -367,7 +367,7 @@ def test_a_decision_that_breaks_its_constraints_too_often_is_not_called_optimal(
     broken = (kept < 0.8 - 0.04) | (earned.mean(axis=1) < target)
     assert found.status == [Status.BEST_EFFORT if one else Status.OPTIMAL for one in broken]
     for one, share, reason in zip(broken, kept, found.reasons, strict=True):
-        said = f"it keeps its constraints in {share:.1%} of what may happen, and 80% is asked"
+        said = f"it satisfies its constraints in {share:.1%} of the scenarios, and 80% is required"
         assert reason == (said if one else "")
     if target in (0.02, 0.12):
         assert broken.all() == broken.any() == (target == 0.12)
@@ -381,10 +381,10 @@ class Slow(Recorder):
     """The same, a tenth of a second a call."""
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         time.sleep(0.1)
-        return super().prescribe(outcomes, weights, risk, time_limit)
+        return super().prescribe(outcomes, weights, risk, time_limit_seconds)
 
 
 def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +397,7 @@ def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert 1 <= len(slow.asked) <= 3
 
 
-def test_solvers_are_told_how_many_seconds_are_left_and_late_contexts_have_no_decision(
+def test_solvers_get_the_remaining_seconds_and_late_contexts_no_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bco_core.errors import Cancelled
-from bco_core.progress import Message, figures_of, in_words, no_progress, part_of
+from bco_core.progress import Message, figures_of, no_progress, part_of, without_figures
 
 
 def test_a_part_moves_the_whole_between_its_first_and_its_last() -> None:
@@ -44,6 +44,6 @@ def test_words_carry_figures_through_parts_and_are_words_as_before() -> None:
 
 def test_figures_can_be_left_out() -> None:
     seen: list[str] = []
-    in_words(lambda fraction, message: seen.append(message))(0.5, Message("epoch 3", {"risk": 2.0}))
+    without_figures(lambda fraction, message: seen.append(message))(0.5, Message("epoch 3", {"risk": 2.0}))
     assert seen == ["epoch 3"]
     assert figures_of(seen[0]) == ()

@@ -50,7 +50,7 @@ def test_the_cheapest_share_of_some_rows_is_found_from_those_rows_alone() -> Non
     assert shares.best() == 0.0
 
 
-def test_a_boosted_rule_is_left_only_for_what_was_better_in_each_of_the_last_two_stretches() -> None:
+def test_a_boosted_rule_yields_only_to_gains_in_both_of_the_last_stretches() -> None:
     stretches = torch.tensor([2, 2, 3, 3, 4, 4])
     # The first candidate was far better long ago, and worse lately.
     first, second = torch.tensor([0.0, 0, 0, 0, 9, 9]).double(), torch.full((6,), 5.0).double()

@@ -93,7 +93,7 @@ def test_what_is_known_and_what_is_apart() -> None:
 def test_a_timeline_says_what_is_wrong_with_it() -> None:
     with pytest.raises(InvalidInput, match="2 periods but 1 series"):
         Timeline(torch.arange(2), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(InvalidInput, match="whole numbers"):
+    with pytest.raises(InvalidInput, match="integers"):
         Timeline(torch.zeros(2), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(InvalidInput, match="at least one period ahead"):
         timeline([1, 2], lead=0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bco_core.data import make_folds
-from bco_core.inference.mh.starts import fitted
+from bco_core.inference.mh.starts import fit_squared_error
 from benchmarks.experiments.harness import missing
 from benchmarks.experiments.portfolio import baselines
 from benchmarks.experiments.portfolio import run as experiment
@@ -68,7 +68,7 @@ def test_weights_of_enw_are_those_of_the_paper_and_leave_a_row_out() -> None:
 
 def test_the_shift_and_the_penalties_raise_feasibility_over_the_plain_fit(trial: Trial) -> None:
     judge, target = trial.judge_, trial.target
-    theta = fitted(target, make_folds(100, 1, trial.generator), trial.generator)
+    theta = fit_squared_error(target, make_folds(100, 1, trial.generator), trial.generator)
     plain = judge.judge(judge.decide(trial.hedge(theta))[0])[0]
     lowered = judge.judge(judge.decide(baselines.shifted(trial.problem, target, trial.contexts, trial.generator))[0])[0]
     each = baselines.penalties(trial.problem, target, trial.contexts, trial.generator, repeats=1)

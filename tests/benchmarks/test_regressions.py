@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.baselines.regressions import Regression, additive, boosted, fit_regressions, linear
+from bco_core.baselines.predict_then_optimize import Regression, additive, boosted, fit_regressions, linear
 from bco_core.data import Sample
 from bco_core.problems.newsvendor import Newsvendor
 

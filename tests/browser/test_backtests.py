@@ -57,7 +57,7 @@ def test_a_backtest_is_asked_for_watched_and_read(
     page.get_by_label("Data", exact=True).select_option(ids["dataset"])
     # what depends on the choice follows it
     expect(page.locator("select[name='actual_decision.sold']")).to_have_value("stocked")
-    page.get_by_label("A quick look").check()
+    page.get_by_label("Quick look").check()
     expect(page.locator("#asked")).to_contain_text('"epochs": 30')
     for rule in ("boosted", "neighbours", "kernel", "ieo"):
         page.locator(f"input[value={rule}]").uncheck()
@@ -97,11 +97,11 @@ def test_a_backtest_is_asked_for_watched_and_read(
 
 def read_closely(page: Page) -> None:
     """Choose what is drawn, point at it, search a series, and take the file."""
-    page.get_by_label("Summed up against").select_option("constant")
-    expect(page.locator("#over-time figcaption").first).to_contain_text("less the best constant decision, summed up")
+    page.get_by_label("Cumulative difference from").select_option("constant")
+    expect(page.locator("#over-time figcaption").first).to_contain_text("minus the best constant decision")
     expect(page).to_have_url(re.compile("against=constant"))
     page.locator("#over-time .u-over").first.hover()
-    expect(page.locator("#over-time .hover").first).to_contain_text("difference so far")
+    expect(page.locator("#over-time .hover").first).to_contain_text("cumulative difference")
     page.locator("#over-time summary", has_text="Numbers").first.click()
     expect(page.locator("#over-time table").first).to_be_visible()
     page.get_by_label("the best constant decision", exact=True).check()
@@ -119,7 +119,7 @@ def test_a_running_backtest_can_be_cancelled(page: Page, ids: dict[str, str]) ->
     page.get_by_role("button", name="Start the backtest").click()
     page.wait_for_url("**/backtests/job_*")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_text("It was cancelled.")).to_be_visible()
+    expect(page.get_by_text("The backtest was cancelled.")).to_be_visible()
     axe(page)
 
 
@@ -137,15 +137,15 @@ def test_what_was_prescribed_is_found_recorded_and_decided_again(
     shoot(page, "log")
     page.locator(f"a[href='/log/{answer['id']}']").click()
     page.get_by_role("group", name="What happened").get_by_label("sold").fill("70")
-    page.get_by_role("group", name="The decision actually taken").get_by_label("sold").fill("60")
+    page.get_by_role("group", name="Decision actually taken").get_by_label("sold").fill("60")
     page.get_by_role("button", name="Record", exact=True).click()
     expect(page.locator("#later .verdict")).to_contain_text("The decision actually taken cost 30")
     axe(page)
-    page.get_by_text("Correct or complete it").click()
+    page.get_by_text("Correct the outcome").click()
     page.get_by_role("group", name="What happened").get_by_label("sold").fill("71")
     page.get_by_role("button", name="Record", exact=True).click()
     expect(page.locator("#later .wrong")).to_contain_text("Another value is recorded already")
-    page.get_by_label("put this in its place").check()
+    page.get_by_label("Replace the recorded outcome").check()
     page.get_by_role("button", name="Record", exact=True).click()
     expect(page.locator("#later .verdict")).to_contain_text("The decision actually taken cost 33")
     page.get_by_role("button", name="Reproduce").click()

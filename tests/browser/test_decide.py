@@ -46,7 +46,7 @@ def address(posterior: str, **more: str) -> str:
 def ready(page: Page) -> None:
     """All parts have come that come a moment later."""
     expect(page.locator("#cost-curve .handle")).to_be_attached()
-    expect(page.get_by_role("heading", name="What drives the prediction")).to_be_visible()
+    expect(page.get_by_role("heading", name="Drivers of the prediction")).to_be_visible()
     expect(page.locator("tr[data-policy=map]")).to_be_visible()
 
 
@@ -64,7 +64,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
-    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    expect(page.locator("[data-verdict]")).to_contain_text("than the recommended decision")
     expect(mine).not_to_have_value(ours)
     by_handle = cost.inner_text()
     # By the line in the chart, with the mouse.
@@ -77,20 +77,20 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     page.mouse.down()
     page.mouse.move(box["x"] + 0.05 * box["width"], middle, steps=4)
     page.mouse.up()
-    expect(page.locator("[data-verdict]")).to_contain_text("more than ours")
+    expect(page.locator("[data-verdict]")).to_contain_text("more than the recommended decision")
     expect(cost).not_to_have_text(by_handle)
     assert float(mine.input_value()) < float(ours)
     assert float(handle.input_value()) == pytest.approx(float(mine.input_value()), abs=1)
     # By its number, beyond what the problem allows.
     loaves = page.get_by_role("textbox", name="loaves")
     loaves.fill("200")
-    expect(page.locator("#judged")).to_contain_text("It breaks rules")
-    expect(page.get_by_label("The chart shows")).to_have_value("loaves")
+    expect(page.locator("#judged")).to_contain_text("violates constraints")
+    expect(page.get_by_label("Entry in the chart")).to_have_value("loaves")
     expect(page.get_by_text("Cost over loaves")).to_be_visible()
     loaves.fill("many")
     expect(page.locator("#judged").get_by_role("alert")).to_be_visible()
-    page.get_by_role("button", name="Back to ours").click()
-    expect(page.locator("[data-verdict]")).to_have_text("It costs the same as ours.")
+    page.get_by_role("button", name="Reset").click()
+    expect(page.locator("[data-verdict]")).to_have_text("It costs the same as the recommended decision.")
     expect(mine).to_have_value(ours)
 
 
@@ -147,11 +147,11 @@ def test_a_changed_context_changes_the_answer_alone_and_a_wrong_one_says_so(page
 def test_pressing_the_button_keeps_the_decision(page: Page, posterior: str, service: Service) -> None:
     page.goto(address(posterior))
     ready(page)
-    expect(page.locator(".kept")).to_have_text("Not kept in the log yet.")
+    expect(page.locator(".kept")).to_have_text("Not logged yet.")
     # Leaving the field and pressing are one act.
     page.get_by_label("temperature").fill("18")
     page.get_by_role("button", name="Decide", exact=True).click()
-    link = page.get_by_role("link", name="what was asked and answered")
+    link = page.get_by_role("link", name="see the entry")
     expect(link).to_be_visible()
     page.wait_for_timeout(400)
     expect(link).to_be_visible()
@@ -167,7 +167,7 @@ def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
     page.goto(f"/posteriors/{posterior}/decide")
     page.get_by_role("link", name="A whole table").click()
     page.get_by_role("button", name="Decide for all rows").click()
-    expect(page.locator("#table-wrong")).to_contain_text("Paste a line with the names")
+    expect(page.locator("#table-wrong")).to_contain_text("Paste a header line")
     rows = ["weekday\ttemperature\train\tpromotion\tholiday", "SAT\t21,5\t0\t1\t0", "NIX\t1\t0\t0\t0"]
     page.get_by_label("Paste rows from a spreadsheet").fill("\n".join(rows))
     page.get_by_role("button", name="Decide for all rows").click()
@@ -209,15 +209,15 @@ def test_it_works_without_scripts(posterior: str, new_context: Callable[..., Bro
     page.goto(address(posterior))
     before = expected_cost(page)
     page.get_by_label("weekday").select_option("MON")
-    page.get_by_role("button", name="Only try").click()
+    page.get_by_role("button", name="Try without logging").click()
     assert expected_cost(page) != before
     assert "c.weekday=MON" in urlsplit(page.url).query
-    expect(page.locator(".kept")).to_have_text("Not kept in the log yet.")
+    expect(page.locator(".kept")).to_have_text("Not logged yet.")
     page.get_by_role("button", name="Decide", exact=True).click()
-    expect(page.get_by_role("link", name="what was asked and answered")).to_be_visible()
+    expect(page.get_by_role("link", name="see the entry")).to_be_visible()
     page.get_by_role("textbox", name="croissants").fill("100")
-    page.get_by_role("button", name="What does it cost?").click()
-    expect(page.locator("[data-verdict]")).to_contain_text("than ours")
+    page.get_by_role("button", name="Show the cost").click()
+    expect(page.locator("[data-verdict]")).to_contain_text("than the recommended decision")
     page.go_back()
-    page.get_by_role("link", name="What drives this decision").click()
-    expect(page.get_by_role("heading", name="What drives the prediction")).to_be_visible()
+    page.get_by_role("link", name="Explain this decision").click()
+    expect(page.get_by_role("heading", name="Drivers of the prediction")).to_be_visible()

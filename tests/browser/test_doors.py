@@ -33,7 +33,7 @@ def test_a_key_opens_the_pages_until_somebody_logs_out(
     axe(page)
     page.get_by_label("API key").fill("bco_wrong")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("does not work")
+    expect(page.get_by_role("alert")).to_contain_text("is unknown")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Log in").click()
     expect(page).to_have_url(f"{locked.url}/datasets?limit=5")

@@ -35,7 +35,7 @@ def test_one_click_loads_the_demo_and_home_follows_it(
     # home leads to the same one
     page.set_viewport_size(DESK)
     page.goto("/")
-    page.get_by_role("link", name="Watch the demo learn").click()
+    page.get_by_role("link", name="Watch the demo train").click()
     page.wait_for_url(f"**/jobs/{job}")
     page.goto("/")
     running = page.locator("#running")
@@ -47,7 +47,7 @@ def test_one_click_loads_the_demo_and_home_follows_it(
         pass
     empty.http.post(f"/v1/jobs/{job}/cancel").raise_for_status()
     # told by the next look, without anybody's doing
-    expect(running).to_contain_text("Nothing is running")
+    expect(running).to_contain_text("No jobs are running")
     fits(page)
 
 

@@ -74,7 +74,7 @@ def test_a_posterior_is_read_from_the_verdict_to_its_names(
     verdict = page.locator(".verdicts")
     expect(verdict).to_contain_text(f"judged on {told['held_out_rows']} later rows")
     ready(page)
-    expect(verdict).to_contain_text("It has drifted since")
+    expect(verdict).to_contain_text("Drift detected")
     expect(page.locator("#drivers")).to_contain_text("rows drawn from the latest 120")
     expect(page.locator("#drivers th[scope=row]")).to_have_count(3)
     expect(page.locator("#since")).to_contain_text("drifting")
@@ -86,19 +86,19 @@ def test_a_posterior_is_read_from_the_verdict_to_its_names(
 def test_a_chart_tells_its_values_to_who_points_at_it_or_opens_its_table(page: Page, learned: dict[str, str]) -> None:
     page.goto(f"/posteriors/{learned['read of']}")
     ready(page)
-    figure = page.locator("figure", has=page.get_by_text("Promised and realised cost over time"))
+    figure = page.locator("figure", has=page.get_by_text("Expected and realised cost over time"))
     figure.scroll_into_view_if_needed()
     box = figure.locator(".u-over").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    expect(figure.locator(".hover")).to_contain_text("promised")
+    expect(figure.locator(".hover")).to_contain_text("expected")
     shown = figure.locator(".hover").inner_text()
     assert "realised" in shown
     assert shown.startswith("2024-")
     figure.get_by_text("Numbers").click()
     rows = figure.locator("tbody tr")
     assert rows.count() >= 2
-    expect(figure.locator("thead")).to_contain_text("promised")
+    expect(figure.locator("thead")).to_contain_text("expected")
     expect(rows.first).to_contain_text("2024-")
 
 
@@ -108,27 +108,27 @@ def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: di
     expect(page.locator("#learning")).to_contain_text("R-hat")
     expect(page.locator("#learning canvas")).to_have_count(1)
     axe(page)
-    field = page.get_by_label("New name")
+    field = page.get_by_label("New alias")
     field.fill("read.live")
-    page.get_by_role("button", name="Name it").click()
-    expect(page.locator("#names")).to_contain_text("read.live names this posterior")
+    page.get_by_role("button", name="Add").click()
+    expect(page.locator("#names")).to_contain_text("read.live points to this posterior")
     page.goto(f"/posteriors/{learned['read of']}")
     page.get_by_role("button", name="Move read.live here").click()
-    expect(page.locator("#names .plain")).to_contain_text("read.live names this posterior")
+    expect(page.locator("#names .plain")).to_contain_text("read.live points to this posterior")
     assert service.http.get("/v1/aliases/read.live").json()["posterior_id"] == learned["read of"]
-    page.get_by_text("Moves of read.live").click()
-    expect(page.get_by_role("region", name="Moves of read.live").locator("tbody tr")).to_have_count(2)
-    page.get_by_label("Afterwards").select_option("read.live")
+    page.get_by_text("History of read.live").click()
+    expect(page.get_by_role("region", name="History of read.live").locator("tbody tr")).to_have_count(2)
+    page.get_by_label("Then").select_option("read.live")
     axe(page)
 
 
 def test_a_wrong_name_is_refused_beside_its_field(page: Page, learned: dict[str, str], watch: Watch) -> None:
     watch.expected.append("422")
     page.goto(f"/posteriors/{learned['read of']}")
-    page.get_by_label("New name").fill("two words")
-    page.get_by_role("button", name="Name it").click()
-    expect(page.get_by_label("New name")).to_have_value("two words")
-    expect(page.get_by_label("New name")).to_be_focused()
+    page.get_by_label("New alias").fill("two words")
+    page.get_by_role("button", name="Add").click()
+    expect(page.get_by_label("New alias")).to_have_value("two words")
+    expect(page.get_by_label("New alias")).to_be_focused()
     expect(page.locator("#alias-wrong")).to_contain_text("An alias is 1 to 64 letters")
     axe(page)
 

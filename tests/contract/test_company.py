@@ -13,7 +13,7 @@ from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import Carrier, History
 from bco_core.predictors.linear import Linear
-from bco_core.prescribe import Prescribed, PrescribeOptions, decides_alone, prescribe
+from bco_core.prescribe import PrescribeOptions, PrescribeResult, decides_alone, prescribe
 from bco_core.problems.base import Risk
 from bco_core.problems.registry import build_problem
 from tests.contract.contract_tables import PROBLEM_ROWS as ROWS_OF_KINDS
@@ -39,7 +39,7 @@ def posterior_for(name: str) -> Posterior:
     return Posterior(predictor, mixture, mixture.sample(20, seeded(2)), 2, history)
 
 
-def digits(found: Prescribed, row: int) -> list[bytes]:
+def digits(found: PrescribeResult, row: int) -> list[bytes]:
     costs = found.costs
     numbers = (found.decisions, costs.mean, costs.quantiles, costs.cvar, found.gaps, found.feasibility)
     return [values[row].numpy().tobytes() for values in (*numbers, found.map_decisions, found.map_costs)]

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from app.backtests.schemas import Ours
+from app.backtests.schemas import CandidateSpec
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.migrate import migrate
@@ -17,7 +17,7 @@ from app.db.tables import JobPartRow, JobRow
 from app.jobs import compute, parts, queue, service
 from app.jobs.kinds import DEFAULT, KINDS
 from app.jobs.kinds import prescribe as batches
-from app.jobs.kinds.base import JobKind, Part
+from app.jobs.kinds.base import JobKind, JobPart
 from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
@@ -55,7 +55,7 @@ def prescribe(client: TestClient) -> Json:
 
 def backtest(client: TestClient) -> Json:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
-    quick = Ours.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK})
+    quick = CandidateSpec.model_validate({"name": "quick", "predictor": {"kind": "linear"}, "inference": QUICK})
     asked = {"ours": [quick.model_dump()], "baselines": ["constant", "regression"], "splits": 2, "seed": 3}
     return ids | {"kind": "backtest"} | asked
 
@@ -125,10 +125,10 @@ def submitted(client: TestClient, body: Json) -> JobRow:
     return service.get(DEFAULT_WORKSPACE, job_id)
 
 
-def parts_of(job_id: str) -> list[Part]:
+def parts_of(job_id: str) -> list[JobPart]:
     query = sa.select(JobPartRow).where(JobPartRow.job_id == job_id).order_by(JobPartRow.seq)
     with transaction() as session:
-        return [Part(row.work, row.data) for row in session.scalars(query)]
+        return [JobPart(row.work, row.data) for row in session.scalars(query)]
 
 
 def silent(fraction: float, message: str) -> None:

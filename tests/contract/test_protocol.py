@@ -17,7 +17,7 @@ from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, decide, decide_ove
 from bco_core.prescribe import PrescribeOptions
 from bco_core.problems.base import DecisionProblem, Prescription, Risk, Status, UncertainConstraints
 from bco_core.problems.linear.two_stage import TwoStageLinear
-from bco_core.problems.linear.uncertain_cost import UncertainObjective
+from bco_core.problems.linear.uncertain_cost import UncertainCostLinear
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import PROBLEMS, build_problem
 from bco_core.problems.surrogate import Surrogate
@@ -319,7 +319,7 @@ def test_a_policy_decides_the_same_from_the_same_seed(
     policy: str, problem: DecisionProblem, scenarios: Scenarios
 ) -> None:
     # A pool of bases may have learned on the way and take a shorter one; all else is exact.
-    pooled = isinstance(problem, TwoStageLinear | UncertainObjective) or (
+    pooled = isinstance(problem, TwoStageLinear | UncertainCostLinear) or (
         isinstance(problem, Newsvendor) and len(problem.rows) > 1
     )
     rounding = 1e-9 if pooled else 0.0

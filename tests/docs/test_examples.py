@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 
 from app.commands.serve import LocalService
 from app.demo import as_csv, bakery_rows
-from app.exchange.schemas import ImportDescription
-from app.jobs.kinds.learn_on import FromPosterior
+from app.jobs.kinds.learn_on import LearnOnOptions
+from app.model_files.schemas import ImportDescription
 from app.posteriors.history import Features
 from app.posteriors.options import InferenceSpec, PredictorSpec
 from app.prescriptions.schemas import RiskMeasure
@@ -30,7 +30,7 @@ from tests.docs.pages import NAMES, ROOT, Block, all_blocks, blocks, prose, read
 MODELS: dict[str, TypeAdapter[Any]] = {
     "ImportDescription": TypeAdapter(ImportDescription),
     "Features": TypeAdapter(Features),
-    "FromPosterior": TypeAdapter(FromPosterior),
+    "LearnOnOptions": TypeAdapter(LearnOnOptions),
     "NewProblem": TypeAdapter(NewProblem),
     "InferenceSpec": TypeAdapter(InferenceSpec),
     "PredictorSpec": TypeAdapter(PredictorSpec),

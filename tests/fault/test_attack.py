@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from app.commands.experiments import find_benchmarks
+from benchmarks.bench.attack import LIMITS, run
+from benchmarks.bench.attacks import ATTACKS
 from tests.support.patience import crowding
 
 
 @pytest.mark.torture
 def test_attacks_are_borne() -> None:
-    find_benchmarks()
-    from benchmarks.bench.attack import LIMITS, run
-    from benchmarks.bench.attacks import ATTACKS
-
     figures = run(as_json=True)
     assert set(figures["attacks"]) == set(ATTACKS)
     assert all(sum(found["answers"].values()) for found in figures["attacks"].values())

@@ -167,7 +167,7 @@ def test_what_the_image_installs_is_named_with_its_hash_and_its_pinned_version()
     assert "--require-hashes --requirement requirements.lock" in (ROOT / "Dockerfile").read_text()
 
 
-def test_the_api_and_four_workers_fit_the_connections_that_postgresql_has_by_default() -> None:
+def test_the_api_and_four_workers_fit_postgresqls_default_connections() -> None:
     """Each worker has, besides itself, a process that computes a job and one that computes a part; and two connections
     to beat and to listen by. Each solver process of the API has one, to load what it decides with."""
     most = {
@@ -309,7 +309,7 @@ def contexts_of(days: int) -> list[Json]:
     return [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(days, seed=5)]
 
 
-def test_jobs_and_batches_survive_the_death_of_the_database_of_a_worker_and_of_the_api(
+def test_jobs_and_batches_survive_the_death_of_database_worker_and_api(
     fleet: Fleet, ids: Json, mortal_postgres: Postgres
 ) -> None:
     learned = finished(fleet.http, submit(fleet.http, ids, epochs=3))["posterior_id"]

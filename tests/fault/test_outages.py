@@ -62,7 +62,7 @@ def unavailable(response: httpx.Response) -> Json:
     return problem
 
 
-def test_a_full_disk_is_answered_with_503_loses_nothing_and_is_over_when_there_is_room_again(
+def test_a_full_disk_is_answered_with_503_and_loses_nothing(
     client: TestClient,
 ) -> None:
     problem, dataset = create_problem(client), create_dataset(client)
@@ -103,7 +103,7 @@ def test_a_computation_waits_until_there_is_room_for_its_result(
     assert counts()["posteriors"] == 1
 
 
-def test_a_locked_database_can_be_read_and_is_answered_with_503_when_it_must_be_written(client: TestClient) -> None:
+def test_a_locked_database_can_be_read_and_writes_get_503(client: TestClient) -> None:
     problem = create_problem(client)
     holder = sa.create_engine(get_settings().sqlalchemy_url, isolation_level="AUTOCOMMIT")
     with configured("busy_timeout=50"), holder.connect() as connection:

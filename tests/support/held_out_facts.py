@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bco_core.calibration import Calibration
 from bco_core.estimates import Estimate
-from bco_core.inference.held_out import HeldOut, Promise
+from bco_core.inference.held_out import HeldOutReport, Promise
 
 CALIBRATION = Calibration(
     rows=300,
@@ -16,7 +16,7 @@ CALIBRATION = Calibration(
     constant_score=0.5,
 )
 PROMISE = Promise(Estimate(10.0, 0.1), Estimate(10.0, 0.5), 1.0, 0.05)
-HELD_OUT = HeldOut(
+HELD_OUT = HeldOutReport(
     rows=400,
     cost={},
     policies=[],

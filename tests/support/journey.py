@@ -15,7 +15,7 @@ from app.db.tables import Base, DatasetRow, JobRow, ProblemRow
 from app.demo import bakery_rows, example_problem
 from app.jobs import compute, service
 from app.jobs.kinds.base import Store
-from app.jobs.kinds.learn import storing
+from app.jobs.kinds.learn import store_posterior
 from bco_core.posterior import Posterior
 from tests.support.patience import wait_until
 
@@ -78,7 +78,7 @@ def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
         job = session.get_one(JobRow, job_id)
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
-    return storing(job, problem, dataset, *result)
+    return store_posterior(job, problem, dataset, *result)
 
 
 def learned(client: TestClient, **changes: Any) -> Json:

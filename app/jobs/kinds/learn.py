@@ -24,8 +24,8 @@ from app.http.schemas import Body, Name, PolicyName, Seed, TimeLimit
 from app.ids import sibling_id
 from app.jobs import queue
 from app.jobs.kinds import learn_on
-from app.jobs.kinds.base import Checkpoint, Draft, JobKind, Part, Store
-from app.jobs.kinds.learn_on import FromPosterior, Previous
+from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, Store
+from app.jobs.kinds.learn_on import LearnOnOptions, PreviousPosterior
 from app.posteriors import history
 from app.posteriors import service as posteriors
 from app.posteriors.history import Features, History, outcomes_of
@@ -37,16 +37,16 @@ from bco_core.data import Arrays
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import MINIMUM_ROWS, Learning, estimate, stored_vectors
 from bco_core.inference.options import LearningOptions
-from bco_core.posterior import Posterior, without_particles
-from bco_core.problems.base import Outline
-from bco_core.problems.registry import PROBLEMS, build_problem, completed
+from bco_core.posterior import Posterior, strip_particles
+from bco_core.problems.base import ProblemOutline
+from bco_core.problems.registry import PROBLEMS, build_problem, complete_spec
 from bco_core.progress import Progress
 
-# What numbers depend on.
-_COMPUTES_WITH = ("bco-service", "torch", "numpy", "lightgbm", "highspy")
+# Packages that results depend on.
+_NUMERIC_PACKAGES = ("bco-service", "torch", "numpy", "lightgbm", "highspy")
 
 
-class NewJob(Body):
+class LearnRequest(Body):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"name": "bakery", "problem_id": "prob_DEMO", "dataset_id": "data_DEMO", "seed": 7}]
@@ -54,21 +54,23 @@ class NewJob(Body):
     )
 
     kind: Literal["learn"] = "learn"
-    name: Name = Field("", validate_default=False, description="carried over to the posterior")
+    name: Name = Field("", validate_default=False, description="name of the job and of its posterior")
     problem_id: str
     dataset_id: str
     predictor: PredictorSpec = PredictorSpec()
     inference: InferenceSpec = AutoInference()
-    policy: PolicyName | None = Field(None, description="prescribe's default; by default what held-out rows recommend")
+    policy: PolicyName | None = Field(
+        None, description="default policy of prescribe; if left out, the one that held-out rows recommend"
+    )
     features: Features = Field("auto", description=history.DESCRIPTION)
-    from_posterior: FromPosterior | None = Field(
+    from_posterior: LearnOnOptions | None = Field(
         None,
-        description="learn on from an older posterior, with its predictor and features, instead of starting over",
+        description="continue from an older posterior, with its predictor and features, instead of starting over",
     )
     seed: Seed = 0
-    promote: Promotion | None = Field(None, description="an alias to move to the posterior once it is there")
+    promote: Promotion | None = Field(None, description="alias to move to the new posterior")
     time_limit_seconds: TimeLimit | None = Field(
-        None, description="stop computing after so long and fail; by default as long as the service allows"
+        None, description="fail after this many seconds; by default the longest time that the service allows"
     )
 
     def learning_options(self) -> LearningOptions:
@@ -76,18 +78,18 @@ class NewJob(Body):
 
 
 class _Outline(NamedTuple):
-    """A problem that is not built: that may take seconds, and it was tried when the problem was created."""
+    """Outline of a problem without building it, which may take seconds and was tried when the problem was created."""
 
     outcome_dim: int
     differentiable: bool
 
 
-def outline_of(spec: dict[str, Any]) -> Outline:
+def outline_of(spec: dict[str, Any]) -> ProblemOutline:
     return _Outline(len(outcome_names(spec)), PROBLEMS[spec["kind"]].differentiable)
 
 
-def check(workspace: str, request: NewJob) -> Draft:
-    """Refuse what cannot be learned, or would make a larger posterior than the service allows."""
+def check(workspace: str, request: LearnRequest) -> JobDraft:
+    """Refuse a request that cannot be learned, or whose posterior would be larger than the service allows."""
     with transaction() as session:
         problem = find(session, ProblemRow, workspace, request.problem_id)
         if problem is None:
@@ -115,18 +117,18 @@ def check(workspace: str, request: NewJob) -> Draft:
         # An alias may move before the job begins.
         spec["from_posterior"]["posterior_id"] = previous
         seconds /= learn_on.SPEEDUP
-    return Draft(
+    return JobDraft(
         name=request.name or problem.name,
         problem_id=problem.id,
         dataset_id=dataset.id,
         spec=spec,
-        seconds=seconds,
+        estimate_seconds=seconds,
         warnings=warnings,
     )
 
 
 def _check_reach(spec: dict[str, Any], dataset: DatasetRow, needed: list[str]) -> list[str]:
-    """Refuse what no decision could have kept in this history; sentences for the job's log say what will be hard."""
+    """Refuse targets that no decision can reach in this history; return warnings about hard ones for the job's log."""
     reach = PROBLEMS[spec["kind"]].reach
     if reach is None:
         return []
@@ -151,13 +153,13 @@ def check_rows(needed: list[str], dataset: DatasetRow) -> None:
         raise InvalidRequest.at(("dataset_id",), detail)
 
 
-def _check_size(parameters: int, vectors: int, asked: dict[str, int]) -> None:
-    """Bound a posterior of so many vectors of so many parameters, and what was asked for of members and particles."""
+def _check_size(parameters: int, vectors: int, limits: dict[str, int]) -> None:
+    """Refuse a posterior with too many parameters, members or particles, or with too many bytes in all."""
     settings = get_settings()
     for field, what, value, limit in (
         (("predictor", "hidden"), "parameters", parameters, settings.max_parameters),
-        (("inference", "members"), "members", asked.get("members", 0), settings.max_members),
-        (("inference", "particles"), "particles", asked.get("particles", 0), settings.max_particles),
+        (("inference", "members"), "members", limits.get("members", 0), settings.max_members),
+        (("inference", "particles"), "particles", limits.get("particles", 0), settings.max_particles),
         (("inference", "particles"), "posterior_mb", 4e-6 * parameters * vectors, settings.max_posterior_mb),
     ):
         if value > limit:
@@ -166,10 +168,10 @@ def _check_size(parameters: int, vectors: int, asked: dict[str, int]) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
-    """A job, what it learns for and from, and how.
+class LearnInputs:
+    """A learning job with its problem, data set and options.
 
-    ``spec`` is the problem's specification, with what that leaves to the history.
+    ``spec`` is the problem's specification, completed from the history.
     """
 
     job: JobRow
@@ -178,59 +180,68 @@ class Given:
     dataset: DatasetRow
     history: History
     learning: Learning
-    previous: Previous | None = None
+    previous: PreviousPosterior | None = None
 
 
-def read(job: JobRow) -> Given:
+def read(job: JobRow) -> LearnInputs:
     with transaction() as session:
         problem = session.get_one(ProblemRow, job.problem_id)
         dataset = session.get_one(DatasetRow, job.dataset_id)
-        asked = {name: value for name, value in job.spec.items() if name != "revision"}
-        # Jobs from before there were revisions learn from the newest one.
+        options = {name: value for name, value in job.spec.items() if name != "revision"}
+        # Jobs from before data sets had revisions learn from the newest one.
         revision = job.spec.get("revision", dataset.revision)
         table = read_table(session, dataset.id, revision)
         previous = None
-        if asked.get("from_posterior") is not None:
-            how, seed = asked["from_posterior"], asked["seed"]
-            found, previous = learn_on.read(session, dataset, table, revision, how, seed)
-    request = NewJob(problem_id=problem.id, dataset_id=dataset.id, **asked)
+        if options.get("from_posterior") is not None:
+            how, seed = options["from_posterior"], options["seed"]
+            rows, previous = learn_on.read(session, dataset, table, revision, how, seed)
+    request = LearnRequest(problem_id=problem.id, dataset_id=dataset.id, **options)
     needed = outcome_names(problem.spec)
     if previous is None:
-        found = history.encode(dataset, table, request.features, needed, revision)
-        spec = completed(problem.spec, outcomes_of(table, needed))
+        rows = history.encode(dataset, table, request.features, needed, revision)
+        spec = complete_spec(problem.spec, outcomes_of(table, needed))
     else:
-        # What was estimated once stays, so that costs can be compared.
+        # Keep what was estimated before, so that costs can be compared.
         spec = previous.row.problem
-    learning = Learning.of(build_problem(spec), found.sample, request.learning_options())
-    return Given(job, problem, spec, dataset, found, learning, previous)
+    learning = Learning.of(build_problem(spec), rows.sample, request.learning_options())
+    return LearnInputs(job, problem, spec, dataset, rows, learning, previous)
 
 
-def split(given: Given, progress: Progress) -> list[Part]:
-    left_out = given.history.left_out
-    without = f"; {left_out} have nothing before them that is known in time, and are left out" if left_out else ""
-    progress(0.0, f"learning from {len(given.history.sample)} rows{without}")
-    if given.previous is not None:
+def split(inputs: LearnInputs, progress: Progress) -> list[JobPart]:
+    left_out = inputs.history.left_out
+    without = f"; {left_out} rows without enough earlier rows are left out" if left_out else ""
+    progress(0.0, f"learning from {len(inputs.history.sample)} rows{without}")
+    if inputs.previous is not None:
         return []
-    return [Part(part.work, _to_bytes(part.data)) for part in given.learning.split(progress)]
+    return [JobPart(part.work, _to_bytes(part.data)) for part in inputs.learning.split(progress)]
 
 
-def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
-    """Compute a part from wherever it is."""
-    return _to_bytes(given.learning.work(_to_arrays(data), progress, lambda part: checkpoint(_to_bytes(part))))
+def work(inputs: LearnInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
+    """Compute a part from its last checkpoint."""
+    return _to_bytes(inputs.learning.work(_to_arrays(data), progress, lambda part: checkpoint(_to_bytes(part))))
 
 
-def join(given: Given, results: Sequence[bytes], progress: Progress) -> Store:
-    if given.previous is not None:
-        posterior, told, comparison = learn_on.learn(given.previous, given.history.sample, progress)
-        return storing(
-            given.job, given.problem, given.dataset, posterior, told, given.history.state, comparison, given.spec
+def join(inputs: LearnInputs, results: Sequence[bytes], progress: Progress) -> Store:
+    if inputs.previous is not None:
+        posterior, diagnostics, comparison = learn_on.learn(inputs.previous, inputs.history.sample, progress)
+        return store_posterior(
+            inputs.job,
+            inputs.problem,
+            inputs.dataset,
+            posterior,
+            diagnostics,
+            inputs.history.state,
+            comparison,
+            inputs.spec,
         )
-    learned = given.learning.join([_to_arrays(result) for result in results], progress)
-    diagnostics, state = learned.diagnostics.to_json(), given.history.state
-    return storing(given.job, given.problem, given.dataset, learned.posterior, diagnostics, state, spec=given.spec)
+    learned = inputs.learning.join([_to_arrays(result) for result in results], progress)
+    diagnostics, state = learned.diagnostics.to_json(), inputs.history.state
+    return store_posterior(
+        inputs.job, inputs.problem, inputs.dataset, learned.posterior, diagnostics, state, spec=inputs.spec
+    )
 
 
-def storing(
+def store_posterior(
     job: JobRow,
     problem: ProblemRow,
     dataset: DatasetRow,
@@ -240,16 +251,16 @@ def storing(
     comparison: Comparison | None = None,
     spec: dict[str, Any] | None = None,
 ) -> Store:
-    """What writes a job's posterior, and moves an alias to it if that is asked for and the comparison allows it.
+    """Return a function that writes a job's posterior, and moves an alias to it if requested and the comparison allows.
 
-    ``spec`` is the problem's specification as it was learned for, by default the problem's own.
+    ``spec`` is the specification that was learned for, by default the problem's own.
     """
     description, arrays = posterior.to_arrays()
     content = posteriors.digest_of(description, recipe, arrays)
-    stored = without_particles(description, arrays)
+    stored = strip_particles(description, arrays)
 
     def store(session: Session) -> str | None:
-        # Made here, because a row that an outage has kept from being written belongs to its failed transaction.
+        # Created here: a row that an outage has kept from being written belongs to its failed transaction.
         row = PosteriorRow(
             id=sibling_id(job.id, "post"),
             workspace=job.workspace,
@@ -275,12 +286,12 @@ def storing(
 
 
 def _origin(session: Session, job: JobRow, dataset: DatasetRow) -> dict[str, Any]:
-    """What a posterior is learned from and with, for who wants to know later whether another one is alike."""
+    """Return the provenance of a posterior: revision, digest and versions."""
     revision = job.spec.get("revision", dataset.revision)
     return {
         "revision": revision,
         "dataset_digest": digest_of(session, dataset.id, revision),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _COMPUTES_WITH},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _NUMERIC_PACKAGES},
     }
 
 
@@ -298,7 +309,7 @@ def _to_arrays(data: bytes) -> Arrays:
 LEARN = JobKind(
     name="learn",
     queue=queue.COMPUTING,
-    request=NewJob,
+    request=LearnRequest,
     check=check,
     read=read,
     split=split,

@@ -1,6 +1,6 @@
 """Prescribe for a whole table of contexts; the result is a file.
 
-The contexts are checked and cut into parts when the job is made, so that a mistake is answered at once.
+The contexts are checked and cut into parts when the job is created, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 from pydantic import ConfigDict, Field
 
-from app.datasets.encoding import REFUSED, ContextEncoding, Encoded, Refusal
+from app.datasets.encoding import REFUSED, ContextEncoding, EncodedContexts, Refusal
 from app.datasets.lookback import Past
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
@@ -27,7 +27,7 @@ from app.http.errors import ConflictError, InvalidRequest, NotFoundError
 from app.http.rows import find
 from app.http.tables import CSV, PARQUET, XLSX, csv_pieces, from_parquet, parquet_pieces, to_parquet, xlsx_pieces
 from app.jobs import queue
-from app.jobs.kinds.base import Checkpoint, Draft, File, JobKind, Part
+from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, ResultFormat
 from app.posteriors import service as posteriors
 from app.prescriptions import context
 from app.prescriptions import include as include_module
@@ -48,21 +48,21 @@ from bco_core.progress import Progress
 
 log = logging.getLogger(__name__)
 
-# Contexts are decided so many at a time that they meet about this many numbers: a second or two of work. A part is as
-# many, or more where a job would have too many parts.
+# Contexts are decided in chunks of about this many numbers (contexts × scenarios × outcomes): about a second of work. A
+# part is a chunk, or several where a job would have too many parts.
 _NUMBERS_AT_ONCE = 2_000_000
 _MOST_ROWS_AT_ONCE = 10_000
 MOST_PARTS = 200
-# A batch may be opened as far as so many prescribe calls.
+# Limit of numbers with include, in multiples of that of a prescribe call.
 _TIMES_INCLUDED = 25
-# What deciding takes: for each context, and for each number that it meets, in seconds.
+# Seconds that deciding takes: for each context, and for each of its numbers.
 _SECONDS_A_CONTEXT, _SECONDS_A_NUMBER = 1e-3, 5e-7
-# How many times as long it takes if answers are opened.
-_OPENING = 20
+# How many times longer it takes with include.
+_INCLUDE_FACTOR = 20
 
 
-class NewPrescribeJob(NewBatch):
-    """Decide for every row of a data set; the same as POST /v1/posteriors/{id}/batch-prescriptions."""
+class PrescribeJobRequest(NewBatch):
+    """Prescribe for every row of a data set; the same as POST /v1/posteriors/{id}/batch-prescriptions."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -79,14 +79,14 @@ class NewPrescribeJob(NewBatch):
     )
 
     kind: Literal["prescribe"]
-    posterior_id: str = Field(description="the posterior to decide with")
+    posterior_id: str = Field(description="posterior that decides")
 
 
-# the job, as it is made
+# creating the job
 
 
-def check(workspace: str, request: NewPrescribeJob) -> Draft:
-    """Prescribe for every row of a data set."""
+def check(workspace: str, request: PrescribeJobRequest) -> JobDraft:
+    """Draft a job for every row of a data set."""
     try:
         posterior = posteriors.get(workspace, request.posterior_id)
     except NotFoundError as error:
@@ -101,14 +101,14 @@ def check(workspace: str, request: NewPrescribeJob) -> Draft:
     return draft(posterior, request, raw, dataset.id)
 
 
-def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset_id: str | None = None) -> Draft:
-    """Check the contexts and cut them into parts."""
+def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset_id: str | None = None) -> JobDraft:
+    """Draft a job: check the contexts and cut them into parts."""
     context.check(posterior, options)
     most = get_settings().max_rows
     if not 0 < raw.rows <= most:
         detail = f"at most {most} rows (BCO_MAX_ROWS)" if raw.rows else "there are no rows; send at least one context"
         raise InvalidRequest.at((raw.whole,), detail)
-    said = _check_patch(posterior, options)
+    patch_warnings = _check_patch(posterior, options)
     encoding = ContextEncoding.of(posterior.columns, posterior.recipe)
     table, refused = encoding.checked(raw)
     include_module.check(posterior, options, raw.rows, raw.whole, times=_TIMES_INCLUDED)
@@ -116,26 +116,28 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
         raise ConflictError(GONE)
     if len(refused) == raw.rows:
         place, words = raw.place(0, refused[0].column)
-        raise InvalidRequest.at(place, f"{words}: {refused[0].sentence}; no other row can be decided for either")
+        raise InvalidRequest.at(place, f"{words}: {refused[0].sentence}; the other rows cannot be used either")
     numbers = options.scenarios * len(outcome_names(posterior.problem))
-    return Draft(
+    return JobDraft(
         name=options.name or posterior.name,
         problem_id=posterior.problem_id,
         dataset_id=dataset_id,
         posterior_id=posterior.id,
         spec=options.model_dump(exclude={"kind", "name", "dataset_id"})
         | {"posterior_id": posterior.id}
-        | _looked_back_on(posterior, encoding),
-        seconds=raw.rows * (_SECONDS_A_CONTEXT + numbers * _SECONDS_A_NUMBER) * (_OPENING if options.include else 1),
+        | _history_revision(posterior, encoding),
+        estimate_seconds=raw.rows
+        * (_SECONDS_A_CONTEXT + numbers * _SECONDS_A_NUMBER)
+        * (_INCLUDE_FACTOR if options.include else 1),
         parts=_parts(table, numbers),
-        warnings=_warnings(posterior, table, refused) + said,
+        warnings=_warnings(posterior, table, refused) + patch_warnings,
     )
 
 
 def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
-    """What is to be said of a patch; one that no problem can be built from is refused, if that shows at once.
+    """Return warnings about a problem patch; refuse one that no problem can be built from.
 
-    A problem that takes long to build is left to the worker, which is there for what takes long.
+    A problem that takes long to build is left to the worker.
     """
     if options.problem_patch is None:
         return []
@@ -146,25 +148,25 @@ def _check_patch(posterior: PosteriorRow, options: BatchOptions) -> list[str]:
     except InvalidInput as error:
         raise InvalidRequest.at((patches.PLACE, *patches.named(spec, error.where)), str(error)) from None
     except OutOfTime:
-        log.info("a patched problem takes long to build; the worker will see")
+        log.info("a patched problem takes long to build; the worker will check it")
     return [patches.warning(differs)]
 
 
-def _looked_back_on(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[str, int]:
-    """The revision that all parts look back on, however long they wait."""
-    if encoding.looking is None:
+def _history_revision(posterior: PosteriorRow, encoding: ContextEncoding) -> dict[str, int]:
+    """Return the revision of the data set that features of all parts come from, however long they wait."""
+    if encoding.lookback is None:
         return {}
     if posterior.dataset_id is None:
         raise ConflictError(NO_ROWS)
     return {"revision": newest_revision(posterior.dataset_id)}
 
 
-def _parts(table: pa.Table, numbers: int) -> Iterator[Part]:
-    """Pieces of a table each of whose rows meets so many numbers."""
+def _parts(table: pa.Table, numbers: int) -> Iterator[JobPart]:
+    """Cut a table into parts; each of its rows takes ``numbers`` scenarios × outcomes."""
     rows = max(_rows_at_once(numbers), math.ceil(table.num_rows / MOST_PARTS))
     for first in range(0, table.num_rows, rows):
         piece = table.slice(first, rows)
-        yield Part(piece.num_rows, to_parquet(piece))
+        yield JobPart(piece.num_rows, to_parquet(piece))
 
 
 def _rows_at_once(numbers: int) -> int:
@@ -184,17 +186,17 @@ def _warnings(posterior: PosteriorRow, table: pa.Table, refused: Mapping[int, Re
         first = min(refused)
         sentence = refused[first].sentence
         warnings.append(
-            f"{len(refused)} row(s) are refused, each with its reason in the result; row {first}: {sentence}"
+            f"{len(refused)} row(s) cannot be used; the result has the reason of each. Row {first}: {sentence}"
         )
     return warnings
 
 
-# a part, as its worker sees it
+# computing a part
 
 
 @dataclass(frozen=True)
-class Given:
-    """What decides: a posterior, ready to prescribe, and how."""
+class PrescribeInputs:
+    """A posterior, ready to prescribe, and the options."""
 
     posterior: PosteriorRow
     loaded: Ready
@@ -203,50 +205,52 @@ class Given:
     similar: Similar | None = None
 
 
-def read(job: JobRow) -> Given:
+def read(job: JobRow) -> PrescribeInputs:
     with transaction() as session:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
     fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
     loaded = load_ready(posterior)
-    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.looking else None
+    past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.lookback else None
     options = PrescribeOptions(**fields)
-    asked = build(posterior, loaded.problem, options.problem_patch)
+    patched = build(posterior, loaded.problem, options.problem_patch)
     similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
-    return Given(posterior, replace(loaded, problem=asked.problem), past, options, similar)
+    return PrescribeInputs(posterior, replace(loaded, problem=patched.problem), past, options, similar)
 
 
-def work(given: Given, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
-    """Decide for the contexts of a part; the result holds contexts and decisions side by side."""
+def work(inputs: PrescribeInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
+    """Decide for the contexts of a part; return contexts and decisions side by side, as Parquet."""
     table = from_parquet(data)
-    rows = _rows_at_once(given.options.scenarios * len(outcome_names(given.posterior.problem)))
+    rows = _rows_at_once(inputs.options.scenarios * len(outcome_names(inputs.posterior.problem)))
     answers: list[Any] = []
     for first in range(0, table.num_rows, rows):
         progress(first / table.num_rows, f"{first} of {table.num_rows} contexts")
         piece = table.slice(first, rows)
-        encoded = given.loaded.encoding.encode_table(piece, given.past)
-        found = decide_usable(given.posterior, given.loaded, encoded, given.options)
-        if given.options.include:
-            _open_up(given, piece, encoded, found)
-        answers += found
+        encoded = inputs.loaded.encoding.encode_table(piece, inputs.past)
+        decided = decide_usable(inputs.posterior, inputs.loaded, encoded, inputs.options)
+        if inputs.options.include:
+            _add_included(inputs, piece, encoded, decided)
+        answers += decided
     carried = table.drop_columns([name for name in (REFUSED,) if name in table.column_names])
-    return to_parquet(_beside(carried, pa.Table.from_pylist(answers)))
+    return to_parquet(_side_by_side(carried, pa.Table.from_pylist(answers)))
 
 
-def _open_up(given: Given, table: pa.Table, encoded: Encoded, answers: list[dict[str, Any]]) -> None:
-    options, loaded = given.options, given.loaded
+def _add_included(
+    inputs: PrescribeInputs, table: pa.Table, encoded: EncodedContexts, answers: list[dict[str, Any]]
+) -> None:
+    options, loaded = inputs.options, inputs.loaded
     draws = loaded.posterior.draws(options.scenarios, options.seed)
-    opened = include_module.Opening(given.posterior, loaded, options, draws, given.past, given.similar)
+    opened = include_module.Opening(inputs.posterior, loaded, options, draws, inputs.past, inputs.similar)
     contexts = [list(row.values()) for row in table.select(loaded.encoding.names).to_pylist()]
     include_module.open_up(opened, contexts, encoded, answers)
     for answer in answers:
-        flattened(answer, given.posterior, loaded)
+        flattened(answer, inputs.posterior, loaded)
 
 
-def _beside(contexts: pa.Table, answers: pa.Table) -> pa.Table:
-    """Contexts and answers as one flat table; a context that is called like an answer gets ``context.`` before it."""
+def _side_by_side(contexts: pa.Table, answers: pa.Table) -> pa.Table:
+    """Return contexts and answers as one flat table; a context named like an answer gets the prefix ``context.``."""
     while any(pa.types.is_struct(kind) for kind in answers.schema.types):
         answers = answers.flatten()
-    if "facts" in answers.column_names:  # there are none; where there are any, each has a column
+    if "facts" in answers.column_names:  # empty here; where there are facts, each has a column
         answers = answers.drop_columns(["facts"])
     for number, field in enumerate(answers.schema):
         if pa.types.is_list(field.type) and field.name != "warnings":
@@ -272,22 +276,22 @@ def _xlsx_file(results: Sequence[bytes]) -> Iterator[bytes]:
     return xlsx_pieces(*_whole(results))
 
 
-def _warned(table: pa.Table) -> list[list[str]]:
-    """The warnings of each context; parts of earlier versions have them as one text."""
+def _warnings_of(table: pa.Table) -> list[list[str]]:
+    """Return the warnings of each context; parts of earlier versions have them as one text."""
     return [[one] if isinstance(one, str) and one else list(one or ()) for one in table["warnings"].to_pylist()]
 
 
 def _whole(results: Sequence[bytes]) -> tuple[Iterator[pa.Table], pa.Schema, int]:
-    """The tables of all parts with the same columns, these columns, and how many rows there are.
+    """Return the tables of all parts with the same columns, their schema, and the number of rows.
 
-    A column may be empty or missing in one part and full of numbers or text in the next. Where contexts have warnings,
-    each of a context's has a column.
+    A column may be empty or missing in one part and full of numbers or text in the next. Each warning of a context gets
+    a column of its own.
     """
     kinds, rows, most = [], 0, 0
     for table in map(from_parquet, results):
         rows += table.num_rows
         if "warnings" in table.column_names:
-            most = max([most, *map(len, _warned(table))])
+            most = max([most, *map(len, _warnings_of(table))])
             table = table.set_column(table.column_names.index("warnings"), "warnings", [[""] * table.num_rows])
         kinds.append(table.schema)
     names = [f"warning.{number}" for number in range(1, most + 1)]
@@ -299,10 +303,10 @@ def _whole(results: Sequence[bytes]) -> tuple[Iterator[pa.Table], pa.Schema, int
             columns: dict[str, Any] = {name: pa.nulls(table.num_rows) for name in schema.names}
             columns |= {name: table[name] for name in table.column_names}
             if "warnings" in columns:
-                said = _warned(table)
-                columns["warnings"] = ["; ".join(one) for one in said]
+                warnings = _warnings_of(table)
+                columns["warnings"] = ["; ".join(one) for one in warnings]
                 for number, name in enumerate(names):
-                    columns[name] = [one[number] if number < len(one) else None for one in said]
+                    columns[name] = [one[number] if number < len(one) else None for one in warnings]
             yield pa.table(columns).select(schema.names).cast(schema)
 
     return tables(), schema, rows
@@ -311,15 +315,15 @@ def _whole(results: Sequence[bytes]) -> tuple[Iterator[pa.Table], pa.Schema, int
 PRESCRIBE = JobKind(
     name="prescribe",
     queue=queue.WAITING,
-    request=NewPrescribeJob,
+    request=PrescribeJobRequest,
     check=check,
     read=read,
     work=work,
     keeps_parts=True,
     unit="contexts",
     files={
-        "csv": File(CSV, _csv_file),
-        "parquet": File(PARQUET, _parquet_file),
-        "xlsx": File(XLSX, _xlsx_file),
+        "csv": ResultFormat(CSV, _csv_file),
+        "parquet": ResultFormat(PARQUET, _parquet_file),
+        "xlsx": ResultFormat(XLSX, _xlsx_file),
     },
 )

@@ -1,4 +1,4 @@
-// What every page does: light or dark, times in the reader's own zone, things to copy.
+// Common to all pages: theme, local times, copy buttons, table rows.
 (function () {
   "use strict";
 
@@ -12,7 +12,7 @@
   document.getElementById("theme").addEventListener("click", () => {
     const next = dark() ? "light" : "dark";
     document.documentElement.dataset.theme = next;
-    try { localStorage.setItem("theme", next); } catch (error) { console.info("the choice is not kept", error); }
+    try { localStorage.setItem("theme", next); } catch (error) { console.info("the theme was not saved", error); }
     tell();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tell);
@@ -48,7 +48,7 @@
     setTimeout(() => { button.textContent = before; }, 1500);
   });
 
-  // Rows of a table of inputs can be added and removed without asking the server: the last row is the pattern.
+  // Add and remove rows of a table of inputs; the last row is the template.
   document.addEventListener("click", (event) => {
     const add = event.target.closest("[data-add-row]");
     if (add) {

@@ -1,4 +1,4 @@
-// A backtest that runs is followed, and its page becomes the result; long lists of series can be searched.
+// Follow a running backtest, then show its result; search long lists of series.
 (function () {
   "use strict";
   const box = document.querySelector("[data-follow]");
@@ -24,7 +24,7 @@
     addEventListener("pagehide", () => source.close());
   }
 
-  // How to ask by API follows the form, and stays open for who has opened it.
+  // Keep the API example open when it is updated.
   const asked = document.getElementById("asked");
   if (asked) {
     let open = false;

@@ -1,4 +1,4 @@
-// Draws charts from the data beside them: <div data-chart></div><script type="application/json">…</script>.
+// Draw charts from adjacent JSON: <div data-chart></div><script type="application/json">…</script>.
 (function () {
   "use strict";
 
@@ -34,7 +34,7 @@
         }],
         draw: [(u) => {
           const { ctx, bbox } = u, ratio = devicePixelRatio;
-          // Words that would meet stand in lines below each other.
+          // Labels that would overlap go on separate lines.
           const free = [-Infinity, -Infinity, -Infinity];
           for (const mark of list) {
             const at = u.valToPos(mark.x, "x", true);
@@ -97,7 +97,7 @@
     };
   }
 
-  // Dates that mean the same everywhere: from so many seconds apart, what stands at a tick and, once, below it.
+  // Unambiguous dates: minimum tick distance in seconds, label, and second line.
   const DATES = [
     [31536000, "{YYYY}", null, null, null, null, null, null, 1],
     [2419200, "{MMM}", "\n{YYYY}", null, null, null, null, null, 1],
@@ -168,7 +168,7 @@
     if (!data.x.length) {
       const empty = document.createElement("p");
       empty.className = "muted";
-      empty.textContent = "Nothing to draw yet.";
+      empty.textContent = "No data yet.";
       plot.append(empty);
       drawn.delete(plot);
       return null;
@@ -190,7 +190,7 @@
   window.charts = { draw, written, colour, of: (plot) => drawn.get(plot) };
 
   find(document);
-  // What was swapped in may stand in the place of the target.
+  // The swapped content may have replaced the target.
   document.addEventListener("htmx:afterSettle", (event) => find(event.detail.target.isConnected ? event.detail.target : document));
   document.addEventListener("themechange", again);
   let wait = 0;

@@ -1,8 +1,8 @@
-// Files that are dropped, files that are too large, and roles whose colour follows what is chosen.
+// File drops, size limits, and colours of chosen roles.
 (function () {
   "use strict";
 
-  // What is wrong with a file before it is sent, beside its field.
+  // Show an error at a file field before anything is sent.
   function complain(input, text) {
     input.setCustomValidity(text);
     let said = input.parentElement.querySelector(".wrong");
@@ -17,9 +17,9 @@
 
   function tooLarge(input) {
     const most = Number(input.form.dataset.mostMb), file = input.files[0];
-    // A form takes a little more than its file.
+    // A form is slightly larger than its file.
     return file && file.size > most * 1e6 - 2e5
-      ? "This file has " + (file.size / 1e6).toFixed(1) + " MB, and at most " + most + " MB can be sent at once. Save it as Parquet, or send fewer columns or rows."
+      ? "This file has " + (file.size / 1e6).toFixed(1) + " MB; the limit is " + most + " MB. Save it as Parquet, or upload fewer columns or rows."
       : "";
   }
 
@@ -29,7 +29,7 @@
     if (input.matches("select[data-use]")) input.closest("li").className = input.value;
   }, true);
 
-  // A file that is too large is not sent, neither to be looked at nor to be kept.
+  // Do not send a file that is too large.
   document.addEventListener("htmx:confirm", (event) => {
     const input = event.detail.elt.closest("form")?.querySelector('input[type="file"]');
     if (input && tooLarge(input)) event.preventDefault();
@@ -37,10 +37,10 @@
 
   document.addEventListener("htmx:sendError", (event) => {
     const input = event.detail.elt.closest("form")?.querySelector('input[type="file"]');
-    if (input) complain(input, "The file could not be sent: the connection ended. Is the service running, and the file still there?");
+    if (input) complain(input, "Upload failed: the connection was lost. Check that the service is running and the file still exists, then try again.");
   });
 
-  // Fields say by themselves that something is wrong with them.
+  // Mark fields that have an error.
   document.addEventListener("htmx:afterSettle", () => {
     for (const input of document.querySelectorAll("[aria-describedby*='wrong-']")) {
       const said = document.getElementById("wrong-" + input.id);
@@ -55,7 +55,7 @@
   const input = zone.querySelector("input");
   let within = 0;
   function over(inside) { zone.classList.toggle("over", inside); }
-  // Anywhere on the page: a file that misses the frame must not replace the page.
+  // A file dropped outside the frame must not replace the page.
   addEventListener("dragover", (event) => event.preventDefault());
   addEventListener("dragenter", () => { within += 1; over(true); });
   addEventListener("dragleave", () => { within -= 1; if (within <= 0) over(false); });

@@ -1,4 +1,4 @@
-// The page of a decision: handles and the line in the chart move together, and what is wrong is said where it is.
+// The decide page: sliders and the line in the chart move together, and fields show their errors.
 (function () {
   "use strict";
 
@@ -11,7 +11,7 @@
   const written = (value) => String(Number(Number(value).toPrecision(7)));
   const numberOf = (text) => Number(text.trim().replace("−", "-").replace(",", "."));
 
-  // the line in the chart that can be taken hold of; null while there is no chart
+  // the draggable line in the chart; null without a chart
   let line = null;
 
   function place() {
@@ -32,7 +32,7 @@
     curveAgain();
   }
 
-  // Before anything is sent: a handle and its field say the same.
+  // Keep a slider and its field equal before anything is sent.
   document.addEventListener("input", (event) => {
     const input = event.target;
     if (input.id === "risk") {
@@ -48,7 +48,7 @@
     } else if (input.id === "entry") {
       if (rows().some((one) => one.hidden)) for (const one of rows()) one.hidden = one.dataset.entry !== input.value;
       curveAgain();
-      // What goes best with an entry depends on which one it is.
+      // The adjusted entries depend on the chosen entry.
       if (form().elements.rest && form().elements.rest.checked) form().dispatchEvent(new Event("input"));
     } else if (input.name === "rest") {
       curveAgain();
@@ -66,7 +66,7 @@
     curveAgain();
   });
 
-  // A line over the chart; wherever somebody presses or drags, it goes there.
+  // A line over the chart that follows the pointer.
   function handle(data) {
     return {
       hooks: {
@@ -97,13 +97,13 @@
     };
   }
 
-  function takeHold() {
+  function attachHandle() {
     const plot = document.querySelector("#cost-curve [data-chart]"), drawn = plot && charts.of(plot);
     if (!drawn || drawn.data.plugins) return;
     charts.draw(plot, { ...drawn.data, plugins: [handle(drawn.data)] });
   }
 
-  // Fields know whether what stands below them is about a mistake.
+  // Mark fields that have an error.
   function mistakes() {
     for (const wrong of document.querySelectorAll("#context .wrong")) {
       const field = document.getElementById(wrong.id.replace(/-wrong$/, ""));
@@ -113,10 +113,10 @@
 
   document.addEventListener("htmx:afterSettle", (event) => {
     if (event.detail.target.id === "answer") { line = null; mistakes(); }
-    if (event.detail.target.id === "curve") takeHold();
+    if (event.detail.target.id === "curve") attachHandle();
   });
 
-  // Who leaves a field by pressing Decide has changed it as well; that is one decision, and it is kept.
+  // Pressing Decide also fires the change of a field; send one request, the logged one.
   let pressed = null;
   document.addEventListener("htmx:beforeRequest", (event) => {
     const context = document.getElementById("context");

@@ -1,4 +1,4 @@
-// A job as it goes: its state, progress, log and figures, told by the service as they come.
+// Follow a job: state, progress, log and figures from server-sent events.
 (function () {
   "use strict";
 
@@ -22,7 +22,7 @@
     return minutes < 100 ? minutes + " min" : Math.floor(minutes / 60) + " h " + minutes % 60 + " min";
   }
 
-  // The page anew, without the reader's doing anything; charts and times are found by the scripts of every page.
+  // Reload the page's content; the common scripts draw charts and times.
   async function refresh() {
     await htmx.ajax("GET", at, { target: "#job", select: "#job > *", swap: "innerHTML" });
     tellTimes();
@@ -67,7 +67,7 @@
     if (data.figures) drawTraces();
   }
 
-  // Charts are made by the service; those that stand here are drawn again with its numbers.
+  // The service builds the charts; redraw the existing ones with its numbers.
   async function drawTraces() {
     const here = document.getElementById("traces");
     if (!here) return;
@@ -114,7 +114,7 @@
   tellTimes();
   if (now().hasAttribute("data-running")) follow();
   addEventListener("pagehide", stop);
-  // Who does not look is not told; the story is complete again once they do.
+  // Pause while the page is hidden; the events are replayed on return.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) stop();
     else if (!source && now().hasAttribute("data-running")) follow();

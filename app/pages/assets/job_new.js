@@ -1,4 +1,4 @@
-// The form for a new job: an answer to choices that have changed since must not put them back.
+// The new-job form: drop previews that are older than the latest input.
 (function () {
   "use strict";
 

@@ -1,4 +1,4 @@
-// The form for a problem: checks again when rows come or go, and shows the line that a mistake is about.
+// The problem form: check again when rows change, and jump to the line of an error.
 (function () {
   "use strict";
 
@@ -8,7 +8,7 @@
   form.addEventListener("click", (event) => {
     const added = event.target.closest("[data-add-row]");
     if (!added && !event.target.closest("[data-remove-row]")) return;
-    // After the row has come or gone.
+    // After the row was added or removed.
     setTimeout(() => {
       if (added) {
         const rows = document.getElementById(added.dataset.addRow).rows;

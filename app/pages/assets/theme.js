@@ -1,4 +1,4 @@
-// Runs before anything is drawn, so that a page never shows in the wrong colours first.
+// Runs before the first paint, so that a page never flashes in the wrong colours.
 (function () {
   var kept = null;
   try { kept = localStorage.getItem("theme"); } catch (error) { kept = null; }

@@ -1,1 +1,1 @@
-"""Deciding by hand: the context, the answer, decisions of one's own, reasons, whole tables."""
+"""The page that decides: context form, answer, what-ifs, explanation, tables."""

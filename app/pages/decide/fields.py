@@ -1,9 +1,8 @@
-"""The form for a context: a field for each column that a decision needs to know, and what stands in it at first."""
+"""The form for a context: a field for each context column, with default values."""
 
 from __future__ import annotations
 
 import calendar
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -12,31 +11,30 @@ from typing import Any, Literal
 from starlette.datastructures import ImmutableMultiDict
 
 from app.http.errors import pointer
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
+from app.pages.forms import parse_number
 from app.pages.render import number
 
-# Fields of a context have the name of their column after this, so that no column is mistaken for anything else.
+# Prefix of context fields, so that a column cannot clash with other fields.
 PREFIX = "c."
-Kind = Literal["date", "moment", "choice", "suggested", "yes", "number", "text"]
-Given = ImmutableMultiDict[str, Any]
+FieldKind = Literal["date", "moment", "choice", "suggested", "yes", "number", "text"]
+FormValues = ImmutableMultiDict[str, Any]
 
-# More categories than this are typed, with suggestions.
+# With more categories, a text field with suggestions replaces the list.
 _MOST_CHOICES = 40
-# The last so many rows tell which series there are, where a posterior does not list them.
+# Rows searched for series keys that the posterior does not list.
 _ROWS_OF_SERIES = 300
-_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,3})?")
-_WHOLE = re.compile(r"[+-]?\d{1,15}")
 _YES, _NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _SPAN = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(1), "week": timedelta(7)}
 _PERIODS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks", "month": "months"}
 
 
 @dataclass(frozen=True)
-class Field:
-    """One column of a context: how it is asked for, and what stands there as text."""
+class ContextField:
+    """One column of a context: its kind of field and its text."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     value: str = ""
     hint: str = ""
     choices: tuple[str, ...] = ()
@@ -47,12 +45,12 @@ class Field:
 
     @property
     def pointer(self) -> str:
-        """Where the API finds what is wrong with it."""
+        """JSON pointer of its errors."""
         return pointer(("contexts", 0, self.name))
 
     @property
     def shown_as(self) -> str:
-        """The type of its input. What a date picker cannot show stays readable as text."""
+        """The type of its input; text where a date picker cannot show the value."""
         if self.kind in ("date", "moment") and self.value and _moment(self.value) is None:
             return "text"
         return {"date": "date", "moment": "datetime-local"}.get(self.kind, "text")
@@ -62,33 +60,24 @@ class Field:
         return self.value.strip().lower() in _YES
 
     def sent(self) -> Any:
-        """What the API is given: a number where the text is one, else the text, so that the API can say what is wrong
-        with it; nothing for an empty field."""
+        """Return the value for the API: a number, or text that the API may refuse; None if empty."""
         return value_of(self.kind, self.value)
 
 
-def value_of(kind: Kind, text: str) -> Any:
-    """A text of a form or of a pasted table as the API takes it."""
+def value_of(kind: FieldKind, text: str) -> Any:
+    """Convert a text of a form or a pasted table for the API."""
     text = text.strip()
     if not text:
         return None
     if kind == "yes" and text.lower() in _YES | _NO:
         return int(text.lower() in _YES)
     if kind in ("number", "yes"):
-        return number_of(text)
+        return parse_number(text)
     return text
 
 
-def number_of(text: str) -> float | int | str:
-    """The number that a text means, with a point or a comma for decimals; the text itself if it is none."""
-    plain = text.strip().replace("−", "-").replace("\N{NO-BREAK SPACE}", "")
-    if _WHOLE.fullmatch(plain):
-        return int(plain)
-    return float(plain.replace(",", ".")) if _NUMBER.fullmatch(plain) else text
-
-
-def needed(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The columns of a context, in order: what is known ahead and, where the posterior looks back, time and keys."""
+def context_columns(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the columns of a context in order; with time and series keys if the posterior uses past outcomes."""
     recipe = posterior["recipe"] or {}
     looks_back, listed = bool(recipe.get("recipe")), recipe.get("keys", {})
 
@@ -100,7 +89,7 @@ def needed(posterior: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [column for column in posterior["columns"] if is_needed(column)]
 
 
-def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> Kind:
+def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> FieldKind:
     if column["role"] == "time":
         return {"iso datetime": "moment", "period": "text"}.get(column["format"], "date")  # type: ignore[return-value]
     if column["kind"] in ("categorical", "key"):
@@ -110,42 +99,41 @@ def kind_of(column: Mapping[str, Any], choices: Sequence[str]) -> Kind:
     return "yes" if is_flag else "number"
 
 
-def kinds(posterior: Mapping[str, Any]) -> dict[str, Kind]:
-    """How each column of a context is asked for."""
-    return {column["name"]: kind_of(column, _choices(posterior, column, [])) for column in needed(posterior)}
+def field_kinds(posterior: Mapping[str, Any]) -> dict[str, FieldKind]:
+    """Return the kind of field of each context column."""
+    return {column["name"]: kind_of(column, _choices(posterior, column, [])) for column in context_columns(posterior)}
 
 
-def given_fields(posterior: Mapping[str, Any], given: Given) -> list[Field] | None:
-    """The fields as they were sent, without what only a form needs; None if one was not sent."""
+def read_fields(posterior: Mapping[str, Any], given: FormValues) -> list[ContextField] | None:
+    """Read the sent fields, without hints and choices; None if one is missing."""
     fields = []
-    for name, kind in kinds(posterior).items():
+    for name, kind in field_kinds(posterior).items():
         text = _last(given, PREFIX + name)
         if text is None:
             return None
-        fields.append(Field(name, kind, text))
+        fields.append(ContextField(name, kind, text))
     return fields
 
 
-def outside(posterior: Mapping[str, Any], fields: Sequence[Field]) -> list[str]:
-    """Which numbers are beyond all that the history has, as sentences."""
+def out_of_range(posterior: Mapping[str, Any], fields: Sequence[ContextField]) -> list[str]:
+    """Describe the numbers outside the range of the history."""
     said, values = [], {field.name: field.sent() for field in fields}
-    for column in needed(posterior):
+    for column in context_columns(posterior):
         value, least, most = values.get(column["name"]), column["minimum"], column["maximum"]
         if isinstance(value, int | float) and least is not None and not least <= value <= most:
-            said.append(f"{column['name']} is beyond the history, which has {number(least)} to {number(most)}")
+            said.append(f"{column['name']} is outside the range of the history ({number(least)} to {number(most)})")
     return said
 
 
-async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> tuple[list[Field], str]:
-    """All fields, filled with what was sent and else from the data set's last row, and where that comes from, as a
-    sentence."""
+async def form_fields(api: Api, posterior: Mapping[str, Any], given: FormValues) -> tuple[list[ContextField], str]:
+    """Return all fields, filled from what was sent or else the data set's last row, and a sentence on their source."""
     dataset, rows = await _history(api, posterior)
-    where = "the last row of the history" if rows else "the middle of the history, whose rows are not here"
-    source = f"Filled in from {where}. Change what is different."
-    if given_fields(posterior, given) is not None:
-        source = "As the address of this page has it."
+    where = "the last row of the history" if rows else "median values, because the training data is unavailable"
+    source = f"Filled in from {where}. Change values as needed."
+    if read_fields(posterior, given) is not None:
+        source = "Filled in from the link."
     fields = []
-    for column in needed(posterior):
+    for column in context_columns(posterior):
         choices = _choices(posterior, column, rows)
         kind = kind_of(column, choices)
         newest = _same(column, dataset)
@@ -153,28 +141,30 @@ async def form_fields(api: Api, posterior: Mapping[str, Any], given: Given) -> t
         if text is None:
             text = _first_value(column, newest, kind, choices, rows, _lead(posterior, dataset))
         hint = _hint(column, newest, kind, _lead(posterior, dataset))
-        fields.append(Field(column["name"], kind, text, hint, choices))
+        fields.append(ContextField(column["name"], kind, text, hint, choices))
     return fields, source
 
 
 async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The data set that was learned from and its last rows, as far as they are still there."""
+    """Get the training data set and its last rows, if they still exist."""
     if posterior["dataset_id"] is None:
         return None, []
     address = f"/v1/datasets/{posterior['dataset_id']}"
-    unlisted = any(column["role"] == "series" and not _choices(posterior, column, []) for column in needed(posterior))
+    unlisted = any(
+        column["role"] == "series" and not _choices(posterior, column, []) for column in context_columns(posterior)
+    )
     try:
         dataset = await api.get(address)
         page = await api.get(f"{address}/rows", limit=_ROWS_OF_SERIES if unlisted else 1, last="true")
-    except Refused as refused:
-        if refused.status != 404:
+    except ApiRefusal as refusal:
+        if refusal.status != 404:
             raise
         return None, []
     return dataset, page["items"]
 
 
 def _same(column: dict[str, Any], dataset: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The column as it is in the newest revision of its data set."""
+    """Return the column of the newest revision of the data set."""
     found = next((one for one in dataset["columns"] if one["name"] == column["name"]), None) if dataset else None
     return found or column
 
@@ -187,7 +177,7 @@ def _lead(posterior: Mapping[str, Any], dataset: Mapping[str, Any] | None) -> in
 def _choices(
     posterior: Mapping[str, Any], column: Mapping[str, Any], rows: Sequence[dict[str, Any]]
 ) -> tuple[str, ...]:
-    """The values that a column may have, as far as they are known."""
+    """Return the known values of a column."""
     if column["kind"] == "categorical":
         return tuple(column["categories"] or ())
     if column["kind"] != "key":
@@ -199,14 +189,14 @@ def _choices(
 def _first_value(
     column: Mapping[str, Any],
     newest: Mapping[str, Any],
-    kind: Kind,
+    kind: FieldKind,
     choices: Sequence[str],
     rows: Sequence[dict[str, Any]],
     lead: int,
 ) -> str:
-    """What stands in a field that nobody has filled in yet."""
+    """Return the default value of a field."""
     if column["role"] == "time":
-        return later(newest, lead)
+        return add_periods(newest, lead)
     last = rows[-1].get(column["name"]) if rows else None
     if last is not None:
         return _text(last)
@@ -220,20 +210,20 @@ def _text(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: Kind, lead: int) -> str:
-    """What is usual in a field."""
+def _hint(column: Mapping[str, Any], newest: Mapping[str, Any], kind: FieldKind, lead: int) -> str:
+    """Return the hint of a field."""
     if column["role"] == "time":
         unit = _PERIODS.get(newest["unit"], "periods")
         ahead = f"{lead * (newest['step'] or 1)} {unit if lead * (newest['step'] or 1) > 1 else unit[:-1]}"
         zone = f" {newest['zone']}" if newest["zone"] else ""
-        return f"The history ends with {newest['last']}{zone}; decisions are made {ahead} ahead."
+        return f"The history ends at {newest['last']}{zone}; you decide {ahead} ahead."
     if kind == "number":
         return f"{number(column['minimum'])} to {number(column['maximum'])} in the history"
     return ""
 
 
-def later(column: Mapping[str, Any], periods: int) -> str:
-    """The last time of a column's history, so many periods later."""
+def add_periods(column: Mapping[str, Any], periods: int) -> str:
+    """Return the last time of a column plus a number of periods."""
     last, count = str(column["last"]), periods * (column["step"] or 1)
     if column["format"] == "period":
         return str(int(last) + count)
@@ -243,13 +233,13 @@ def later(column: Mapping[str, Any], periods: int) -> str:
     try:
         moved = _months_later(moment, count) if column["unit"] == "month" else moment + count * _SPAN[column["unit"]]
     except (OverflowError, ValueError):
-        # Calendars end with the year 9999, which some write for "never".
+        # Calendars end in year 9999, which some data use for "never".
         return last
     return moved.isoformat(timespec="minutes") if column["format"] == "iso datetime" else moved.date().isoformat()
 
 
 def _months_later(moment: datetime, months: int) -> datetime:
-    """The same day some months later; the last day of a month stays the last."""
+    """Add months; the last day of a month stays the last."""
     year, month = divmod(moment.year * 12 + moment.month - 1 + months, 12)
     is_last = moment.day == calendar.monthrange(moment.year, moment.month)[1]
     longest = calendar.monthrange(year, month + 1)[1]
@@ -264,7 +254,7 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def _last(given: Given, key: str) -> str | None:
-    """What was sent last under a name: a box that is ticked comes after what stands for one that is not."""
+def _last(given: FormValues, key: str) -> str | None:
+    """Return the last value sent under a name: a ticked checkbox follows its hidden default."""
     found = [value for value in given.getlist(key) if isinstance(value, str)]
     return found[-1] if found else None

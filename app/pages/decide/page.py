@@ -1,7 +1,6 @@
-"""The page of a decision: a form for the context, the decision with what it may cost, and what others would do.
+"""The page that decides: the context form, the decision with its cost, and the comparison of policies.
 
-All that is asked for stands in the address. Who presses the button has the decision kept in the log; whatever else is
-looked at here is not.
+The URL holds the whole query. Only the button Decide logs the decision.
 """
 
 from __future__ import annotations
@@ -14,34 +13,32 @@ from fastapi import APIRouter, Request, Response
 from app.http.security import Reader
 from app.ids import is_id
 from app.pages import forms
-from app.pages.api_client import Api, Refused
+from app.pages.api_client import Api, ApiRefusal
+from app.pages.decide import explanation as decide_explanation
 from app.pages.decide import table as decide_table
 from app.pages.decide import what_if as decide_what_if
-from app.pages.decide import why as decide_why
-from app.pages.decide.answer import decided, money_of, warnings_of
-from app.pages.decide.entries import MOST_HANDLES, are_tied, rules_of
-from app.pages.decide.fields import Given, form_fields, given_fields, outside
-from app.pages.decide.parts import is_part, part
-from app.pages.decide.query import COMPARED, POLICY_WORDS, Asked
-from app.pages.decide.what_if import asked_again, plain
+from app.pages.decide.answer import MOST_HANDLES, decision_view, get_limits, money_of, share_constraints, warnings_of
+from app.pages.decide.fields import FormValues, form_fields, out_of_range, read_fields
+from app.pages.decide.query import COMPARED, POLICY_WORDS, DecideQuery, is_part, render_part
+from app.pages.decide.what_if import drop_rounding, read_query
 from app.pages.render import render, see_other
 from bco_core.policies import POLICIES
 
 router = APIRouter(include_in_schema=False)
 router.include_router(decide_what_if.router)
-router.include_router(decide_why.router)
+router.include_router(decide_explanation.router)
 router.include_router(decide_table.router)
 
 INCLUDE = ["scenarios", "outcomes", "recourse"]
-# So many entries of a decision stand in a comparison.
+# Entries shown in the comparison of policies.
 _MOST_NAMED = 4
 
 
 @router.get("/posteriors/{named}/decide")
 async def show(named: str, request: Request, caller: Reader) -> Response:
-    """The decision for what the address says, or for what comes after the history. A look is not kept in the log."""
+    """Decide for the query in the URL, or for the period after the history, without logging."""
     api, given = Api(request), request.query_params
-    posterior = await api.get(Asked(named, ()).api)
+    posterior = await api.get(DecideQuery(named, ()).api)
     kept = given.get("kept", "")
     return await _page(
         request, api, named, posterior, given, kept=kept if is_id(kept) and kept.startswith("pres_") else ""
@@ -50,10 +47,10 @@ async def show(named: str, request: Request, caller: Reader) -> Response:
 
 @router.post("/posteriors/{named}/decide")
 async def decide(named: str, request: Request, caller: Reader) -> Response:
-    """Decide, and keep the decision in the log."""
-    form = await forms.submitted(request)
+    """Decide and log the decision."""
+    form = await forms.read_form(request)
     api = Api(request)
-    posterior = await api.get(Asked(named, ()).api)
+    posterior = await api.get(DecideQuery(named, ()).api)
     return await _page(request, api, named, posterior, form, keep=True)
 
 
@@ -62,51 +59,51 @@ async def _page(
     api: Api,
     named: str,
     posterior: Mapping[str, Any],
-    given: Given,
+    given: FormValues,
     *,
     keep: bool = False,
     kept: str = "",
 ) -> Response:
-    fields, source = given_fields(posterior, given) if is_part(request) or keep else None, ""
+    fields, source = read_fields(posterior, given) if is_part(request) or keep else None, ""
     if fields is None:
         fields, source = await form_fields(api, posterior, given)
-    asked = Asked.of(named, fields, given)
-    rules = await rules_of(api, posterior)
+    query = DecideQuery.of(named, fields, given)
+    rules = await get_limits(api, posterior)
     try:
-        answer = await api.post(f"{asked.api}/prescribe", asked.body(include=INCLUDE), kept=keep)
-    except Refused as refused:
+        answer = await api.post(f"{query.api}/prescribe", query.body(include=INCLUDE), kept=keep)
+    except ApiRefusal as refusal:
         if source == "" and not is_part(request):
             fields, source = await form_fields(api, posterior, given)
-            asked = Asked.of(named, fields, given)
-        return _shown(request, asked, posterior, source, refused.status, refused=refused)
+            query = DecideQuery.of(named, fields, given)
+        return _render_decision(request, query, posterior, source, refusal.status, refusal=refusal)
     asking = api.calls[-1:]
     if keep and not is_part(request):
-        return see_other(asked.address(kept=answer["id"] or ""))
-    found = decided(answer["prescriptions"][0], rules)
-    response = _shown(
+        return see_other(query.address(kept=answer["id"] or ""))
+    found = decision_view(answer["prescriptions"][0], rules)
+    response = _render_decision(
         request,
-        asked,
+        query,
         posterior,
         source,
         answer=answer,
         decided=found,
         warnings=warnings_of(answer),
-        beyond=[] if answer["prescriptions"][0]["warnings"] else outside(posterior, fields),
+        beyond=[] if answer["prescriptions"][0]["warnings"] else out_of_range(posterior, fields),
         asking=asking,
         kept=(answer["id"] or "") if keep else kept,
         pressed=keep or bool(kept),
-        tied=are_tied(posterior["problem"]) and len(found.entries) > 1,
+        tied=share_constraints(posterior["problem"]) and len(found.entries) > 1,
     )
-    response.headers["HX-Replace-Url"] = asked.address()
+    response.headers["HX-Replace-Url"] = query.address()
     return response
 
 
-def _shown(
-    request: Request, asked: Asked, posterior: Mapping[str, Any], source: str, status: int = 200, **given: Any
+def _render_decision(
+    request: Request, query: DecideQuery, posterior: Mapping[str, Any], source: str, status: int = 200, **given: Any
 ) -> Response:
-    """The whole page, or its answer alone."""
+    """Render the whole page, or its answer alone."""
     template = "decided.html" if is_part(request) else "decide.html"
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "answer": None,
         "decided": None,
         "refused": None,
@@ -119,28 +116,28 @@ def _shown(
         request,
         template,
         status,
-        asked=asked,
+        query=query,
         posterior=posterior,
         source=source,
         policies=POLICY_WORDS,
         is_part=is_part(request),
-        link=str(request.base_url).rstrip("/") + asked.address(),
+        link=str(request.base_url).rstrip("/") + query.address(),
         most_handles=MOST_HANDLES,
-        **told | given,
+        **defaults | given,
     )
 
 
 @router.get("/posteriors/{named}/decide/others")
 async def others(named: str, request: Request, caller: Reader) -> Response:
-    """What other policies would do, and what that would cost over the same scenarios."""
+    """Compare policies over the same scenarios."""
     api = Api(request)
-    asked, posterior = await asked_again(api, named, request.query_params)
+    query, posterior = await read_query(api, named, request.query_params)
     try:
-        tries = await _decisions(api, asked)
-        body = asked.body(alternatives=[{"name": name, "decision": decision} for name, decision in tries.items()])
-        answer = await api.post(f"{asked.api}/evaluate", body, kept=False)
-    except Refused as refused:
-        return part(request, "decide_others.html", asked, posterior, refused.status, refused=refused, asking=[])
+        tries = await _decisions(api, query)
+        body = query.body(alternatives=[{"name": name, "decision": decision} for name, decision in tries.items()])
+        answer = await api.post(f"{query.api}/evaluate", body, kept=False)
+    except ApiRefusal as refusal:
+        return render_part(request, "decide_others.html", query, posterior, refusal.status, refusal=refusal, asking=[])
     found = answer["evaluations"][0]
     money = money_of(found["ours"])
     size = abs(found["ours"]["expected_cost"] or 0.0)
@@ -148,16 +145,16 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
         {
             "name": one["name"],
             "words": POLICY_WORDS[one["name"]],
-            "told": one | {"extra_cost": plain(one["extra_cost"], size)},
+            "evaluation": one | {"extra_cost": drop_rounding(one["extra_cost"], size)},
         }
         for one in found["alternatives"]
     ]
     largest = sorted(found["ours"]["decision"].items(), key=lambda pair: -abs(pair[1] or 0.0))[:_MOST_NAMED]
     names = [name for name in found["ours"]["decision"] if name in dict(largest)]
-    return part(
+    return render_part(
         request,
         "decide_others.html",
-        asked,
+        query,
         posterior,
         answer=answer,
         ours=found["ours"],
@@ -169,18 +166,18 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
     )
 
 
-async def _decisions(api: Api, asked: Asked) -> dict[str, dict[str, float]]:
-    """What each policy decides for the context; one that finds no decision, or cannot be asked for it, is left out."""
+async def _decisions(api: Api, query: DecideQuery) -> dict[str, dict[str, float]]:
+    """Return the decision of each policy; those without a decision are left out."""
     found = {}
     for name in COMPARED:
-        options = asked.options() | {"policy": name}
+        options = query.options() | {"policy": name}
         if not POLICIES[name].hedges:
             options.pop("risk", None)
-        body = {"contexts": [asked.context]} | options
+        body = {"contexts": [query.context]} | options
         try:
-            answer = await api.post(f"{asked.api}/prescribe", body, kept=False)
-        except Refused as refused:
-            if refused.status != 422:
+            answer = await api.post(f"{query.api}/prescribe", body, kept=False)
+        except ApiRefusal as refusal:
+            if refusal.status != 422:
                 raise
             continue
         decision = answer["prescriptions"][0]["decision"]

@@ -1,8 +1,12 @@
-"""Pages about posteriors: the list, and one of them with all that speaks for and against it."""
+"""Pages about posteriors: the list, and one posterior with its diagnostics, provenance, drivers and monitoring."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -10,23 +14,325 @@ from fastapi import APIRouter, Request, Response
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, Refused
-from app.pages.posteriors import charts as posterior_charts
-from app.pages.posteriors import forward_charts as posterior_time
-from app.pages.posteriors import learning as posterior_learning
-from app.pages.posteriors import monitoring as posterior_since
-from app.pages.posteriors import verdicts as verdicts
-from app.pages.posteriors.figures import estimate, part, value
-from app.pages.posteriors.origin import origin, revision_of
-from app.pages.render import render, see_other
+from app.pages.api_client import Api, ApiRefusal, Call
+from app.pages.charts import Chart, Series
+from app.pages.posteriors import charts, verdicts
+from app.pages.posteriors.charts import LevelChart, clock_of, kind_words, periods
+from app.pages.posteriors.diagnostics import Json, estimate, lines, part, value
+from app.pages.render import number, percent, render, see_other
+
+_FAMILIES = {
+    "laplace": "Laplace",
+    "gaussian": "Gaussian",
+    "matrix_gaussian": "Gaussian around a regression",
+    "chains": "raw draws of chains",
+}
+_METHODS = {
+    "auto": "automatic",
+    "vi": "variational inference",
+    "mh": "Metropolis–Hastings chains",
+}
+
+
+@dataclass(frozen=True)
+class ProvenanceView:
+    """A fact; ``word`` is its glossary term, ``link`` its page; ``code`` marks text to copy."""
+
+    name: str
+    value: str
+    note: str = ""
+    word: str = ""
+    link: str = ""
+    code: bool = False
+
+
+def provenance(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
+    """Return all provenance facts in order."""
+    found = [
+        *_data(posterior, diagnostics, dataset, job),
+        *_learning(posterior, diagnostics, job),
+        *_features(posterior),
+    ]
+    found.append(ProvenanceView("Posterior digest", posterior["digest"], word="digest", code=True))
+    versions = part(diagnostics, "origin", "versions")
+    if isinstance(versions, dict) and versions:
+        found.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
+    return found
+
+
+def revision_of(posterior: Any, diagnostics: Any, job: Any) -> float | None:
+    """Return the data set revision that a posterior was trained on, if known."""
+    noted = value(posterior, "recipe", "revision") or value(diagnostics, "origin", "revision")
+    return noted or value(job, "spec", "revision")
+
+
+def _data(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
+    if dataset is None:
+        return [ProvenanceView("Data", "unavailable", "the posterior was imported, or its data set was deleted")]
+    revision, newest = revision_of(posterior, diagnostics, job), dataset["revision"]
+    rows = value(posterior, "recipe", "rows")
+    words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"trained on {number(rows, 9)} rows"
+    left_out = value(posterior, "recipe", "left_out")
+    words += f", {number(left_out, 9)} left out for lack of earlier rows" if left_out else ""
+    found = [ProvenanceView("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
+    if revision is not None:
+        later = "the newest" if revision == newest else f"the newest is {newest}"
+        found.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
+    digest = part(diagnostics, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
+    if digest:
+        found.append(ProvenanceView("Data digest", digest, word="digest", code=True))
+    return found
+
+
+def _learning(posterior: Any, diagnostics: Any, job: Any) -> list[ProvenanceView]:
+    description = posterior["description"]
+    method, why = str(part(diagnostics, "method") or ""), str(part(diagnostics, "inference_reason") or "")
+    found = [ProvenanceView("Method", _METHODS.get(method, method or "unknown"), why)]
+    predictor = str(part(description, "predictor", "kind") or "")
+    if predictor:
+        trees = part(description, "predictor", "features", "kind") == "boosted"
+        found.append(ProvenanceView("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
+    family = str(part(description, "family") or "")
+    if family:
+        found.append(ProvenanceView("Posterior family", _FAMILIES.get(family, family)))
+    found.append(ProvenanceView("Loss", posterior["loss_meaning"] or posterior["loss"]))
+    seed = value(description, "seed")
+    if seed is not None:
+        found.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
+    temperature = value(diagnostics, "inverse_temperature")
+    if temperature is not None:
+        scale = value(diagnostics, "cost_scale")
+        units = "" if scale is None else f"for costs divided by {number(scale)}"
+        found.append(ProvenanceView("Inverse temperature", number(temperature), units, word="inverse temperature"))
+    found.append(ProvenanceView("Stored draws", number(posterior["particles"], 9)))
+    found += _before(diagnostics, job)
+    if job is not None:
+        found.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
+    else:
+        found.append(ProvenanceView("Job", "unavailable", "the posterior was imported"))
+    return found
+
+
+def _took(job: Any) -> str:
+    attempts = int(job.get("attempts") or 1)
+    return "" if attempts == 1 else f"{attempts} attempts"
+
+
+def _before(diagnostics: Any, job: Any) -> list[ProvenanceView]:
+    """Return the posterior that this one updates."""
+    before = part(diagnostics, "update", "from_posterior")
+    if not before:
+        return []
+    new = value(diagnostics, "update", "new_rows")
+    words = "" if new is None else f"with {number(new, 9)} new rows"
+    if part(job, "spec", "from_posterior", "as_prior"):
+        forgotten = value(job, "spec", "from_posterior", "forgetting") or 0.0
+        words += ", as the prior" + (f", forgetting {percent(forgotten)}" if forgotten else "")
+    return [ProvenanceView("Updated from", str(before), words, link=f"/posteriors/{before}")]
+
+
+def _features(posterior: Any) -> list[ProvenanceView]:
+    """Describe the recipe of time features."""
+    recipe = part(posterior, "recipe", "recipe")
+    if not isinstance(recipe, dict):
+        return []
+    unit = periods(posterior["recipe"])
+    words = []
+    for name, text in (
+        ("calendar", "calendar: {}"),
+        ("lags", f"outcomes {{}} {unit} ago"),
+        ("windows", f"means and quantiles over {{}} {unit}"),
+    ):
+        given = recipe.get(name)
+        if given:
+            words.append(text.format(", ".join(map(str, given))))
+    words += ["trend"] * bool(recipe.get("trend"))
+    words += [f"public holidays of {recipe['holidays']}"] * bool(recipe.get("holidays"))
+    keys = part(posterior, "recipe", "keys")
+    words += [f"series by {', '.join(keys)}"] * bool(keys)
+    found = [ProvenanceView("Time features", "; ".join(words) or "none")]
+    lead = value(recipe, "lead")
+    if lead is not None:
+        found.append(ProvenanceView("Lead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead"))
+    until, clock = value(posterior, "recipe", "learned_until"), clock_of(posterior["recipe"])
+    if until is not None and clock is not None:
+        found.append(ProvenanceView("Last training row", clock.text(int(until))))
+    return found
+
+
+# Drivers use a sample of the latest rows: each row takes several predictions per column.
+_LATEST, _DRAWN = 120, 12
+_SECONDS = 20.0
+_NEEDED = ("context", "time", "series")
+# Solver processes are starting or busy: worth a retry.
+STARTING = 503
+
+
+@dataclass(frozen=True)
+class DriverView:
+    """A column and its mean absolute effect on an outcome; ``width`` is relative to the largest, up to 100."""
+
+    name: str
+    role: str
+    size: float
+    width: float
+
+
+@dataclass(frozen=True)
+class DriversView:
+    rows: int
+    latest: int
+    outcomes: list[tuple[str, list[DriverView]]]
+    # how effects are computed, and relative to what
+    method: str = ""
+    baseline: str = ""
+
+
+async def drivers(api: Api, posterior: Json) -> DriversView:
+    """Mean absolute Shapley values of the context columns over some of the latest rows of the data set."""
+    columns = [column for column in posterior["columns"] if column["role"] in _NEEDED]
+    path = f"/v1/datasets/{posterior['dataset_id']}/rows"
+    latest = _by_time((await api.get(path, limit=_LATEST, last="true"))["items"], columns)
+    drawn = random.Random(0).sample(latest, min(_DRAWN, len(latest)))  # noqa: S311
+    contexts = [{column["name"]: row.get(column["name"]) for column in columns} for row in drawn]
+    body = {"contexts": contexts, "include": ["sensitivity"], "time_limit_seconds": _SECONDS}
+    answer = await api.post(f"/v1/posteriors/{posterior['id']}/prescribe", body, kept=False)
+    report = [found for one in answer["prescriptions"] if (found := part(one, "sensitivity", "attribution"))]
+    roles = {column["name"]: column["role"] for column in columns}
+    names = list(report[0]["outcomes"]) if report else []
+    return DriversView(
+        len(report),
+        len(latest),
+        [(name, _ranked([part(one, "outcomes", name, "contributions") for one in report], roles)) for name in names],
+        str(report[0].get("method", "")) if report else "",
+        str(report[0].get("baseline", "")) if report else "",
+    )
+
+
+def _by_time(rows: list[dict[str, Any]], columns: Iterable[Json]) -> list[dict[str, Any]]:
+    """Sort by time, if the rows have one."""
+    time = next((column["name"] for column in columns if column["role"] == "time"), None)
+    return rows if time is None else sorted(rows, key=lambda row: row[time])
+
+
+def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverView]:
+    sizes: dict[str, list[float]] = {}
+    for one in contributions:
+        for name in one or {}:
+            found = value(one, name)
+            if found is not None:
+                sizes.setdefault(name, []).append(abs(found))
+    means = {name: sum(found) / len(found) for name, found in sizes.items()}
+    most = max(means.values(), default=0.0) or 1.0
+    ordered = sorted(means.items(), key=lambda one: -one[1])
+    return [DriverView(name, roles.get(name, ""), size, round(100 * size / most, 2)) for name, size in ordered]
+
+
+@dataclass(frozen=True)
+class MonitoringView:
+    """Expected and realised cost of recent data from one source, with a chart if there are several periods."""
+
+    words: str
+    verdict: str
+    sentence: str
+    overall: Json | None
+    left_out: int
+    chart: Chart | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.verdict == "too_few" and self.overall is None
+
+
+_SOURCES = {
+    "dataset": "Rows appended to the data set",
+    "log": "Logged decisions with recorded outcomes",
+}
+
+
+async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
+    """Get the drift report of later rows and of the log; a refusal is shown as text."""
+    found = []
+    for source, words in _SOURCES.items():
+        if source == "dataset" and posterior["dataset_id"] is None:
+            continue
+        try:
+            report = await api.get(f"/v1/posteriors/{posterior['id']}/drift", source=source)
+        except ApiRefusal as refusal:
+            if refusal.status == STARTING:
+                raise
+            found.append(MonitoringView(words, "", refusal.detail, None, 0, None))
+            continue
+        chart = _stretches(report, words) if len(lines(report, "stretches")) > 1 else None
+        found.append(
+            MonitoringView(
+                words, report["verdict"], report["sentence"], report["overall"], int(report.get("left_out") or 0), chart
+            )
+        )
+    return found
+
+
+def _stretches(report: Json, words: str) -> Chart:
+    """Draw expected and realised cost by period, over time if the rows have one."""
+    table = lines(report, "stretches")
+    spans = [(_seconds(line.get("first")), _seconds(line.get("last"))) for line in table]
+    is_time = all(first is not None and last is not None for first, last in spans)
+    edges = [edge for span in spans for edge in span] if is_time else []
+    places: list[float] = [edge for edge in edges if edge is not None]
+    if not is_time:
+        places = [float(index + half) for index in range(len(table)) for half in (0, 1)]
+    cells = [
+        [
+            places[2 * index] if is_time else stretch_name(index),
+            str(line.get("last") or "")[:16] if is_time else stretch_name(index),
+            *(value(line, name) for name in ("rows", "promised", "realised", "ratio")),
+            _share(line),
+        ]
+        for index, line in enumerate(table)
+    ]
+    return LevelChart(
+        title="Expected and realised cost of recent data",
+        note=f"{words}.",
+        x=places,
+        series=[
+            Series("realised", [value(line, "realised") for line in table for _ in range(2)], "line", 0),
+            Series("expected", [value(line, "promised") for line in table for _ in range(2)], "line", 1, dashed=True),
+        ],
+        x_label="time" if is_time else "stretch",
+        y_label="mean cost",
+        time=is_time,
+        zero=True,
+        height=200,
+        heads=["from", "to", "rows", "expected", "realised", "realised ÷ expected", "% above the 95 % limit"],
+        cells=cells,
+    )
+
+
+def stretch_name(index: int) -> str:
+    return f"period {index + 1}"
+
+
+def _share(line: Json) -> float | None:
+    found = value(line, "above", "share")
+    return None if found is None else 100 * found
+
+
+def _seconds(text: Any) -> float | None:
+    """Return seconds since 1970; None if the text is not a time."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 router = APIRouter(include_in_schema=False)
 
 _A_PAGE, _NAMED = 25, 200
-_QUALITIES = {"": "All", "ok": "Good", "warn": "Take care", "bad": "Do not use"}
-# So many moves of an alias are shown; the API has all of them.
+_QUALITIES = {"": "All", "ok": "Good", "warn": "Use with care", "bad": "Do not use"}
+# Moves of an alias that are shown; the API has all.
 _MOVES = 10
-# So often a part that is worth another try is asked for.
+# Retries of a part of the page.
 _ATTEMPTS = 8
 
 
@@ -65,28 +371,28 @@ def _names(page: Any) -> dict[str, str]:
 
 @router.get("/posteriors/{named}")
 async def posterior_page(request: Request, named: str, caller: Reader) -> Response:
-    return await _page(request, named)
+    return await _render_posterior(request, named)
 
 
-async def _page(
+async def _render_posterior(
     request: Request,
     named: str,
     status: int = 200,
     *,
-    refused: Refused | None = None,
+    refusal: ApiRefusal | None = None,
     at: str = "",
     typed: str = "",
     taken: Any = None,
 ) -> Response:
     """A posterior; ``refused`` is what was wrong with a form of the page, which stands ``at`` names or at the end."""
     api = Api(request)
-    posterior, told = await asyncio.gather(
+    posterior, diagnostics = await asyncio.gather(
         api.get(f"/v1/posteriors/{_safe(named)}"), api.get(f"/v1/posteriors/{_safe(named)}/diagnostics")
     )
     problem, dataset, job, alike = await asyncio.gather(
-        _if_there(api, "problems", posterior["problem_id"]),
-        _if_there(api, "datasets", posterior["dataset_id"]),
-        _if_there(api, "jobs", posterior["job_id"]),
+        api.find("/v1/problems", posterior["problem_id"]),
+        api.find("/v1/datasets", posterior["dataset_id"]),
+        api.find("/v1/jobs", posterior["job_id"]),
         api.get("/v1/posteriors", problem_id=posterior["problem_id"], limit=_NAMED),
     )
     aliases = posterior["aliases"]
@@ -97,43 +403,43 @@ async def _page(
         "posterior.html",
         status,
         api=api,
-        refused=refused,
+        refusal=refusal,
         at=at,
         typed=typed,
         taken=taken,
         posterior=posterior,
-        told=told,
+        diagnostics=diagnostics,
         problem=problem,
         dataset=dataset,
         job=job,
-        reason=verdicts.reason(told),
-        said=verdicts.verdict(told, posterior["problem"]),
-        facts=verdicts.facts(told),
-        forward=[posterior_time.over_time(told, recipe), posterior_time.by_distance(told, recipe)],
-        season=estimate(told, "forward", "season"),
-        promise=posterior_charts.promise(told),
-        baselines=posterior_charts.baselines(told),
-        policies=posterior_charts.policies(told),
-        candidates=posterior_charts.candidates(told),
-        shares=posterior_charts.shares(told),
-        mixture=posterior_charts.mixture(told),
-        pit=posterior_charts.pit(told),
-        coverage=posterior_charts.coverage(told),
-        coverage_words=verdicts.coverage_words(told),
-        carriers=posterior_charts.carriers(told),
-        skill=_skill(told),
-        traces=posterior_learning.traces(told),
-        stopped=posterior_learning.stopped(told),
-        agreement=posterior_learning.agreement(told),
-        chain_trace=posterior_learning.chain_trace(told),
-        mixing=posterior_learning.mixing(told),
-        chain_facts=posterior_learning.chain_facts(told),
-        temperatures=posterior_learning.temperatures(told),
-        certificate=posterior_learning.certificate(told),
-        origin=origin(posterior, told, dataset, job),
+        reason=verdicts.quality_reason(diagnostics),
+        said=verdicts.verdict_sentences(diagnostics, posterior["problem"]),
+        facts=verdicts.key_figures(diagnostics),
+        forward=[charts.over_time(diagnostics, recipe), charts.by_distance(diagnostics, recipe)],
+        season=estimate(diagnostics, "forward", "season"),
+        promise=charts.promise(diagnostics),
+        baselines=charts.baselines(diagnostics),
+        policies=charts.policies(diagnostics),
+        candidates=charts.candidates(diagnostics),
+        shares=charts.shares(diagnostics),
+        mixture=charts.mixture(diagnostics),
+        pit=charts.pit(diagnostics),
+        coverage=charts.coverage(diagnostics),
+        coverage_words=verdicts.coverage_text(diagnostics),
+        carriers=charts.carriers(diagnostics),
+        skill=_skill(diagnostics),
+        traces=charts.traces(diagnostics),
+        stopped=charts.stopping_text(diagnostics),
+        agreement=charts.agreement_text(diagnostics),
+        chain_trace=charts.chain_trace(diagnostics),
+        mixing=charts.mixing(diagnostics),
+        chain_facts=charts.chain_facts(diagnostics),
+        temperatures=charts.temperatures(diagnostics),
+        certificate=charts.certificate(diagnostics),
+        origin=provenance(posterior, diagnostics, dataset, job),
         names=[(name, found["items"]) for name, found in zip(aliases, moves, strict=True)],
-        others=_others(alike["items"], posterior, told),
-        grown=_grown(posterior, told, dataset, job),
+        others=_others(alike["items"], posterior, diagnostics),
+        grown=_grown(posterior, diagnostics, dataset, job),
         actions=_actions(posterior["id"]),
     )
 
@@ -142,33 +448,23 @@ def _safe(named: str) -> str:
     return quote(named, safe="")
 
 
-async def _if_there(api: Api, what: str, identifier: str | None) -> Any:
-    """An object that the posterior names; None where it has none, or it is gone."""
-    if identifier is None:
-        return None
-    try:
-        return await api.get(f"/v1/{what}/{identifier}")
-    except Refused:
-        return None
-
-
-def _skill(told: Any) -> float | None:
-    """By how much scenarios tell more of what happens than the history without any context does."""
-    score, constant = value(told, "calibration", "score"), value(told, "calibration", "constant_score")
+def _skill(diagnostics: Any) -> float | None:
+    """Return the skill score of scenarios compared with the unconditional history."""
+    score, constant = value(diagnostics, "calibration", "score"), value(diagnostics, "calibration", "constant_score")
     return None if score is None or not constant else 1 - score / constant
 
 
-def _grown(posterior: Any, told: Any, dataset: Any, job: Any) -> str:
-    """How newer rows can be learned from: ``on`` from this posterior, ``again``, or not at all where there are none."""
-    revision = revision_of(posterior, told, job)
+def _grown(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> str:
+    """Return how to train on newer rows: ``on`` updates, ``again`` starts over, empty without newer rows."""
+    revision = revision_of(posterior, diagnostics, job)
     if dataset is None or revision is None or dataset["revision"] <= revision:
         return ""
     return "again" if part(posterior, "description", "family") == "chains" else "on"
 
 
-def _others(alike: list[Any], posterior: Any, told: Any) -> list[Any]:
-    """Aliases of other posteriors of the same problem, which may be moved here, and what is known of the two."""
-    before, more = part(told, "update", "from_posterior"), estimate(told, "update", "difference")
+def _others(alike: list[Any], posterior: Any, diagnostics: Any) -> list[Any]:
+    """Return aliases of other posteriors of the problem, with the cost difference if known."""
+    before, more = part(diagnostics, "update", "from_posterior"), estimate(diagnostics, "update", "difference")
     return [
         {"alias": name, "names": one, "more": more if one["id"] == before else None}
         for one in alike
@@ -178,7 +474,7 @@ def _others(alike: list[Any], posterior: Any, told: Any) -> list[Any]:
 
 
 def _actions(posterior_id: str) -> list[Call]:
-    """How names are given, and the posterior deleted, without this page."""
+    """Return the calls that set an alias and delete the posterior."""
     return [
         Call("PUT", "/v1/aliases/NAME", {"posterior_id": posterior_id}),
         Call("DELETE", f"/v1/posteriors/{posterior_id}"),
@@ -187,66 +483,68 @@ def _actions(posterior_id: str) -> list[Call]:
 
 @router.get("/posteriors/{named}/drivers")
 async def drivers_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
-    """What drives outcomes, for a page that is open already."""
-    api, found, refused = Api(request), None, None
+    """Drivers of outcomes: a part of the page."""
+    api, found, refusal = Api(request), None, None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
         if posterior["dataset_id"] is not None:
-            found = await posterior_since.drivers(api, posterior)
-    except Refused as one:
+            found = await drivers(api, posterior)
+    except ApiRefusal as one:
         if _is_early(one, attempt):
-            return _later(request, posterior, "drivers", attempt)
-        refused = one
-    return render(request, "posterior_drivers.html", api=api, refused=refused, drivers=found, posterior=posterior)
+            return _retry_later(request, posterior, "drivers", attempt)
+        refusal = one
+    return render(request, "posterior_drivers.html", api=api, refusal=refusal, drivers=found, posterior=posterior)
 
 
 @router.get("/posteriors/{named}/since")
-async def since_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
-    """Whether promises have held since it was learned, for a page that is open already."""
-    api, found, refused = Api(request), [], None
+async def monitoring_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
+    """Monitoring of recent data: a part of the page."""
+    api, found, refusal = Api(request), [], None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
-        found = await posterior_since.since(api, posterior)
-    except Refused as one:
+        found = await monitor(api, posterior)
+    except ApiRefusal as one:
         if _is_early(one, attempt):
-            return _later(request, posterior, "since", attempt)
-        refused = one
-    return render(request, "posterior_since.html", api=api, refused=refused, since=found, posterior=posterior)
+            return _retry_later(request, posterior, "since", attempt)
+        refusal = one
+    return render(request, "posterior_since.html", api=api, refusal=refusal, since=found, posterior=posterior)
 
 
-def _is_early(refused: Refused, attempt: int) -> bool:
-    """Whether the same may be answered in a moment."""
-    return refused.status == posterior_since.STARTING and attempt < _ATTEMPTS
+def _is_early(refusal: ApiRefusal, attempt: int) -> bool:
+    """Whether a retry may succeed."""
+    return refusal.status == STARTING and attempt < _ATTEMPTS
 
 
-def _later(request: Request, posterior: Any, what: str, attempt: int) -> Response:
+def _retry_later(request: Request, posterior: Any, what: str, attempt: int) -> Response:
     return render(request, "posterior_later.html", posterior=posterior, what=what, attempt=attempt + 1)
 
 
 @router.post("/posteriors/{named}/aliases")
 async def give_name(request: Request, named: str, caller: Reader) -> Response:
-    """Make an alias of the posterior or, where the form says what it names now, move one."""
-    form, api = await forms.submitted(request), Api(request)
+    """Create an alias or, if the form names its current posterior, move it."""
+    form, api = await forms.read_form(request), Api(request)
     name, names_now = forms.text(form, "name").strip(), forms.text(form, "names_now")
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     body = {"posterior_id": posterior["id"], "if_posterior_id": names_now or None}
     try:
         await api.put(f"/v1/aliases/{_alias(name)}", body)
-    except Refused as refused:
-        taken = await _if_there(Api(request), "aliases", _alias(name)) if refused.status == 409 else None
-        return await _page(request, named, refused.status, refused=refused, at="names", typed=name, taken=taken)
+    except ApiRefusal as refusal:
+        taken = await Api(request).find("/v1/aliases", _alias(name)) if refusal.status == 409 else None
+        return await _render_posterior(
+            request, named, refusal.status, refusal=refusal, at="names", typed=name, taken=taken
+        )
     return see_other(f"/posteriors/{posterior['id']}#names")
 
 
 def _alias(name: str) -> str:
-    """A name as part of an address; one that would change the address becomes one that the API refuses."""
+    """Quote an alias for a URL; a name that would change the path becomes one that the API refuses."""
     return _safe(name.replace("/", " ") if name.strip(".") else " ")
 
 
 @router.post("/posteriors/{named}/learn-on")
 async def learn_on(request: Request, named: str, caller: Reader) -> Response:
-    """Begin a job that goes on from this posterior with newer rows, and may move an alias."""
-    form, api = await forms.submitted(request), Api(request)
+    """Start a job that updates this posterior with newer rows, and may move an alias."""
+    form, api = await forms.read_form(request), Api(request)
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     alias = forms.text(form, "alias")
     body = {
@@ -257,26 +555,26 @@ async def learn_on(request: Request, named: str, caller: Reader) -> Response:
     }
     try:
         job = await api.post("/v1/jobs", body | ({"promote": {"alias": alias}} if alias else {}))
-    except Refused as refused:
-        return await _page(request, named, refused.status, refused=refused, at="since")
+    except ApiRefusal as refusal:
+        return await _render_posterior(request, named, refusal.status, refusal=refusal, at="since")
     return see_other(f"/jobs/{job['id']}")
 
 
 @router.post("/posteriors/{named}/aliases/{name}/delete")
 async def delete_name(request: Request, named: str, name: str, caller: Reader) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/aliases/{_alias(name)}")
-    except Refused as refused:
-        return await _page(request, named, refused.status, refused=refused, at="names")
+    except ApiRefusal as refusal:
+        return await _render_posterior(request, named, refusal.status, refusal=refusal, at="names")
     return see_other(f"/posteriors/{named}#names")
 
 
 @router.post("/posteriors/{named}/delete")
 async def delete_posterior(request: Request, named: str, caller: Reader) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/posteriors/{_safe(named)}")
-    except Refused as refused:
-        return await _page(request, named, refused.status, refused=refused, at="delete")
+    except ApiRefusal as refusal:
+        return await _render_posterior(request, named, refusal.status, refusal=refusal, at="delete")
     return see_other("/posteriors")

@@ -1,1 +1,1 @@
-"""What is decided and what it costs: forms, notation, a check as one types."""
+"""Pages about problems: forms, mathematical notation, and a check while typing."""

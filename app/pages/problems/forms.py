@@ -1,4 +1,4 @@
-"""What forms say of a problem: a table of items, or a specification as text, as a request of the API."""
+"""Read problem forms: a table of items, or a specification as JSON text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 from starlette.datastructures import FormData
 
 from app.pages import forms
-from app.pages.api_client import Refused, sentence
+from app.pages.api_client import ApiRefusal, sentence
+from app.pages.forms import parse_number
 
-# Columns of the table of items: the form's name and the API's.
+# Columns of the table of items: form field and API field.
 COLUMNS = {
     "item": "name",
     "few": "underage_cost",
@@ -26,16 +27,15 @@ COLUMNS = {
     "whole": "integer",
 }
 MORE = ("stock", "pack", "level", "whole")
-# Longer texts are not searched for the lines of mistakes.
+# Errors of longer texts have no line numbers.
 _SEARCHED = 200_000
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 Row = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A form as it was filled in, to be shown again, and the request it makes; ``wrong`` says why there is none."""
+class ProblemFormView:
+    """A form as filled in, and the request it makes; ``wrong`` says why there is none."""
 
     name: str
     kind: str
@@ -54,29 +54,31 @@ class Filled:
         return any(row.get(name) for row in self.rows for name in MORE)
 
 
-def filled(form: FormData) -> Filled:
-    """A form of either sort."""
+def read_problem_form(form: FormData) -> ProblemFormView:
+    """Read a form of either kind."""
     name, kind = forms.text(form, "name"), forms.text(form, "kind")
     if form.getlist("item"):
         rows, level = _rows(form), forms.text(form, "level_of_all").strip()
         spec: dict[str, Any] = {"kind": "newsvendor", "items": [_item(row) for row in rows]}
         if level:
             spec["minimum_service_level"] = _share(level)
-        return Filled(name, kind, rows or [{}], level, body={"name": name, "spec": spec})
+        return ProblemFormView(name, kind, rows or [{}], level, body={"name": name, "spec": spec})
     text = forms.text(form, "spec")
-    spec_or_none, wrong = parsed(text)
-    return Filled(name, kind, text=text, body=None if wrong else {"name": name, "spec": spec_or_none}, wrong=wrong)
+    spec_or_none, wrong = parse_json(text)
+    return ProblemFormView(
+        name, kind, text=text, body=None if wrong else {"name": name, "spec": spec_or_none}, wrong=wrong
+    )
 
 
 def _rows(form: FormData) -> list[Row]:
-    """The rows of the table that have anything in them."""
+    """Return the rows of the table that are not empty."""
     columns = {name: [str(value) for value in form.getlist(name)] for name in COLUMNS}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=False)]
     return [row for row in rows if any(value.strip() for name, value in row.items() if name != "whole")]
 
 
 def _item(row: Mapping[str, str]) -> dict[str, Any]:
-    """A row as an item; what is left empty is left out."""
+    """Convert a row to an item, without empty fields."""
     item: dict[str, Any] = {}
     for name, value in row.items():
         value = value.strip()
@@ -85,32 +87,20 @@ def _item(row: Mapping[str, str]) -> dict[str, Any]:
         elif name == "whole":
             item |= {"integer": True} if value else {}
         elif value:
-            item[COLUMNS[name]] = _share(value) if name == "level" else as_number(value)
+            item[COLUMNS[name]] = _share(value) if name == "level" else parse_number(value)
     return item
 
 
-def as_number(text: str) -> Any:
-    """A number as people write it; what is none is left as it is, for the API to refuse."""
-    text = text.strip().replace("−", "-")
-    if _DECIMAL_COMMA.fullmatch(text):
-        text = text.replace(",", ".")
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
-
-
 def _share(text: str) -> Any:
-    """A share, also as a percentage: 95 % is 0.95."""
-    value = as_number(text.rstrip(" %"))
+    """Parse a share, also as a percentage: 95 % is 0.95."""
+    value = parse_number(text.rstrip(" %"))
     if text.rstrip().endswith("%") and not isinstance(value, str):
         return round(value / 100, 6)
     return value
 
 
-def of_spec(name: str, spec: Mapping[str, Any]) -> Filled | None:
-    """The table of items that a stored newsvendor is; None where it has more than the table."""
+def form_of_spec(name: str, spec: Mapping[str, Any]) -> ProblemFormView | None:
+    """Return the form of a stored newsvendor; None if the table cannot hold it."""
     known = {*COLUMNS.values()}
     if spec["kind"] != "newsvendor" or spec.get("decision_rows"):
         return None
@@ -121,11 +111,11 @@ def of_spec(name: str, spec: Mapping[str, Any]) -> Filled | None:
         if item.get("maximum_demand") is not None or item.get("minimum_order") is None:
             return None
         rows.append({short: _typed(item.get(long)) for short, long in COLUMNS.items()})
-    return Filled(name, "newsvendor", rows, _typed(spec.get("minimum_service_level")))
+    return ProblemFormView(name, "newsvendor", rows, _typed(spec.get("minimum_service_level")))
 
 
 def _typed(value: Any) -> str:
-    """As somebody would type it; what says nothing is left empty."""
+    """Format a value for a field; empty for defaults."""
     if value is None or value is False or value == 0:
         return ""
     if value is True:
@@ -133,48 +123,48 @@ def _typed(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.12g}"
 
 
-def parsed(text: str) -> tuple[Any, str]:
-    """JSON, or where it ends to be any, in words."""
+def parse_json(text: str) -> tuple[Any, str]:
+    """Parse a JSON object; return it and an error message, which may be empty."""
 
     def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number of JSON")
+        raise ValueError(f"{constant} is not a JSON number")
 
     try:
         value = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         words = error.msg[:1].lower() + error.msg[1:]
-        return None, f"This is not JSON yet: line {error.lineno}, column {error.colno}: {words}."
+        return None, f"Invalid JSON at line {error.lineno}, column {error.colno}: {words}."
     except (ValueError, RecursionError) as error:
-        return None, f"This is not JSON yet: {error}."
-    return value, "" if isinstance(value, dict) else "A specification is an object: { … }."
+        return None, f"Invalid JSON: {error}."
+    return value, "" if isinstance(value, dict) else "The JSON must be an object: { … }."
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """What the API says is wrong, and where that is in the text."""
+class SpecErrorView:
+    """An error of the API with its place in the text."""
 
     place: str
     words: str
     line: int | None = None
 
 
-def mistakes(refused: Refused, text: str = "") -> list[Mistake]:
-    """The API's sentences with their places, and the lines of the text that they are about."""
+def spec_errors(refusal: ApiRefusal, text: str = "") -> list[SpecErrorView]:
+    """Return the API's errors with their places and lines in the text."""
     found = []
-    for one in refused.problem.get("errors", []):
+    for one in refusal.problem.get("errors", []):
         path = one["pointer"].removeprefix("#/").split("/")
         inside = path[1:] if path[:1] == ["spec"] else []
         line = line_of(text, inside) if path[:1] == ["spec"] and 0 < len(text) <= _SEARCHED else None
         place = " › ".join(str(int(part) + 1) if part.isdigit() else part.replace("_", " ") for part in inside or path)
-        found.append(Mistake(place, sentence(one["detail"]), line))
-    return found or [Mistake("", refused.detail)]
+        found.append(SpecErrorView(place, sentence(one["detail"]), line))
+    return found or [SpecErrorView("", refusal.detail)]
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
 
 def line_of(text: str, path: Sequence[str]) -> int | None:
-    """The line on which a place of a JSON text begins; of what is not there, the nearest part around it."""
+    """Return the line of a path in a JSON text, or of its nearest existing parent."""
     tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
     if not tokens:
         return None
@@ -188,7 +178,7 @@ def line_of(text: str, path: Sequence[str]) -> int | None:
 
 
 def _inside(tokens: Sequence[tuple[str, int]], at: int, part: str) -> int | None:
-    """Where the value begins that an object has under a name, or a list at a number; ``at`` is where it opens."""
+    """Return the token index of an object's or list's member; ``at`` is the opening bracket."""
     if at >= len(tokens) or tokens[at][0] not in "{[":
         return None
     is_object, place, entry = tokens[at][0] == "{", at + 1, 0
@@ -205,7 +195,7 @@ def _inside(tokens: Sequence[tuple[str, int]], at: int, part: str) -> int | None
 
 
 def _after(tokens: Sequence[tuple[str, int]], at: int) -> int:
-    """The token behind a value."""
+    """Return the index of the token after a value."""
     depth = 0
     while at < len(tokens):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(tokens[at][0], 0)

@@ -11,18 +11,18 @@ from starlette.datastructures import FormData, UploadFile
 
 from app.http.security import Reader
 from app.pages import forms
-from app.pages.api_client import Api, Call, Refused
-from app.pages.problems.forms import Filled, filled, mistakes, of_spec, parsed
-from app.pages.problems.kinds import KINDS, written
-from app.pages.problems.notation import Model, model_of
-from app.pages.problems.specified import facts_of, tables_of
+from app.pages.api_client import Api, ApiRefusal, Call
+from app.pages.problems.catalogue import KINDS, pretty_json
+from app.pages.problems.forms import ProblemFormView, form_of_spec, parse_json, read_problem_form, spec_errors
+from app.pages.problems.notation import ModelView, model_of
+from app.pages.problems.spec_tables import facts_of, tables_of
 from app.pages.render import render, see_other
 
 router = APIRouter(include_in_schema=False)
 
-# Data sets that are looked through for one that fits, and what was learned that is shown.
+# Data sets checked for a match, and posteriors shown.
 LOOKED_AT, SHOWN = 20, 5
-# Characters of a specification that a page shows.
+# Characters of a specification that are shown.
 LONG = 20_000
 _EMPTY_ROW = dict.fromkeys(("item", "few", "many", "least", "most", "stock", "pack", "level", "whole"), "")
 _EXAMPLE_ROWS = [
@@ -45,89 +45,93 @@ async def problems(request: Request, caller: Reader, cursor: str = "", kind: str
 
 @router.get("/problems/new")
 async def new_problem(request: Request, caller: Reader, kind: str = "", text: str = "", like: str = "") -> Response:
-    """Cards to choose a kind from, and then the form for it."""
+    """Choose a kind, then fill in its form."""
     if like:
         found = await Api(request).get(f"/v1/problems/{like}")
-        form = of_spec(found["name"], found["spec"])
+        form = form_of_spec(found["name"], found["spec"])
         if form is None or text:
-            form = Filled(found["name"], found["spec"]["kind"], text=written(found["spec"]))
-        return _form(request, form)
+            form = ProblemFormView(found["name"], found["spec"]["kind"], text=pretty_json(found["spec"]))
+        return _render_form(request, form)
     if kind not in KINDS:
         return render(request, "problem_new.html", kinds=KINDS)
     if kind == "newsvendor" and not text:
-        return _form(request, Filled("", kind, _EXAMPLE_ROWS))
-    return _form(request, Filled("", kind, text=KINDS[kind].text))
+        return _render_form(request, ProblemFormView("", kind, _EXAMPLE_ROWS))
+    return _render_form(request, ProblemFormView("", kind, text=KINDS[kind].text))
 
 
-def _form(request: Request, form: Filled, refused: Refused | None = None, status: int = 200) -> Response:
-    found = mistakes(refused, form.text) if refused is not None else []
+def _render_form(
+    request: Request, form: ProblemFormView, refusal: ApiRefusal | None = None, status: int = 200
+) -> Response:
+    found = spec_errors(refusal, form.text) if refusal is not None else []
     kind = KINDS.get(form.kind) or KINDS["linear"]
-    return render(request, "problem_form.html", status, refused=refused, form=form, kind=kind, mistakes=found)
+    return render(request, "problem_form.html", status, refusal=refusal, form=form, kind=kind, mistakes=found)
 
 
 @router.post("/problems/new")
-async def make_problem(request: Request, caller: Reader) -> Response:
-    form = filled(await forms.submitted(request))
+async def create_problem(request: Request, caller: Reader) -> Response:
+    form = read_problem_form(await forms.read_form(request))
     if form.body is None:
-        return _form(request, form, status=422)
+        return _render_form(request, form, status=422)
     try:
         made = await Api(request).post("/v1/problems", form.body)
-    except Refused as refused:
-        if refused.status != 422:
+    except ApiRefusal as refusal:
+        if refusal.status != 422:
             raise
-        return _form(request, form, refused, 422)
+        return _render_form(request, form, refusal, 422)
     return see_other(f"/problems/{made['id']}")
 
 
 @router.post("/problems/check")
 async def check_problem(request: Request, caller: Reader) -> Response:
-    """What the API says of a form that is still being filled in: a part of a page."""
-    form = filled(await forms.submitted(request))
+    """Check an unfinished form: a part of a page."""
+    form = read_problem_form(await forms.read_form(request))
     shown: dict[str, Any] = {"form": form, "checked": None, "model": None, "mistakes": [], "call": None}
     if form.body is not None:
-        # Whoever has not thought of a name yet wants to see the rest checked.
+        # A missing name must not hide other errors.
         body = form.body | {"name": form.name.strip() or "without a name"}
         if len(form.text) <= LONG:
             shown["call"] = Call("POST", "/v1/problems", body)
         try:
             checked = await Api(request).post("/v1/problems/check", body)
             shown |= {"checked": checked, "model": model_of(body["spec"], checked["compiled"])}
-        except Refused as refused:
-            if refused.status not in (413, 422, 503):
+        except ApiRefusal as refusal:
+            if refusal.status not in (413, 422, 503):
                 raise
-            shown["mistakes"] = mistakes(refused, form.text)
+            shown["mistakes"] = spec_errors(refusal, form.text)
     return render(request, "problem_check.html", **shown)
 
 
 @router.get("/problems/import")
 async def import_page(request: Request, caller: Reader) -> Response:
-    return _import(request, {"name": "", "description": written(_DESCRIPTION)})
+    return _render_import(request, {"name": "", "description": pretty_json(_DESCRIPTION)})
 
 
-def _import(request: Request, given: dict[str, str], refused: Refused | None = None, wrong: str = "") -> Response:
-    status = 422 if refused or wrong else 200
+def _render_import(
+    request: Request, given: dict[str, str], refusal: ApiRefusal | None = None, wrong: str = ""
+) -> Response:
+    status = 422 if refusal or wrong else 200
     fields = {"description": json.dumps({"name": given["name"] or "bread"} | _DESCRIPTION)}
     call = Call("POST", "/v1/problems/import", file="model.mps", fields=fields)
-    return render(request, "problem_import.html", status, refused=refused, given=given, wrong=wrong, call=call)
+    return render(request, "problem_import.html", status, refusal=refusal, given=given, wrong=wrong, call=call)
 
 
 @router.post("/problems/import")
 async def import_problem(request: Request, caller: Reader) -> Response:
-    form = await forms.submitted(request)
+    form = await forms.read_form(request)
     given = {name: forms.text(form, name) for name in ("name", "description")}
     files = {name: found for name in ("file", "time", "scenarios") if (found := await _file(form, name)) is not None}
     await form.close()
-    described, wrong = parsed(given["description"].strip() or "{}")
+    described, wrong = parse_json(given["description"].strip() or "{}")
     if wrong or "file" not in files:
-        return _import(request, given, wrong=wrong or "Choose a file first.")
+        return _render_import(request, given, wrong=wrong or "Choose a file first.")
     api, main = Api(request), files.pop("file")
-    fields = {"description": written(described | {"name": given["name"]})}
+    fields = {"description": pretty_json(described | {"name": given["name"]})}
     try:
         made = await api.upload("/v1/problems/import", *main, fields, beside=files)
-    except Refused as refused:
-        if refused.status not in (413, 422):
+    except ApiRefusal as refusal:
+        if refusal.status not in (413, 422):
             raise
-        return _import(request, given, refused)
+        return _render_import(request, given, refusal)
     if not made["notes"] and made["dataset_id"] is None:
         return see_other(f"/problems/{made['id']}")
     return render(request, "problem_imported.html", 201, api=api, made=made)
@@ -142,10 +146,10 @@ async def _file(form: FormData, name: str) -> tuple[str, bytes] | None:
 
 @router.get("/problems/{problem_id}")
 async def problem(request: Request, problem_id: str, caller: Reader) -> Response:
-    return await _problem(request, problem_id)
+    return await _render_problem(request, problem_id)
 
 
-async def _problem(request: Request, problem_id: str, refused: Refused | None = None) -> Response:
+async def _render_problem(request: Request, problem_id: str, refusal: ApiRefusal | None = None) -> Response:
     api = Api(request)
     found = await api.get(f"/v1/problems/{problem_id}")
     kind = KINDS[found["spec"]["kind"]]
@@ -157,9 +161,9 @@ async def _problem(request: Request, problem_id: str, refused: Refused | None = 
     return render(
         request,
         "problem.html",
-        409 if refused else 200,
+        409 if refusal else 200,
         api=api,
-        refused=refused,
+        refusal=refusal,
         problem=found,
         kind=kind,
         model=model,
@@ -167,17 +171,17 @@ async def _problem(request: Request, problem_id: str, refused: Refused | None = 
         tables=tables_of(found["spec"]),
         posteriors=posteriors["items"],
         fitting=fitting,
-        text=_shortened(written(found["spec"])),
+        text=_shortened(pretty_json(found["spec"])),
     )
 
 
 def _shortened(text: str) -> str:
-    """Enough of a long text to see what it is; the API has all of it."""
+    """Cut a long text; the API has all of it."""
     return text if len(text) <= LONG else f"{text[:LONG]}\n…"
 
 
-async def _model(api: Api, problem: dict[str, Any], linear: bool) -> Model:
-    """Models that are described in short are shown as what they stand for."""
+async def _model(api: Api, problem: dict[str, Any], linear: bool) -> ModelView:
+    """Return the notation; ready-made linear problems are shown compiled."""
     compiled = None
     if linear and problem["spec"]["kind"] != "linear":
         compiled = (await api.get(f"/v1/problems/{problem['id']}/compiled"))["spec"]
@@ -185,7 +189,7 @@ async def _model(api: Api, problem: dict[str, Any], linear: bool) -> Model:
 
 
 async def _fitting(api: Api, outcomes: list[str]) -> list[dict[str, Any]]:
-    """Of the newest data sets, those that have the outcomes that a problem needs."""
+    """Return the newest data sets that have the problem's outcomes."""
     listed = (await api.get("/v1/datasets", limit=LOOKED_AT))["items"]
     described = await asyncio.gather(*(api.get(f"/v1/datasets/{one['id']}") for one in listed))
     known = [{column["name"] for column in one["columns"] if column["role"] == "outcome"} for one in described]
@@ -198,11 +202,11 @@ def caller_may(request: Request, scope: str) -> bool:
 
 @router.post("/problems/{problem_id}/delete")
 async def delete_problem(request: Request, problem_id: str, caller: Reader) -> Response:
-    await forms.submitted(request)
+    await forms.read_form(request)
     try:
         await Api(request).delete(f"/v1/problems/{problem_id}")
-    except Refused as refused:
-        if refused.status != 409:
+    except ApiRefusal as refusal:
+        if refusal.status != 409:
             raise
-        return await _problem(request, problem_id, refused)
+        return await _render_problem(request, problem_id, refusal)
     return see_other("/problems")

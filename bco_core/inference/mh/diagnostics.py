@@ -1,4 +1,4 @@
-"""How well chains mixed, what their decisions do on the history they learned from, and the verdict."""
+"""Diagnostics of chains: R-hat and effective sample sizes, decisions on the learned rows, and the verdict."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import torch
 from bco_core.estimates import Estimate, estimate
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.diagnostics import CLEAR, FEW_ROWS, Diagnostics, Quality, judge_held_out
-from bco_core.inference.held_out import HeldOut
-from bco_core.inference.mh.chains import Chains
-from bco_core.inference.mh.metropolis import MetropolisOptions
-from bco_core.inference.mh.thinning import probed
+from bco_core.inference.held_out import HeldOutReport
+from bco_core.inference.mh.metropolis import Chains, MetropolisOptions
+from bco_core.inference.mh.thinning import probe_predictions
 from bco_core.policies import decide
 from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
 from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
-# What Vehtari et al. (2021) advise; up to the weaker figure chains nearly agree.
+# The threshold of Vehtari et al. (2021), and a weaker one up to which chains nearly agree.
 R_HAT, WEAK_R_HAT = 1.01, 1.1
 FEW_DRAWS = 400
 _TRACE_POINTS = 200
@@ -31,8 +30,8 @@ _FEASIBILITY_ROOM = 0.01
 
 @dataclass(frozen=True)
 class Convergence:
-    """The worst rank-normalised split R-hat and the least bulk and tail ESS of some quantities (Vehtari et al., 2021);
-    None where they cannot be known."""
+    """The largest rank-normalised split R-hat and the smallest bulk and tail ESS of some quantities (Vehtari et al.,
+    2021); None where they are undefined."""
 
     r_hat: float | None
     ess_bulk: float | None
@@ -41,7 +40,7 @@ class Convergence:
 
 @dataclass(frozen=True)
 class ChainReport:
-    """How the chains went; losses in the user's units."""
+    """Mixing of the chains; losses in the user's units."""
 
     count: int
     steps: int
@@ -58,22 +57,22 @@ class ChainReport:
 
 
 @dataclass(frozen=True)
-class Prior:
+class PriorReport:
     family: str
     scale: float
 
 
 @dataclass(frozen=True)
-class Start:
-    """How far the predictions of each start were shifted, in standard deviations, and the feasibility it then had."""
+class StartReport:
+    """The shift of each start's predictions, in standard deviations, and its feasibility after the shift."""
 
     shift: list[float]
     feasibility: list[float]
 
 
 @dataclass(frozen=True)
-class LearnedRows:
-    """What decisions for the learned rows cost, and how often they keep their constraints."""
+class LearnedRowsReport:
+    """Cost of decisions for the learned rows, and how often these satisfy their constraints."""
 
     rows: int
     cost: Estimate
@@ -85,23 +84,23 @@ class LearnedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainDiagnostics(Diagnostics):
-    """Mixing of the chains, the temperatures tried, and what decisions do on the learned rows."""
+    """Diagnostics of chains: mixing, temperatures tried, and decisions on the learned rows."""
 
     temperatures: Table
     chains: ChainReport
-    prior: Prior
-    start: Start
-    history: LearnedRows
+    prior: PriorReport
+    start: StartReport
+    history: LearnedRowsReport
     held_out_feasibility: float
     effective_draws: float
 
 
-def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> ChainReport:
-    """How well the chains mixed, by predictions and loss."""
+def report_chains(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> ChainReport:
+    """Report how well the chains mixed, by predictions and loss."""
     info, scale = chains.info, target.cost_scale
     sampled = info.risks[plan.burn_in :]
     steps, count, _ = info.kept.shape
-    seen = probed(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
+    seen = probe_predictions(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
     between = seen.mean(dim=0).std(dim=0) if count > 1 else torch.zeros(seen.shape[2])
     within = seen.std(dim=0).mean(dim=0) if steps > 1 else torch.ones(seen.shape[2])
     picks = torch.linspace(0, len(info.risks) - 1, min(_TRACE_POINTS, len(info.risks))).long()
@@ -121,12 +120,14 @@ def report(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) -> Chai
     )
 
 
-def learned_rows(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, posterior: Posterior) -> LearnedRows:
-    """What BCP's decisions do on the history that the chains learned from."""
+def report_learned_rows(
+    target: GibbsTarget, plan: MetropolisOptions, chains: Chains, posterior: Posterior
+) -> LearnedRowsReport:
+    """Report BCP's decisions on the rows that the chains learned from."""
     sample, particles = target.sample, posterior.particles
     outcomes = target.predictor.predict_encoded(particles, target.encoded(particles.dtype)).transpose(0, 1)
     found = decide(target.problem, Scenarios.equal(outcomes, outcomes.mean(dim=1)), "bcp")
-    return LearnedRows(
+    return LearnedRowsReport(
         rows=len(sample),
         cost=estimate(target.problem.cost(found.decisions, sample.outcomes)),
         feasibility=target.problem.feasible(found.decisions, sample.outcomes).double().mean().item(),
@@ -136,8 +137,8 @@ def learned_rows(target: GibbsTarget, plan: MetropolisOptions, chains: Chains, p
     )
 
 
-def temperatures(ladder: np.ndarray[Any, Any], how: str) -> Table:
-    """The inverse temperatures tried, with what each was judged by."""
+def temperature_table(ladder: np.ndarray[Any, Any], how: str) -> Table:
+    """Return the inverse temperatures tried, with their figures."""
     judged = ("loss_before", "loss_after") if how == "settle" else ("cost", "feasibility")
     names = ("inverse_temperature", *judged, "chosen")
     return [
@@ -147,8 +148,8 @@ def temperatures(ladder: np.ndarray[Any, Any], how: str) -> Table:
 
 
 def convergence(values: np.ndarray[Any, Any]) -> Convergence:
-    """Of quantities (chains, draws, quantities), by arviz-stats."""
-    # Imported late: it takes seconds, and only chains need it.
+    """Return the convergence of quantities (chains, draws, quantities), by arviz-stats."""
+    # The import takes seconds, and only chains need it.
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
     stats: Any = array_stats
@@ -167,28 +168,29 @@ def convergence(values: np.ndarray[Any, Any]) -> Convergence:
 
 def judge_chains(
     rows: int,
-    found: ChainReport,
+    report: ChainReport,
     plan: MetropolisOptions,
     problem: DecisionProblem,
-    held_out: HeldOut,
+    held_out: HeldOutReport,
     feasibility: float,
 ) -> Quality:
-    """A verdict in a planner's words; ``feasibility`` is the share of held-out rows that keep uncertain constraints."""
+    """Return the verdict; ``feasibility`` is the share of held-out rows that satisfy uncertain constraints."""
     required = problem.confidence if isinstance(problem, UncertainConstraints) else None
-    if min(found.acceptance) == 0:
+    if min(report.acceptance) == 0:
         return Quality("bad", "a chain did not move after burn-in: allow more steps, or a lower inverse temperature")
     if required is not None and plan.minimum_feasibility is not None and plan.minimum_feasibility < required:
         return Quality(
             "bad",
-            f"no model was found whose decisions keep their constraints in {required:.0%} of the history; "
-            f"the chains only ask for {plan.minimum_feasibility:.1%}",
+            f"no model was report whose decisions satisfy their constraints in {required:.0%} of the history; "
+            f"the chains require only {plan.minimum_feasibility:.1%}",
         )
     if required is not None:
         room = CLEAR * math.sqrt(required * (1 - required) / held_out.rows) + _FEASIBILITY_ROOM
         if feasibility < required - room:
             return Quality(
                 "warn",
-                f"on held-out rows decisions keep their constraints in {feasibility:.1%}, and {required:.0%} is asked",
+                f"on held-out rows decisions satisfy their constraints in {feasibility:.1%}, and {required:.0%} is "
+                "required",
             )
         doubt = None
     else:
@@ -196,29 +198,29 @@ def judge_chains(
     if doubt is not None and doubt.verdict == "bad":
         return doubt
     return (
-        _judge_mixing(found)
+        _judge_mixing(report)
         or doubt
         or _few(rows)
-        or Quality("ok", "the chains agree, and held-out rows bear them out")
+        or Quality("ok", "the chains agree, and held-out rows confirm them")
     )
 
 
-def _judge_mixing(found: ChainReport) -> Quality | None:
-    worst = max((figures.r_hat or math.inf) for figures in (found.loss, found.predictions))
+def _judge_mixing(report: ChainReport) -> Quality | None:
+    worst = max((figures.r_hat or math.inf) for figures in (report.loss, report.predictions))
     if worst > WEAK_R_HAT:
         return Quality(
             "warn",
-            f"chains disagree: R-hat is {worst:.2f}, and predictions differ {found.between_over_within:.1f} times as "
+            f"chains disagree: R-hat is {worst:.2f}, and predictions differ {report.between_over_within:.1f} times as "
             "much between chains as within one, so each chain has seen only its own part of the posterior; more steps "
             "or chains help",
         )
-    few = min((figures.ess_bulk or 0.0) for figures in (found.loss, found.predictions))
+    few = min((figures.ess_bulk or 0.0) for figures in (report.loss, report.predictions))
     if worst > R_HAT or few < FEW_DRAWS:
         return Quality(
             "warn",
-            f"chains nearly agree: R-hat is {worst:.3f} ({R_HAT} is advised) and all draws are worth {few:.0f} "
-            f"independent ones ({FEW_DRAWS} are advised), enough for mean predictions and hardly for their tails; "
-            "more steps help",
+            f"chains nearly agree: R-hat is {worst:.3f} ({R_HAT} is advised) and the effective sample size is "
+            f"{few:.0f} ({FEW_DRAWS} is advised), enough for mean predictions but hardly for their tails; more steps "
+            "help",
         )
     return None
 

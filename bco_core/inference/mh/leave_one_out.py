@@ -1,8 +1,8 @@
-"""Every row as the posterior would see it without that row, by reweighting the draws.
+"""Leave-one-out predictions of a posterior, by importance weights on its draws.
 
 The Gibbs posterior is a product over rows, ρ_n ∝ ρ_0 Π_i exp(−λ c_i(θ)) with λ = λn/n, so the one without row i has
-weights ∝ exp(λ c_i(θ_k)) on the draws θ_k. Weights are truncated at √K times their mean (Ionides, 2008), which keeps a
-few draws that fit a row badly from speaking for all.
+weights ∝ exp(λ c_i(θ_k)) on the draws θ_k. Weights are truncated at √K times their mean (Ionides, 2008), so that a few
+draws that fit a row badly do not dominate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ATOMS = 50
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Scenarios for some rows of the target, their mean predictions (H, d_y), and the least number of draws that any
-    row's weights are worth."""
+    """Leave-one-out scenarios of some rows, their mean predictions (H, d_y), and the smallest effective sample size of
+    any row's weights."""
 
     scenarios: Scenarios
     predictions: Tensor
@@ -30,7 +30,7 @@ class LeaveOneOut:
 
 
 def leave_one_out(target: GibbsTarget, rows: Tensor, draws: Tensor, inverse_temperature: float) -> LeaveOneOut:
-    """How draws (K, d) of the posterior of all rows see rows (H,) of its sample, each without itself."""
+    """Predict rows (H,) of the sample from draws (K, d) of the posterior of all rows, each row without itself."""
     seen, count = target.rows(rows), len(draws)
     predictions = target.predictor.predict_encoded(draws, seen.encoded(draws.dtype))
     costs = target.problem.cost(target.problem.decide(predictions), seen.sample.outcomes) / target.cost_scale

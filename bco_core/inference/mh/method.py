@@ -1,7 +1,7 @@
-"""``mh``: learning by Metropolis–Hastings from beginning to end. A part is a chain.
+"""The method ``mh``: learning by Metropolis–Hastings, with one part a chain.
 
-Splitting chooses the predictor, fits the starts and finds the temperature; what it found travels with every chain, so
-that any process can go on with it.
+``split`` chooses the predictor, fits the starts and finds the temperature; these facts travel with every chain, so that
+any process can continue it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,35 @@ from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.diagnostics import of_held_out
+from bco_core.inference.diagnostics import held_out_fields
 from bco_core.inference.held_out import (
     HISTORY_ROWS,
-    Judged,
-    Kept,
+    PolicyResults,
+    StoredHistory,
     autocorrelation,
-    judge_scenarios,
+    judge_policies,
     policy_of_paper,
     summarize,
 )
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
-from bco_core.inference.mh.chains import Chains, dealt, joined
 from bco_core.inference.mh.diagnostics import (
     ChainDiagnostics,
-    Prior,
-    Start,
+    PriorReport,
+    StartReport,
     judge_chains,
-    learned_rows,
-    report,
-    temperatures,
+    report_chains,
+    report_learned_rows,
+    temperature_table,
 )
 from bco_core.inference.mh.leave_one_out import LeaveOneOut, leave_one_out
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
+from bco_core.inference.mh.metropolis import (
+    Chains,
+    MetropolisOptions,
+    init_chains,
+    join_chains,
+    run_chains,
+    split_chains,
+)
 from bco_core.inference.mh.starts import choose_predictor, find_starts
 from bco_core.inference.mh.temperature import LADDER, PILOT, find_temperature
 from bco_core.inference.mh.thinning import thin
@@ -58,15 +64,15 @@ from bco_core.scenarios import Scenarios
 from bco_core.select import Table
 
 DRAWS = 1000
-# Standard errors of a share that are asked of the history besides the confidence.
+# Standard errors of a share that the history must exceed the required confidence by.
 _MARGIN = 2.0
-# What all chains know of how they were begun: the kind of predictor and the errors (2, 2) it was chosen by, the
-# temperatures tried, and for every start its shift, its feasibility and whether it keeps constraints on average.
+# Facts that travel with every chain: the kind of predictor and the errors (2, 2) it was chosen by, the temperatures
+# tried, and for every start its shift, its feasibility and whether it satisfies constraints on average.
 _FACTS = ("kind", "errors", "ladder", "shift", "start_feasibility", "keeps_mean")
 
 
 def _split(task: Task, progress: Progress) -> list[Part]:
-    """Every chain before its first step."""
+    """Return every chain before its first step."""
     options: MhOptions = task.options
     kind = options.predictor.kind
     errors: list[Estimate] = []
@@ -82,39 +88,39 @@ def _split(task: Task, progress: Progress) -> list[Part]:
         "start_feasibility": starts.feasibility.numpy(),
         "keeps_mean": starts.keeps_mean.numpy(),
     }
-    asked = _reachable(plan, facts)
-    facts["ladder"] = find_temperature(target, asked, starts, options, progress)
-    chains = begin(target, _planned(plan, facts), starts.theta, options.seed)
-    return [Part(plan.steps, one.to_arrays() | facts) for one in dealt(chains)]
+    reachable = _reachable(plan, facts)
+    facts["ladder"] = find_temperature(target, reachable, starts, options, progress)
+    chains = init_chains(target, _with_temperature(plan, facts), starts.theta, options.seed)
+    return [Part(plan.steps, one.to_arrays() | facts) for one in split_chains(chains)]
 
 
 def _work(task: Task, data: Arrays, progress: Progress, checkpoint: Checkpoint | None) -> Arrays:
-    """Bring a chain to its end, from wherever it is."""
+    """Run a chain to its end, from wherever it is."""
     facts = {name: data[name] for name in _FACTS}
-    target, plan = _target(task, str(data["kind"][0])), _planned(_plan(task), facts)
+    target, plan = _target(task, str(data["kind"][0])), _with_temperature(_plan(task), facts)
 
     def save(current: Chains) -> None:
         if checkpoint is not None:
             checkpoint(current.to_arrays() | facts)
 
-    return run(target, plan, Chains.from_arrays(data), progress, save).to_arrays() | facts
+    return run_chains(target, plan, Chains.from_arrays(data), progress, save).to_arrays() | facts
 
 
 def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     options: MhOptions = task.options
     facts = {name: results[0][name] for name in _FACTS}
-    target, plan = _target(task, str(facts["kind"][0])), _planned(_plan(task), facts)
-    chains = joined([Chains.from_arrays(one) for one in results])
+    target, plan = _target(task, str(facts["kind"][0])), _with_temperature(_plan(task), facts)
+    chains = join_chains([Chains.from_arrays(one) for one in results])
     progress(0.0, "judging the chains")
     draws, best, chosen = _draws(target, plan, chains, options)
-    # Few rows are enough to judge by and to carry outcomes from.
+    # Few rows are enough for judgement and for predictive scenarios.
     rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
     without = leave_one_out(target, rows, chosen, plan.inverse_temperature)
-    kept, judged = _judged(target, rows, without, options)
-    held_out = summarize(target, kept, judged)
-    posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, kept.history)
-    found = report(chains, plan, target)
-    share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[kept.rows]).double().mean().item()
+    stored, judged = _judge(target, rows, without, options)
+    held_out = summarize(target, stored, judged)
+    posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, stored.history)
+    found = report_chains(chains, plan, target)
+    share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[stored.rows]).double().mean().item()
     quality = judge_chains(len(task.sample), found, plan, task.problem, held_out, share)
     diagnostics = ChainDiagnostics(
         quality=quality.verdict,
@@ -125,14 +131,14 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
         cost_scale=target.cost_scale,
         certificate=Certificate.absent("a certificate needs variational inference"),
         candidates=_candidates(facts),
-        temperatures=temperatures(facts["ladder"], options.temperature),
+        temperatures=temperature_table(facts["ladder"], options.temperature),
         chains=found,
-        prior=Prior(target.family.name, target.prior_scale.item()),
-        start=Start(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
-        history=learned_rows(target, plan, chains, posterior),
+        prior=PriorReport(target.family.name, target.prior_scale.item()),
+        start=StartReport(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
+        history=report_learned_rows(target, plan, chains, posterior),
         held_out_feasibility=share,
         effective_draws=without.effective,
-        **of_held_out(held_out),
+        **held_out_fields(held_out),
     )
     return Learned(posterior, diagnostics)
 
@@ -150,11 +156,11 @@ def _features(task: Task) -> Features:
 
 
 def _plan(task: Task) -> MetropolisOptions:
-    """What does not depend on the data; the temperature is yet to be found."""
+    """Return the options that do not depend on the data; the temperature is a placeholder."""
     options, problem, rows = task.options, task.problem, len(task.sample)
     required = None
     if isinstance(problem, UncertainConstraints):
-        # Rows that were learned from keep constraints more often than others: ask two standard errors more of them.
+        # Learned rows satisfy constraints more often than new ones: require two standard errors more of them.
         asked = problem.confidence
         required = min(1.0, asked + _MARGIN * math.sqrt(asked * (1 - asked) / rows))
     return MetropolisOptions(
@@ -167,14 +173,14 @@ def _plan(task: Task) -> MetropolisOptions:
     )
 
 
-def _planned(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
-    """With the temperature chosen, and a feasibility that every chain's start has."""
+def _with_temperature(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
+    """Return the plan with the chosen temperature, and a feasibility that every chain's start reaches."""
     chosen = facts["ladder"][facts["ladder"][:, -1] == 1][0, 0]
     return replace(_reachable(plan, facts), inverse_temperature=float(chosen))
 
 
 def _reachable(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
-    """With a feasibility that every chain's start has."""
+    """Return the plan with a feasibility that every chain's start reaches."""
     if plan.minimum_feasibility is None:
         return plan
     required = min(plan.minimum_feasibility, float(facts["start_feasibility"].min()))
@@ -184,7 +190,7 @@ def _reachable(plan: MetropolisOptions, facts: Arrays) -> MetropolisOptions:
 def _draws(
     target: GibbsTarget, plan: MetropolisOptions, chains: Chains, options: MhOptions
 ) -> tuple[Tensor, int, Tensor]:
-    """All kept draws (N, d), which of them is densest, and the particles (K, d)."""
+    """Return all kept draws (N, d), the number of the densest, and the particles (K, d)."""
     info = chains.info
     draws = info.kept.flatten(0, 1)
     # The density of a kept draw: its loss is in the trace, its prior is cheap.
@@ -195,19 +201,21 @@ def _draws(
     return draws, best, draws[chosen]
 
 
-def _judged(target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: MhOptions) -> tuple[Kept, Judged]:
-    """The history, each of its rows predicted without it, and what policies do on those rows."""
+def _judge(
+    target: GibbsTarget, rows: Tensor, without: LeaveOneOut, options: MhOptions
+) -> tuple[StoredHistory, PolicyResults]:
+    """Return the history, each row predicted without itself, and the policies' results on its rows."""
     spread, outcomes = target.predictor.outcomes.scale, target.sample.outcomes[rows]
     ones = torch.ones_like(spread)
     choice = choose_history(without.predictions, outcomes, spread, target.features[rows], ones, target.problem)
     order = autocorrelation(outcomes - without.predictions, rows)
-    kept = Kept(choice.history, rows[choice.order], choice.table, order)
+    stored = StoredHistory(choice.history, rows[choice.order], choice.table, order)
     seen = without.scenarios
     ordered = Scenarios(seen.outcomes[choice.order], seen.weights, seen.mode[choice.order])
     everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
     generator = torch.Generator().manual_seed(options.seed)
-    judged = judge_scenarios(target, [(everything, ordered)], kept, one_block, generator)
-    return kept, judged.under(options.policy or policy_of_paper(target.problem))
+    judged = judge_policies(target, [(everything, ordered)], stored, one_block, generator)
+    return stored, judged.under(options.policy or policy_of_paper(target.problem))
 
 
 def _candidates(facts: Arrays) -> Table:
@@ -219,7 +227,7 @@ def _candidates(facts: Arrays) -> Table:
 
 
 def _vectors(options: MhOptions, rows: int) -> int:
-    """Every kept draw of every chain."""
+    """Count every kept draw of every chain."""
     wanted = math.ceil(max(DRAWS, options.particles) / options.chains)
     return options.chains * min(wanted, options.steps - options.burn_in)
 
@@ -229,4 +237,4 @@ def _passes(options: MhOptions, rows: int) -> float:
     return options.chains * (options.steps + pilots)
 
 
-MH = Method("mh", "mh", "Metropolis–Hastings, as asked for", False, _split, _work, _join, _vectors, _passes)
+MH = Method("mh", "mh", "Metropolis–Hastings, as requested", False, _split, _work, _join, _vectors, _passes)

@@ -1,7 +1,7 @@
-"""Where chains start, and which predictor they sample.
+"""Starting points of the chains, and the choice of their predictor.
 
-A chain of Algorithm 3 can only accept θ with F_n(θ) ≥ F_0, so it needs a start that has it: each chain is fitted to
-squared error on rows of its own, and its predictions are then shifted by the least constant that reaches F_0.
+A chain of Algorithm 3 accepts only θ with F_n(θ) ≥ F_0, so its start must satisfy this: each chain is fitted to squared
+error on rows of its own, and its predictions are then shifted by the smallest constant that reaches F_0.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FIT = TrainingOptions(epochs=300, patience=15, batch_size=64, learning_rate=0.0
 
 
 @dataclass(frozen=True)
-class Starts:
-    """θ (C, d) with the least shift, in standard deviations of the outcomes, that reaches F_0; what F_n it has, and
-    whether its decisions keep their constraints on average, (C,)."""
+class ChainStarts:
+    """θ (C, d) with the smallest ``shift`` (C,), in standard deviations of the outcomes, that reaches F_0, its
+    ``feasibility`` F_n, and whether its decisions satisfy their constraints on average, (C,)."""
 
     theta: Tensor
     shift: Tensor
@@ -40,11 +40,11 @@ class Starts:
 def choose_predictor(
     problem: DecisionProblem, sample: Sample, options: MhOptions, features: Features | None = None
 ) -> tuple[str, list[Estimate]]:
-    """A linear model, in whose few dimensions chains move well, unless a network predicts clearly better.
+    """Choose a linear model, in whose few dimensions chains move well, unless a network predicts clearly better.
 
-    Both are fitted to squared error on five folds and compared on the rows each fold held out. Those rows also told the
-    network when to stop, which flatters it, so its gain must be two standard errors and a fiftieth of the error. The
-    errors are those of ``AUTO``, in order.
+    Both are fitted to squared error on five folds and compared on the rows each fold held out. Those rows also stopped
+    the network early, which flatters it, so its gain must exceed two standard errors and a fiftieth of the error. The
+    returned errors are those of the kinds in ``AUTO``, in order.
     """
     errors = []
     for kind in AUTO:
@@ -52,7 +52,7 @@ def choose_predictor(
         predictor = build_predictor(kind, sample, options.predictor.layers(kind), features)
         target = make_target(problem, predictor, sample, FAMILIES[options.family])
         folds = make_folds(len(sample), FOLDS, generator)
-        theta = fitted(target, folds, generator)
+        theta = fit_squared_error(target, folds, generator)
         with torch.no_grad():
             seen = predictor.forward(theta, target.encoded(torch.float32)[folds.validation])
         surrogate = SquaredError(predictor.outcomes.scale)
@@ -62,14 +62,14 @@ def choose_predictor(
     return AUTO[chosen], [estimate(error) for error in errors]
 
 
-def find_starts(target: GibbsTarget, chains: int, required: float | None, generator: torch.Generator) -> Starts:
-    """A start for each chain, fitted to squared error on four fifths of the rows, dealt anew for each."""
+def find_starts(target: GibbsTarget, chains: int, required: float | None, generator: torch.Generator) -> ChainStarts:
+    """Return a start for each chain, fitted to squared error on its own random four fifths of the rows."""
     predictor, sample = target.predictor, target.sample
     folds = make_folds(len(sample), chains, generator)
-    theta = fitted(target, folds, generator)
+    theta = fit_squared_error(target, folds, generator)
     if required is None:
         nothing = torch.zeros(chains, dtype=torch.float64)
-        return Starts(theta, nothing, torch.ones_like(nothing), nothing > 0)
+        return ChainStarts(theta, nothing, torch.ones_like(nothing), nothing > 0)
     best_shift, best_share = torch.zeros(chains, dtype=torch.float64), torch.full((chains,), -2.0).double()
     encoded = target.encoded(theta.dtype)
     predictions = predictor.predict_encoded(theta, encoded)
@@ -80,8 +80,8 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
                 break
             shifted = predictions[todo] + sign * size * predictor.outcomes.scale
             decisions = target.problem.decide(shifted)
-            share = _kept(target.problem, decisions, sample.outcomes).double().mean(dim=1)
-            # One that does not keep its constraints on average will not do, however few rows must.
+            share = _feasible(target.problem, decisions, sample.outcomes).double().mean(dim=1)
+            # A start that violates its constraints on average does not qualify, whatever F_0.
             share = torch.where(_keeps_mean(target.problem, decisions, sample.outcomes), share, share - 1)
             better = todo.clone()
             better[todo] = share > best_share[todo]
@@ -90,28 +90,28 @@ def find_starts(target: GibbsTarget, chains: int, required: float | None, genera
     outputs = predictor.outcome_dim
     theta = theta.clone()
     theta[:, -outputs:] += best_shift[:, None].to(theta)
-    # Predictions clipped at zero, or rounding of θ, may say otherwise than the shifted ones: believe θ itself.
+    # Clipping at zero and rounding of θ may change predictions: evaluate θ itself.
     decisions = target.problem.decide(predictor.predict_encoded(theta, encoded))
-    share = _kept(target.problem, decisions, sample.outcomes).double().mean(dim=1)
-    return Starts(theta, best_shift, share, _keeps_mean(target.problem, decisions, sample.outcomes))
+    share = _feasible(target.problem, decisions, sample.outcomes).double().mean(dim=1)
+    return ChainStarts(theta, best_shift, share, _keeps_mean(target.problem, decisions, sample.outcomes))
 
 
-def _kept(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tensor:
-    """Whether the outcome lets each decision keep its constraints, as the chains see it."""
+def _feasible(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tensor:
+    """Return whether each decision satisfies its constraints, as the chains test it."""
     if isinstance(problem, UncertainConstraints):
         return problem.slack(decisions, outcomes) >= 0
     return problem.feasible(decisions, outcomes)
 
 
 def _keeps_mean(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> Tensor:
-    """Whether each start's decisions (C, n, d_z) keep their constraints on average, (C,)."""
+    """Return whether each start's decisions (C, n, d_z) satisfy their constraints on average, (C,)."""
     if not isinstance(problem, UncertainConstraints):
         return torch.zeros(len(decisions), dtype=torch.bool)
     return problem.slack(decisions, outcomes).mean(dim=1) >= 0
 
 
-def fitted(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:
-    """θ (R, d) of least squared error on each of the folds' training rows: ridge regression, or a network from it."""
+def fit_squared_error(target: GibbsTarget, folds: Folds, generator: torch.Generator) -> Tensor:
+    """Return θ (R, d) of least squared error on each fold's training rows: ridge, or a network that starts from it."""
     predictor, sample = target.predictor, target.sample
     encoded = target.encoded()
     theta = predictor.initial(len(folds.train), generator).to(encoded)

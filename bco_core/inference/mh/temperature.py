@@ -1,8 +1,8 @@
-"""How cold chains run: λn is the caller's, or found from short runs.
+"""Choice of the chains' inverse temperature λn: given by the caller, or found by short pilot runs.
 
-``settle``      the inverse temperature is raised until the traces of the decision loss settle (the paper's recipe,
-                section 5.2).
-``validation``  the cheapest on rows set aside, among those whose decisions keep their constraints often enough.
+``settle``      raise λn until the traces of the decision loss settle (the paper's procedure, section 5.2).
+``validation``  take the λn of least cost on rows set aside, among those whose decisions satisfy constraints often
+                enough.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from bco_core.data import make_folds
 from bco_core.gibbs import GibbsTarget, perfect_cost
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin, run
-from bco_core.inference.mh.starts import Starts, find_starts
+from bco_core.inference.mh.metropolis import MetropolisOptions, init_chains, run_chains
+from bco_core.inference.mh.starts import ChainStarts, find_starts
 from bco_core.inference.options import MhOptions
 from bco_core.policies import decide
 from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Progress
 from bco_core.scenarios import Scenarios
 
-# λn of the scaled cost: each a factor four above the last.
+# λn of the scaled cost: each four times the one before.
 LADDER = tuple(10.0 * 4.0**k for k in range(9))
 PILOT = 600
 _PILOT_DRAWS = 25
@@ -33,16 +33,16 @@ _DRIFT = 0.05
 
 
 def find_temperature(
-    target: GibbsTarget, plan: MetropolisOptions, starts: Starts, options: MhOptions, progress: Progress
+    target: GibbsTarget, plan: MetropolisOptions, starts: ChainStarts, options: MhOptions, progress: Progress
 ) -> np.ndarray[Any, Any]:
-    """What was tried: rows of (λn, figure before, figure after, chosen).
+    """Return the temperatures tried, as rows of (λn, first figure, second figure, chosen).
 
-    For ``settle`` the figures are the mean loss in the second and in the last quarter of a short run; for
-    ``validation`` the cost and the feasibility on rows set aside.
+    For ``settle`` the figures are the mean losses of the second and the last quarter of a short run; for ``validation``
+    the cost and the feasibility on rows set aside.
     """
-    given = options.inverse_temperature if options.kl_weight is None else 1 / options.kl_weight
-    if given is not None:
-        return np.array([[given, math.nan, math.nan, 1.0]])
+    level = options.inverse_temperature if options.kl_weight is None else 1 / options.kl_weight
+    if level is not None:
+        return np.array([[level, math.nan, math.nan, 1.0]])
     pilot = replace(plan, steps=PILOT, burn_in=PILOT - 1, kept=1)
     if options.temperature == "validation":
         return _by_validation(target, pilot, options, progress)
@@ -51,10 +51,10 @@ def find_temperature(
     for number, level in enumerate(LADDER):
         progress(0.2 + 0.8 * number / len(LADDER), f"trying an inverse temperature of {level:g}")
         colder = replace(pilot, inverse_temperature=level)
-        done = run(target, colder, begin(target, colder, theta, options.seed))
-        quarters = done.info.risks.chunk(4)
+        chains = run_chains(target, colder, init_chains(target, colder, theta, options.seed))
+        quarters = chains.info.risks.chunk(4)
         before, after = quarters[1].mean().item(), quarters[3].mean().item()
-        # Against what there is to lose, so that fixed costs and gains make no difference.
+        # Relative to the possible gain, so that fixed costs do not matter.
         settled = abs(after - before) <= _DRIFT * abs(before - foresight)
         tried.append([level, before * target.cost_scale, after * target.cost_scale, float(settled)])
         if settled:
@@ -66,7 +66,7 @@ def find_temperature(
 def _by_validation(
     target: GibbsTarget, pilot: MetropolisOptions, options: MhOptions, progress: Progress
 ) -> np.ndarray[Any, Any]:
-    """Short runs on four fifths of the rows; the last fifth says how their decisions fare."""
+    """Run short chains on four fifths of the rows and judge their decisions on the last fifth."""
     generator = torch.Generator().manual_seed(options.seed)
     folds = make_folds(len(target.sample), 1, generator)
     held_out, training = target.rows(folds.validation[0]), target.rows(folds.train[0])
@@ -85,13 +85,13 @@ def _by_validation(
             burn_in=PILOT // 2,
             kept=_PILOT_DRAWS,
         )
-        done = run(training, colder, begin(training, colder, starts.theta, options.seed))
+        chains = run_chains(training, colder, init_chains(training, colder, starts.theta, options.seed))
         outcomes = held_out.sample.outcomes
-        decisions = decide(target.problem, _scenarios(held_out, done.info.kept.flatten(0, 1)), "bcp").decisions
+        decisions = decide(target.problem, _scenarios(held_out, chains.info.kept.flatten(0, 1)), "bcp").decisions
         cost = target.problem.cost(decisions, outcomes).mean().item()
-        kept = target.problem.feasible(decisions, outcomes).double().mean().item()
-        tried.append([level, cost, kept, 0.0])
-    # The cheapest of those that keep their constraints often enough; else the one that keeps them most often.
+        feasibility = target.problem.feasible(decisions, outcomes).double().mean().item()
+        tried.append([level, cost, feasibility, 0.0])
+    # The cheapest of those that satisfy constraints often enough; else the one that satisfies them most often.
     goal = target.problem.confidence if isinstance(target.problem, UncertainConstraints) else 0.0
     enough = min(goal, max(row[2] for row in tried))
     min((row for row in tried if row[2] >= enough), key=lambda row: row[1])[-1] = 1.0

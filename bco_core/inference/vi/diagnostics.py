@@ -1,4 +1,4 @@
-"""What held-out rows say of a mixture, how far its members agree, and the verdict."""
+"""Diagnostics of a mixture: costs on held-out rows, agreement of its members, and the verdict."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.diagnostics import Diagnostics, Quality, judge_held_out, of_held_out
-from bco_core.inference.held_out import HeldOut
+from bco_core.inference.diagnostics import Diagnostics, Quality, held_out_fields, judge_held_out
+from bco_core.inference.held_out import HeldOutReport
 from bco_core.inference.vi.variational import TracePoint, VariationalFit
 from bco_core.problems.surrogate import loss_of
 from bco_core.select import Table
@@ -22,12 +22,12 @@ _AGREEMENT_DRAWS = 16
 
 @dataclass(frozen=True)
 class Agreement:
-    """How much the members' predictions differ.
+    """Agreement of the members' predictions.
 
-    ``r_hat`` compares the spread between members with the spread of draws within one, as for chains of a sampler; the
-    median over contexts and outcomes. Members learn from different rows, so it need not be near one: it says how much
+    ``r_hat`` compares the spread between members with the spread of draws within one, as for chains of a sampler, as a
+    median over contexts and outcomes. Members learn from different rows, so it need not be near one: it shows how much
     of the posterior's spread comes from having several members. ``disagreement`` is the spread between members in units
-    of the outcomes' own. ``effective`` is the number of equally weighted members that carry the same weight.
+    of the outcomes' spread. ``effective`` is the effective number of members, by their weights.
     """
 
     count: int
@@ -39,7 +39,7 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class VariationalDiagnostics(Diagnostics):
-    """How members agree and how learning went, besides what held-out rows say."""
+    """Diagnostics of a mixture: agreement of its members and the course of learning."""
 
     members: Agreement
     network_share: float | None
@@ -52,13 +52,13 @@ class VariationalDiagnostics(Diagnostics):
 
 def diagnose(
     target: GibbsTarget,
-    held_out: HeldOut,
+    held_out: HeldOutReport,
     mixture: Mixture,
     fits: list[VariationalFit],
     kl_weight: float,
-    **told: Any,
+    **fields: Any,
 ) -> VariationalDiagnostics:
-    """Judge a mixture by what its decisions cost on held-out rows; ``told`` is handed on as it is."""
+    """Diagnose a mixture by the cost of its decisions on held-out rows; ``fields`` are passed on unchanged."""
     members, converged = agreement(target, mixture), all(all(fit.stopped_early) for fit in fits)
     quality = judge_held_out(len(target.sample), held_out) or _judge(members, converged, len(fits[0].mixture.loc) == 1)
     return VariationalDiagnostics(
@@ -72,23 +72,23 @@ def diagnose(
         best_epochs=[fit.best_epochs for fit in fits],
         stopped_early=converged,
         trace=fits[-1].trace,
-        **of_held_out(held_out),
-        **told,
+        **held_out_fields(held_out),
+        **fields,
     )
 
 
 def _judge(members: Agreement, converged: bool, alone: bool) -> Quality:
     if alone:
-        return Quality("warn", "its one member is stopped and judged by the same rows; ask for five or more members")
+        return Quality("warn", "its only member is stopped and judged by the same rows; learn five or more members")
     if members.disagreement > _DISAGREEMENT:
-        return Quality("warn", "members disagree widely: more rows, or a simpler predictor, would settle it")
+        return Quality("warn", "members disagree widely: more rows or a simpler predictor would help")
     if not converged:
         return Quality("warn", "learning reached its epoch limit while still improving; allow more epochs")
     return Quality("ok", "decisions clearly beat the best constant decision on held-out rows, and promises held there")
 
 
 def agreement(target: GibbsTarget, mixture: Mixture) -> Agreement:
-    """How far members agree, on up to 200 contexts of the history."""
+    """Return the agreement of members on up to 200 contexts of the history."""
     used = mixture.weights > 0
     loc, weights = mixture.loc[used], mixture.weights[used].double()
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""From what a mixture has learned to the posterior: judge policies on held-out rows, certify, draw, keep a history."""
+"""From a learned mixture to the posterior: diagnose on held-out rows, certify, draw particles, store a history."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.held_out import HISTORY_ROWS, Judged, Kept, autocorrelation, summarize
+from bco_core.inference.held_out import HISTORY_ROWS, PolicyResults, StoredHistory, autocorrelation, summarize
 from bco_core.inference.method import Learned
+from bco_core.inference.vi.cross_validation import OutOfFoldView
 from bco_core.inference.vi.diagnostics import diagnose
-from bco_core.inference.vi.out_of_fold import OutOfFold
-from bco_core.inference.vi.plan import Plan
+from bco_core.inference.vi.plan import MixturePlan
 from bco_core.inference.vi.variational import VariationalFit
 from bco_core.posterior import Posterior
 from bco_core.select import Table
 
 CONFIDENCE = 0.95
-# Errors are not believed to shrink to less than half, whatever members say.
+# Squared errors shrink at most to a quarter, whatever the members' spread suggests.
 _LEAST_GAIN = 0.25
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mixture in its predictor's space, its out-of-fold view, and the tables that its selection left.
+    """A mixture in its predictor's space, its out-of-fold view ``seen``, and the tables of its selection.
 
-    ``share`` is the weight of the network where two sorts of predictor were mixed, and ``shares`` the costs at each;
-    ``boosted_share`` is the weight of departures from a boosted rule.
+    ``share`` is the weight of the network where two kinds of predictor were mixed, and ``shares`` the cost at each
+    share; ``boosted_share`` is the weight of residual models of a boosted rule.
     """
 
     target: GibbsTarget
     mixture: Mixture
     classes: list[ModelClass]
-    seen: OutOfFold
+    seen: OutOfFoldView
     fits: list[VariationalFit]
     kl_weight: float
     candidates: Table = field(default_factory=list)
@@ -46,12 +46,12 @@ class Candidate:
     boosted_share: float | None = None
 
 
-def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Learned:
-    """The posterior, and what held-out rows say of it."""
+def make_posterior(plan: MixturePlan, learned: Candidate, stored: StoredHistory, judged: PolicyResults) -> Learned:
+    """Return the posterior and its diagnostics on held-out rows."""
     options = plan.task.options
     diagnostics = diagnose(
         learned.target,
-        summarize(learned.target, kept, judged, forward=plan.forward is not None),
+        summarize(learned.target, stored, judged, forward=plan.forward is not None),
         learned.mixture,
         learned.fits,
         learned.kl_weight,
@@ -63,12 +63,12 @@ def conclude(plan: Plan, learned: Candidate, kept: Kept, judged: Judged) -> Lear
         certificate=certify(learned.classes, plan.judged, CONFIDENCE, options.particles, plan.generator),
     )
     particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
-    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, kept.history)
+    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, stored.history)
     return Learned(posterior, diagnostics)
 
 
-def keep_history(plan: Plan, learned: Candidate) -> Kept:
-    """Out-of-fold predictions and outcomes of up to 1,000 rows, carried in the way that scores best on them."""
+def keep_history(plan: MixturePlan, learned: Candidate) -> StoredHistory:
+    """Return out-of-fold predictions and outcomes of up to 1,000 rows, with the carrier that scores best on them."""
     target, rows = learned.target, learned.seen.rows
     order = autocorrelation(target.sample.outcomes[rows] - learned.seen.scenarios.mean(), rows)
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
@@ -77,17 +77,16 @@ def keep_history(plan: Plan, learned: Candidate) -> Kept:
     spread, features = target.predictor.outcomes.scale, target.features[rows]
     periods = None if plan.forward is None or target.sample.timeline is None else target.sample.timeline.periods[rows]
     choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem, periods)
-    return Kept(choice.history, rows[choice.order], choice.table, order)
+    return StoredHistory(choice.history, rows[choice.order], choice.table, order)
 
 
-def _averaging_gain(plan: Plan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
-    """How much smaller errors (H, d_y) are, as a factor (d_y,), when all members predict instead of those few that
-    held a row out: by the variance that averaging takes away.
+def _averaging_gain(plan: MixturePlan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
+    """Return the factor (d_y,) on errors (H, d_y) when all members predict instead of the few that held a row out.
 
-    Members of a class of models differ by V, which averaging m of them divides by m.
+    Members of a model class differ by a variance V, which averaging m of them divides by m.
     """
     if plan.forward is not None:
-        # Those who predicted knew less of the past, not fewer rows of the same: that is for later rows to show.
+        # The members that predicted knew a shorter past, which averaging does not make up for.
         return torch.ones(residuals.shape[1], dtype=torch.float64)
     partitions = max(1, len(plan.folds.train) // FOLDS)
     removed = torch.zeros(residuals.shape[1], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What all parts of a mixture have in common, worked out from the rows, the options and the seed."""
+"""The plan of a fold mixture: rows, folds and settings, derived from the task, its options and its seed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.method import Task
 from bco_core.inference.options import AutoOptions, ViOptions
-from bco_core.inference.vi.recipes import Configuration
+from bco_core.inference.vi.hyperparameters import Configuration
 from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.predictors.registry import build_predictor
 from bco_core.timeline import blocks
 
-# Fewer rows are learned from sooner by one process than by workers that share the work.
+# With fewer rows one process is faster than several that share the work.
 SHARED_ROWS = 8000
-# What a pilot learns from, and what it is judged by.
+# Rows that a pilot learns from, and rows that it is judged by.
 _PILOT_ROWS, _PILOT_HELD_OUT = 3000, 1000
 
 
-class Settings(NamedTuple):
-    """How members learn, and for each kind of predictor its prior's scale and the configurations that compete: none
-    where the caller chose."""
+class LearningSettings(NamedTuple):
+    """Variational options and, for each kind of predictor, the scale of its prior and the competing configurations,
+    none where the caller chose the settings."""
 
     variational: VariationalOptions
     prior_scales: dict[str, float]
@@ -39,12 +39,12 @@ class Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """``generator`` goes on from here; ``rows`` are those of the task's that θ learns from, ``scaling`` those of them
-    that predictors are scaled with, ``judged`` those that a certificate may be judged by.
+class MixturePlan:
+    """``rows`` of the task's sample are learned from, ``scaling`` of these scale the predictors, and ``judged`` of
+    these may be used by a certificate. ``generator`` continues after the plan's own draws.
 
-    ``folds`` are what members learn from. Where rows have a time, ``forward`` are members that learn from the past
-    alone, for judgement.
+    ``folds`` are the members' rows. Where rows have a time, ``forward`` are the folds of members that learn from
+    earlier rows only, for judgement.
     """
 
     task: Task
@@ -54,27 +54,27 @@ class Plan:
     judged: Tensor | None
     folds: Folds
     forward: Folds | None
-    settings: Settings
+    settings: LearningSettings
 
     @property
     def shared(self) -> bool:
-        """Whether there is enough to do for workers to share it."""
+        """Whether the work is large enough to be shared between processes."""
         return len(self.task.sample) >= SHARED_ROWS and len(self.folds.train) > 1
 
     @property
     def judging(self) -> Folds:
-        """The members whose held-out rows decide: those that only know the past, where there is time."""
+        """The folds of the members that are judged: forward in time where rows have one."""
         return self.forward or self.folds
 
     @property
     def pilot(self) -> Folds:
-        """Some rows of one of the judging members, with time the last, for configurations to compete on."""
+        """Some rows of one judged member, the last with time, on which configurations compete."""
         one = _fewer(self.judging[-1:] if self.forward else self.judging[:1])
         return Folds(one.train, one.validation[:, evenly(one.validation.shape[1], _PILOT_HELD_OUT)])
 
     @property
-    def beside_boosted(self) -> Plan:
-        """The same for networks beside a boosted rule: they learn from as many rows as a pilot."""
+    def beside_boosted(self) -> MixturePlan:
+        """The plan for networks that compete with a boosted rule: they learn from as many rows as a pilot."""
         return replace(self, folds=_fewer(self.folds), forward=None if self.forward is None else _fewer(self.forward))
 
     @property
@@ -83,12 +83,12 @@ class Plan:
 
     @cached_property
     def sample(self) -> Sample:
-        """The rows that θ learns from."""
+        """The rows that are learned from."""
         return self.task.sample if len(self.rows) == len(self.task.sample) else self.task.sample.rows(self.rows)
 
     @cached_property
     def features(self) -> Features:
-        """Fitted to the rows to scale with or, where they see outcomes, to all rows, a fold at a time."""
+        """Features fitted to the scaling rows or, where they use outcomes, to all rows, one fold at a time."""
         kind, options = FEATURES[self.task.options.predictor.features], self.task.options
         sample = self.sample if kind.sees_outcomes else self._scaling_rows
         return kind.fit(sample, fold_numbers(len(sample), options.seed))
@@ -104,8 +104,8 @@ class Plan:
         return make_target(self.task.problem, predictor, self.sample, family, self.settings.prior_scales[kind])
 
     @cached_property
-    def boosted(self) -> Plan:
-        """The same for members that learn on boosted features: with time, the first block has none."""
+    def boosted(self) -> MixturePlan:
+        """The plan for members on boosted features: with time, the first block has none."""
         timeline = self.sample.timeline
         if timeline is None or self.forward is None:
             return self
@@ -119,9 +119,9 @@ def _fewer(folds: Folds) -> Folds:
 
 
 def make_plan(
-    task: Task, members: int, settle: Callable[[Folds], Settings], most: int | None = None, boosts: bool = False
-) -> Plan:
-    """A plan for so many members to learn from up to ``most`` of the rows, some of them on boosted features."""
+    task: Task, members: int, settle: Callable[[Folds], LearningSettings], most: int | None = None, boosts: bool = False
+) -> MixturePlan:
+    """Return a plan for ``members`` that learn from up to ``most`` rows; ``boosts`` if some use boosted features."""
     options: AutoOptions | ViOptions = task.options
     generator = torch.Generator().manual_seed(options.seed)
     rows = _thinned(task.sample, most, options.seed)
@@ -134,25 +134,25 @@ def make_plan(
             forward = forward_folds(timeline, needed=int(boosts))
             folds = block_folds(timeline, torch.arange(len(rows)), members)
         except InvalidInput:
-            # Too short to be cut in time: it is judged as if it had none.
+            # Too short to be split in time: it is judged as if it had none.
             forward = None
-    return Plan(task, generator, rows, scaling, judged, folds, forward, settle(folds))
+    return MixturePlan(task, generator, rows, scaling, judged, folds, forward, settle(folds))
 
 
 def _thinned(sample: Sample, most: int | None, seed: int) -> Tensor:
-    """Up to ``most`` rows, in their order: at random or, with time, evenly spread over it."""
+    """Return up to ``most`` rows in their order: at random or, with time, evenly spread over it."""
     count = len(sample)
     if most is None or count <= most:
         return torch.arange(count)
     if sample.timeline is not None:
-        # Neighbours in time are of different series: a whole-numbered stride would meet the same ones again and again.
+        # Neighbours in time belong to different series: an integer stride would pick the same series again and again.
         order = sample.timeline.periods.argsort(stable=True)
         return order[evenly(count, most)].sort().values
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
 
 
 def _set_aside(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A tenth of the rows, at least five, to scale predictors with; and the rest, to judge by."""
+    """Return a tenth of the rows, at least five, to scale predictors with, and the rest for the certificate."""
     shuffled = torch.randperm(rows, generator=generator)
     few = max(5, rows // 10)
     return shuffled[:few], shuffled[few:]

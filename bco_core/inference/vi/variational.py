@@ -2,16 +2,17 @@
 
 Each member r minimises, over q_r = Π_j q(θ_j; μ_rj, σ_rj),
 
-    E_q[R_n(θ)] + κ KL(q ‖ ρ_0),    κ = 1/(λn),                                     (equation VI of the paper)
+    E_q[R_n(θ)] + κ KL(q ‖ ρ_0),    κ = 1/(λn),                                     (equation (15) of the paper)
 
-on minibatches of its own training rows, with θ = μ + σ ∘ ξ drawn afresh at every step, σ = softplus(ρ) and the KL in
-closed form. After every epoch members are judged by the cost of their own policies' decisions on held-out rows, and
-each keeps what it was at its best.
+which is KL(q ‖ ρ_n), equation (14), up to a constant and a factor. It is minimised on minibatches of the member's own
+training rows, with θ = μ + σ ∘ ξ drawn afresh at every step, σ = softplus(ρ) and the KL in closed form
+(:mod:`bco_core.families`). After every epoch members are judged by the cost of their policy's decisions on held-out
+rows, and each returns its best epoch.
 
-A member that is stopped by the rows that it holds out looks better on them than it is. So members that learn together
-are stopped by each other: the curve that stops member r is the mean over the others' held-out rows, less the rows that
-r itself holds out, and r may then be judged on those. One member alone is stopped by its own rows, which, without
-averaging, is the paper's algorithm.
+A member that is stopped early by the rows that it holds out looks better on them than it is. So members that learn
+together are stopped by each other: the curve that stops member r is the mean over the others' held-out rows, except the
+rows that r itself holds out, on which r may then be judged. One member alone is stopped by its own held-out rows,
+which, without averaging, is the paper's algorithm.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from bco_core.policies import Terms, decide
 from bco_core.progress import Progress, no_progress
 from bco_core.scenarios import Scenarios
 
-# A step is a pass forward and one, about twice as long, back.
+# A step is one forward pass and one backward pass of about twice the time.
 PASSES_A_STEP = 3
 _TRACE_POINTS = 200
 _CHUNK_NUMBERS = 2_000_000
@@ -39,9 +40,9 @@ _CHUNK_NUMBERS = 2_000_000
 
 @dataclass(frozen=True)
 class VariationalOptions(TrainingOptions):
-    """How to run Algorithm 1; the temperature and the initial scale may differ by member, (R,).
+    """Options of Algorithm 1; the temperature and the initial scale may differ by member, (R,).
 
-    ``peers`` members in a row stop each other; with 1 each is stopped by its own held-out rows.
+    Every ``peers`` consecutive members stop each other; with 1 each is stopped by its own held-out rows.
     """
 
     kl_weight: float | Tensor = 1e-5
@@ -83,7 +84,7 @@ def fit_variational(
 ) -> VariationalFit:
     """Fit one mean-field member for each row of ``folds`` and return their equally weighted mixture.
 
-    ``start`` gives locations and scales (R, d) to begin from; by default random locations and the initial scale.
+    ``start`` holds initial locations and scales (R, d); by default random locations and the initial scale.
     """
     members = len(folds.train)
     family, outcomes, scale_of_cost = target.family, target.sample.outcomes, target.cost_scale
@@ -131,11 +132,11 @@ def fit_variational(
     initial = torch.stack([loc, rho])
     trained = train(initial, folds.train, loss, judge, options, generator, progress, watch, options.peers)
     mixture = equal_mixture(family, trained.value[0], softplus(trained.value[1]))
-    return VariationalFit(mixture, trained.best_epochs, trained.stopped_early, _thinned(trace))
+    return VariationalFit(mixture, trained.best_epochs, trained.stopped_early, _thin_trace(trace))
 
 
 def _rows_of_others(validation: Tensor, rows: int) -> Tensor:
-    """How much the cost of member s on its held-out row v counts for member r: (M, M, V), zero where r holds it out."""
+    """Return the weight of member s's cost on its held-out row v for member r: (M, M, V), zero where r holds it out."""
     members = len(validation)
     held_out = torch.zeros(members, rows, dtype=torch.bool).scatter_(1, validation, True)
     counts = (~held_out[:, validation]).double()
@@ -145,7 +146,7 @@ def _rows_of_others(validation: Tensor, rows: int) -> Tensor:
 def member_scenarios(
     target: GibbsTarget, rows: Tensor, encoded: Tensor, loc: Tensor, scale: Tensor, noise: Tensor
 ) -> Scenarios:
-    """Scenarios of each member for its own rows (R, n), as B = R·n contexts, by noise (R, K, d)."""
+    """Return scenarios of each member for its own rows (R, n), as B = R·n contexts, from noise (R, K, d)."""
     members, draws, dim = noise.shape
     theta = torch.cat([loc[:, None] + scale[:, None] * noise, loc[:, None]], dim=1).view(-1, dim)
     width = max(target.predictor.widths)
@@ -158,8 +159,8 @@ def member_scenarios(
     return Scenarios.equal(predictions[:, :-1], predictions[:, -1])
 
 
-def _thinned(trace: list[TracePoint]) -> list[TracePoint]:
-    """At most 200 points, first and last among them."""
+def _thin_trace(trace: list[TracePoint]) -> list[TracePoint]:
+    """Return at most 200 points, including the first and the last."""
     if len(trace) <= _TRACE_POINTS:
         return trace
     picks = torch.linspace(0, len(trace) - 1, _TRACE_POINTS).round().long().unique()

@@ -1,8 +1,8 @@
-"""Where decision-focused learning begins: at a good predictor, moved to where its decisions cost least.
+"""Warm starts of decision-focused learning: a good predictor, shifted to where its decisions cost least.
 
-Decision costs are flat or kinked far from the optimum, and a network that starts there learns slowly and overfits its
-way back. So members start from ridge regression on their linear path, from a fit to squared error on the rest, and then
-from the constant shift of their predictions that makes their decisions cheapest on their own training rows.
+Decision costs are flat or kinked far from the optimum, and a network that starts there learns slowly and overfits on
+its way. So a member starts from ridge regression on its linear path and a fit to squared error of the rest, shifted by
+the constant that makes its decisions cheapest on its own training rows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from bco_core.gibbs import GibbsTarget
 from bco_core.predictors.base import Predictor
-from bco_core.problems.base import EXPECTATION, Prescription, Problem, Risk
+from bco_core.problems.base import EXPECTATION, DecisionProblem, Prescription, Risk
 from bco_core.regression import ridge
 
 _SHIFT_STEPS = 120
 
 
-class SquaredError(Problem):
-    """The surrogate problem of predicting well: ½‖(z − y)/s‖², averaged over outcomes, with s their spread."""
+class SquaredError(DecisionProblem):
+    """The problem of predicting well: cost ½‖(z − y)/s‖², averaged over outcomes, with s their spread."""
 
     def __init__(self, spread: Tensor) -> None:
         self.spread = spread
@@ -37,15 +37,15 @@ class SquaredError(Problem):
         return 0.5 * ((decisions - outcomes) / self.spread).square().mean(-1)
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         return self.optimal((outcomes * weights[..., None]).sum(1), outcomes, weights)
 
 
 def ridge_start(predictor: Predictor, encoded: Tensor, standardized: Tensor, rows: Tensor, loc: Tensor) -> Tensor:
-    """``loc`` (R, d) with each member's linear path set to its ridge regression; unchanged where there is no such path.
+    """Return ``loc`` (R, d) with each member's linear path, if there is one, set to its ridge regression.
 
-    ``encoded`` (n, d_x) and ``standardized`` outcomes (n, d_y) are of all rows, ``rows`` (R, m) of each member.
+    ``encoded`` (n, width) and ``standardized`` outcomes (n, d_y) are of all rows, ``rows`` (R, m) of each member.
     """
     if not predictor.linear_dim:
         return loc
@@ -56,7 +56,7 @@ def ridge_start(predictor: Predictor, encoded: Tensor, standardized: Tensor, row
 
 
 def shift_to_decisions(target: GibbsTarget, encoded: Tensor, rows: Tensor, loc: Tensor) -> Tensor:
-    """``loc`` (R, d) with each output bias moved by the constant of least decision cost on the rows (R, m)."""
+    """Return ``loc`` (R, d) with output biases shifted by the constant of least decision cost on the rows (R, m)."""
     predictor = target.predictor
     with torch.no_grad():
         predictions = predictor.unclipped(loc, encoded[rows])

@@ -1,4 +1,6 @@
-"""Any linear model in which some numbers are uncertain, by names, and the sparse matrices it stands for.
+"""A linear model some of whose numbers are uncertain: its specification by names, and its sparse matrices.
+
+All problem kinds that are linear programs become a :class:`LinearModel`. This module reads kind ``linear``:
 
 ``{"sense": "minimize" or "maximize",
    "decisions": [{"name", "cost", "minimum", "maximum", "integer"}],
@@ -8,14 +10,14 @@
 
 where a row reads  Σ t z + Σ w x  (sense)  limit.  Every cost, coefficient and limit is a number, or
 ``{"constant": c, "outcomes": {y: h}}`` for c + Σ h y. Decisions and recourse are at least zero unless they say
-otherwise, and a null bound is no bound. What is maximised is kept as its negative, which is minimised.
+otherwise, and a null bound is no bound. A maximised objective is stored as its negative, which is minimised.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -25,27 +27,32 @@ from scipy import sparse
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.linear.affine import Matrix, Vector, matrix_of
-from bco_core.problems.linear.description import LARGEST_FORM, SENSES, Where
-from bco_core.solvers.linear_form import EQUAL, Array
+from bco_core.solvers.linear_form import EQUAL, LEAST, MOST, Array
 from bco_core.status import GAP, Gap
 
-MOST = {"decisions": 10_000, "recourse": 20_000, "outcomes": 200, "rows": 20_000}
+SENSES = {">=": LEAST, "=": EQUAL, "<=": MOST}
+MAXIMUM_PARTS = {"decisions": 10_000, "recourse": 20_000, "outcomes": 200, "rows": 20_000}
 # Coefficients of rows, and terms of uncertain numbers.
-MOST_NUMBERS, MOST_TERMS = 2_000_000, 200_000
-LARGEST = 1e12
-# What the fast two-stage problem takes.
-_FAST = {"decisions": 200, "recourse": 1_000, "rows": 200}
+MAXIMUM_COEFFICIENTS, MAXIMUM_TERMS = 2_000_000, 200_000
+LARGEST_NUMBER = 1e12
+# Rows of the recourse in the form A x ≥ r, x ≥ 0 that dense kernels take: equalities and variables with two bounds
+# count twice.
+LARGEST_FORM = 200
+# The largest model that TwoStageLinear takes.
+_TWO_STAGE_PARTS = {"decisions": 200, "recourse": 1_000, "rows": 200}
 
+# Where something stands in a specification.
+Where = tuple[str | int, ...]
 Case = Literal["right_hand_side", "objective", "general"]
-
-__all__ = ["Case", "Matrix", "Model", "Vector", "case_of", "read_model"]
 
 
 @dataclass(frozen=True)
-class Model:
-    """min c(y)'z + q(y)'x  over  T(y) z + W(y) x (senses) h(y),  bounds, and whole numbers where marked.
+class LinearModel:
+    """min c(y)'z + q(y)'x  over  T(y) z + W(y) x (senses) h(y),  bounds, and integers where marked.
 
-    ``rows_at`` are the rows' places in the specification's list of them.
+    ``second_stage`` (m,) marks the rows that recourse must satisfy once the outcome is known; the others bind decisions
+    alone. ``rows_at`` and ``recourse_at`` are the places of rows and recourse variables in the specification, () for
+    those that it does not spell out; ``bounds_at`` is its list of decisions and the fields of their bounds.
     """
 
     cost: Vector
@@ -54,6 +61,7 @@ class Model:
     recourse: Matrix
     senses: NDArray[np.int64]
     limits: Vector
+    second_stage: NDArray[np.bool_]
     lower: Array
     upper: Array
     integer: NDArray[np.bool_]
@@ -66,104 +74,122 @@ class Model:
     recourse_names: tuple[str, ...]
     outcome_names: tuple[str, ...]
     row_names: tuple[str, ...]
-    rows_at: NDArray[np.int64]
+    rows_at: tuple[Where, ...]
+    recourse_at: tuple[Where, ...]
+    bounds_at: tuple[str, str, str] = ("decisions", "minimum", "maximum")
     maximize: bool = False
     gap: Gap = GAP
 
     @property
-    def later(self) -> NDArray[np.bool_]:
-        """The rows (m,) in which recourse takes part; the others are rules for decisions alone."""
-        return np.asarray(np.diff(self.recourse.constant.indptr) > 0)
-
-    @property
     def uncertain_rows(self) -> NDArray[np.bool_]:
-        """The rows (m,) in which an outcome takes part."""
-        found: NDArray[np.bool_] = np.diff(self.limits.by_outcome.indptr) > 0
-        found[self.technology.places[:, 0]] = True
-        found[self.recourse.places[:, 0]] = True
-        return found
+        """Mark the rows (m,) that depend on an outcome."""
+        uncertain: NDArray[np.bool_] = np.diff(self.limits.by_outcome.indptr) > 0
+        uncertain[self.technology.places[:, 0]] = True
+        uncertain[self.recourse.places[:, 0]] = True
+        return uncertain
+
+    def with_rows(self, which: NDArray[np.int64]) -> LinearModel:
+        """Return the model with only these rows, in this order."""
+        return replace(
+            self,
+            technology=self.technology.rows(which),
+            recourse=self.recourse.rows(which),
+            senses=self.senses[which],
+            limits=Vector(self.limits.constant[which], self.limits.by_outcome[which]),
+            second_stage=self.second_stage[which],
+            row_names=tuple(self.row_names[row] for row in which),
+            rows_at=tuple(self.rows_at[row] for row in which),
+        )
 
 
-def read_model(spec: dict[str, Any]) -> Model:
-    """The matrices of a specification; what does not fit is refused with its place in the specification."""
-    parts = {name: _parts(spec, name, name in ("decisions", "outcomes")) for name in MOST}
+def read_model(spec: dict[str, Any]) -> LinearModel:
+    """Read a specification of kind ``linear``; InvalidInput names the place of what is wrong."""
+    parts = {name: _parts(spec, name, name in ("decisions", "outcomes")) for name in MAXIMUM_PARTS}
     decisions, recourse, outcomes, rows = parts["decisions"], parts["recourse"], parts["outcomes"], parts["rows"]
-    z, x, y = (_places(parts[name], name) for name in ("decisions", "recourse", "outcomes"))
+    z, x, y = (index_names(parts[name], name) for name in ("decisions", "recourse", "outcomes"))
     sense = spec.get("sense") or "minimize"
     if sense not in ("minimize", "maximize"):
         raise InvalidInput("the sense must be minimize or maximize", ("sense",))
     sign = -1.0 if sense == "maximize" else 1.0
     reader = _Reader(y)
-    lowest, highest = _bounds(outcomes, "outcomes", None)
+    lowest, highest = read_bounds(outcomes, "outcomes", None, LARGEST_NUMBER)
     cost = reader.vector([part.get("cost") for part in decisions], ("decisions", "cost"), sign)
-    later_cost = reader.vector([part.get("cost") for part in recourse], ("recourse", "cost"), sign)
-    return Model(
+    recourse_cost = reader.vector([part.get("cost") for part in recourse], ("recourse", "cost"), sign)
+    technology, recourse_matrix = reader.matrix(rows, "decisions", z), reader.matrix(rows, "recourse", x)
+    _check_row_names(rows)
+    return LinearModel(
         cost,
-        later_cost,
-        reader.matrix(rows, "decisions", z),
-        reader.matrix(rows, "recourse", x),
-        _senses(rows),
+        recourse_cost,
+        technology,
+        recourse_matrix,
+        read_senses(rows, "rows"),
         reader.vector([_needed(row, "limit", index) for index, row in enumerate(rows)], ("rows", "limit")),
-        *_bounds(decisions, "decisions", 0.0),
-        _whole(decisions, "decisions"),
-        *_bounds(recourse, "recourse", 0.0),
-        _whole(recourse, "recourse"),
+        np.asarray(np.diff(recourse_matrix.constant.indptr) > 0),
+        *read_bounds(decisions, "decisions", 0.0, LARGEST_NUMBER),
+        _integers(decisions, "decisions"),
+        *read_bounds(recourse, "recourse", 0.0, LARGEST_NUMBER),
+        _integers(recourse, "recourse"),
         lowest,
         highest,
         tuple(z),
         tuple(x),
         tuple(y),
-        _row_names(rows),
-        np.arange(len(rows)),
-        sense == "maximize",
-        Gap(_gap(spec, "relative", GAP.relative), _gap(spec, "absolute", GAP.absolute * _cost_unit(cost, later_cost))),
+        row_names(rows),
+        tuple(("rows", index) for index in range(len(rows))),
+        tuple(("recourse", index) for index in range(len(recourse))),
+        maximize=sense == "maximize",
+        gap=read_gap(spec, cost, recourse_cost),
     )
 
 
-def _cost_unit(*costs: Vector) -> float:
-    """The largest cost of a unit of anything where that is below one: a gap must be small beside small costs."""
+def cost_unit(*costs: Vector) -> float:
+    """Return the largest unit cost where all are below one, else one: small costs need small gaps."""
     parts = chain.from_iterable((cost.constant, cost.by_outcome.data) for cost in costs)
     return min(float(np.abs(np.concatenate([*parts])).max(initial=0)), 1.0) or 1.0
 
 
-def case_of(model: Model) -> Case:
-    """Which of the problems can serve the model: the first that can is the quickest."""
+def case_of(model: LinearModel) -> Case:
+    """Return which problem class serves the model, the fastest one that can."""
     certain = model.technology.certain and model.recourse.certain
-    later = model.later
+    second = model.second_stage
     if not len(model.recourse_names):
         rows_certain = certain and model.limits.certain
         return "objective" if rows_certain and not model.cost.certain else "general"
     costs_certain = model.cost.certain and model.recourse_cost.certain
-    if not (certain and costs_certain and later.any()) or model.recourse_integer.any():
+    if not (certain and costs_certain and second.any()) or model.recourse_integer.any():
         return "general"
-    if (model.uncertain_rows & ~later).any():
+    if (model.uncertain_rows & ~second).any():
         return "general"
-    boxed = int((np.isfinite(model.recourse_lower) & np.isfinite(model.recourse_upper)).sum())
-    form = int(later.sum()) + int((model.senses[later] == EQUAL).sum()) + boxed
     small = (
-        form <= LARGEST_FORM
-        and int((~later).sum()) <= _FAST["rows"]
-        and len(model.decision_names) <= _FAST["decisions"]
-        and len(model.recourse_names) <= _FAST["recourse"]
+        form_size(model.senses[second], model.recourse_lower, model.recourse_upper) <= LARGEST_FORM
+        and int((~second).sum()) <= _TWO_STAGE_PARTS["rows"]
+        and len(model.decision_names) <= _TWO_STAGE_PARTS["decisions"]
+        and len(model.recourse_names) <= _TWO_STAGE_PARTS["recourse"]
     )
     return "right_hand_side" if small else "general"
 
 
+def form_size(senses: NDArray[np.int64], lower: Array, upper: Array) -> int:
+    """Count the rows of a recourse in the form A x ≥ r, x ≥ 0."""
+    boxed = int((np.isfinite(lower) & np.isfinite(upper)).sum())
+    return len(senses) + int((senses == EQUAL).sum()) + boxed
+
+
 class _Reader:
-    """Reads numbers that may depend on outcomes."""
+    """Reader of numbers that may depend on outcomes."""
 
     def __init__(self, outcomes: dict[str, int]) -> None:
         self.outcomes = outcomes
         self.terms = 0
 
     def number(self, value: Any, where: Where, default: float | None = 0.0) -> tuple[float, list[tuple[int, float]]]:
-        """The constant, and what outcomes add: their numbers and factors."""
-        if type(value) is float and -LARGEST <= value <= LARGEST:
+        """Return the constant and the terms: each an outcome's index and its factor."""
+        if type(value) is float and -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
             return value, []
         if value is None and default is not None:
             return default, []
         if not isinstance(value, dict):
-            return _number(value, where), []
+            return read_number(value, where, LARGEST_NUMBER), []
         strange = next((name for name in value if name not in ("constant", "outcomes")), None)
         if strange is not None:
             raise InvalidInput("a number that depends on outcomes has a constant and outcomes only", (*where, strange))
@@ -175,12 +201,12 @@ class _Reader:
             place = self.outcomes.get(name)
             if place is None:
                 raise InvalidInput("there is no outcome of this name", (*where, "outcomes", name))
-            found.append((place, _number(factor, (*where, "outcomes", name))))
+            found.append((place, read_number(factor, (*where, "outcomes", name), LARGEST_NUMBER)))
         self.terms += len(found)
-        if self.terms > MOST_TERMS:
-            raise InvalidInput(f"outcomes may take part in {MOST_TERMS:,} places at most", where)
-        kept = [(place, factor) for place, factor in found if factor]
-        return (0.0 if constant is None else _number(constant, (*where, "constant"))), kept
+        if self.terms > MAXIMUM_TERMS:
+            raise InvalidInput(f"outcomes may take part in {MAXIMUM_TERMS:,} places at most", where)
+        value = 0.0 if constant is None else read_number(constant, (*where, "constant"), LARGEST_NUMBER)
+        return value, [(place, factor) for place, factor in found if factor]
 
     def vector(self, values: Sequence[Any], place: tuple[str, str], sign: float = 1.0) -> Vector:
         part, field = place
@@ -214,8 +240,10 @@ class _Reader:
                 columns.append(column)
                 values.append(constant)
             starts.append(len(columns))
-            if len(columns) > MOST_NUMBERS:
-                raise InvalidInput(f"rows may have {MOST_NUMBERS:,} coefficients at most", ("rows", index, field))
+            if len(columns) > MAXIMUM_COEFFICIENTS:
+                raise InvalidInput(
+                    f"rows may have {MAXIMUM_COEFFICIENTS:,} coefficients at most", ("rows", index, field)
+                )
         constant_part = sparse.csr_array(
             (np.array(values, dtype=np.float64), np.array(columns, dtype=np.int32), np.array(starts, dtype=np.int32)),
             shape=(len(rows), len(places)),
@@ -236,15 +264,16 @@ def _parts(spec: dict[str, Any], name: str, needed: bool) -> list[dict[str, Any]
     parts = spec.get(name) or []
     if needed and not parts:
         raise InvalidInput(f"{name} must not be empty", (name,))
-    if not isinstance(parts, list) or len(parts) > MOST[name]:
-        raise InvalidInput(f"{name} must be a list of {MOST[name]:,} at most", (name,))
+    if not isinstance(parts, list) or len(parts) > MAXIMUM_PARTS[name]:
+        raise InvalidInput(f"{name} must be a list of {MAXIMUM_PARTS[name]:,} at most", (name,))
     for index, part in enumerate(parts):
         if not isinstance(part, dict):
             raise InvalidInput("fields by their names are needed here", (name, index))
     return parts
 
 
-def _places(parts: Iterable[dict[str, Any]], name: str) -> dict[str, int]:
+def index_names(parts: Iterable[dict[str, Any]], name: str) -> dict[str, int]:
+    """Return the position of each named part of a list."""
     places: dict[str, int] = {}
     for index, part in enumerate(parts):
         label = part.get("name")
@@ -254,21 +283,26 @@ def _places(parts: Iterable[dict[str, Any]], name: str) -> dict[str, int]:
     return places
 
 
-def _row_names(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def row_names(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the names of rows; unnamed ones are numbered."""
+    return tuple(row.get("name") or f"row {index + 1}" for index, row in enumerate(rows))
+
+
+def _check_row_names(rows: Sequence[dict[str, Any]]) -> None:
     names: set[str] = set()
     for index, row in enumerate(rows):
         name = row.get("name")
         if name is not None and (not isinstance(name, str) or name in names):
             raise InvalidInput("rows that have names need different ones", ("rows", index, "name"))
         names.add(name or "")
-    return tuple(row.get("name") or f"row {index + 1}" for index, row in enumerate(rows))
 
 
-def _number(value: Any, where: Where) -> float:
+def read_number(value: Any, where: Where, largest: float = math.inf) -> float:
+    """Read a finite number of at most this size."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidInput("a finite number is needed here", where)
-    if abs(value) > LARGEST:
-        raise InvalidInput(f"a number must be no larger than {LARGEST:g}", where)
+    if abs(value) > largest:
+        raise InvalidInput(f"a number must be no larger than {largest:g}", where)
     return float(value)
 
 
@@ -278,37 +312,45 @@ def _needed(row: dict[str, Any], field: str, index: int) -> Any:
     return row[field]
 
 
-def _bounds(parts: Sequence[dict[str, Any]], name: str, default: float | None) -> tuple[Array, Array]:
-    """Bounds, where an absent minimum is the default and a null one is no bound."""
+def read_bounds(
+    parts: Sequence[dict[str, Any]], name: str, default: float | None, largest: float = math.inf
+) -> tuple[Array, Array]:
+    """Read the bounds of variables or outcomes: an absent minimum is the default, a null one no bound."""
     lower, upper = np.full(len(parts), -np.inf), np.full(len(parts), np.inf)
     for index, part in enumerate(parts):
         low, high = part.get("minimum", default), part.get("maximum")
         if low is not None:
-            lower[index] = _number(low, (name, index, "minimum"))
+            lower[index] = read_number(low, (name, index, "minimum"), largest)
         if high is not None:
-            upper[index] = _number(high, (name, index, "maximum"))
+            upper[index] = read_number(high, (name, index, "maximum"), largest)
         if lower[index] > upper[index]:
             raise InvalidInput("the minimum is above the maximum", (name, index, "minimum"))
     return lower, upper
 
 
-def _senses(rows: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
+def read_senses(rows: Sequence[dict[str, Any]], name: str) -> NDArray[np.int64]:
+    """Read the senses of rows."""
     for index, row in enumerate(rows):
         if row.get("sense") not in SENSES:
-            raise InvalidInput("the sense must be one of <=, >= and =", ("rows", index, "sense"))
+            raise InvalidInput("the sense must be one of <=, >= and =", (name, index, "sense"))
     return np.array([SENSES[row["sense"]] for row in rows], dtype=np.int64)
 
 
-def _whole(parts: Sequence[dict[str, Any]], name: str) -> NDArray[np.bool_]:
+def _integers(parts: Sequence[dict[str, Any]], name: str) -> NDArray[np.bool_]:
     for index, part in enumerate(parts):
         if not isinstance(part.get("integer") or False, bool):
             raise InvalidInput("integer is true or false", (name, index, "integer"))
     return np.array([bool(part.get("integer")) for part in parts], dtype=bool)
 
 
-def _gap(spec: dict[str, Any], name: str, default: float) -> float:
-    value = spec.get(f"{name}_gap")
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidInput("a gap is a number that is not negative, such as 1e-6", (f"{name}_gap",))
-    return float(value)
+def read_gap(spec: dict[str, Any], *costs: Vector) -> Gap:
+    """Read the optimality gap of a specification; the default is small compared with the unit costs."""
+    defaults = {"relative": GAP.relative, "absolute": GAP.absolute * cost_unit(*costs)}
+    values = []
+    for name, default in defaults.items():
+        value = spec.get(f"{name}_gap")
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InvalidInput("a gap is a number that is not negative, such as 1e-6", (f"{name}_gap",))
+        values.append(float(value))
+    return Gap(*values)

@@ -1,7 +1,7 @@
-"""Rows in which no recourse takes part are kept whatever the outcome: made certain by the worst that bounds allow.
+"""Uncertain rows without recourse must hold for every outcome: replace them by certain rows for the worst outcomes.
 
-For a decision a row is linear in the outcomes, so its worst case is at their bounds. Where outcomes change the limit
-alone there is one worst limit for all decisions; where they change coefficients, the row stands once for every corner.
+For a decision, a row is linear in the outcomes, so its worst case lies at their bounds. Where outcomes change the limit
+alone, one worst limit serves all decisions; where they change coefficients, the row is repeated for every corner.
 """
 
 from __future__ import annotations
@@ -10,35 +10,21 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.linear.affine import Matrix, Vector, above, matrix_of, stacked
-from bco_core.problems.linear.model import Model
+from bco_core.problems.linear.model import LinearModel
 from bco_core.solvers.linear_form import EQUAL, Array
 
-# Outcomes that may change the coefficients of one row without recourse: it stands for two to this power of rows.
+# Outcomes that may change the coefficients of one row without recourse: it becomes two to this power rows.
 MOST_OUTCOMES = 6
 _MEND = "give it a recourse that mends it at a cost"
 
 
-def only_rows(model: Model, which: NDArray[np.int64]) -> Model:
-    """The model with these of its rows alone."""
-    return replace(
-        model,
-        technology=model.technology.rows(which),
-        recourse=model.recourse.rows(which),
-        senses=model.senses[which],
-        limits=Vector(model.limits.constant[which], model.limits.by_outcome[which]),
-        row_names=tuple(model.row_names[row] for row in which),
-        rows_at=model.rows_at[which],
-    )
-
-
-def settled(model: Model) -> Model:
-    """The model with certain rows where no recourse takes part, before the others."""
-    alone = np.flatnonzero(~model.later)
+def with_robust_rows(model: LinearModel) -> LinearModel:
+    """Return the model with certain rows where no recourse takes part, before the others."""
+    alone = np.flatnonzero(~model.second_stage)
     uncertain = model.uncertain_rows
     if not uncertain[alone].any():
         return model
@@ -51,39 +37,40 @@ def settled(model: Model) -> Model:
         parts.append(corners)
         kept += [row] * len(corners)
     rows = np.array(kept, dtype=np.int64)
-    each = only_rows(model, rows)
+    each = model.with_rows(rows)
     outcomes = np.concatenate(parts)
     added = np.asarray(each.limits.by_outcome.multiply(outcomes).sum(axis=1)).ravel()
-    sure = replace(
+    certain = replace(
         each,
         technology=_at(each.technology, outcomes),
         limits=Vector(each.limits.constant + added, sparse.csr_array(each.limits.by_outcome.shape)),
     )
-    return _together(sure, only_rows(model, np.flatnonzero(model.later)))
+    return _stack(certain, model.with_rows(np.flatnonzero(model.second_stage)))
 
 
 def _at(matrix: Matrix, outcomes: Array) -> Matrix:
-    """The matrix in which every row is as its own outcome (rows, d_y) makes it."""
+    """Return the certain matrix whose every row is evaluated at its own outcome (rows, d_y)."""
     added = np.asarray(matrix.by_outcome.multiply(outcomes[matrix.places[:, 0]]).sum(axis=1)).ravel()
-    sure = matrix.with_entries(matrix.constant.data[matrix.at_entry] + added)
-    return matrix_of(sure, np.empty((0, 2), dtype=np.int64), matrix.by_outcome[:0])
+    certain = matrix.with_entries(matrix.constant.data[matrix.at_entry] + added)
+    return matrix_of(certain, np.empty((0, 2), dtype=np.int64), matrix.by_outcome[:0])
 
 
-def _together(top: Model, below: Model) -> Model:
+def _stack(top: LinearModel, below: LinearModel) -> LinearModel:
     return replace(
         below,
         technology=above(top.technology, below.technology),
         recourse=above(top.recourse, below.recourse),
         senses=np.concatenate([top.senses, below.senses]),
         limits=stacked(top.limits, below.limits),
+        second_stage=np.concatenate([top.second_stage, below.second_stage]),
         row_names=top.row_names + below.row_names,
-        rows_at=np.concatenate([top.rows_at, below.rows_at]),
+        rows_at=top.rows_at + below.rows_at,
     )
 
 
-def _corners(model: Model, row: int, changed: bool) -> Array:
-    """The outcomes (corners, d_y) that a row must be kept for."""
-    name, where = model.row_names[row], ("rows", int(model.rows_at[row]))
+def _corners(model: LinearModel, row: int, changed: bool) -> Array:
+    """Return the outcomes (corners, d_y) for which a row must hold."""
+    name, where = model.row_names[row], model.rows_at[row]
     limit = model.limits.by_outcome[[row]].toarray()[0]
     slopes = model.technology.by_outcome[np.flatnonzero(model.technology.places[:, 0] == row)].toarray()
     named = np.flatnonzero((limit != 0) | (slopes != 0).any(axis=0))
@@ -94,7 +81,7 @@ def _corners(model: Model, row: int, changed: bool) -> Array:
             where,
         )
     if not changed:
-        # A limit of sense ≤ is at its worst where it is least.
+        # The worst limit of sense ≤ is the smallest.
         low = (limit > 0) == (model.senses[row] < 0)
         corner = np.where(limit != 0, np.where(low, model.lowest, model.highest), 0.0)
         corners = corner[None]

@@ -1,22 +1,25 @@
-"""Two-stage linear problems with recourse: decide z now, see y, then mend with x at least cost.
+"""Two-stage linear problems whose limits alone are uncertain: decide z now, see y, then mend with x at least cost.
 
     c(z; y) = c'z + Q(z, y),    Q(z, y) = min q'x   s.t.   W x + T z (sense) h + H y,   l ≤ x ≤ u,
 
-over z with A z (sense) b and bounds. The uncertain outcome enters on right-hand sides only, so both Q and the point
-decision π(ŷ) = argmin_z c(z; ŷ) are linear programs of which only the right-hand side changes: each has its own
-:class:`~bco_core.solvers.basis_pool.BasisPool`. Over scenarios, :mod:`bco_core.solvers.cuts` minimises expectation,
-CVaR or a mix; whole-number decisions, and whatever the cuts leave open, go to HiGHS as one large program. Whatever
-found a decision, its risk is computed anew by certified recourse, and ``optimal`` says that a proven lower bound is
-within the problem's :class:`~bco_core.status.Gap` of it.
+over z with A z (sense) b and bounds. Both Q and the point decision π(ŷ) = argmin_z c(z; ŷ) are linear programs of which
+only the right-hand side changes: each has its own :class:`~bco_core.solvers.basis_pool.BasisPool`. Over scenarios,
+:mod:`bco_core.solvers.cuts` minimises expectation, CVaR or a mix; integer decisions, and whatever the cuts leave open,
+go to HiGHS as one large program. The risk of every decision is recomputed by certified recourse, and ``optimal`` means
+that a proven lower bound is within the problem's :class:`~bco_core.status.Gap` of it.
 
-An outcome is taken to lie within its stated bounds: beyond them it counts as the bound.
+Second-stage plans come from the same certified bases as costs, so that they add up to them; where several plans cost
+the least, one of them is given. Prices are the duals of the program over all scenarios: the fall of its minimum for one
+more unit of room in a rule. At a kink, where more room is worth less than less room would cost, the price lies between
+the two. Integers are held at the decision's, since a search over them has no duals.
+
+An outcome beyond its stated bounds counts as the bound.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -26,262 +29,247 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Problem, Risk, Status
+from bco_core.problems.base import EXPECTATION, Breach, Prescription, Price, Risk, SecondStagePlan, Status
+from bco_core.problems.linear.affine import Vector
 from bco_core.problems.linear.autograd import RightHandSide, decided, recourse_value
-from bco_core.problems.linear.description import Description, describe, describe_shipment
-from bco_core.problems.linear.extensive import (
+from bco_core.problems.linear.first_stage import LinearProblem, broken_rules, fix_entries
+from bco_core.problems.linear.model import LinearModel, Where, cost_unit
+from bco_core.problems.linear.program import (
+    NO_TIME,
     REASONS,
     Solution,
-    cost_unit,
-    extensive,
-    fixed_cost,
-    fixed_first_cost,
-    is_long,
-    judged,
-    reading_seconds,
+    SparseProgram,
+    minimize_program,
     risk_of,
-    together,
+    time_share,
+    to_prescription,
+    with_gap,
 )
-from bco_core.problems.linear.fixed_decision import broken_rules, fixed_description
-from bco_core.problems.linear.two_stage_report import plan, prices
-from bco_core.problems.linear.validate_two_stage import check_recourse
-from bco_core.problems.second_stage import SecondStagePlan
+from bco_core.problems.linear.stages import StagedModel, integer_columns, program_over
+from bco_core.problems.linear.two_stage_spec import read_shipment, read_two_stage
+from bco_core.problems.linear.validate import CHECK_SECONDS, check_recourse
 from bco_core.solvers import cuts, highs
 from bco_core.solvers.basis_pool import BasisPool
-from bco_core.solvers.dual_simplex import TOLERANCE
+from bco_core.solvers.dual_simplex import OPTIMAL, TOLERANCE
 from bco_core.solvers.linear_form import Array, linear_form
 from bco_core.status import CUTS, GAP, HIGHS, Gap
 
-# How long a new problem is searched for a case that no recourse can mend; a prescription says when it meets one.
-CHECK_SECONDS = 5.0
-_NO_TIME = "there was no time to hedge: this is the decision for the mean outcome"
-# What a large search gives of its time to the decision for the mean outcome.
+_MEAN_DECISION = "there was no time to hedge: this is the decision for the mean outcome"
+# Share of the time of a long search that goes to the decision for the mean outcome.
 _MEAN_SHARE = 0.15
-# How nearly a decision must keep the rows, relative to the terms of each.
-_KEPT = 1e-9
+# Tolerance of rows, relative to their terms.
+_TOLERANCE = 1e-9
 # Scenarios × (rows of the recourse)² beyond which cutting planes would keep too many bases in memory.
 _LARGEST_CUTS = 20_000_000
+# Rows of a program over scenarios from which solving it counts as long work.
+_LONG = 1_000
+# Seconds that HiGHS takes to read each number of the matrix before it searches.
+_READING_SECONDS = 3e-6
+# Prices below this share of the largest unit cost are rounding.
+_SMALL = 1e-9
 
 
 @dataclass(frozen=True)
-class TwoStageLinear(Problem):
-    """The problem's numbers and the two pools. ``relaxation`` forgets that decisions must be whole numbers.
+class TwoStageLinear(LinearProblem):
+    """The two stages of a model and the pools of bases. ``relaxation`` drops the integrality of decisions."""
 
-    ``gap`` is what ``optimal`` may leave open.
-    """
-
-    data: Description
+    stages: StagedModel
     recourse: BasisPool
     point: BasisPool
     recourse_rhs: RightHandSide
     point_rhs: RightHandSide
-    gap: Gap = GAP
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> Self:
-        """Build from a specification by names, the form in which the API takes it, and perhaps ``relative_gap`` and
-        ``absolute_gap``."""
-        problem = cls.of(describe(spec))
-        return replace(problem, gap=Gap(*(_gap(spec, name, default) for name, default in asdict(problem.gap).items())))
+        """Build from a specification of kind ``two_stage_linear``."""
+        return cls.of(read_two_stage(spec))
 
     @classmethod
     def from_shipment(cls, spec: dict[str, Any]) -> Self:
-        """Build from a shipment specification: sources, destinations and what it costs between them."""
-        return cls.of(describe_shipment(spec))
+        """Build from a specification of kind ``shipment``."""
+        return cls.of(read_shipment(spec))
 
     @classmethod
-    def of(cls, data: Description) -> Self:
-        if highs.solve_program(data.first, data.limits).status is Status.INFEASIBLE:
-            raise InvalidInput("no decision satisfies all decision rows and bounds", data.limits_at[0][:1])
+    def of(cls, model: LinearModel) -> Self:
+        """Build from a model in which outcomes change the limits of rows with recourse alone.
+
+        InvalidInput if no decision satisfies the rows, the cost has no minimum, or some case has no recourse.
+        """
+        stages = StagedModel.of(model)
+        _check_first_stage(stages)
         try:
-            recourse = BasisPool.of(linear_form(data.recourse))
+            recourse = BasisPool.of(linear_form(stages.recourse_program))
         except InvalidInput as unbounded:
             raise InvalidInput(f"recourse: {unbounded}", ("recourse",)) from unbounded
-        problem = cls._around(data, recourse)
-        check_recourse(data, time.monotonic() + CHECK_SECONDS)
+        problem = cls._with_pool(stages, recourse)
+        check_recourse(stages, time.monotonic() + CHECK_SECONDS)
         return problem
 
     @classmethod
-    def _around(cls, data: Description, recourse: BasisPool) -> Self:
-        """The problem whose recourse has this pool."""
-        form = linear_form(together(data))
-        watched = np.flatnonzero((form.by_column[: len(data.first.cost)] != 0).any(axis=0))
+    def _with_pool(cls, stages: StagedModel, recourse: BasisPool) -> Self:
+        """Build the problem whose recourse has this pool."""
+        form = linear_form(stages.combined_program())
+        watched = np.flatnonzero((form.by_column[: len(stages.first.lower)] != 0).any(axis=0))
         try:
             point = BasisPool.of(form, watched)
         except InvalidInput as unbounded:
             raise InvalidInput(f"decisions and recourse together: {unbounded}", ("decisions",)) from unbounded
-        later = recourse.form.by_limit
+        limits, constant = stages.first.limits.constant, stages.second.limits.constant
+        by_limit = recourse.form.by_limit
         recourse_rhs = RightHandSide.of(
-            *recourse.form.rhs(data.constant), later @ data.by_outcome, later @ data.by_decision
+            *recourse.form.rhs(constant), by_limit @ stages.by_outcome, by_limit @ stages.by_decision
         )
-        later = point.form.by_limit[:, len(data.limits) :]
-        constant, size = point.form.rhs(np.concatenate([data.limits, data.constant]))
-        point_rhs = RightHandSide.of(constant, size, later @ data.by_outcome, np.zeros((len(constant), 0)))
-        # An absolute gap must be small beside costs that are small themselves.
-        gap = replace(GAP, absolute=GAP.absolute * cost_unit(data))
-        return cls(data, recourse, point, recourse_rhs, point_rhs, gap)
+        by_limit = point.form.by_limit[:, len(limits) :]
+        constant, size = point.form.rhs(np.concatenate([limits, constant]))
+        point_rhs = RightHandSide.of(constant, size, by_limit @ stages.by_outcome, np.zeros((len(constant), 0)))
+        return cls(stages, recourse, point, recourse_rhs, point_rhs)
 
     @property
-    def outcome_dim(self) -> int:
-        return len(self.data.outcome_names)
+    def first_model(self) -> LinearModel:
+        return self.stages.first
 
     @property
-    def decision_dim(self) -> int:
-        return len(self.data.first.cost)
+    def gap(self) -> Gap:
+        """The gap within which a decision is ``optimal``."""
+        return self.stages.model.gap
 
     @property
     def relaxation(self) -> Self:
-        if not self.data.integer.any():
-            return self
-        return replace(self, data=replace(self.data, integer=np.zeros_like(self.data.integer)))
+        return self._relaxed if self._has_integers else self
+
+    @cached_property
+    def _relaxed(self) -> Self:
+        model = self.stages.model
+        return replace(self, stages=StagedModel.of(replace(model, integer=np.zeros_like(model.integer))))
+
+    @property
+    def _has_integers(self) -> bool:
+        return bool(self.stages.first.integer.any())
 
     def fixed(self, decision: Tensor) -> Self:
-        """The problem in which the entries of a decision (d_z,) that are not NaN are decided already.
-
-        They need not keep their own bounds. InvalidInput if no decision that has them keeps the decision rows.
-        """
-        data = fixed_description(self.data, decision.double().numpy())
-        if highs.solve_program(data.first, data.limits).status is Status.INFEASIBLE:
-            raise InvalidInput("no decision satisfies all decision rows and bounds", data.limits_at[0][:1])
-        return replace(self._around(data, self.recourse), gap=self.gap)
+        stages = StagedModel.of(fix_entries(self.stages.model, decision.double().numpy()))
+        _check_first_stage(stages)
+        return self._with_pool(stages, self.recourse)
 
     def breaches(self, decision: Tensor) -> list[Breach]:
-        return broken_rules(self.data, decision.double().numpy())
+        values = decision.double().numpy()
+        return broken_rules(self.first_model, values, self.stages.first_program.matrix @ values)
 
     def decide(self, outcomes: Tensor) -> Tensor:
-        """argmin over z of c(z; ŷ), whole-number decisions relaxed; NaN where ŷ is, or leaves no recourse."""
-        return decided(self._clipped(outcomes), self.point, self.point_rhs, self.bounds)
+        """Return argmin over z of c(z; ŷ), integrality relaxed; NaN where ŷ is, or leaves no recourse."""
+        return decided(self.clip(outcomes), self.point, self.point_rhs, self.bounds)
 
     def cost(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        """c'z + Q(z, y); infinite where there is no recourse."""
+        """Return c'z + Q(z, y); infinite where there is no recourse."""
         shape = np.broadcast_shapes(decisions.shape[:-1], outcomes.shape[:-1])
-        outcomes = self._clipped(outcomes)
+        outcomes = self.clip(outcomes)
         decisions, outcomes = decisions.expand(*shape, -1), outcomes.expand(*shape, -1)
-        first = decisions.double() @ torch.from_numpy(self.data.first.cost)
+        first = decisions.double() @ torch.from_numpy(self.stages.first.cost.constant)
         return first + recourse_value(decisions.double(), outcomes, self.recourse, self.recourse_rhs)
 
     def feasible(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
-        first, slack = self.data.first, 1e-6
-        gap = decisions.double() @ torch.from_numpy(first.matrix).T - torch.from_numpy(self.data.limits)
-        room = slack * (1 + torch.from_numpy(np.abs(self.data.limits)))
-        senses = torch.from_numpy(first.senses)
-        keeps = ((gap >= -room) | (senses < 0)) & ((gap <= room) | (senses > 0))
-        lower, upper = torch.from_numpy(first.lower), torch.from_numpy(first.upper)
-        edge = slack * (1 + decisions.abs())
-        within = (decisions >= lower - edge) & (decisions <= upper + edge)
-        whole = ((decisions - decisions.round()).abs() <= edge) | ~torch.from_numpy(self.data.integer)
         with torch.no_grad():
-            return keeps.all(-1) & (within & whole).all(-1) & self.cost(decisions, outcomes).isfinite()
+            return self.within(decisions) & self.cost(decisions, outcomes).isfinite()
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
-        until = None if time_limit is None else time.monotonic() + time_limit
-        atoms = self._clipped(outcomes).detach().double().numpy()
+        until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+        atoms = self.clip(outcomes).detach().numpy()
         shares = weights.double().expand(atoms.shape[:2]).numpy()
         begin = self.decide(
             torch.einsum("bky,bk->by", torch.from_numpy(atoms), torch.from_numpy(shares.copy()))
         ).numpy()
-        each: list[Solution] = []
-        with deadline.alarm(time_limit) as rung:
+        solutions: list[Solution] = []
+        with deadline.alarm(time_limit_seconds) as alarm:
             for one in zip(atoms, shares, begin, strict=True):
                 deadline.check()
-                each.append(self._prescribe_one(*one, risk, _share(until, len(atoms) - len(each)), rung))
-        return Prescription(
-            torch.from_numpy(np.stack([one.decision for one in each])),
-            torch.tensor([one.objective for one in each], dtype=torch.float64),
-            [one.status for one in each],
-            tuple(one.reason for one in each),
-            tuple(one.solver for one in each),
-            torch.tensor([one.gap for one in each], dtype=torch.float64),
-            torch.tensor([one.bound for one in each], dtype=torch.float64),
-        )
+                turn = time_share(until, len(atoms) - len(solutions))
+                solutions.append(self._prescribe_one(*one, risk, turn, alarm))
+        return to_prescription(solutions)
 
     def _prescribe_one(
-        self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None, rung: deadline.Flag
+        self, atoms: Array, weights: Array, begin: Array, risk: Risk, until: float | None, alarm: deadline.Flag
     ) -> Solution:
         rows = len(self.recourse.form.matrix)
         atoms, weights = atoms[weights > 0], weights[weights > 0]
-        if not self.data.integer.any() and len(atoms) * rows**2 <= _LARGEST_CUTS and np.isfinite(begin).all():
-            found = self._cut(atoms, weights, begin, risk, rung)
-            if found is not None:
-                return found
-        if until is None or not self.data.integer.any() or not is_long(self.data, len(atoms)):
-            return self._searched(atoms, weights, risk, until)
-        # A large search may end without any decision, so one is found before.
+        if not self._has_integers and len(atoms) * rows**2 <= _LARGEST_CUTS and np.isfinite(begin).all():
+            solution = self._cut(atoms, weights, begin, risk, alarm)
+            if solution is not None:
+                return solution
+        if until is None or not self._has_integers or not _is_long(self.stages, len(atoms)):
+            return self._search(atoms, weights, risk, until)
+        # A long search may end without any decision, so secure one first.
         deadline.before_long_work()
         left = until - time.monotonic()
-        simple = self._for_mean(atoms, weights, risk, until - (1 - _MEAN_SHARE) * left)
-        if until - time.monotonic() < reading_seconds(self.data, len(atoms)):
-            return simple
-        found = self._searched(atoms, weights, risk, until)
-        return simple if found.status is Status.TIME_LIMIT and not np.isfinite(found.decision).all() else found
+        mean_solution = self._for_mean(atoms, weights, risk, until - (1 - _MEAN_SHARE) * left)
+        if until - time.monotonic() < _reading_seconds(self.stages, len(atoms)):
+            return mean_solution
+        solution = self._search(atoms, weights, risk, until)
+        cut_off = solution.status is Status.TIME_LIMIT and not np.isfinite(solution.decision).all()
+        return mean_solution if cut_off else solution
 
     def _for_mean(self, atoms: Array, weights: Array, risk: Risk, until: float) -> Solution:
-        """The decision for the mean outcome, as what is left when there is no time for more."""
-        found = extensive(self.data, (weights @ atoms)[None], np.ones(1), EXPECTATION, until, self.gap)
-        objective = self._certified_risk(found.decision, atoms, weights, risk)
-        reason = _NO_TIME if np.isfinite(found.decision).all() else REASONS[Status.TIME_LIMIT]
-        return Solution(found.decision, np.nan if objective is None else objective, Status.TIME_LIMIT, reason, HIGHS)
+        """Return the decision for the mean outcome, the fallback when time runs out."""
+        solution = solve_extensive(self.stages, (weights @ atoms)[None], np.ones(1), EXPECTATION, until, self.gap)
+        objective = self._certified_risk(solution.decision, atoms, weights, risk)
+        reason = _MEAN_DECISION if np.isfinite(solution.decision).all() else REASONS[Status.TIME_LIMIT]
+        objective = np.nan if objective is None else objective
+        return Solution(solution.decision, objective, Status.TIME_LIMIT, reason, HIGHS)
 
-    def _searched(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
-        """The answer of HiGHS over all scenarios, judged by certified recourse."""
-        found = extensive(self.data, atoms, weights, risk, until, self.gap)
-        objective = self._certified_risk(found.decision, atoms, weights, risk)
-        if objective is None or found.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
-            return found
-        return judged(replace(found, objective=objective), self.fixed_cost, self.gap)
+    def _search(self, atoms: Array, weights: Array, risk: Risk, until: float | None) -> Solution:
+        """Solve by HiGHS over all scenarios; recompute the risk by certified recourse."""
+        solution = solve_extensive(self.stages, atoms, weights, risk, until, self.gap)
+        objective = self._certified_risk(solution.decision, atoms, weights, risk)
+        if objective is None or solution.status not in (Status.OPTIMAL, Status.TIME_LIMIT):
+            return solution
+        return with_gap(replace(solution, objective=objective), self.fixed_cost, self.gap)
 
     def _certified_risk(self, decision: Array, atoms: Array, weights: Array, risk: Risk) -> float | None:
-        """The risk of a decision (d_z,) by certified recourse in every scenario; None where there is none."""
+        """Return the risk of a decision (d_z,) by certified recourse in every scenario; None where there is none."""
         if not np.isfinite(decision).all():
             return None
         rows, limits = self.inequalities
-        if (rows @ decision < limits - _KEPT * (np.abs(rows) @ np.abs(decision) + np.abs(limits))).any():
+        if (rows @ decision < limits - _TOLERANCE * (np.abs(rows) @ np.abs(decision) + np.abs(limits))).any():
             return None
         z = torch.from_numpy(decision).expand(len(atoms), -1)
         solved = self.recourse.solve(*self.recourse_rhs.at(torch.from_numpy(atoms), z))
         if not solved.certified.all() or solved.status.any():
             return None
-        first = float(self.data.first.cost @ decision)
+        first = float(self.stages.first.cost.constant @ decision)
         return first + self.recourse.form.base_cost + risk_of(solved.value, weights, risk)
 
     @cached_property
     def fixed_cost(self) -> float:
-        """What every decision costs, whatever it is; gaps are judged without it."""
-        return fixed_cost(self.data)
+        """The cost that no decision can avoid; gaps are measured without it."""
+        return fixed_cost(self.stages)
 
-    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, rung: deadline.Flag) -> Solution | None:
-        """The cutting planes' answer, if they closed the gap, which is proven here, or had to stop."""
-        form, bases, data = self.recourse.form, self.recourse.bases, self.data
+    def _cut(self, atoms: Array, weights: Array, begin: Array, risk: Risk, alarm: deadline.Flag) -> Solution | None:
+        """Minimise by cutting planes; None unless they provably closed the gap or were stopped."""
+        form, bases, first = self.recourse.form, self.recourse.bases, self.stages.first
         right = self.recourse_rhs
         (base, size), slope = right.at(torch.from_numpy(atoms)), right.by_decision
         start = bases.closest(base - slope @ torch.from_numpy(begin))
         rows, limits = self.inequalities
         z, objective, bound, ended, _ = cuts.minimize(
-            cuts.Scenarios(base.numpy(), size.numpy(), slope.numpy(), np.ascontiguousarray(weights)),
-            cuts.Recourse(
-                form.matrix,
-                form.cost,
-                form.least_cost,
-                bases.columns,
-                bases.inverse,
-                bases.reduced,
-                start.numpy(),
+            cuts.SharedScenarios(
+                base.numpy(), size.numpy(), slope.numpy(), form.cost, form.least_cost, np.ascontiguousarray(weights)
             ),
-            cuts.FirstStage(data.first.cost, rows, limits, begin, fixed_first_cost(data)),
+            form.matrix,
+            bases.tableaus(start.numpy()),
+            cuts.FirstStage(first.cost.constant, rows, limits, begin, _fixed_first_cost(self.stages)),
             cuts.RiskOf(risk.cvar_weight, risk.cvar_level),
             min(cuts.GAP, self.gap.relative / 2),
             TOLERANCE,
-            rung,
+            alarm,
         )
         # Rounding must not carry a decision past its bounds.
-        z = np.clip(z, data.first.lower, data.first.upper)
+        z = np.clip(z, first.lower, first.upper)
         if ended == cuts.CONVERGED:
             proven = self._certified_risk(z, atoms, weights, risk)
             if proven is None or not self.gap.closes(proven, bound + form.base_cost, self.fixed_cost):
                 return None
-            return judged(
+            return with_gap(
                 Solution(z, proven, Status.OPTIMAL, "", CUTS, bound + form.base_cost), self.fixed_cost, self.gap
             )
         if ended != cuts.STOPPED:
@@ -291,17 +279,17 @@ class TwoStageLinear(Problem):
             proven = self._certified_risk(z, atoms, weights, risk)
             objective = objective + form.base_cost if proven is None else proven
             return Solution(z, objective, Status.TIME_LIMIT, REASONS[Status.TIME_LIMIT], CUTS)
-        return Solution(begin, np.nan, Status.TIME_LIMIT, _NO_TIME, CUTS)
+        return Solution(begin, np.nan, Status.TIME_LIMIT, _MEAN_DECISION, CUTS)
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Least and largest decisions, (2, d_z)."""
-        return torch.from_numpy(np.stack([self.data.first.lower, self.data.first.upper]))
+        """Lower and upper bounds of decisions, (2, d_z)."""
+        return torch.from_numpy(np.stack([self.stages.first.lower, self.stages.first.upper]))
 
     @cached_property
     def inequalities(self) -> tuple[Array, Array]:
-        """Z as rows z ≥ limits, bounds among them."""
-        first, right = self.data.first, self.data.limits
+        """The feasible decisions as rows z ≥ limits, bounds included."""
+        first, right = self.stages.first_program, self.stages.first.limits.constant
         at_least, at_most = first.senses >= 0, first.senses <= 0
         low, high = np.isfinite(first.lower), np.isfinite(first.upper)
         identity = np.eye(len(first.cost))
@@ -310,35 +298,148 @@ class TwoStageLinear(Problem):
         return np.ascontiguousarray(rows), limits
 
     @property
-    def counted_within(self) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(self.data.lowest), torch.from_numpy(self.data.highest)
-
-    @property
     def recourse_names(self) -> tuple[str, ...]:
-        return self.data.recourse_names
+        return self.stages.second.recourse_names
 
     @property
     def row_names(self) -> tuple[str, ...]:
-        return self.data.row_names
+        return self.stages.second.row_names
 
     def recourse_plan(self, decision: Tensor, outcomes: Tensor) -> SecondStagePlan:
-        return plan(self.data, self.recourse, self.recourse_rhs, decision.double(), self._clipped(outcomes))
+        form, program, stages = self.recourse.form, self.stages.recourse_program, self.stages
+        decision, outcomes = decision.double(), self.clip(outcomes)
+        pool = BasisPool(form, np.arange(form.matrix.shape[1]), self.recourse.bases)
+        solved = pool.solve(*self.recourse_rhs.at(outcomes, decision.expand(len(outcomes), -1)))
+        amounts = form.offset + solved.primal @ form.by_column.T
+        # Rounding must not carry an amount past its bounds, nor the sign of a zero.
+        amounts = np.clip(amounts, program.lower, program.upper) + 0.0
+        amounts[solved.status != OPTIMAL] = np.nan
+        limits = _second_limits(stages, outcomes.numpy()) - stages.by_decision @ decision.numpy()
+        slack = np.where(program.senses < 0, -1.0, 1.0) * (amounts @ program.matrix.T - limits)
+        numbers = (amounts, amounts @ program.cost, np.maximum(slack, 0.0), program.cost)
+        return SecondStagePlan(*map(torch.from_numpy, numbers))
 
     def prices(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> list[Price]:
-        return prices(self.data, decision.double().numpy(), self._clipped(outcomes).numpy(), weights.double().numpy())
+        """Price the rules in the order of the specification; a lower bound of zero is not one that could be relaxed."""
+        stages, model = self.stages, self.stages.model
+        atoms, count = self.clip(outcomes).numpy(), len(outcomes)
+        (deadline.before_long_work if _is_long(stages, count) else deadline.check)()
+        program = extensive_program(stages, atoms, weights.double().numpy(), EXPECTATION)
+        held = program.held(decision.double().numpy(), integer_columns(stages, program, count))
+        cost, matrix, least, most, lower, upper = held.rows_and_bounds
+        unit = cost_unit(model.cost, model.recourse_cost)
+        answer = highs.run(highs.model_of(cost / unit, matrix, least, most, lower, upper))
+        if answer.status is not Status.OPTIMAL:
+            return []
+        duals = answer.duals * unit
+        reduced = cost - matrix.T @ duals
+        first, recourse = stages.first_program, stages.recourse_program
+        rows, dim = len(first.senses), len(first.cost)
+        by_row = duals[rows:].reshape(count, -1).sum(axis=0)
+        by_amount = reduced[dim:].reshape(count, -1)
+        part, *sides = model.bounds_at
+        worth: list[tuple[Where, float]] = [
+            (place, abs(dual)) for place, dual in zip(stages.first.rows_at, duals, strict=False)
+        ]
+        worth += [(place, abs(dual)) for place, dual in zip(stages.second.rows_at, by_row, strict=True)]
+        for j in np.flatnonzero(~model.integer).tolist():
+            worth += _bound_prices((part, j), reduced[j], first.lower[j], *sides)
+        below, above = by_amount.clip(min=0).sum(axis=0), by_amount.clip(max=0).sum(axis=0)
+        for j, place in enumerate(model.recourse_at):
+            for value in (below[j], above[j]):
+                worth += _bound_prices(place, value, recourse.lower[j], "minimum", "maximum")
+        largest = float(np.abs(np.concatenate([first.cost, recourse.cost])).max())
+        return [Price(where, float(value)) for where, value in worth if len(where) > 1 and value > _SMALL * largest]
 
-    def _clipped(self, outcomes: Tensor) -> Tensor:
-        return outcomes.double().clamp(*self.counted_within)
+
+def _bound_prices(place: Where, reduced: float, lower: float, least: str, most: str) -> list[tuple[Where, float]]:
+    """Return the price of the bound that a reduced cost belongs to."""
+    if reduced > 0 and lower:
+        return [((*place, least), float(reduced))]
+    return [((*place, most), -float(reduced))] if reduced < 0 else []
 
 
-def _gap(spec: dict[str, Any], name: str, default: float) -> float:
-    value = spec.get(f"{name}_gap")
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidInput("a gap is a number that is not negative, such as 1e-6", (f"{name}_gap",))
-    return float(value)
+def _check_first_stage(stages: StagedModel) -> None:
+    first = stages.first
+    if highs.solve_program(stages.first_program, first.limits.constant).status is Status.INFEASIBLE:
+        raise InvalidInput("no decision satisfies all decision rows and bounds", first.rows_at[0][:1])
 
 
-def _share(until: float | None, contexts: int) -> float | None:
-    """When the first of so many contexts must be decided, for each to have its share of the time that is left."""
-    return None if until is None else until - max(until - time.monotonic(), 0.0) * (1 - 1 / contexts)
+def _fixed_first_cost(stages: StagedModel) -> float:
+    """Return the cost of decisions at the values nearest to zero that bounds, and rows of one decision, allow.
+
+    A distant bound forces nothing, and must not make a gap look small.
+    """
+    first = stages.first_program
+    lower, upper = first.lower.copy(), first.upper.copy()
+    for row, sense, limit in zip(first.matrix, first.senses, stages.first.limits.constant, strict=True):
+        columns = np.flatnonzero(row)
+        if len(columns) == 1:
+            at, value = columns[0], limit / row[columns[0]]
+            side = sense * np.sign(row[at])
+            lower[at] = max(lower[at], value) if side >= 0 else lower[at]
+            upper[at] = min(upper[at], value) if side <= 0 else upper[at]
+    return float(first.cost @ np.clip(0.0, lower, upper))
+
+
+def fixed_cost(stages: StagedModel) -> float:
+    """Return the cost that no decision can avoid."""
+    recourse = stages.recourse_program
+    return _fixed_first_cost(stages) + float(recourse.cost @ np.clip(0.0, recourse.lower, recourse.upper))
+
+
+def _second_limits(stages: StagedModel, atoms: Array) -> Array:
+    """Return the limits (K, rows) of the second stage for atoms (K, d_y)."""
+    limits: Array = stages.second.limits.constant + atoms @ stages.by_outcome.T
+    return limits
+
+
+def _is_long(stages: StagedModel, scenarios: int) -> bool:
+    """Return whether the program over this number of scenarios takes more than some milliseconds."""
+    return scenarios * len(stages.second.senses) >= _LONG
+
+
+def _reading_seconds(stages: StagedModel, scenarios: int) -> float:
+    """Estimate the seconds that it takes to write the program over scenarios and to read it."""
+    return float(scenarios * stages.entries_per_scenario * _READING_SECONDS)
+
+
+def extensive_program(stages: StagedModel, atoms: Array, weights: Array, risk: Risk) -> SparseProgram:
+    """Return the program over all scenarios: atoms (K, d_y), weights (K,)."""
+    first_cost = stages.first.cost.constant * (1 - risk.cvar_weight)
+    return program_over(stages, atoms, weights, risk, first_cost, _second_limits(stages, atoms))
+
+
+def solve_extensive(
+    stages: StagedModel, atoms: Array, weights: Array, risk: Risk, until: float | None, gap: Gap = GAP
+) -> Solution:
+    """Solve the program over all scenarios by HiGHS.
+
+    HiGHS rounds small numbers to zero: where all costs are small, they are measured in units of the largest.
+    """
+    (deadline.before_long_work if _is_long(stages, len(atoms)) else deadline.check)()
+    dim = len(stages.first.lower)
+    if until is not None and time.monotonic() >= until:
+        return Solution(np.full(dim, np.nan), np.nan, Status.TIME_LIMIT, NO_TIME, HIGHS)
+    unit = cost_unit(stages.model.cost, stages.model.recourse_cost)
+    scaled = _in_cost_units(stages, unit)
+    program = extensive_program(scaled, atoms, weights, risk)
+    integer = integer_columns(scaled, program, len(atoms))
+    scaled_gap = replace(gap, absolute=gap.absolute / unit)
+    solution = minimize_program(program, integer, fixed_cost(scaled), until, scaled_gap)
+    solution = replace(
+        solution,
+        decision=solution.decision[:dim],
+        objective=solution.objective * unit,
+        bound=solution.bound * unit,
+    )
+    return with_gap(solution, fixed_cost(stages), gap)
+
+
+def _in_cost_units(stages: StagedModel, unit: float) -> StagedModel:
+    """Return the stages with all costs divided by a unit."""
+    if unit == 1:
+        return stages
+    model = stages.model
+    cost, recourse_cost = (Vector(each.constant / unit, each.by_outcome) for each in (model.cost, model.recourse_cost))
+    return StagedModel.of(replace(model, cost=cost, recourse_cost=recourse_cost))

@@ -1,3 +1,3 @@
-"""The newsvendor: description, formula, price search, programs."""
+"""The newsvendor: how much to order of each item before its demand is known."""
 
 from bco_core.problems.newsvendor.problem import Newsvendor as Newsvendor

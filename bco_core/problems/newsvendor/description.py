@@ -1,4 +1,4 @@
-"""From a planner's specification to the numbers of a newsvendor, each checked where it stands."""
+"""Read a planner's specification of a newsvendor; errors point to the field that is wrong."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
-from bco_core.problems.linear.description import SENSES
+from bco_core.problems.linear.model import SENSES
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 
-# How nearly a bound, a row or a number of packs is met, relative to the numbers in it.
+# Tolerance of bounds, rows and numbers of packs, relative to their numbers.
 ROUNDING = 1e-9
 
 _COST = "a unit cost must be a positive number"
-_BOUND = "an order bound must be a number, or nothing for no limit"
+_BOUND = "an order bound must be a number, or missing for no limit"
+_SERVICE = "a service level must be at least 0 and below 1"
 _MARGINS = ("price", "unit_cost", "salvage_value", "shortage_penalty")
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rules that orders keep together: matrix (R, d) times order (sense) limits (R,); a sense is −1 for ≤, 1 for ≥ and
-    0 for =."""
+class OrderRows:
+    """Rows across items: matrix (R, d) times order (sense) limits (R,); a sense is −1 for ≤, 1 for ≥ and 0 for =."""
 
     matrix: Array
     senses: NDArray[np.int64]
@@ -41,8 +41,8 @@ class Rows:
         return len(self.limits)
 
     def excess(self, orders: Array) -> tuple[Array, Array]:
-        """By how much orders (..., d) break each row, (..., R), at most zero where they keep it; and what is rounding
-        there."""
+        """Return by how much orders (..., d) break each row (..., R), at most zero if they keep it, and the rounding
+        allowed there (..., R)."""
         gap = orders @ self.matrix.T - self.limits
         size = np.abs(orders) @ np.abs(self.matrix).T + np.abs(self.limits)
         by = np.where(self.senses < 0, gap, np.where(self.senses > 0, -gap, np.abs(gap)))
@@ -50,7 +50,7 @@ class Rows:
 
     @property
     def ends(self) -> tuple[Array, Array]:
-        """The least and the most of each row, (R,)."""
+        """The lower and the upper limit of each row, (R,)."""
         return np.where(self.senses >= 0, self.limits, -np.inf), np.where(self.senses <= 0, self.limits, np.inf)
 
 
@@ -69,7 +69,7 @@ def names_of(items: Items) -> tuple[str, ...]:
 
 
 def column(items: Items, name: str, default: float | None, allowed: Callable[[float], bool], remedy: str) -> Tensor:
-    """One number for each item, (d,)."""
+    """Read one number for each item, (d,)."""
     values = [default if item.get(name) is None else item[name] for item in items]
     for index, value in enumerate(values):
         if not (isinstance(value, int | float) and allowed(value)):
@@ -78,7 +78,7 @@ def column(items: Items, name: str, default: float | None, allowed: Callable[[fl
 
 
 def unit_costs(items: Items) -> tuple[Tensor, Tensor]:
-    """What a unit too few and a unit too many cost, each (d,): as stated, or from price, cost and salvage value."""
+    """Return underage and overage costs, each (d,): as stated, or from price, unit cost and salvage value."""
     costed = [_costed(item, index) for index, item in enumerate(items)]
     return column(costed, "underage_cost", None, _positive, _COST), column(
         costed, "overage_cost", None, _positive, _COST
@@ -86,8 +86,8 @@ def unit_costs(items: Items) -> tuple[Tensor, Tensor]:
 
 
 def _costed(item: dict[str, Any], index: int) -> dict[str, Any]:
-    given = [name for name in _MARGINS if item.get(name) is not None]
-    if not given:
+    margins = [name for name in _MARGINS if item.get(name) is not None]
+    if not margins:
         lacking = next((name for name in ("underage_cost", "overage_cost") if item.get(name) is None), None)
         if lacking is not None:
             raise InvalidInput(
@@ -97,33 +97,35 @@ def _costed(item: dict[str, Any], index: int) -> dict[str, Any]:
     twice = next((name for name in ("underage_cost", "overage_cost") if item.get(name) is not None), None)
     if twice is not None:
         raise InvalidInput(
-            f"{given[0]} and {twice} say the same twice; give price and unit_cost, or underage_cost and overage_cost",
+            f"{margins[0]} and {twice} state the same cost twice; give price and unit_cost, or underage_cost and "
+            "overage_cost",
             ("items", index, twice),
         )
-    for name in ("price", "unit_cost", *given):
+    for name in ("price", "unit_cost", *margins):
         value = item.get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidInput(f"{name} must be a number: an item has a price and a unit_cost", ("items", index, name))
+            raise InvalidInput(f"{name} must be a number: an item needs price and unit_cost", ("items", index, name))
     price, paid = float(item["price"]), float(item["unit_cost"])
     salvage, penalty = float(item.get("salvage_value") or 0.0), float(item.get("shortage_penalty") or 0.0)
     if penalty < 0:
         raise InvalidInput("a shortage_penalty must not be negative", ("items", index, "shortage_penalty"))
     if price - paid + penalty <= 0:
         raise InvalidInput(
-            f"nothing is lost by too few: price − unit_cost + shortage_penalty is {price - paid + penalty:g}, and must "
-            "be positive",
+            f"ordering too little must cost something: price − unit_cost + shortage_penalty is "
+            f"{price - paid + penalty:g}, and must be positive",
             ("items", index, "price"),
         )
     if paid - salvage <= 0:
         raise InvalidInput(
-            f"nothing is lost by too many: unit_cost − salvage_value is {paid - salvage:g}, and must be positive",
-            ("items", index, "salvage_value" if "salvage_value" in given else "unit_cost"),
+            f"ordering too much must cost something: unit_cost − salvage_value is {paid - salvage:g}, and must be "
+            "positive",
+            ("items", index, "salvage_value" if "salvage_value" in margins else "unit_cost"),
         )
     return {"underage_cost": price - paid + penalty, "overage_cost": paid - salvage}
 
 
 def order_bounds(items: Items, stock: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the largest order of each item, (d,); what is on hand cannot be ordered away."""
+    """Return the least and the largest order of each item (d,); stock on hand cannot be returned."""
     low = column(items, "minimum_order", -math.inf, _known, _BOUND)
     high = column(items, "maximum_order", math.inf, _known, _BOUND)
     low = torch.where((stock > 0) & (low == -math.inf), 0.0, low)
@@ -134,7 +136,7 @@ def order_bounds(items: Items, stock: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def steps_of(items: Items, low: Tensor, high: Tensor) -> Tensor:
-    """What each order is a whole number of, (d,): a pack, one, or 0 for any amount."""
+    """Return what each order is a multiple of, (d,): a pack, one, or 0 for any amount."""
     packs = column(items, "pack_size", 0.0, _not_negative, "a pack_size must be a positive number")
     steps = packs.tolist()
     for index, item in enumerate(items):
@@ -143,8 +145,8 @@ def steps_of(items: Items, low: Tensor, high: Tensor) -> Tensor:
         if item.get("integer"):
             if steps[index] != math.floor(steps[index]):
                 raise InvalidInput(
-                    f"an order of whole numbers cannot be of packs of {steps[index]:g}; leave out integer or choose a "
-                    "whole pack_size",
+                    f"an integer order cannot consist of packs of {steps[index]:g}; leave out integer or choose an "
+                    "integer pack_size",
                     ("items", index, "pack_size"),
                 )
             steps[index] = steps[index] or 1.0
@@ -158,7 +160,7 @@ def steps_of(items: Items, low: Tensor, high: Tensor) -> Tensor:
 
 
 def on_grid(value: float, step: float, side: Callable[[float], float]) -> float:
-    """How many steps a value is, to one side; what is a whole number but for rounding counts as one."""
+    """Return a value in steps, rounded to one side; a whole number up to rounding stays that number."""
     if math.isinf(value):
         return value
     count = value / step
@@ -166,25 +168,25 @@ def on_grid(value: float, step: float, side: Callable[[float], float]) -> float:
 
 
 def service_of(items: Items) -> Tensor:
-    return column(items, "minimum_service_level", 0.0, _below_one, "a service level is at least 0 and below 1")
+    return column(items, "minimum_service_level", 0.0, _below_one, _SERVICE)
 
 
 def fill_rate_of(spec: dict[str, Any]) -> float:
     value = spec.get("minimum_service_level")
     if value is not None and not (isinstance(value, int | float) and _below_one(value)):
-        raise InvalidInput("a service level is at least 0 and below 1", ("minimum_service_level",))
+        raise InvalidInput(_SERVICE, ("minimum_service_level",))
     return float(value or 0.0)
 
 
 def stock_of(items: Items) -> Tensor:
-    return column(items, "stock", 0.0, _not_negative, "stock on hand is a number that is not negative")
+    return column(items, "stock", 0.0, _not_negative, "the stock must be a number that is not negative")
 
 
 def most_of(items: Items) -> Tensor:
-    return column(items, "maximum_demand", math.inf, lambda v: v > 0, "the most demand must be a positive number")
+    return column(items, "maximum_demand", math.inf, lambda v: v > 0, "the maximum_demand must be a positive number")
 
 
-def rows_of(spec: dict[str, Any], names: tuple[str, ...]) -> Rows:
+def rows_of(spec: dict[str, Any], names: tuple[str, ...]) -> OrderRows:
     rows = list(spec.get("decision_rows") or [])
     matrix, limits, senses = np.zeros((len(rows), len(names))), np.zeros(len(rows)), np.zeros(len(rows), np.int64)
     places = {name: index for index, name in enumerate(names)}
@@ -198,21 +200,23 @@ def rows_of(spec: dict[str, Any], names: tuple[str, ...]) -> Rows:
         if row.get("sense") not in SENSES:
             raise InvalidInput("the sense must be one of <=, >= and =", ("decision_rows", i, "sense"))
         senses[i] = SENSES[row["sense"]]
-    return Rows(matrix, senses, limits, tuple(str(row.get("name") or f"row {i + 1}") for i, row in enumerate(rows)))
+    return OrderRows(
+        matrix, senses, limits, tuple(str(row.get("name") or f"row {i + 1}") for i, row in enumerate(rows))
+    )
 
 
-def check_rows(rows: Rows, low: Array, high: Array, steps: Array) -> None:
-    """Refuse rows that no order within its bounds keeps: one of them alone, or all together."""
+def check_rows(rows: OrderRows, low: Array, high: Array, steps: Array) -> None:
+    """Refuse rows that no order within its bounds keeps, one alone or all together."""
     for i, (row, least, most) in enumerate(zip(rows.matrix, *rows.ends, strict=True)):
         used = row != 0
         with np.errstate(over="ignore"):
             ends = np.sort(np.stack([row[used] * low[used], row[used] * high[used]]), axis=0).sum(axis=1)
-        room = ROUNDING * max(1.0, abs(rows.limits[i]))
-        if ends[0] > most + room or ends[1] < least - room:
-            asked, possible = ("at most", ends[0]) if ends[0] > most + room else ("at least", ends[1])
+        rounding = ROUNDING * max(1.0, abs(rows.limits[i]))
+        if ends[0] > most + rounding or ends[1] < least - rounding:
+            side, possible = ("at most", ends[0]) if ends[0] > most + rounding else ("at least", ends[1])
             raise InvalidInput(
-                f"no order keeps {rows.names[i]}: it asks for {asked} {rows.limits[i]:g}, and the order bounds alone "
-                f"make it {'at least' if asked == 'at most' else 'at most'} {possible:g}",
+                f"no order keeps {rows.names[i]}: it must be {side} {rows.limits[i]:g}, and the order bounds alone "
+                f"make it {'at least' if side == 'at most' else 'at most'} {possible:g}",
                 ("decision_rows", i),
             )
     if len(rows) < 2 and not steps.any():
@@ -229,13 +233,13 @@ def check_rows(rows: Rows, low: Array, high: Array, steps: Array) -> None:
         )
     )
     if answer.status is Status.INFEASIBLE:
-        what = ", in the packs or whole numbers asked for" if steps.any() else ""
+        what = " in the required packs or whole numbers" if steps.any() else ""
         raise InvalidInput(f"no order keeps all decision rows and order bounds together{what}", ("decision_rows",))
 
 
 def _finite(value: Any, where: tuple[str | int, ...]) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidInput("a finite number is needed here", where)
+        raise InvalidInput("this must be a finite number", where)
     return float(value)
 
 

@@ -1,10 +1,10 @@
-"""What no formula covers, as a program for HiGHS, one context at a time.
+"""The newsvendor as a program for HiGHS, one context at a time, where no formula applies.
 
-For expected cost each item is its convex piecewise-linear cost: the order is a first kink and a stretch of each
-segment, cheaper segments first, so there is a row for each item and not for each scenario. Between multiples of a pack
-nothing can be ordered, so there the kinks are the multiples around the demands, which leaves little to branch on. A
-share of all demand that must be met is one more row, since what is expected to be short is piecewise linear on the same
-segments. CVaR looks at all items of a scenario together and takes a row for each.
+For expected cost, each item is its convex piecewise-linear cost: the order is the first kink plus a part of each
+segment, cheaper segments first. This takes a row per item, not per scenario. Orders lie on multiples of a pack, so the
+kinks are then the multiples around the demands, which leaves little to branch on. A fill rate over all items is one
+more row, since the expected shortage is piecewise linear on the same segments. CVaR couples the items of a scenario and
+takes a row per scenario.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from scipy import sparse
 from bco_core import deadline
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.newsvendor.description import ROUNDING, Rows
+from bco_core.problems.newsvendor.description import ROUNDING, OrderRows
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 from bco_core.status import GAP
 
-# Scenarios × items from which on branching, or CVaR, counts as long work.
+# Scenarios × items from which branching, or CVaR, counts as long work.
 _LONG = 1_000
-# What missing a service level by a unit weighs beside the largest unit cost, where it cannot be kept.
+# Price of missing a service level by a unit, relative to the largest unit cost, if it cannot be kept.
 _MISSED = 1e3
 _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 
 
 @dataclass(frozen=True)
-class Instance:
-    """One context: needs (K, d), which are demands less the stock, their weights (K,), bounds (d,), and ``short``, what
-    may be expected to be short of all items together, infinite for no limit.
+class OrderProgram:
+    """One context: needs (K, d), which are demands minus the stock, their weights (K,), bounds (d,), and ``short``, the
+    largest expected shortage of all items together, infinite for no limit.
 
-    ``floors`` (d,) are what service levels make the least orders; −∞ where there is none.
+    ``floors`` (d,) are the least orders that keep service levels; −∞ for items without one.
     """
 
     needs: Array
@@ -48,21 +48,21 @@ class Instance:
     high: Array
     floors: Array
     steps: Array
-    rows: Rows
+    rows: OrderRows
     short: float = math.inf
     risk: Risk = EXPECTATION
 
     @property
     def size(self) -> float:
-        """The largest amount in it, by which HiGHS sees all others divided."""
+        """The largest amount, by which all amounts are divided for HiGHS."""
         parts = (self.needs, self.low, self.floors, self.steps)
         return max(float(np.abs(part[np.isfinite(part)]).max(initial=0)) for part in parts) or 1.0
 
 
 @dataclass(frozen=True)
-class Found:
-    """Orders (d,), NaN if there are none; what no objective is below, NaN if nothing is proven; the price of each row
-    (R,), of the room of a bound (d,) and of what may be short, empty or NaN where orders are whole numbers."""
+class OrderSolution:
+    """Orders (d,), NaN if there are none; a lower bound of the objective, NaN if none is proven; prices of rows (R,),
+    of order bounds (d,) and of the shortage limit, empty or NaN if orders are whole numbers."""
 
     status: Status
     orders: Array
@@ -73,8 +73,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Program:
-    """min cost'v + offset; the first d variables are orders, in steps where there are any."""
+class _HighsProgram:
+    """min cost'v + offset; the first d variables are orders, counted in packs if there are any."""
 
     cost: Array
     matrix: sparse.csr_array
@@ -85,21 +85,24 @@ class _Program:
     offset: float
 
 
-def solve(instance: Instance, until: float | None = None) -> Found:
-    """The best orders; where service levels cannot be kept, those that miss them least, with status ``best_effort``."""
+def solve(instance: OrderProgram, time_limit_seconds: float | None = None) -> OrderSolution:
+    """Return the best orders; if service levels cannot be kept, those that miss them least, as ``best_effort``."""
+    until = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
     used = instance.weights > 0
     instance = replace(instance, needs=instance.needs[used], weights=instance.weights[used])
     whole, risky = bool(instance.steps.any()), bool(instance.risk.cvar_weight)
     long = (whole or risky) and instance.needs.size >= _LONG
     (deadline.before_long_work if long else deadline.check)()
-    found = _run(instance, until, soft=False)
-    if found.status is not Status.INFEASIBLE:
-        return found
-    found = _run(instance, until, soft=True)
-    return replace(found, status=Status.BEST_EFFORT, bound=np.nan) if found.status is Status.OPTIMAL else found
+    solution = _run(instance, until, soft=False)
+    if solution.status is not Status.INFEASIBLE:
+        return solution
+    solution = _run(instance, until, soft=True)
+    if solution.status is not Status.OPTIMAL:
+        return solution
+    return replace(solution, status=Status.BEST_EFFORT, bound=np.nan)
 
 
-def _run(instance: Instance, until: float | None, soft: bool) -> Found:
+def _run(instance: OrderProgram, until: float | None, soft: bool) -> OrderSolution:
     unit, dearest = instance.size, float(max(instance.underage.max(), instance.overage.max()))
     small = _in_units(instance, unit, dearest)
     program = _risky(small, soft) if instance.risk.cvar_weight else _segments(small, soft)
@@ -107,7 +110,7 @@ def _run(instance: Instance, until: float | None, soft: bool) -> Found:
     whole: NDArray[np.bool_] = np.zeros(count, dtype=bool)
     whole[:dim] = instance.steps > 0
     if (program.lower > program.upper).any():
-        return Found(Status.INFEASIBLE, np.full(dim, np.nan), np.nan)
+        return OrderSolution(Status.INFEASIBLE, np.full(dim, np.nan), np.nan)
     parts = (program.cost, program.matrix, program.least, program.most, program.lower, program.upper)
     answer, failed = None, SolverFailure("HiGHS found no answer")
     for presolve, tolerance in _ATTEMPTS:
@@ -126,29 +129,29 @@ def _run(instance: Instance, until: float | None, soft: bool) -> Found:
     if answer is None:
         raise failed
     if not len(answer.values):
-        return Found(answer.status, np.full(dim, np.nan), np.nan)
+        return OrderSolution(answer.status, np.full(dim, np.nan), np.nan)
     orders = answer.values[:dim].copy()
     orders[whole[:dim]] = np.round(orders[whole[:dim]]) * instance.steps[whole[:dim]]
     orders[~whole[:dim]] = np.clip(orders * unit, _hard_low(instance, soft), instance.high)[~whole[:dim]]
     if whole.any():
-        return Found(answer.status, orders + 0.0, answer.bound * unit * dearest)
+        return OrderSolution(answer.status, orders + 0.0, answer.bound * unit * dearest)
     bound, prices = np.nan, answer.duals
     if answer.status is Status.OPTIMAL:
         bound = (highs.lower_bound(*parts, answer) + program.offset) * unit * dearest
     if not len(prices):
-        return Found(answer.status, orders + 0.0, bound)
+        return OrderSolution(answer.status, orders + 0.0, bound)
     count = len(instance.rows)
     reduced = (program.cost - program.matrix.T @ prices)[:dim]
     short = -prices[count] if math.isfinite(instance.short) else 0.0
     of_rows = np.abs(prices[:count]) / _largest(instance.rows) * dearest
-    return Found(answer.status, orders + 0.0, bound, of_rows, reduced * dearest, short * dearest)
+    return OrderSolution(answer.status, orders + 0.0, bound, of_rows, reduced * dearest, short * dearest)
 
 
-def _hard_low(instance: Instance, soft: bool) -> Array:
+def _hard_low(instance: OrderProgram, soft: bool) -> Array:
     return instance.low if soft else np.maximum(instance.low, instance.floors)
 
 
-def _in_units(instance: Instance, unit: float, dearest: float) -> Instance:
+def _in_units(instance: OrderProgram, unit: float, dearest: float) -> OrderProgram:
     rows, largest = instance.rows, _largest(instance.rows)
     return replace(
         instance,
@@ -164,14 +167,14 @@ def _in_units(instance: Instance, unit: float, dearest: float) -> Instance:
     )
 
 
-def _largest(rows: Rows) -> Array:
-    """The largest coefficient of each row, one where there is none."""
+def _largest(rows: OrderRows) -> Array:
+    """Return the largest coefficient of each row (R,), one for an empty row."""
     largest = np.abs(rows.matrix).max(axis=1, initial=0)
     return np.where(largest > 0, largest, 1.0)
 
 
-def _orders_bounds(instance: Instance, soft: bool) -> tuple[Array, Array, Array]:
-    """A unit of each order variable, and the bounds of it."""
+def _orders_bounds(instance: OrderProgram, soft: bool) -> tuple[Array, Array, Array]:
+    """Return the unit of each order variable (d,) and its bounds (d,) in these units."""
     step = np.where(instance.steps > 0, instance.steps, 1.0)
     low, high = _hard_low(instance, soft) / step, instance.high / step
     whole = instance.steps > 0
@@ -180,13 +183,14 @@ def _orders_bounds(instance: Instance, soft: bool) -> tuple[Array, Array, Array]
     return step, low, np.where(whole & np.isfinite(high), np.floor(high + near_high), high)
 
 
-def _missing(instance: Instance, soft: bool) -> tuple[NDArray[np.int64], float]:
-    """The items whose floor may be missed at a price, and that price."""
+def _missing(instance: OrderProgram, soft: bool) -> tuple[NDArray[np.int64], float]:
+    """Return the items whose floor may be missed at a price, and that price."""
     floored = np.flatnonzero(instance.floors > instance.low) if soft else np.empty(0, dtype=np.int64)
     return floored, _MISSED * len(instance.low)
 
 
-def _segments(instance: Instance, soft: bool) -> _Program:
+def _segments(instance: OrderProgram, soft: bool) -> _HighsProgram:
+    """Return the program for expected cost, by segments of each item's cost."""
     step, low, high = _orders_bounds(instance, soft)
     dim, rows = len(low), instance.rows
     pieces = [_pieces(instance, j) for j in range(dim)]
@@ -197,7 +201,7 @@ def _segments(instance: Instance, soft: bool) -> _Program:
     limited = math.isfinite(instance.short)
     floored, missed = _missing(instance, soft)
     total = len(widths)
-    # Columns: orders, segments, missed floors, and what is short beyond what may be.
+    # Columns: orders, segments, missed floors, and shortage beyond its limit.
     link = [
         sparse.diags_array(step, format="csr"),
         sparse.csr_array((np.full(total, -1.0), (owner, np.arange(total))), shape=(dim, total)),
@@ -221,13 +225,13 @@ def _segments(instance: Instance, soft: bool) -> _Program:
     none = [np.array([-np.inf])] if limited else []
     ended = np.array([widths_of[0] for widths_of in (piece[0] for piece in pieces)])
     lower = np.zeros(total)
-    # The first piece of an item goes down from its first kink.
+    # The first segment of an item extends downwards from its first kink.
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     lower[starts], upper = ended, widths.copy()
     upper[starts] = 0.0
     matrix = sparse.csr_array(sparse.block_array([block for block in blocks if block[0].shape[0]]))
     matrix.sort_indices()
-    return _Program(
+    return _HighsProgram(
         np.concatenate([np.zeros(dim), slopes, np.full(len(floored) + 1, missed)]),
         matrix,
         np.concatenate([row_least, *none, first, instance.floors[floored]]),
@@ -238,8 +242,8 @@ def _segments(instance: Instance, soft: bool) -> _Program:
     )
 
 
-def _pieces(instance: Instance, j: int) -> tuple[Array, Array, Array, float, float, float]:
-    """An item's segments: widths (−∞ first, ∞ last), slopes of its expected cost and of what is expected to be short,
+def _pieces(instance: OrderProgram, j: int) -> tuple[Array, Array, Array, float, float, float]:
+    """Return an item's segments: widths (−∞ first, ∞ last), slopes of its expected cost and of its expected shortage,
     and its first kink with cost and shortage there."""
     needs, weights, step = instance.needs[:, j], instance.weights, instance.steps[j]
     kinks = np.unique(needs)
@@ -257,12 +261,12 @@ def _pieces(instance: Instance, j: int) -> tuple[Array, Array, Array, float, flo
         below = np.searchsorted(sorted_needs, kinks, side="right")
         short = (sums[-1] - sums[below]) - (kinks - first) * (share[-1] - share[below])
         short_slopes = np.clip(np.diff(short) / np.where(widths > 0, widths, 1.0), -1.0, 0.0)
-        # Rounding must not make a convex cost anything else.
+        # Keep the cost convex despite rounding.
         short_slopes = np.maximum.accumulate(short_slopes)
     else:
         short_slopes = share[np.searchsorted(sorted_needs, kinks[:-1], side="right")] - share[-1]
     under, over = instance.underage[j], instance.overage[j]
-    # A unit more is a unit less short, or left over.
+    # One more unit reduces the shortage or is left over.
     slopes = under * short_slopes + over * (1 + short_slopes)
     lacking = float(sums[-1])
     left = float(weights @ np.maximum(first - needs, 0.0))
@@ -277,8 +281,9 @@ def _pieces(instance: Instance, j: int) -> tuple[Array, Array, Array, float, flo
     )
 
 
-def _risky(instance: Instance, soft: bool) -> _Program:
-    """Columns: orders, what is short by scenario and item, η, excesses, missed floors, and short beyond what may be."""
+def _risky(instance: OrderProgram, soft: bool) -> _HighsProgram:
+    """Return the program with CVaR. Columns: orders, shortage by scenario and item, η, excesses, missed floors, and
+    shortage beyond its limit."""
     step, low, high = _orders_bounds(instance, soft)
     (count, dim), rows, risk = instance.needs.shape, instance.rows, instance.risk
     weights, needs = instance.weights, instance.needs
@@ -316,7 +321,7 @@ def _risky(instance: Instance, soft: bool) -> _Program:
     free = [np.full(1, np.inf)] if limited else []
     matrix = sparse.csr_array(sparse.block_array([block for block in blocks if block[0].shape[0]]))
     matrix.sort_indices()
-    return _Program(
+    return _HighsProgram(
         np.concatenate(
             [
                 mean * instance.overage * step * weights.sum(),

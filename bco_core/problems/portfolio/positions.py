@@ -1,8 +1,8 @@
-"""The portfolios to choose from and their risk.
+"""Feasible portfolios, their risk, and the solver for each set of rules.
 
-Σ is a covariance matrix, or loadings and residual variances of a factor model. The kernels of
-:mod:`bco_core.solvers.dual_newton` solve for it where bounds and a budget are all the rules there are,
-:mod:`bco_core.solvers.cvar_cuts` under limits on long and short sums, :mod:`bco_core.solvers.portfolio_qp` elsewhere.
+Σ is a covariance matrix, or loadings and residual variances of a factor model. :mod:`bco_core.solvers.dual_newton`
+solves under bounds and a budget alone, :mod:`bco_core.solvers.cvar_cuts` under limits on long and short sums, and
+:mod:`bco_core.solvers.portfolio_qp` under all other rules.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from bco_core import deadline
 from bco_core.batch_kernels import product
-from bco_core.problems.portfolio.reading import rules_of
 from bco_core.problems.portfolio.risk import risk_of
-from bco_core.problems.portfolio.rules import Rules
+from bco_core.problems.portfolio.rules import Rules, rules_of
 from bco_core.solvers import portfolio_qp
 from bco_core.solvers.cvar_cuts import DenseQP, Tail, cvar_portfolio, mean_variance_portfolio, point_portfolio
 from bco_core.solvers.dual_newton import (
@@ -33,20 +32,20 @@ from bco_core.solvers.dual_newton import (
     tail_portfolio,
     tail_rows,
 )
-from bco_core.solvers.portfolio_qp import Program
+from bco_core.solvers.portfolio_qp import LiftedQP
 from bco_core.status import CONIC, DENSE
 
-# A portfolio that may be above the best by more than this share of its cost's terms is looked for by the dense solver.
+# The dense solver is tried if a portfolio's gap exceeds this share of its cost's terms.
 _GAP = 1e-9
 
 
 @dataclass(frozen=True)
 class Portfolios:
-    """The portfolios to choose from and their risk: rules, and Σ (m, m) as it is and as a factor model.
+    """Feasible portfolios and their risk: rules, and Σ (m, m) as a matrix and as a factor model.
 
     ``lower`` and ``upper`` (m,) are the bounds of the rules. ``factors``, ``dense`` and ``program`` are the same set in
-    the form that each solver takes; ``dense`` knows neither groups, turnover nor a budget to be used up. ``source``
-    says what Σ was estimated from, "" where it was given.
+    the form of each solver; ``dense`` ignores groups, turnover and a budget to be used up. ``source`` tells how Σ was
+    estimated, "" if it was stated.
     """
 
     rules: Rules
@@ -57,7 +56,7 @@ class Portfolios:
     upper: Tensor
     factors: FactorQP
     dense: DenseQP
-    program: Program
+    program: LiftedQP
     source: str = ""
 
     @staticmethod
@@ -87,50 +86,50 @@ class Portfolios:
         return self.factors.rank <= MAXIMUM_RANK and self.rules.simple
 
     def variance(self, positions: Tensor) -> Tensor:
-        """z'Σz: (..., m) → (...)."""
-        # Where no gradient is asked for, each row is multiplied alone, whatever rows are beside it.
+        """Return z'Σz: (..., m) → (...)."""
+        # Without a gradient each row is multiplied alone, so that its digits do not depend on other rows.
         exposed = positions @ self.loadings if positions.requires_grad else product(positions, self.loadings)
         return exposed.square().sum(-1) + (positions * self.deviations).square().sum(-1)
 
     def turnover(self, positions: Tensor) -> Tensor:
-        """Σ |z − current|: (..., m) → (...)."""
+        """Return Σ |z − current|: (..., m) → (...)."""
         if self.rules.current is None:
             return torch.zeros(positions.shape[:-1], dtype=positions.dtype)
         return (positions - torch.from_numpy(self.rules.current)).abs().sum(-1)
 
     def charge(self, positions: Tensor) -> Tensor:
-        """What turnover takes from the return: (..., m) → (...)."""
+        """Return the cost of turnover: (..., m) → (...)."""
         return self.rules.turnover_cost * self.turnover(positions)
 
     def hold(self, positions: Tensor) -> Tensor:
-        """Whether positions (..., m) keep all rules."""
+        """Return whether positions (..., m) keep all rules: (...)."""
         rules, room = self.rules, self.rules.room
         total = positions.sum(-1)
-        kept = ((positions >= self.lower - room) & (positions <= self.upper + room)).all(-1)
-        kept &= total <= rules.budget + room
+        holds = ((positions >= self.lower - room) & (positions <= self.upper + room)).all(-1)
+        holds &= total <= rules.budget + room
         if rules.full:
-            kept &= total >= rules.budget - room
+            holds &= total >= rules.budget - room
         if rules.longest is not None:
-            kept &= positions.clamp_min(0).sum(-1) <= rules.longest + room
+            holds &= positions.clamp_min(0).sum(-1) <= rules.longest + room
         if rules.shortest is not None:
-            kept &= (-positions).clamp_min(0).sum(-1) <= rules.shortest + room
+            holds &= (-positions).clamp_min(0).sum(-1) <= rules.shortest + room
         for group in rules.groups:
             value = (positions * torch.from_numpy(group.members)).sum(-1)
-            kept &= (value >= group.minimum - room) & (value <= group.maximum + room)
+            holds &= (value >= group.minimum - room) & (value <= group.maximum + room)
         if rules.maximum_turnover is not None:
-            kept &= self.turnover(positions) <= rules.maximum_turnover + room
-        return kept
+            holds &= self.turnover(positions) <= rules.maximum_turnover + room
+        return holds
 
     def least_variance(self, returns: Array, target: float) -> Array:
-        """The portfolio of least variance that returns the target, or its best effort: (n, m) → (n, m)."""
+        """Return the portfolio of least variance that returns the target, or the best effort: (n, m) → (n, m)."""
         if self.has_fast_kernel:
-            found, codes = least_variance(self.factors, returns, target)
+            portfolios, codes = least_variance(self.factors, returns, target)
             left = np.flatnonzero(codes == UNSOLVED)
         else:
-            found, left = np.empty(returns.shape), np.arange(len(returns))
+            portfolios, left = np.empty(returns.shape), np.arange(len(returns))
         for row in left:
-            found[row] = self._point(returns[row], target)
-        return found
+            portfolios[row] = self._point(returns[row], target)
+        return portfolios
 
     def _point(self, returns: Array, target: float) -> Array:
         deadline.check()
@@ -144,19 +143,19 @@ class Portfolios:
         return program.positions(x)
 
     def mean_variance(self, returns: Array, aversion: float = 1.0, exact: bool = False) -> tuple[Array, list[str]]:
-        """The portfolio of least ½γ z'Σz − y'z + charge: (n, m) → (n, m), and what found each, "" for Newton's method.
+        """Return the portfolio of least ½γ z'Σz − y'z + charge, (n, m) → (n, m), and its solver, "" for Newton's.
 
-        Rows that Newton's method leaves open, as nearly riskless assets make them, are solved one by one by the dense
-        solver; of two answers the one with the smaller gap is taken. Under more rules than bounds and a budget, all are
-        solved one by one, and ``exact`` ones to the last digits.
+        The dense solver retries rows that Newton's method leaves open, as nearly riskless assets do, one by one; of two
+        answers the one with the smaller gap is taken. Under more rules than bounds and a budget all rows are solved one
+        by one, to the last digits if ``exact``.
         """
         scaled = returns / aversion
         if self.rules.lifts:
             rows = [self._one_mean_variance(row, aversion, exact) for row in scaled]
             return np.array(rows).reshape(returns.shape), [CONIC if exact else DENSE] * len(returns)
-        found, codes = mean_variance(self.factors, scaled)
-        names_of = [""] * len(found)
-        gaps, scale = self.gaps(found, returns, aversion)
+        portfolios, codes = mean_variance(self.factors, scaled)
+        solvers = [""] * len(portfolios)
+        gaps, scale = self.gaps(portfolios, returns, aversion)
         for row in np.flatnonzero(~(gaps <= _GAP * scale) | (codes != OPTIMAL)):
             deadline.check()
             full = self.rules.full
@@ -169,8 +168,8 @@ class Portfolios:
                 continue
             (gap,), _ = self.gaps(other[None], returns[row : row + 1], aversion)
             if not gaps[row] <= gap:
-                found[row], names_of[row] = other, CONIC if full else DENSE
-        return found, names_of
+                portfolios[row], solvers[row] = other, CONIC if full else DENSE
+        return portfolios, solvers
 
     def _one_mean_variance(self, returns: Array, aversion: float, exact: bool) -> Array:
         deadline.check()
@@ -180,16 +179,16 @@ class Portfolios:
         x = None if exact else portfolio_qp.quick(program, linear, none, nothing)
         if x is None:
             solved = portfolio_qp.least(program, linear, none, nothing)
-            # Some portfolio is always there.
+            # Some portfolio always exists.
             x = portfolio_qp.most(program, -linear) if solved is None else solved.x
         return program.positions(x)
 
     def gaps(self, portfolios: Array, returns: Array, aversion: float = 1.0) -> tuple[Array, Array]:
-        """How far ½ z'Σz − y'z/γ + charge/γ may be above its least, (n,), infinite where z is no portfolio; and its
-        terms' size.
+        """Return upper bounds (n,) of how far ½ z'Σz − y'z/γ + charge/γ is above its minimum, infinite if z breaks a
+        rule, and the size of its terms (n,).
 
-        The cost is convex, so it falls by no more than its slope times the way to the portfolio that the slope likes
-        best, which is filled greedily, or by a linear program where there are more rules than bounds and a budget.
+        The cost is convex, so it falls by at most its slope times the step to the portfolio of least slope'z. That
+        portfolio is filled greedily, or found by a linear program under more rules than bounds and a budget.
         """
         z, y = torch.from_numpy(portfolios), torch.from_numpy(returns / aversion)
         shared = product(product(z, self.loadings), self.loadings.T)
@@ -202,7 +201,7 @@ class Portfolios:
         return gaps.double().where(self.hold(z), math.inf).numpy(), size.numpy()
 
     def least_sum(self, slope: Tensor) -> Tensor:
-        """The least slope'z under bounds and budget: (n, m) → (n,)."""
+        """Return the least slope'z under bounds and budget: (n, m) → (n,)."""
         least, order = self.lower, slope.argsort(dim=-1)
         most = self.rules.budget - float(least.sum())
         room = (self.upper - least).clamp_max(most).expand_as(slope).gather(-1, order)
@@ -220,7 +219,8 @@ class Portfolios:
         return float(above) * program.size
 
     def keep_tail(self, scenarios: Array, weights: Array, level: float, target: float) -> Tail:
-        """The portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or best effort."""
+        """Return the portfolio of least variance whose worst tail over scenarios (K, m) reaches the target, or the best
+        effort."""
         rows = None
         if self.has_fast_kernel:
             weights = weights / weights.sum()
@@ -230,20 +230,20 @@ class Portfolios:
             rows = tail_rows(self.factors, scenarios, weights, level, target)
         if not self.rules.needs_program:
             return cvar_portfolio(self.dense, scenarios, weights, level, target, rows)._replace(solver=DENSE)
-        kept = portfolio_qp.keep_tail(self.program, scenarios, weights, level, target)
-        bounds = np.array([kept.bound * self.program.size])
-        return Tail(self.program.positions(kept.x), kept.shortfall, True, kept.row[None], bounds, CONIC)
+        tail = portfolio_qp.keep_tail(self.program, scenarios, weights, level, target)
+        bounds = np.array([tail.bound * self.program.size])
+        return Tail(self.program.positions(tail.x), tail.shortfall, True, tail.row[None], bounds, CONIC)
 
-    def variance_bound(self, found: Tail) -> float:
-        """What the variance of no portfolio is below that keeps the rows found.
+    def variance_bound(self, tail: Tail) -> float:
+        """Return a lower bound of the variance of all portfolios that keep the tail's rows.
 
-        The variance is convex, so it is nowhere below its tangent at the portfolio, of which a linear program finds the
-        least; its duals prove it.
+        The variance is convex, so it lies above its tangent at the portfolio. A linear program minimises the tangent,
+        and its duals prove the bound.
         """
-        z, program = found.portfolio, self.program
+        z, program = tail.portfolio, self.program
         slope = np.zeros(len(program.lower))
         slope[: len(z)] = 2 * (self.covariance.numpy() @ z)
-        rows = np.pad(found.rows, ((0, 0), (0, len(slope) - found.rows.shape[1])))
-        least = portfolio_qp.lower_bound(program, slope, rows, found.bounds / program.size)
-        # The tangent at z is slope'z less the variance.
+        rows = np.pad(tail.rows, ((0, 0), (0, len(slope) - tail.rows.shape[1])))
+        least = portfolio_qp.lower_bound(program, slope, rows, tail.bounds / program.size)
+        # The tangent at z is slope'z minus the variance.
         return least * program.size - float(self.variance(torch.from_numpy(z)))

@@ -1,1 +1,1 @@
-"""Ready-made problems: a few lines that planners know, compiled to a linear model by names."""
+"""Ready-made problems: short specifications in planners' terms, compiled to a linear model by names."""

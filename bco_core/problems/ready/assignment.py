@@ -1,10 +1,10 @@
-"""Who does what, where the cost or the value of a pair is uncertain.
+"""Assignment of tasks to agents, where the cost or the value of a pair is uncertain.
 
 ``{"agents": [names], "tasks": [names], "sense": "minimize", "costs"?: {agent: {task: quantity}},
    "forbidden"?: [[agent, task]], "capacities"?: {agent: number of tasks}}``
 
-Every task is done by one agent, and no agent does more tasks than its capacity, one unless it says otherwise. Where
-there are more tasks than agents can do, every agent is busy and some tasks wait. Such rows have whole-numbered corners.
+Every task is done by one agent, and no agent does more tasks than its capacity, one by default. Where there are more
+tasks than agents can do, every agent is busy and some tasks wait. The corners of such rows are integral.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.draft import Draft, Spec, Where, called, known, several, whole
+from bco_core.problems.ready.draft import ModelDraft, Spec, Where, check_name, read_integer, read_list, read_names
 
 
-def draft(spec: Spec) -> Draft:
-    """The linear model of an assignment."""
-    agents = called(several(spec, "agents", "agent"), lambda index: ("agents", index))
-    tasks = called(several(spec, "tasks", "task"), lambda index: ("tasks", index))
-    capacities = {known(name, agents, ("capacities", name), "agent"): value for name, value in _of(spec, "capacities")}
-    places = {agent: whole(capacities.get(agent, 1), ("capacities", agent), 0) for agent in agents}
-    costs = {known(name, agents, ("costs", name), "agent"): value or {} for name, value in _of(spec, "costs")}
+def draft(spec: Spec) -> ModelDraft:
+    """Compile an assignment."""
+    agents = read_names(read_list(spec, "agents", "agent"), lambda index: ("agents", index))
+    tasks = read_names(read_list(spec, "tasks", "task"), lambda index: ("tasks", index))
+    capacities = {
+        check_name(name, agents, ("capacities", name), "agent"): value for name, value in _of(spec, "capacities")
+    }
+    places = {agent: read_integer(capacities.get(agent, 1), ("capacities", agent), 0) for agent in agents}
+    costs = {check_name(name, agents, ("costs", name), "agent"): value or {} for name, value in _of(spec, "costs")}
     for agent, own in costs.items():
         for task in own:
-            known(task, tasks, ("costs", agent, task), "task")
+            check_name(task, tasks, ("costs", agent, task), "task")
     pairs = _pairs(spec, agents, tasks, costs)
     _check(pairs, places, tasks)
-    made = Draft(sense=spec.get("sense") or "minimize")
+    model = ModelDraft(sense=spec.get("sense") or "minimize")
     names: dict[tuple[str, str], str] = {}
     for agent, task in pairs:
         name = f"{agent} to {task}"
-        given = task in costs.get(agent, {})
-        where: Where = ("costs", agent, task) if given else ("agents", agents.index(agent))
-        names[agent, task] = made.choose(name, where, made.quantity(costs.get(agent, {}).get(task), name, where))
+        where: Where = ("costs", agent, task) if task in costs.get(agent, {}) else ("agents", agents.index(agent))
+        names[agent, task] = model.add_choice(name, where, model.quantity(costs.get(agent, {}).get(task), name, where))
     scarce = sum(places.values()) < len(tasks)
     for index, task in enumerate(tasks):
         chosen = {name: 1.0 for (_, other), name in names.items() if other == task}
-        made.row(f"agents for {task}", ("tasks", index), chosen, "<=" if scarce else "=", 1.0)
+        model.add_row(f"agents for {task}", ("tasks", index), chosen, "<=" if scarce else "=", 1.0)
     for index, agent in enumerate(agents):
         chosen = {name: 1.0 for (other, _), name in names.items() if other == agent}
-        made.row(f"tasks of {agent}", ("agents", index), chosen, "=" if scarce else "<=", float(places[agent]))
-    return made
+        model.add_row(f"tasks of {agent}", ("agents", index), chosen, "=" if scarce else "<=", float(places[agent]))
+    return model
 
 
 def _of(spec: Spec, name: str) -> list[tuple[str, Spec]]:
@@ -51,14 +52,14 @@ def _of(spec: Spec, name: str) -> list[tuple[str, Spec]]:
 
 
 def _pairs(spec: Spec, agents: list[str], tasks: list[str], costs: dict[str, Spec]) -> list[tuple[str, str]]:
-    """The pairs that may be, agent by agent."""
+    """Return the allowed pairs, agent by agent."""
     forbidden = set()
     for index, pair in enumerate(spec.get("forbidden") or []):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise InvalidInput("a forbidden pair is an agent and a task", ("forbidden", index))
         agent, task = pair
-        known(agent, agents, ("forbidden", index, 0), "agent")
-        known(task, tasks, ("forbidden", index, 1), "task")
+        check_name(agent, agents, ("forbidden", index, 0), "agent")
+        check_name(task, tasks, ("forbidden", index, 1), "task")
         if task in costs.get(agent, {}):
             raise InvalidInput("this pair is forbidden and has a cost; leave one of them out", ("costs", agent, task))
         forbidden.add((agent, task))
@@ -66,10 +67,10 @@ def _pairs(spec: Spec, agents: list[str], tasks: list[str], costs: dict[str, Spe
 
 
 def _check(pairs: list[tuple[str, str]], places: dict[str, int], tasks: list[str]) -> None:
-    """Refuse pairs of which no choice does as many tasks as agents have places for."""
+    """Refuse pairs that do not allow as many tasks as agents have capacity for."""
     wanted = min(sum(places.values()), len(tasks))
     if not wanted:
-        raise InvalidInput("no agent can do a task; let a capacity be one at least", ("capacities",))
+        raise InvalidInput("no agent can do a task; give at least one agent a capacity of one or more", ("capacities",))
     node = {("agent", agent): index + 2 for index, agent in enumerate(places)}
     node |= {("task", task): index + 2 + len(places) for index, task in enumerate(tasks)}
     ways = [(0, node["agent", agent], min(count, len(tasks))) for agent, count in places.items()]
@@ -80,5 +81,5 @@ def _check(pairs: list[tuple[str, str]], places: dict[str, int], tasks: list[str
     done = int(maximum_flow(graph, 0, 1).flow_value)
     if done < wanted:
         raise InvalidInput(
-            f"the pairs that are left allow {done} of {wanted} tasks at most; forbid fewer of them", ("forbidden",)
+            f"the pairs that are left allow at most {done} of {wanted} tasks; forbid fewer of them", ("forbidden",)
         )

@@ -1,4 +1,4 @@
-"""Every ready-made kind by name: a new one is a file with ``draft`` and a line here."""
+"""All ready-made kinds by name: a new one is a file with ``draft`` and a line here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bco_core.problems.ready import (
     shortest_path,
     unit_commitment,
 )
-from bco_core.problems.ready.draft import Draft, Spec
+from bco_core.problems.ready.draft import ModelDraft, Spec
 
-READY: dict[str, Callable[[Spec], Draft]] = {
+READY: dict[str, Callable[[Spec], ModelDraft]] = {
     "shortest_path": shortest_path.draft,
     "assignment": assignment.draft,
     "knapsack": knapsack.draft,
@@ -27,13 +27,13 @@ READY: dict[str, Callable[[Spec], Draft]] = {
 }
 
 
-def compiled(spec: Spec) -> Spec:
-    """The linear model of a ready-made problem."""
+def compile_ready(spec: Spec) -> Spec:
+    """Write a ready-made problem as a specification of kind ``linear``."""
     return _draft(spec).spec()
 
 
 def build_ready(spec: Spec) -> DecisionProblem:
-    """The decision problem of a ready-made one; refusals stand at its own places."""
+    """Build a ready-made problem; refusals name the places of its own specification."""
     draft = _draft(spec)
     try:
         return build_linear(draft.spec())
@@ -41,7 +41,7 @@ def build_ready(spec: Spec) -> DecisionProblem:
         raise InvalidInput(str(error), draft.place(error.where)) from None
 
 
-def _draft(spec: Spec) -> Draft:
+def _draft(spec: Spec) -> ModelDraft:
     draft = READY[spec["kind"]](spec)
     draft.gaps = {name: spec[name] for name in ("relative_gap", "absolute_gap") if spec.get(name) is not None}
     return draft

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bco_core.errors import SolverFailure
-from bco_core.problems.linear.model import Model, read_model
+from bco_core.problems.linear.model import LinearModel, read_model
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 from bco_core.solvers.primal_simplex import Oracle
@@ -73,7 +73,7 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
     return result, process_time() - began
 
 
-def _persistent(model: Model) -> Callable[[Array], Array]:
+def _persistent(model: LinearModel) -> Callable[[Array], Array]:
     """HiGHS with the model in it: only costs change, and each solve starts where the last one ended."""
     limits, count = model.limits.constant, len(model.lower)
     solver = highs.model_of(

@@ -19,8 +19,8 @@ from scipy import sparse
 from bco_core import deadline
 from bco_core.errors import SolverFailure
 from bco_core.problems.base import EXPECTATION, Status
-from bco_core.problems.linear.fixed_recourse import FixedRecourse
-from bco_core.problems.linear.model import Model, read_model
+from bco_core.problems.linear.model import LinearModel, read_model
+from bco_core.problems.linear.recourse import FixedRecourse
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 from bco_core.status import GAP
@@ -113,7 +113,7 @@ def network(sources: int, customers: int, random: np.random.Generator, technolog
     }
 
 
-def over_scenarios(model: Model, atoms: Array, weights: Array) -> highspy.Highs:
+def over_scenarios(model: LinearModel, atoms: Array, weights: Array) -> highspy.Highs:
     """All scenarios as one program in z and x_1, …, x_K, in a HiGHS that has not solved it yet."""
     count = len(atoms)
     technology = sparse.vstack([model.technology.at(outcome) for outcome in atoms])

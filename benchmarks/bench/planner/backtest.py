@@ -12,7 +12,7 @@ from app.backtests.backtest import Backtest
 from app.backtests.schemas import BacktestOptions
 from app.datasets.parsing import parse_rows
 from app.datasets.profile import profile
-from app.datasets.roles import Roles
+from app.datasets.roles import ColumnRoles
 from app.db.tables import DatasetRow
 from app.settings import Settings
 from bco_core.progress import no_progress
@@ -53,7 +53,7 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _planned(rows: list[dict[str, Any]]) -> Backtest:
-    roles = Roles(["sold"], None, [], time="day", series=["shop"], decisions=["stocked"])
+    roles = ColumnRoles(["sold"], None, [], time="day", series=["shop"], decisions=["stocked"])
     found = profile(parse_rows(rows, Settings()), roles, Settings())
     dataset = DatasetRow(columns=found.columns, lead=roles.lead, handling=roles.handling, revision=1)
     asked = {"ours": [_QUICK], "splits": _SPLITS, "actual_decision": {"sold": "stocked"}}

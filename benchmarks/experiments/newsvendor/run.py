@@ -18,8 +18,13 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
-from bco_core.baselines.regressions import additive, boosted, fit_regressions, linear
-from bco_core.baselines.residuals import fit_two_stage
+from bco_core.baselines.predict_then_optimize import (
+    additive,
+    boosted,
+    fit_predict_then_optimize,
+    fit_regressions,
+    linear,
+)
 from bco_core.data import Sample
 from bco_core.inference.learn import learn
 from bco_core.inference.options import LearningOptions, make_options
@@ -92,7 +97,7 @@ def _ieo_ensemble(trial: Trial) -> Tensor:
 
 
 def _two_stage(trial: Trial) -> Tensor:
-    return fit_two_stage(trial.pooled, trial.generator).residual_decisions(trial.problem, trial.contexts)
+    return fit_predict_then_optimize(trial.pooled, trial.generator).residual_decisions(trial.problem, trial.contexts)
 
 
 def _regression(trial: Trial) -> Tensor:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bco_core.baselines.regressions import Regressed
+from bco_core.baselines.predict_then_optimize import RegressionRule
 from bco_core.data import FOLDS, Sample, make_folds
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.mh.starts import find_starts, fitted
+from bco_core.inference.mh.starts import find_starts, fit_squared_error
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 BANDWIDTHS = (0.2, 0.25, 0.3, 0.4, 0.7, 1.0, 2.0, 4.0)
@@ -74,7 +74,7 @@ def shifted(
 ) -> Hedge:
     """Point predictions by five folds, lowered by what rows out of fold ask for."""
     folds = make_folds(len(target.sample), FOLDS, generator)
-    theta = fitted(target, folds, generator)
+    theta = fit_squared_error(target, folds, generator)
     predictor, spread = target.predictor, target.predictor.outcomes.scale
     with torch.no_grad():
         seen = predictor.forward(theta, predictor.encode(target.sample.contexts)[folds.validation]).flatten(0, 1)
@@ -94,7 +94,7 @@ def _least_shift(problem: ReturnConstrainedPortfolio, seen: Tensor, outcomes: Te
     return found
 
 
-def regression_shifted(problem: ReturnConstrainedPortfolio, fitted: Regressed, contexts: Tensor) -> Hedge:
+def regression_shifted(problem: ReturnConstrainedPortfolio, fitted: RegressionRule, contexts: Tensor) -> Hedge:
     """A regression's predictions, lowered by what the rows that it did not see ask for."""
     history = fitted.history
     shift = _least_shift(problem, history.predictions, history.outcomes, history.spread)
@@ -111,7 +111,7 @@ def penalties(
 ) -> list[Hedge]:
     """Point predictions of each repetition, one of which the caller may choose, as the paper does."""
     predictor, sample = target.predictor, target.sample
-    theta = fitted(target, make_folds(len(sample), repeats, generator), generator)
+    theta = fit_squared_error(target, make_folds(len(sample), repeats, generator), generator)
     encoded, spread = predictor.encode(sample.contexts), predictor.outcomes.scale.mean()
     ideal = problem.decide(sample.outcomes)
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)

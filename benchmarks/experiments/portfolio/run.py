@@ -22,13 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.baselines.regressions import Regressed, additive, fit_regressions, linear
+from bco_core.baselines.predict_then_optimize import RegressionRule, additive, fit_regressions, linear
 from bco_core.data import Sample
 from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.mh.chains import Chains
-from bco_core.inference.mh.metropolis import MetropolisOptions, begin
-from bco_core.inference.mh.metropolis import run as run_chains
+from bco_core.inference.mh.metropolis import Chains, MetropolisOptions, init_chains
+from bco_core.inference.mh.metropolis import run_chains as run_chains
 from bco_core.inference.mh.starts import find_starts
 from bco_core.inference.mh.thinning import thin
 from bco_core.predictors.registry import build_predictor
@@ -162,7 +161,7 @@ class Trial:
         return make_target(self.problem, predictor, self.sample, FAMILIES["gaussian"])
 
     @cached_property
-    def regressed(self) -> Regressed:
+    def regressed(self) -> RegressionRule:
         return fit_regressions(self.sample, (linear, additive), self.run.number)
 
     @cached_property
@@ -195,7 +194,7 @@ class Trial:
         options = MetropolisOptions(
             inverse_temperature, self.steps, self.burn_in, kept=DRAWS, minimum_feasibility=required
         )
-        return run_chains(self.target, options, begin(self.target, options, starts, self.run.number))
+        return run_chains(self.target, options, init_chains(self.target, options, starts, self.run.number))
 
     def hedge(self, theta: Tensor) -> Hedge:
         outcomes = self.target.predictor.predict(theta, self.contexts).transpose(0, 1)

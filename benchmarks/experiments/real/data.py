@@ -16,8 +16,8 @@ from torch import Tensor
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.features.grid import Grid
-from bco_core.features.recipe import auto_recipe, make_features
-from bco_core.timeline import Timeline
+from bco_core.features.time_features import auto_recipe, make_features
+from bco_core.timeline import Clock, Timeline
 
 ELECTRICITY_LEVELS = (0.6, 0.75, 0.9)
 STORE_LEVELS = (0.75,)
@@ -90,7 +90,7 @@ def _sample(
 ) -> Sample:
     """Contexts known ahead, if any, and then what the recipe makes of time; rows that know no past are left out."""
     usual = len(outcome) // (int(series.max()) + 1)
-    recipe = auto_recipe(unit, 1, lead, usual, origin=int(periods.min()))
+    recipe = auto_recipe(Clock(unit, 1), lead, usual, origin=int(periods.min()))
     made, _ = make_features(recipe, Grid.of(periods, series, outcome[:, None]), periods, series)
     before = 0 if beside is None else beside.shape[1]
     contexts = made if beside is None else np.concatenate([beside, made], axis=1)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bco_core.baselines.boosted import boosted_quantiles
+from bco_core.baselines.boosted_quantiles import boosted_quantiles
 from bco_core.data import Sample, Standardizer, evenly
 from bco_core.inference.forward import regression_after, season_decisions
 from bco_core.inference.learn import learn

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import fit_points
-from bco_core.baselines.regressions import additive, fit_regressions, linear
-from bco_core.baselines.weights import fit_enw, fit_forest, fit_neighbours
+from bco_core.baselines.predict_then_optimize import additive, fit_regressions, linear
+from bco_core.baselines.weighted_saa import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import FOLDS, Folds, Sample, Standardizer, make_folds
 from bco_core.families import FAMILIES
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
@@ -83,7 +83,7 @@ class Trial:
     def affine(self) -> Predictor:
         """The paper's ReLU(Wx + b), in the units of the data."""
         width = self.train.contexts.shape[1]
-        return ReluAffine((width, LOCATIONS), Standardized(_as_it_is(width)), _as_it_is(LOCATIONS))
+        return ReluAffine((width, LOCATIONS), StandardizedFeatures(_as_it_is(width)), _as_it_is(LOCATIONS))
 
     @cached_property
     def printed(self) -> Scenarios:

@@ -19,10 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bco_core.baselines.boosted import boosted_quantiles
+from bco_core.baselines.boosted_quantiles import boosted_quantiles
 from bco_core.baselines.ieo import fit_ieo, fit_ieo_ensemble
-from bco_core.baselines.regressions import additive, boosted, fit_regressions, linear
-from bco_core.baselines.residuals import fit_two_stage
+from bco_core.baselines.predict_then_optimize import (
+    additive,
+    boosted,
+    fit_predict_then_optimize,
+    fit_regressions,
+    linear,
+)
 from bco_core.data import FOLDS, Sample
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
@@ -124,7 +129,7 @@ def _ieo(split: Split) -> dict[str, Tensor]:
 
 def _two_stage(split: Split) -> dict[str, Tensor]:
     sample, contexts = split.rows()
-    fitted = fit_two_stage(sample, torch.Generator().manual_seed(SEED))
+    fitted = fit_predict_then_optimize(sample, torch.Generator().manual_seed(SEED))
     return {"two_stage": fitted.residual_decisions(PROBLEM, contexts)[:, 0]}
 
 

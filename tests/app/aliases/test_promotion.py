@@ -115,7 +115,7 @@ def test_the_comparison_that_a_job_hands_over_decides(client: TestClient, incumb
             stored = session.get_one(JobRow, job["id"])
             given = kind.read(stored)
         assert attempt is not None
-        store = kind.storing(given.job, given.problem, given.dataset, *result, comparison=of(incumbent, mean))
+        store = kind.store_posterior(given.job, given.problem, given.dataset, *result, comparison=of(incumbent, mean))
         jobs.succeed(job["id"], attempt, store)
         assert named(client, "handed") == (job["posterior_id"] if moves else incumbent["id"])
         assert "on the newest 50 rows" in log_of(client, job)[-1]

@@ -23,7 +23,7 @@ from app.backtests.schemas import BacktestOptions
 from app.commands.cli import app as command
 from app.datasets.parsing import parse_rows
 from app.datasets.profile import profile
-from app.datasets.roles import Roles
+from app.datasets.roles import ColumnRoles
 from app.db.base import now
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobRow
@@ -93,7 +93,7 @@ def test_where_what_is_done_is_as_good_as_can_be_nothing_new_is_worth_it(client:
     assert "not worth using" in verdict["text"]
 
 
-def test_rows_without_time_are_judged_in_random_parts_and_the_season_is_left_out_with_a_reason(
+def test_rows_without_time_are_judged_in_random_parts_without_a_season(
     client: TestClient,
 ) -> None:
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
@@ -129,7 +129,7 @@ def test_a_running_job_says_about_how_long_it_still_takes(client: TestClient) ->
 
 def planned(rows: list[Json], **changes: Any) -> Backtest:
     roles: Json = {"time": "day", "series": ["shop"], "lead": 2, "decisions": ["stocked"], "missing": "impute"}
-    chosen = Roles(["sold"], None, [], **(roles | changes))
+    chosen = ColumnRoles(["sold"], None, [], **(roles | changes))
     found = profile(parse_rows(rows, Settings()), chosen, Settings())
     dataset = DatasetRow(columns=found.columns, lead=chosen.lead, handling=chosen.handling, revision=1)
     options: Json = {
@@ -290,7 +290,7 @@ def test_what_cannot_be_compared_is_refused_when_the_job_is_made(
 
 def test_too_few_rows_are_refused_with_how_many_there_must_be(client: TestClient) -> None:
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(6)))), 422)
-    assert "learning needs 10: send more (about" in refusal["detail"]
+    assert "learning needs 10: send more rows (about" in refusal["detail"]
     refusal = answered(client.post("/v1/jobs", json=asked(prepared(client, days(40), lead=39), splits=2)), 422)
     assert "0 are known before the first that is judged" in refusal["detail"]
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": prepared(client)["dataset_id"]}

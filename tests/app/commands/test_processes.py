@@ -158,7 +158,7 @@ def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
     assert finished(client, accepted)["state"] == "succeeded"
 
 
-def test_leaving_a_service_in_the_middle_of_a_job_leaves_no_process_and_the_job_to_the_next_worker(
+def test_stopping_a_service_during_a_job_leaves_no_process_and_the_job_to_others(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json, tmp_path: Path
 ) -> None:
     """Comes last on SQLite: the shared service is gone afterwards."""
@@ -255,7 +255,7 @@ def test_the_whole_journey_with_the_parts_apart(remote: httpx.Client, workers: l
     make_the_journey(remote)
 
 
-def test_the_job_of_a_worker_killed_in_the_middle_is_finished_exactly_once_by_the_other(
+def test_the_job_of_a_killed_worker_is_finished_exactly_once_by_the_other(
     postgres_url: str, remote: httpx.Client, workers: list[Part]
 ) -> None:
     ids = prepare(remote)
@@ -289,7 +289,7 @@ def test_cancelling_a_running_job_leaves_no_stack_trace_in_the_workers_log(
     assert "Traceback" not in worker.messages(), worker.messages()
 
 
-def test_a_worker_told_to_stop_in_the_middle_of_a_job_stops_soon_and_leaves_the_job_to_others(
+def test_a_worker_stopped_during_a_job_stops_soon_and_leaves_the_job_to_others(
     remote: httpx.Client, workers: list[Part]
 ) -> None:
     (worker,) = workers

@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from app.commands import children
-from app.commands.children import Kept
+from app import child_processes
+from app.child_processes import SupervisedProcess
 from app.commands.serve import free_port
 from tests.support.patience import wait_until, within
 from tests.support.processes import ROOT, alive, descendants, is_ready, kill, worker_processes
@@ -96,12 +96,12 @@ def test_nothing_outlives_a_serve_that_is_killed(serving: Serving) -> None:
 
 
 def test_a_process_that_keeps_ending_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "FIRST_WAIT", 0.1)
-    monkeypatch.setattr(children, "LONGEST_WAIT", 1.0)
-    kept, codes = Kept("API", (sys.executable, "-c", "raise SystemExit(3)"), os.environ), []
+    monkeypatch.setattr(child_processes, "FIRST_WAIT", 0.1)
+    monkeypatch.setattr(child_processes, "LONGEST_WAIT", 1.0)
+    kept, codes = SupervisedProcess("API", (sys.executable, "-c", "raise SystemExit(3)"), os.environ), []
     end = time.monotonic() + 60
     while len(codes) < 4 and time.monotonic() < end:
-        code = kept.look()
+        code = kept.check()
         if code is not None:
             codes.append((code, kept._wait))
         time.sleep(0.01)

@@ -362,7 +362,7 @@ def test_booleans_in_a_csv_file_are_known_as_json_booleans_when_prescribing(clie
     assert prescribe(client, posterior["id"], contexts=[{"promotion": True}])["prescriptions"]
 
 
-def test_whole_numbers_with_a_point_in_a_csv_file_are_known_as_json_numbers_when_prescribing(
+def test_whole_numbers_with_a_point_in_a_csv_file_match_json_numbers(
     client: TestClient,
 ) -> None:
     content = "shop,demand\n" + "".join(f"{index % 3}.0,{index}\n" for index in range(20))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from app.datasets import service
-from app.datasets.numbers import spelled
+from app.datasets.parsing import read_numbers
 from app.db.engine import transaction
 from tests.support.journey import Json, answered, create_dataset, upload
 
@@ -59,7 +59,7 @@ def test_a_column_that_may_mean_two_numbers_is_asked_about(client: TestClient, o
 
 def test_two_ways_in_one_column_are_refused_with_the_value(client: TestClient) -> None:
     answer = answered(upload(client, b"x;demand\n1;1.5\n2;2.5\n3;4,99\n"), 422)
-    assert answer["detail"].startswith("line 4, column 'demand': '4,99' is written in another way")
+    assert answer["detail"].startswith("line 4, column 'demand': '4,99' is written unlike other numbers")
 
 
 @given(st.lists(st.floats(-1e9, 1e9).map(lambda number: round(number, 2)), min_size=1, max_size=8))
@@ -68,14 +68,14 @@ def test_grouped_numbers_read_as_what_they_were_or_are_asked_about(numbers: list
     german = [text.translate(str.maketrans(",.", ".,")) for text in english]
     swiss = [text.replace(",", "'") for text in english]
     for texts in (english, german, swiss):
-        found = spelled(texts)
+        found = read_numbers(texts)
         assert found.ambiguous is None
         assert found.numbers == numbers
 
 
 @given(st.lists(st.text(alphabet="0123456789.,' +-e", max_size=8), max_size=5))
 def test_no_text_breaks_reading(texts: list[str]) -> None:
-    assert len(spelled(texts).numbers) == len(texts)
+    assert len(read_numbers(texts).numbers) == len(texts)
 
 
 # gaps

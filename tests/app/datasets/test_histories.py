@@ -257,7 +257,7 @@ def test_series_never_seen_are_served_at_the_overall_level_if_so_asked(client: T
 # missing numbers and unseen categories
 
 
-def test_missing_numbers_and_unseen_categories_are_filled_in_where_the_data_set_says_so(client: TestClient) -> None:
+def test_missing_numbers_and_unseen_categories_are_filled_in_on_request(client: TestClient) -> None:
     rows = [
         {"x": None if n % 10 == 0 else float(n % 7), "kind": "ab"[n % 2], "demand": 10.0 + n % 7} for n in range(80)
     ]

@@ -211,7 +211,7 @@ BAD_ROWS = {
     "moments": ([NEXT | {"day": "2024-01-04T06:00"}], "iso datetime .* iso date", "#/rows"),
     "zoned moments": ([NEXT | {"day": "2024-01-04T06:00Z"}], "with a time zone", "#/rows"),
     "periods": ([NEXT | {"day": 4}], "written as period", "#/rows"),
-    "no such day": ([NEXT | {"day": "2024-02-30"}], "'2024-02-30' is no date", "#/rows/0/day"),
+    "no such day": ([NEXT | {"day": "2024-02-30"}], "'2024-02-30' is not a date", "#/rows/0/day"),
 }
 
 

@@ -92,7 +92,7 @@ def test_a_reading_process_that_dies_is_replaced(client: TestClient) -> None:
     assert upload(client, b"x,demand\n1,1\n2,2\n").status_code == 201
 
 
-def test_the_reading_process_imports_no_numerics_and_nothing_from_the_working_directory(tmp_path: Path) -> None:
+def test_the_reading_process_imports_no_numerics_and_nothing_from_its_directory(tmp_path: Path) -> None:
     for name in ("json", "pyarrow"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
     say = "import app.datasets.unpack, sys; print({'torch', 'fastapi', 'sqlalchemy'} & sys.modules.keys())"

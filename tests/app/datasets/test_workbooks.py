@@ -15,9 +15,9 @@ from hypothesis import settings as examined
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from app.confined import Refused
+from app.child_processes import InvalidFile
 from app.datasets import service, unpack
-from app.datasets.bounds import Limits
+from app.datasets.unpack import Limits
 from app.db.engine import transaction
 from tests.support.journey import Json, answered, learned, upload
 from tests.support.workbooks import sheet, workbook
@@ -93,7 +93,7 @@ def test_empty_cells_and_errors_are_missing(client: TestClient) -> None:
 
 
 def test_cells_of_several_kinds_are_text_however_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpack.workbook, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(unpack, "BLOCK_ROWS", 2)
     rows = [
         ["mixed", "moments", "numbers"],
         [1, date(2024, 1, 1), 1],
@@ -154,7 +154,7 @@ ODD = {
     "a header alone": (book([HEADER]), "at least 2 rows"),
     "no XML": (workbook({"a": "nonsense"}), "cannot be read"),
     "half a sheet": (workbook({"a": sheet([HEADER, *ROWS])[:-40]}), ""),
-    "another archive": (workbook({}).replace(b"xl/workbook.xml", b"xl/workpook.xml"), "no Excel workbook"),
+    "another archive": (workbook({}).replace(b"xl/workbook.xml", b"xl/workpook.xml"), "not an Excel workbook"),
     "a column without a name": (book([["x", None, "demand"], [1, 2, 3], [2, 3, 4]]), "no name"),
     "two columns of one name": (book([["x", "x", "demand"], [1, 2, 3], [2, 3, 4]]), "two columns"),
 }
@@ -179,7 +179,7 @@ def test_damaged_workbooks_are_read_or_refused(seed: int) -> None:
         content[drawn.randrange(4, len(content))] = drawn.randrange(256)
     if seed % 3 == 0:
         del content[drawn.randrange(4, len(content)) :]
-    with suppress(Refused):
+    with suppress(InvalidFile):
         written_as, table = unpack.unpack(bytes(content), FEW)
         assert (written_as, table.num_columns) == ("xlsx", 5)
 

@@ -16,7 +16,7 @@ from app.db.engine import create_engine
 from app.db.former_names import job_spec
 from app.db.migrate import _config, is_current, migrate
 from app.db.tables import Base
-from app.jobs.kinds.learn import NewJob
+from app.jobs.kinds.learn import LearnRequest
 from app.settings import Settings
 
 OURS = set(Base.metadata.tables)
@@ -248,7 +248,7 @@ def test_what_is_stored_before_an_upgrade_is_all_there_after_it(url: str, engine
             assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
 
 
-def test_a_batch_becomes_a_job_that_names_its_posterior_and_can_become_a_batch_again(engine: sa.Engine) -> None:
+def test_a_batch_becomes_a_job_that_names_its_posterior_and_back_again(engine: sa.Engine) -> None:
     alembic(engine, command.upgrade, "0005")
     rows = ROWS | {"jobs": ROWS["jobs"] | {"run_id": "job_1"}}
     insert(engine, rows)
@@ -346,7 +346,7 @@ def test_a_job_that_may_still_run_keeps_what_was_chosen_for_it(
         return found
 
     alembic(engine, command.upgrade, "0006")
-    request = NewJob(problem_id="prob_1", dataset_id="data_1", **job_spec(stored()))
+    request = LearnRequest(problem_id="prob_1", dataset_id="data_1", **job_spec(stored()))
     options = request.learning_options()
     assert {name: getattr(options, name) for name in chosen} == chosen
     assert all(getattr(options, name) is None for name in idle)

@@ -254,12 +254,12 @@ PROBLEMS = {
     "unknown kind": Case(problem(spec={"kind": SECRET, "items": [ITEM]}), pointer="#/spec/kind", says="newsvendor"),
     "no kind": Case(problem(spec={"items": [ITEM]}), pointer="#/spec/kind"),
     "costs stated twice": Case(
-        item(price=3, unit_cost=1), pointer="#/spec/items/1/underage_cost", says="say the same twice"
+        item(price=3, unit_cost=1), pointer="#/spec/items/1/underage_cost", says="state the same cost twice"
     ),
     "nothing lost by too many": Case(
         item(underage_cost=None, overage_cost=None, price=3, unit_cost=1, salvage_value=1.5),
         pointer="#/spec/items/1/salvage_value",
-        says="nothing is lost by too many",
+        says="ordering too much must cost something",
     ),
     "half a pack of whole numbers": Case(
         item(integer=True, pack_size=2.5), pointer="#/spec/items/1/pack_size", says="whole pack_size"
@@ -647,7 +647,7 @@ STATES = {
     "deleting a data set in use": Case(call("DELETE", "dataset"), 409, says="delete them first"),
     "deleting a queued job": Case(call("DELETE", "queued"), 409, says="queued; cancel it first"),
     "deleting a running job": Case(call("DELETE", "running"), 409, says="running; cancel it first"),
-    "cancelling a failed job": Case(call("POST", "failed", "/cancel"), 409, says="failed already"),
+    "cancelling a failed job": Case(call("POST", "failed", "/cancel"), 409, says="already failed"),
     "deleting the posterior of a queued job": Case(call("DELETE", "queued.posterior"), 404, says="GET /v1/posteriors"),
 } | {
     f"{verb} of a {state} job": Case(call(method, f"{state}.posterior", suffix, body), 409, says=words)
@@ -704,7 +704,7 @@ def test_the_requests_that_the_table_spoils_are_good_ones(client: TestClient, wo
 
 def test_cancelling_a_succeeded_job_is_refused_and_keeps_its_result(client: TestClient, world: World) -> None:
     response = client.post(f"/v1/jobs/{world.posterior['job_id']}/cancel")
-    assert_refused(response, Case(call("POST", "queued"), 409, says="succeeded already"))
+    assert_refused(response, Case(call("POST", "queued"), 409, says="already succeeded"))
     assert answered(client.get(f"/v1/posteriors/{world.posterior['id']}")) == world.posterior
 
 
@@ -844,7 +844,7 @@ def test_a_data_set_whose_second_chunk_cannot_be_written_is_not_kept_at_all(
     assert counts() == before
 
 
-def test_a_posterior_that_cannot_be_written_is_not_kept_at_all_and_its_job_is_not_done(
+def test_a_posterior_that_cannot_be_written_is_not_stored_and_its_job_not_done(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from app.jobs import compute

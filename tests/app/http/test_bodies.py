@@ -41,7 +41,7 @@ ROUTES = [
 
 @pytest.fixture
 def with_scope(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, str]]]:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
     yield lambda scope: {"Authorization": f"Bearer {keys.create('test', 'default', [scope], None)[1]}"}
     with transaction() as session:
         session.execute(sa.delete(KeyRow))
@@ -169,18 +169,18 @@ def test_bodies_have_a_limit_together_and_small_ones_always_pass(declared: bool)
             for _ in range(2):
                 tasks.start_soon(crowd.ask, 400_000, declared)
             await anyio.wait_all_tasks_blocked()
-            assert (crowd.limit.together, crowd.answers) == (800_000, [])
+            assert (crowd.limit.total, crowd.answers) == (800_000, [])
             await crowd.ask(300_000, declared)
             ((status, headers),) = crowd.answers
             assert status == 503
             assert int(headers[b"retry-after"]) >= 1
-            assert crowd.limit.together == 800_000
+            assert crowd.limit.total == 800_000
             for _ in range(10):
                 tasks.start_soon(crowd.ask, SMALL_BODY, declared)
             await anyio.wait_all_tasks_blocked()
             crowd.go.set()
         assert [status for status, _ in crowd.answers] == [503] + [200] * 12
-        assert crowd.limit.together == 0
+        assert crowd.limit.total == 0
         # There is room again, also for one that is larger than all may be together.
         await crowd.ask(1_100_000, declared)
         assert crowd.answers[-1][0] == 200
@@ -190,7 +190,7 @@ def test_bodies_have_a_limit_together_and_small_ones_always_pass(declared: bool)
 
 def test_the_limit_of_all_bodies_is_a_setting(settings: Callable[..., None]) -> None:
     settings(max_bodies_mb=3)
-    limits = [one.kwargs["max_together"] for one in create_app().user_middleware if one.cls is BodyLimit]
+    limits = [one.kwargs["max_total_bytes"] for one in create_app().user_middleware if one.cls is BodyLimit]
     assert limits == [3_000_000]
 
 
@@ -232,7 +232,7 @@ def test_parsing_json_is_not_held_up_by_the_collector() -> None:
     """A parser holds the interpreter, and with it every request: the collector must not make that ten times longer."""
     body = b"[" + b",".join(b'{"k%d":[]}' % number for number in range(100_000)) + b"]"
     before = [generation["collections"] for generation in gc.get_stats()]
-    assert len(routes.parsed(body)) == 100_000
+    assert len(routes.parse_json(body)) == 100_000
     after = [generation["collections"] for generation in gc.get_stats()]
     assert sum(after) - sum(before) < 10
     assert gc.isenabled()

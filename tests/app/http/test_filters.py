@@ -43,7 +43,7 @@ def test_no_address_ignores_a_query_parameter_that_it_does_not_know(client: Test
             problem = answered(response, 422)
             assert response.headers["content-type"] == "application/problem+json"
             assert [error["pointer"] for error in problem["errors"]] == ["#/query/problem_idd"], (method, path)
-            assert (f"it takes {', '.join(known)}" if known else "it takes none") in problem["detail"]
+            assert (f"it accepts {', '.join(known)}" if known else "it accepts none") in problem["detail"]
             seen += 1
     assert seen >= 20
 

@@ -146,7 +146,7 @@ def test_keys_are_told_apart_by_address(client: TestClient, key: str) -> None:
 
 
 def test_keys_are_told_apart_by_workspace(client: TestClient, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
     found = set()
     for workspace in ("one", "two"):
         text = keys.create("test", workspace, ["read", "train"], None)[1]

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from httpx import Response
 from starlette.testclient import TestClient
 
-from app.datasets import bounds, unpack
-from app.http.errors import TooMany, UnavailableError
+from app.datasets import unpack
+from app.http.errors import TooManyError, UnavailableError
 from app.main import create_app
 from app.prescriptions import admission, context
 from app.prescriptions.admission import Places
@@ -74,7 +74,7 @@ def test_rows_that_share_no_column_do_not_unfold_to_a_square(client: TestClient)
 
 
 def test_more_columns_than_can_ever_be_used_are_refused_at_once(client: TestClient) -> None:
-    names = [f"x{index}" for index in range(bounds.MOST_COLUMNS + 1)]
+    names = [f"x{index}" for index in range(unpack.MOST_COLUMNS + 1)]
     refused(send_rows(client, [dict.fromkeys(names, 1)]), 422, "columns", "#/rows")
     refused(upload(client, ",".join(names).encode() + b"\n"), 422, "columns", "#/file")
 
@@ -108,8 +108,8 @@ def test_columns_that_cannot_be_used_are_refused_before_they_are_read(monkeypatc
     monkeypatch.setattr(unpack, "_read_within", never)
     for values in (pa.array([b"x", b"y"]), pa.array([[1], [2]]), pa.array([{"a": 1}, {"a": 2}])):
         content = parquet(pa.table({"x": values, "demand": [1.0, 2.0]}))
-        with pytest.raises(bounds.Refused, match="only numbers, booleans, text"):
-            unpack.unpack(content, bounds.Limits(max_rows=10, max_cells=1000))
+        with pytest.raises(unpack.InvalidFile, match="only numbers, booleans, text"):
+            unpack.unpack(content, unpack.Limits(max_rows=10, max_cells=1000))
 
 
 def test_text_is_read_from_parquet_as_before(client: TestClient) -> None:
@@ -140,7 +140,7 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
     with ExitStack() as taken:
         for workspace in ("greedy", "greedy"):
             taken.enter_context(places.of(workspace))
-        with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
+        with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
             pass
         taken.enter_context(places.of("modest"))
         with pytest.raises(UnavailableError, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):

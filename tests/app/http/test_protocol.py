@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from app.commands.serve import free_port
-from app.http.protocol import LINGER_SECONDS, MOST_PIPELINED, bounded
+from app.http.protocol import LINGER_SECONDS, MOST_PIPELINED, limited_protocol
 from app.settings import Settings
 from tests.support.patience import within
 
@@ -52,7 +52,7 @@ def serving(application: Application, **changes: object) -> Iterator[int]:
     port = free_port()
     limits = Settings(**LIMITS | changes)  # type: ignore[arg-type]
     server = uvicorn.Server(
-        uvicorn.Config(application, port=port, http=bounded(limits), log_config=None, timeout_keep_alive=30)
+        uvicorn.Config(application, port=port, http=limited_protocol(limits), log_config=None, timeout_keep_alive=30)
     )
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -63,5 +63,5 @@ def test_a_workbook_holds_texts_as_texts_and_numbers_as_numbers() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1_048_576, 1), (500_001, 2)])
 def test_what_a_sheet_cannot_hold_is_refused_before_it_begins(rows: int, columns: int) -> None:
     schema = pa.schema([(str(number), pa.float64()) for number in range(columns)])
-    with pytest.raises(ConflictError, match="take csv or parquet"):
+    with pytest.raises(ConflictError, match="choose csv or parquet"):
         xlsx_pieces([], schema, rows)

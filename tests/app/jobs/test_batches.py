@@ -197,9 +197,7 @@ def test_parquet_and_csv_contexts_are_decided_alike(client: TestClient, posterio
     assert decided[0] == decided[1]
 
 
-def test_other_columns_are_carried_along_and_one_called_like_an_answer_is_told_apart(
-    client: TestClient, posterior: Json
-) -> None:
+def test_other_columns_are_copied_and_one_named_like_an_answer_is_prefixed(client: TestClient, posterior: Json) -> None:
     rows = [context | {"shop": f'Rue "{index}", Paris', "status": "open"} for index, context in enumerate(CONTEXTS[:9])]
     job = run(client, submitted(client, posterior, rows))
     for kind in ("csv", "parquet"):
@@ -240,7 +238,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("content", "pointer", "words"), WRONG.values(), ids=WRONG.keys())
-def test_contexts_that_cannot_be_used_are_refused_with_their_place_and_leave_nothing(
+def test_unusable_contexts_are_refused_with_their_place_and_leave_nothing(
     client: TestClient, posterior: Json, content: bytes, pointer: str, words: str
 ) -> None:
     before = counts()
@@ -270,7 +268,7 @@ def test_one_bad_row_is_refused_with_its_reason_and_the_others_are_decided(clien
         downloaded(client, undisturbed["id"], "parquet")["decision.loaves"].to_pylist()
     )
     lines = answered(client.get(f"/v1/jobs/{job['id']}/log"))["lines"]
-    assert any("3 row(s) are refused" in line["text"] for line in lines)
+    assert any("3 row(s) cannot be used" in line["text"] for line in lines)
 
 
 def test_options_that_cannot_be_used_are_refused(

@@ -15,12 +15,12 @@ from app.db.base import DEFAULT_WORKSPACE, now
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemRow
 from app.demo import as_csv
-from app.http.errors import TooMany
+from app.http.errors import TooManyError
 from app.jobs import create as create_module
 from app.jobs import parts, queue, service
 from app.jobs.kinds import KINDS
 from app.jobs.kinds import prescribe as batches
-from app.jobs.kinds.base import Draft, Part
+from app.jobs.kinds.base import JobDraft, JobPart
 from tests.support.journey import (
     CONTEXTS,
     QUICK,
@@ -56,10 +56,10 @@ def _empty_queue(client: TestClient) -> Iterator[None]:
 
 def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, parts: int = 0) -> JobRow:
     """A job of a workspace that takes so long; none of these is ever computed."""
-    made = [Part(1, b"part")] * parts
+    made = [JobPart(1, b"part")] * parts
     kind = KINDS["prescribe" if parts else "learn"]
     spec = {"seed": 1}
-    draft = Draft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
+    draft = JobDraft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
     return create_module.create(workspace, kind, draft)
 
 
@@ -150,7 +150,7 @@ def test_a_workspace_may_run_for_so_long_a_day(client: TestClient, ids: Json, se
     with transaction() as session:
         session.get_one(JobRow, job.id).started_at = now() - timedelta(hours=2)
     settings(max_workspace_seconds_a_day=7000)
-    with pytest.raises(TooMany, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
+    with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_SECONDS_A_DAY"):
         ask(ids, "busy")
     assert ask(ids, OTHER).state == "queued"
 
@@ -236,13 +236,13 @@ def test_parts_are_stored_and_queued_a_few_at_a_time(
 
 
 def test_a_job_whose_parts_cannot_be_stored_leaves_nothing(client: TestClient, ids: Json) -> None:
-    def broken() -> Iterator[Part]:
+    def broken() -> Iterator[JobPart]:
         for _ in range(20):
-            yield Part(1, b"part")
+            yield JobPart(1, b"part")
         raise OSError("no room")
 
     before = counts()
-    draft = Draft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
+    draft = JobDraft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
     with pytest.raises(OSError, match="no room"):
         create_module.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
     assert counts() == before

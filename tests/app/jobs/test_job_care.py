@@ -292,14 +292,14 @@ def test_a_large_job_that_is_queued_again_does_not_go_before_small_ones(
 def test_a_time_limit_is_kept_with_the_job_and_bounded_by_the_services(
     client: TestClient, ids: Json, settings: Callable[..., None]
 ) -> None:
-    assert service.time_limit(create_job(client, **ids)["id"]) == service.LEAST_SECONDS
+    assert service.time_limit_seconds(create_job(client, **ids)["id"]) == service.LEAST_SECONDS
     long = create_job(client, **ids, inference=QUICK | {"members": 20, "epochs": 100_000})
-    assert service.time_limit(long["id"]) == pytest.approx(service.PATIENCE * long["estimate_seconds"])
+    assert service.time_limit_seconds(long["id"]) == pytest.approx(service.PATIENCE * long["estimate_seconds"])
     job = create_job(client, **ids, time_limit_seconds=12.5)
     assert job["spec"]["time_limit_seconds"] == 12.5
-    assert service.time_limit(job["id"]) == 12.5
+    assert service.time_limit_seconds(job["id"]) == 12.5
     settings(max_job_seconds=10)
-    assert service.time_limit(job["id"]) == 10
+    assert service.time_limit_seconds(job["id"]) == 10
     for seconds, words in ((11, "BCO_MAX_JOB_SECONDS"), (0, "greater than 0"), (-1, "greater than 0")):
         response = client.post("/v1/jobs", json=ids | {"time_limit_seconds": seconds})
         assert response.status_code == 422

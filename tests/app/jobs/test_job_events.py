@@ -30,7 +30,7 @@ def job_id(client: TestClient, ids: Json) -> str:
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(events, "POLL_SECONDS", 0.01)
 
 
 def parsed(lines: Iterator[str]) -> Iterator[Json]:
@@ -152,14 +152,14 @@ def test_a_story_ends_when_its_job_is_deleted(client: TestClient, job_id: str) -
 def test_a_story_goes_on_after_an_outage(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.05)
     service.cancel(DEFAULT_WORKSPACE, job_id)
-    real, failures = events.look, iter([True, True, False])
+    real, failures = events.snapshot, iter([True, True, False])
 
     def shaky(*arguments: Any) -> Any:
         if next(failures, False):
             raise sa.exc.OperationalError("SELECT", {}, Exception("connection refused"))
         return real(*arguments)
 
-    monkeypatch.setattr(events, "look", shaky)
+    monkeypatch.setattr(events, "snapshot", shaky)
     said = collected(job_id, 30)
     assert sum(part.startswith(b": the database") for part in said) == 2
     assert b'"state":"cancelled"' in said[-1]

@@ -21,7 +21,7 @@ def _tell_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "LOG_SECONDS", 0.0)
     monkeypatch.setattr(compute, "LOG_LINES", 10**9)
     monkeypatch.setattr(compute, "WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(events, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(events, "POLL_SECONDS", 0.01)
 
 
 def figures_in_log(client: TestClient, job_id: str) -> list[Json]:

@@ -161,7 +161,7 @@ def test_a_computation_stops_at_its_next_report_once_its_job_is_cancelled(
 
 def test_a_finished_job_cannot_be_cancelled(queued: str, result: tuple[Posterior, Json]) -> None:
     store(queued, started(queued), result)
-    with pytest.raises(ConflictError, match="succeeded already"):
+    with pytest.raises(ConflictError, match="already succeeded"):
         service.cancel(DEFAULT_WORKSPACE, queued)
     assert service.get(DEFAULT_WORKSPACE, queued).state == "succeeded"
     assert has_posterior(queued)
@@ -319,7 +319,7 @@ def test_eight_threads_finishing_and_failing_at_once_leave_exactly_one_outcome(
     }
 
 
-def test_workers_that_take_a_job_at_once_get_different_attempts_and_one_of_them_counts(
+def test_workers_that_take_a_job_at_once_get_different_attempts_and_one_counts(
     queued: str, result: tuple[Posterior, Json]
 ) -> None:
     attempts = at_once(*[lambda: service.start(queued)] * 3)
@@ -340,7 +340,7 @@ def test_eight_clients_creating_jobs_at_once_get_eight_jobs(client: TestClient, 
 
 
 @pytest.mark.parametrize("vanishing", ["dataset_id", "problem_id"])
-def test_a_job_whose_data_set_or_problem_vanishes_while_it_is_made_is_refused_and_not_an_internal_error(
+def test_a_job_whose_data_set_or_problem_vanishes_meanwhile_is_refused(
     client: TestClient, ids: Json, monkeypatch: pytest.MonkeyPatch, vanishing: str
 ) -> None:
     """The other's delete comes between the check and the queue; a service that locks may make it wait and refuse it."""

@@ -85,7 +85,7 @@ def test_a_job_that_cannot_be_queued_is_not_kept(client: TestClient, monkeypatch
     assert counts() == before
 
 
-def test_the_size_of_a_posterior_counts_the_draws_of_chains_also_where_decisions_have_a_gradient(
+def test_the_size_of_a_posterior_counts_the_draws_of_chains_even_with_gradients(
     client: TestClient, settings: Callable[..., None]
 ) -> None:
     """Chains leave a thousand draws, mixtures two vectors a member: 1.1 GB against 47 MB here."""

@@ -88,7 +88,7 @@ def test_what_cannot_be_learned_on_is_refused_with_the_reason(client: TestClient
         answer = answered(client.post("/v1/jobs", json=body | changes), status)
         return str(answer["errors"][0]["detail"])
 
-    assert "no rows that the posterior has not learned from" in refused()
+    assert "already learned from all rows" in refused()
     append(client, old["dataset_id"], days(range(120, 125)))
     assert "no posterior has this id" in refused(from_posterior={"posterior_id": "post_nothing"})
     other = create_problem(client, name="other", spec=SPEC)

@@ -9,12 +9,12 @@ from app.db.engine import transaction
 from app.db.tables import JobRow
 from app.jobs import parts, service
 from app.jobs.kinds import KINDS
-from app.jobs.kinds.base import Part
+from app.jobs.kinds.base import JobPart
 from bco_core.inference.learn import learn as learn_here
 from bco_core.posterior import digest
 from tests.support.journey import answered, create_job, learn
 
-MADE = [Part(1, b"one"), Part(2, b"two")]
+MADE = [JobPart(1, b"one"), JobPart(2, b"two")]
 
 
 def test_only_the_attempt_that_holds_a_job_may_offer_parts(client: TestClient) -> None:

@@ -58,6 +58,6 @@ def test_only_workers_that_live_are_counted_and_the_others_are_left_to_workers(c
 @pytest.mark.parametrize("scope", ["read", "train"])
 def test_it_needs_the_scope_read(client: TestClient, scope: str) -> None:
     _, key = keys.create("a reader", "default", [scope], None)
-    client.app.state.remembered._kept.clear()  # type: ignore[attr-defined]
+    client.app.state.lookups._entries.clear()  # type: ignore[attr-defined]
     answer = client.get("/v1/status", headers={"Authorization": f"Bearer {key}"})
     assert answer.status_code == (200 if scope == "read" else 403)

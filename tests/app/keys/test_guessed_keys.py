@@ -28,7 +28,7 @@ from tests.support.patience import within
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_few_wrong_keys_are_answered_at_once() -> None:
 
 
 def test_addresses_of_wrong_keys_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "_REMEMBER_KEYS", 10)
+    monkeypatch.setattr(security, "_CACHED_KEYS", 10)
     wrong = security.WrongKeys()
     for number in range(1000):
         wrong.wait(str(number))

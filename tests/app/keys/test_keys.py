@@ -42,7 +42,7 @@ NOWHERE = "01JCXV7Q0GZ3M5W8K2T4N6P9RS"
 
 @pytest.fixture(autouse=True)
 def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_from_the_first_key_on_everybody_needs_one(client: TestClient, make_key:
     assert status(client, key) == 200
 
 
-def test_when_the_last_key_is_gone_nobody_gets_in_without_one_unless_the_operator_says_so(
+def test_after_the_last_key_is_gone_a_key_is_needed_unless_the_operator_says_so(
     client: TestClient, make_key: Callable[..., str], settings: Callable[..., None]
 ) -> None:
     key = make_key()
@@ -267,11 +267,11 @@ def test_a_key_is_kept_as_its_hash_alone(client: TestClient, make_key: Callable[
 
 
 def test_keys_are_remembered_for_a_moment_and_then_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.3)
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.3)
     looked = threading.Semaphore(0)
 
     async def ask() -> int:
-        remembered, count = security.Remembered(), 0
+        remembered, count = security.LookupCache(), 0
 
         def look() -> bool:
             nonlocal count
@@ -293,7 +293,7 @@ def test_keys_are_remembered_for_a_moment_and_then_looked_up_again(monkeypatch: 
 
 def test_a_refusal_is_not_remembered() -> None:
     async def ask() -> list[Any]:
-        remembered, answers = security.Remembered(), iter([None, "known"])
+        remembered, answers = security.LookupCache(), iter([None, "known"])
         return [await remembered.get("key", lambda: next(answers)) for _ in range(2)]
 
     assert anyio.run(ask) == [None, "known"]
@@ -540,7 +540,7 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(client: TestC
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("create", "x", "--workspace", "Not This!"), "small letters"),
+        (("create", "x", "--workspace", "Not This!"), "lower-case letters"),
         (("create", "x", "--scopes", "read,write"), "read, train, admin"),
         (("create", " "), "name"),
         (("create", "x", "--days", "-1"), "days"),

@@ -429,7 +429,7 @@ def test_a_workspace_sees_its_own_and_the_key_is_known(client: TestClient, poste
     _, secret = keys.create("reader", "elsewhere", ["read"], None)
     ours, own = keys.create("planner", DEFAULT_WORKSPACE, ["read"], None)
     try:
-        client.app.state.remembered._kept.clear()  # type: ignore[attr-defined]
+        client.app.state.lookups._entries.clear()  # type: ignore[attr-defined]
         header, local = ({"Authorization": f"Bearer {one}"} for one in (secret, own))
         for method, path in (
             ("GET", f"/v1/prescriptions/{theirs}"),
@@ -451,7 +451,7 @@ def test_a_workspace_sees_its_own_and_the_key_is_known(client: TestClient, poste
     finally:
         with transaction() as session:
             session.execute(sa.text("DELETE FROM keys"))
-        client.app.state.remembered._kept.clear()  # type: ignore[attr-defined]
+        client.app.state.lookups._entries.clear()  # type: ignore[attr-defined]
 
 
 # again

@@ -17,23 +17,11 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import JobPartRow, JobRow
-from app.http import security
-from app.pages.backtests.form import Typed, learned_like, proposed, request_of
-from app.pages.backtests.result import Result, moments
+from app.pages.backtests import BacktestForm, BacktestView, learned_like, parse_times, propose_columns, request_of
 from bco_core.backtest.rules import RULES
 from tests.support.backtesting import OURS, asked, days, finished, prepared
 from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
 from tests.support.looking import another_browser, charts, look, people, send, words
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def browser(client: TestClient) -> TestClient:
-    return another_browser(client)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +50,8 @@ def wrong(page: Any, field: str) -> list[str]:
 
 def test_who_has_nothing_to_judge_by_is_told_what_it_takes(browser: TestClient) -> None:
     said = words(look(browser, "/backtests"))
-    assert "needs a history and a problem" in said
-    assert "needs a history and a problem" in words(look(browser, "/backtests/new"))
+    assert "needs both" in said
+    assert "needs both" in words(look(browser, "/backtests/new"))
 
 
 def test_the_list_tells_verdicts_and_how_others_stand(browser: TestClient, client: TestClient, job: Json) -> None:
@@ -91,15 +79,15 @@ def test_the_form_proposes_what_was_learned_last_and_says_how_to_ask_by_api(
         assert re.search(rf'name="baselines" value="{name}" checked', page.text)
     assert "curl" in page.text
     about = look(browser, f"/backtests/new?posterior={posterior['id']}&how=like")
-    assert "Learn anew as “shops” was" in words(about)
+    assert "Train like “shops”" in words(about)
     assert '"name": "shops"' in html.unescape(about.text)
-    assert "What was learned already" in words(about)
+    assert "Existing posteriors" in words(about)
 
 
 def test_a_data_set_without_decisions_says_how_to_have_some(browser: TestClient, client: TestClient) -> None:
     dataset, problem = create_dataset(client), create_problem(client)
     page = look(browser, f"/backtests/new?dataset={dataset['id']}&problem={problem['id']}")
-    assert "has no column of decisions" in words(page)
+    assert "has no decision column" in words(page)
     assert 'name="judged"' not in page.text
 
 
@@ -166,7 +154,7 @@ def test_a_form_that_is_not_ours_and_a_key_that_may_not_train_are_refused(client
 
 
 def test_what_is_left_as_it_is_is_left_to_the_service() -> None:
-    typed = Typed(dataset="data_1", problem="prob_1", actual_decision={"sold": ""})
+    typed = BacktestForm(dataset="data_1", problem="prob_1", actual_decision={"sold": ""})
     assert request_of(typed, True, None) == {
         "kind": "backtest",
         "problem_id": "prob_1",
@@ -194,9 +182,9 @@ def test_a_job_is_learned_anew_with_its_own_choices(client: TestClient, ids: Jso
 
 
 def test_columns_of_decisions_are_proposed_by_name_or_where_there_is_one() -> None:
-    assert proposed(["a"], ["what"], {}) == {"a": "what"}
-    assert proposed(["a", "b"], ["b", "c"], {}) == {"a": "", "b": "b"}
-    assert proposed(["a"], ["what"], {"a": ""}) == {"a": ""}
+    assert propose_columns(["a"], ["what"], {}) == {"a": "what"}
+    assert propose_columns(["a", "b"], ["b", "c"], {}) == {"a": "", "b": "b"}
+    assert propose_columns(["a"], ["what"], {"a": ""}) == {"a": ""}
 
 
 # while it runs
@@ -210,7 +198,7 @@ def test_a_backtest_that_runs_is_followed_and_can_be_cancelled_and_run_again(
     assert f'data-follow="/v1/jobs/{made["id"]}/events"' in page.text
     send(browser, f"/backtests/{made['id']}/cancel")
     page = look(browser, f"/backtests/{made['id']}")
-    assert "It was cancelled" in words(page)
+    assert "was cancelled" in words(page)
     assert "data-follow" not in page.text
     send(browser, f"/backtests/{made['id']}/retry")
     assert answered(client.get(f"/v1/jobs/{made['id']}"))["state"] == "queued"
@@ -218,7 +206,7 @@ def test_a_backtest_that_runs_is_followed_and_can_be_cancelled_and_run_again(
     with transaction() as session:
         failed = {"state": "failed", "error": "it took too long"}
         session.execute(sa.update(JobRow).where(JobRow.id == made["id"]).values(failed))
-    assert "It has failed. It took too long" in words(look(browser, f"/backtests/{made['id']}"))
+    assert "The backtest failed. It took too long" in words(look(browser, f"/backtests/{made['id']}"))
 
 
 def test_another_kind_of_job_is_shown_where_jobs_are(browser: TestClient, client: TestClient) -> None:
@@ -269,8 +257,8 @@ def test_the_drawn_sum_and_its_band_are_those_of_the_file(
     browser: TestClient, client: TestClient, job: Json, other: str
 ) -> None:
     page = look(browser, f"/backtests/{job['id']}?against={other}")
-    drawn = next(chart for title, chart in charts(page).items() if title.endswith("summed up"))
-    line = next(one for one in drawn["series"] if one["name"] == "difference so far")
+    drawn = next(chart for title, chart in charts(page).items() if title.startswith("Cumulative cost"))
+    line = next(one for one in drawn["series"] if one["name"] == "cumulative difference")
     band = next(one for one in drawn["series"] if one["style"] == "band")
     days, blocks, values = by_the_file(client, job, other)
     groups = len(np.unique(blocks))
@@ -287,11 +275,11 @@ def test_the_drawn_sum_and_its_band_are_those_of_the_file(
 def test_readers_choose_what_is_drawn(browser: TestClient, job: Json) -> None:
     page = look(browser, f"/backtests/{job['id']}?show=quick&show=season&against=season")
     drawn = charts(page)
-    names = [one["name"] for one in drawn["Cost a row over time"]["series"]]
+    names = [one["name"] for one in drawn["Cost per row over time"]["series"]]
     assert names == ["ours (quick)", "the best decision over the last eight of the same season"]
-    assert any("less the best decision over the last eight" in title for title in drawn)
+    assert any("minus the best decision over the last eight" in title for title in drawn)
     over = job["summary"]["over_time"]
-    assert drawn["Cost a row over time"]["series"][0]["values"] == [line["cost"]["quick"] for line in over]
+    assert drawn["Cost per row over time"]["series"][0]["values"] == [line["cost"]["quick"] for line in over]
     # what is not there changes nothing
     assert look(browser, f"/backtests/{job['id']}?show=nothing&against=nobody")
 
@@ -304,7 +292,7 @@ def test_a_result_whose_rows_are_gone_still_tells_what_it_knows(
         session.execute(sa.delete(JobPartRow).where(JobPartRow.job_id == job["id"]))
     page = look(browser, f"/backtests/{job['id']}")
     assert "BCO_KEEP_PARTS_DAYS" in words(page)
-    assert list(charts(page)) == ["Cost a row over time"]
+    assert list(charts(page)) == ["Cost per row over time"]
     assert "result?format=" not in page.text
 
 
@@ -312,10 +300,10 @@ def test_rows_without_time_are_summed_up_in_their_order(browser: TestClient, cli
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     body = ids | {"kind": "backtest", "ours": [OURS], "splits": 2, "baselines": ["constant"]}
     page = look(browser, f"/backtests/{finished(client, body)['id']}")
-    assert "The rows have no time" in words(page)
+    assert "The data has no time column" in words(page)
     drawn = charts(page)
-    assert "Cost a row over time" not in drawn
-    summed = next(chart for title, chart in drawn.items() if title.endswith("summed up"))
+    assert "Cost per row over time" not in drawn
+    summed = next(chart for title, chart in drawn.items() if title.startswith("Cumulative cost"))
     assert (summed["time"], summed["x"][-1]) == (False, 59)
 
 
@@ -349,17 +337,17 @@ def test_of_many_series_the_best_and_the_worst_are_shown_first() -> None:
         "against": "actual_decision",
         "series": [line(n) for n in range(-15, 15)],
     }
-    result = Result(summary, None, {})
+    result = BacktestView(summary, None, {})
     found = result.best_and_worst
     assert found is not None
     assert [row["name"] for row in found[0]] == [f"shop {number}" for number in range(-15, -5)]
     assert [row["name"] for row in found[1]] == [f"shop {number}" for number in range(14, 4, -1)]
-    few = Result(summary | {"series": [line(1), line(0)]}, None, {})
+    few = BacktestView(summary | {"series": [line(1), line(0)]}, None, {})
     assert few.best_and_worst is None
     assert [row["name"] for row in few.series] == ["shop 0", "shop 1"]
 
 
 def test_times_are_drawn_as_times_and_periods_as_numbers() -> None:
-    assert moments(["2024-01-02", "2024-01-03"]) == ([1704153600.0, 1704240000.0], True)
-    assert moments(["2024-01-02T06:00"]) == ([1704175200.0], True)
-    assert moments(["4", "5"]) == ([4.0, 5.0], False)
+    assert parse_times(["2024-01-02", "2024-01-03"]) == ([1704153600.0, 1704240000.0], True)
+    assert parse_times(["2024-01-02T06:00"]) == ([1704175200.0], True)
+    assert parse_times(["4", "5"]) == ([4.0, 5.0], False)

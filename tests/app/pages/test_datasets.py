@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import DatasetRow, KeyRow, SessionRow
-from app.http import security
 from app.keys import service as keys
 from tests.support.journey import ROWS, Json, answered, counts, create_dataset, create_job, create_problem
 from tests.support.workbooks import sheet, workbook
@@ -23,11 +22,6 @@ from tests.support.workbooks import sheet, workbook
 HTML = {"Accept": "text/html"}
 SCRIPT = "<script>alert(1)</script>"
 PART = {"HX-Request": "true"}
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +98,7 @@ def test_the_list_is_empty_at_first_and_says_what_to_do(client: TestClient) -> N
     with transaction() as session:
         session.execute(sa.delete(DatasetRow))
     page = looked_at(client, "/datasets")
-    assert "There are no data yet" in page
+    assert "No data yet" in page
     assert 'href="/datasets/new"' in page
 
 
@@ -138,7 +132,7 @@ def test_a_file_is_looked_at_and_nothing_is_kept(client: TestClient) -> None:
     assert counts() == before
     assert uses(answer.text) == SHOPS
     assert "168 rows and 5 columns" in answer.text
-    assert "Nothing has been kept yet" in answer.text
+    assert "Nothing is saved yet" in answer.text
     assert 'name="name" value="shops"' in answer.text
     assert "days between first and last rows are missing" in answer.text
     assert "<td>01.01.2024</td><td>north</td>" in answer.text
@@ -151,7 +145,7 @@ def test_outcomes_of_a_problem_are_suggested(client: TestClient) -> None:
     spec = {"kind": "newsvendor", "items": [{"name": "stocked", "underage_cost": 2, "overage_cost": 1}]}
     problem = create_problem(client, spec=spec)
     page = looked_at(client, f"/datasets/new?problem={problem['id']}")
-    assert "needs this column of outcomes: <b>stocked</b>" in page
+    assert "needs this outcome column: <b>stocked</b>" in page
     assert uses(previewed(client, shops(), problem=problem["id"]).text)["stocked"] == "outcome"
     looked_at(client, "/datasets/new?problem=prob_nothing", 404)
 
@@ -182,7 +176,7 @@ def test_the_sheets_of_a_workbook_can_be_chosen(client: TestClient) -> None:
 def test_what_is_no_table_is_refused_in_place(client: TestClient, content: bytes, says: str) -> None:
     answer = previewed(client, content)
     assert answer.status_code == 422
-    assert "cannot be used" in answer.text
+    assert "Please correct" in answer.text
     assert says in answer.text
     assert "<html" not in answer.text
 
@@ -266,7 +260,7 @@ def test_categories_left_out_columns_and_names_with_commas(client: TestClient) -
         ({}, {"name": "n" * 201}, "at most 200"),
         ({"sold": "context"}, {}, "Name at least one outcome column"),
         ({"shop": "time"}, {}, "are both marked as time"),
-        ({"day": "context"}, {}, "series go on over time"),
+        ({"day": "context"}, {}, "series need a time column"),
         ({"shop": "outcome"}, {}, "must be a number"),
         ({"shop": "context"}, {}, "the same time"),
         ({"stocked": "context"}, {}, "missing values (32 in"),
@@ -308,7 +302,7 @@ def test_the_call_follows_what_is_chosen(client: TestClient) -> None:
 
 def test_keeping_without_having_looked_is_refused(client: TestClient) -> None:
     answer = sent(client, "/datasets/new", {"csrf": token(client), "columns": "oh"}, ("a.csv", shops()), **PART)
-    assert (answer.status_code, "looked at" in answer.text) == (422, True)
+    assert (answer.status_code, "Wait for the preview" in answer.text) == (422, True)
     answer = sent(client, "/datasets/new", {"csrf": token(client)}, **PART)
     assert (answer.status_code, "Choose a file first" in answer.text) == (422, True)
 
@@ -319,12 +313,12 @@ def test_keeping_without_having_looked_is_refused(client: TestClient) -> None:
 def test_a_data_set_says_what_it_is(client: TestClient) -> None:
     dataset = history(client)
     page = looked_at(client, f"/datasets/{dataset['id']}")
-    verdict = "168 rows of 2 series (by shop), each day from 2024-01-01 to 2024-03-30. A decision is made 1 day ahead."
+    verdict = "168 rows of 2 series (by shop), each day from 2024-01-01 to 2024-03-30. You decide 1 day ahead."
     assert verdict in page
     for warning in dataset["warnings"]:
         assert warning[1:] in html.unescape(page)
     assert "sold over time" in page
-    assert "No rows of 2 series after 2024-02-09 and before 2024-02-16: 6 days." in page
+    assert "No rows of 2 series between 2024-02-09 and 2024-02-16: 6 days." in page
     assert page.count('class="histogram"') == 5
     assert f'href="/jobs/new?dataset={dataset["id"]}"' in page
     assert f'href="/backtests/new?dataset={dataset["id"]}"' in page
@@ -348,7 +342,7 @@ def test_without_time_and_without_oddities(client: TestClient) -> None:
     page = looked_at(client, f"/datasets/{dataset['id']}")
     assert f"{len(ROWS)} rows without a time column" in page
     assert "over time" not in page
-    assert "Nothing looks odd" in page or "to look at before learning" in page
+    assert "No warnings" in page or "check before training" in page
 
 
 def test_of_many_outcomes_one_is_chosen(client: TestClient) -> None:
@@ -373,7 +367,7 @@ def test_periods_and_long_histories(client: TestClient) -> None:
 
 
 def test_large_data_are_drawn_after_the_page_is_there(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.pages.datasets.page._DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr("app.pages.datasets._DRAWN_AT_ONCE", 100)
     dataset = history(client)
     page = looked_at(client, f"/datasets/{dataset['id']}?series=north")
     (address,) = re.findall(r'hx-get="(/datasets/[^"]+/drawn[^"]*)"', page)
@@ -471,4 +465,4 @@ def test_data_of_another_workspace_are_not_there(client: TestClient) -> None:
     form = {"csrf": looked_at(client, "/login").split('name="csrf" value="')[1].split('"')[0], "key": key, "next": "/"}
     client.post("/login", data=form)
     looked_at(client, f"/datasets/{dataset['id']}", 404)
-    assert "There are no data yet" in looked_at(client, "/datasets")
+    assert "No data yet" in looked_at(client, "/datasets")

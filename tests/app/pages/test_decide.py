@@ -7,21 +7,18 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 from app.db.engine import transaction
-from app.db.tables import KeyRow, PosteriorRow, SessionRow
-from app.keys import service as keys
-from app.pages.decide.answer import counts
-from app.pages.decide.entries import Entry, Rule, entries_of, rules
-from app.pages.decide.fields import later, number_of
-from app.pages.decide.table import Unreadable, read
+from app.db.tables import PosteriorRow
+from app.pages.decide.answer import EntryLimits, EntryView, counts, entries_of, limits_of
+from app.pages.decide.fields import add_periods
+from app.pages.decide.table import UnreadableTable, parse_table
 from app.pages.render import number
 from tests.support.journey import (
     FUND,
@@ -71,14 +68,6 @@ def shops(client: TestClient) -> Json:
     return learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
 
 
-@pytest.fixture
-def browser(client: TestClient) -> TestClient:
-    """Cookies of its own, and the same running application: what that has begun goes on."""
-    browser = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML)
-    browser.portal = client.portal
-    return browser
-
-
 def token(browser: TestClient, path: str) -> str:
     found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
     assert found is not None
@@ -123,7 +112,7 @@ def test_at_first_it_decides_for_the_last_row_of_the_history(
         assert f'data-decision="{name}">{number(amount)}<' in answer.text
     assert f"<option selected>{last['weekday']}</option>" in answer.text
     assert f'value="{last["temperature"]:.12g}"' in answer.text
-    assert "Not kept in the log yet" in answer.text
+    assert "Not logged yet" in answer.text
     low, high = (next(c for c in posterior["columns"] if c["name"] == "temperature")[x] for x in ("minimum", "maximum"))
     assert f"{number(low)} to {number(high)} in the history" in text_of(answer.text)
 
@@ -219,10 +208,10 @@ def test_what_is_wrong_stands_beside_its_field_and_nothing_is_lost(
 def test_what_lies_beyond_the_history_is_said(browser: TestClient, posterior: Json) -> None:
     most = next(column["maximum"] for column in posterior["columns"] if column["name"] == "temperature")
     hot = browser.get(f"/posteriors/{posterior['id']}/decide", params=typed(SATURDAY | {"temperature": most + 1}))
-    assert "Temperature is beyond the history" in hot.text
+    assert "Temperature is outside the range of the history" in hot.text
     far = browser.get(f"/posteriors/{posterior['id']}/decide", params=typed(SATURDAY | {"temperature": 900}))
     assert "far outside the history" in far.text
-    assert "is beyond the history" not in far.text
+    assert "is outside the range of the history" not in far.text
 
 
 def test_only_who_presses_the_button_has_a_decision_kept(
@@ -270,10 +259,10 @@ def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
     one = told["evaluations"][0]["alternatives"][0]
     assert f"data-cost>{number(one['expected_cost'])}<" in page
     words = text_of(page)
-    assert f"costs {number(one['extra_cost'])} more than ours" in words
-    assert f"a usual margin. {number(one['extra_cost_standard_error'])}" in words
+    assert f"costs {number(one['extra_cost'])} more than the recommended decision" in words
+    assert f"a common margin. {number(one['extra_cost_standard_error'])}" in words
     assert f"{100 * one['worse_in']:.0f} %" in words
-    assert "It breaks rules" in words
+    assert "violates constraints" in words
     assert all(breach[1:] in words for breach in one["breaches"])
     for name, level in one["service_level"].items():
         assert re.search(rf"{name}: served in full \d+ % {100 * level:.0f} %", words)
@@ -281,12 +270,12 @@ def test_a_decision_of_ones_own_is_judged_as_the_api_judges_it(
 
 def test_our_own_decision_costs_what_ours_costs(client: TestClient, browser: TestClient, posterior: Json) -> None:
     ours = answer_of(client, posterior, "prescribe", contexts=[SATURDAY])["prescriptions"][0]
-    entries = entries_of(ours, rules(posterior["problem"]))
+    entries = entries_of(ours, limits_of(posterior["problem"]))
     page = mine(browser, posterior, "evaluate", **{f"d.{entry.name}": entry.written for entry in entries}).text
-    assert "It costs the same as ours" in page
+    assert "It costs the same as the recommended decision" in page
     # What a form leaves out is ours.
     fewer = mine(browser, posterior, "evaluate", **{"all": "", "d.loaves": entries[1].written}).text
-    assert "It costs the same as ours" in fewer
+    assert "It costs the same as the recommended decision" in fewer
 
 
 def test_the_rest_can_be_chosen_anew(client: TestClient, browser: TestClient, posterior: Json) -> None:
@@ -321,7 +310,7 @@ def test_the_curve_is_what_the_api_says_of_each_amount(
     ours = told["ours"]["decision"]["loaves"]
     assert data["x"] == sorted(data["x"])
     assert ours in data["x"]
-    assert data["marks"][0] == {"x": ours, "text": "ours", "until": None, "colour": 2}
+    assert data["marks"][0] == {"x": ours, "text": "recommended", "until": None, "colour": 2}
 
 
 def test_other_policies_are_compared_over_the_same_scenarios(
@@ -342,17 +331,17 @@ def test_reasons_are_those_of_the_api_and_add_up(client: TestClient, browser: Te
     told = answer_of(client, posterior, "prescribe", contexts=[SATURDAY], include=["sensitivity", "neighbours"])
     one, words = told["prescriptions"][0], text_of(part.text)
     for about in one["sensitivity"]["attribution"]["outcomes"].values():
-        assert f"predicted here {number(about['prediction'])}" in words
+        assert f"prediction {number(about['prediction'])}" in words
         for amount in about["contributions"].values():
             assert number(abs(amount)) in words
-    assert words.count("It adds up") == 2
+    assert words.count("Adds up") == 2
     moved = one["sensitivity"]["derivatives"]["temperature"]["decision"]["croissants"]
     assert f"{number(abs(moved), 3)} {'more' if moved > 0 else 'fewer'} croissants" in words
     nearest = one["neighbours"]["rows"][0]
     assert number(nearest["cost"]) in words
     whole = browser.get(f"/posteriors/{posterior['id']}/decide/why", params=typed(SATURDAY))
     assert "<html" in whole.text
-    assert "It adds up" in whole.text
+    assert "Adds up" in whole.text
 
 
 # other problems and histories
@@ -364,7 +353,7 @@ def test_a_date_is_the_first_that_is_not_known_yet_and_keys_are_chosen(
     address = f"/posteriors/{shops['id']}/decide"
     page = browser.get(address).text
     assert 'type="date" value="2024-04-02"' in page
-    assert "The history ends with 2024-03-30; decisions are made 3 days ahead." in page
+    assert "The history ends at 2024-03-30; you decide 3 days ahead." in page
     assert "<option selected>south</option>" in page
     context = {"day": "2024-04-01", "shop": "north", "promotion": 1}
     told = answer_of(client, shops, "prescribe", contexts=[context])["prescriptions"][0]
@@ -391,7 +380,7 @@ def test_later_steps_and_their_costs_are_told_of_two_stage_problems(client: Test
     told = answer_of(client, trucks, "prescribe", contexts=[{"rain": 2}], include=["recourse"])["prescriptions"][0]
     expected = told["recourse"]["expected"]["courier"]
     words = text_of(page)
-    assert f"The decision itself costs {number(told['recourse']['first_stage_cost'])}" in words
+    assert f"The decision costs {number(told['recourse']['first_stage_cost'])}" in words
     assert f"courier {number(expected['amount'])} {100 * expected['used_in']:.0f} %" in words
 
 
@@ -440,10 +429,10 @@ def test_without_its_history_a_posterior_is_asked_with_the_middle_of_it(
         row.dataset_id = None
     answer = browser.get(f"/posteriors/{alone['id']}/decide")
     assert answer.status_code == 200
-    assert "the middle of the history" in answer.text
+    assert "median values" in answer.text
     why = browser.get(f"/posteriors/{alone['id']}/decide/why", params=typed(SATURDAY), headers=PART)
     assert why.status_code == 200
-    assert "What drives the prediction" in why.text
+    assert "Drivers of the prediction" in why.text
 
 
 def test_columns_and_entries_may_be_called_anything(client: TestClient, browser: TestClient) -> None:
@@ -491,7 +480,7 @@ def test_a_pasted_table_is_decided_for_row_by_row(client: TestClient, browser: T
     words = text_of(page.text)
     assert "2 of 4 rows decided" in words
     assert "'weekday' was never seen in the history with this value" in words
-    assert "This line has 3 values, and the first line has 6 names" in words
+    assert "This line has 3 values, but the header has 6 names" in words
     monday = SATURDAY | {"weekday": "MON", "temperature": 4, "rain": 6.5, "promotion": 0}
     for context in (SATURDAY, monday):
         told = answer_of(client, posterior, "prescribe", contexts=[context])["prescriptions"][0]
@@ -528,9 +517,9 @@ def test_a_table_none_of_whose_rows_can_be_used_says_why_for_each(browser: TestC
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("", "Paste a line with the names of the columns"),
-        ("weekday,rain\nSAT,1", "The first line lacks temperature, promotion, holiday"),
-        ("weekday\n", "Paste a line with the names of the columns"),
+        ("", "Paste a header line with the column names"),
+        ("weekday,rain\nSAT,1", "The header lacks temperature, promotion, holiday"),
+        ("weekday\n", "Paste a header line with the column names"),
     ],
 )
 def test_what_is_no_table_is_refused_and_stays_where_it_was(
@@ -541,7 +530,7 @@ def test_what_is_no_table_is_refused_and_stays_where_it_was(
     assert said in answer.text
     assert html.escape(table.strip()) in answer.text
     file = ("x.csv", b"\xff\xfe\x00broken")
-    assert "neither text nor a workbook" in pasted(browser, posterior, "", file=file).text
+    assert "not CSV, Excel or Parquet" in pasted(browser, posterior, "", file=file).text
 
 
 def test_a_file_of_contexts_does_as_well(browser: TestClient, posterior: Json) -> None:
@@ -563,14 +552,6 @@ def test_tables_are_posted_with_their_token(browser: TestClient, posterior: Json
 # keys
 
 
-@pytest.fixture
-def make_key(client: TestClient) -> Iterator[Callable[[str], str]]:
-    yield lambda scopes: keys.create("test", "default", scopes.split(","), None)[1]
-    with transaction() as session:
-        session.execute(sa.delete(SessionRow))
-        session.execute(sa.delete(KeyRow))
-
-
 def test_a_key_that_may_read_may_decide_and_start_nothing(
     browser: TestClient, posterior: Json, make_key: Callable[[str], str]
 ) -> None:
@@ -580,15 +561,15 @@ def test_a_key_that_may_read_may_decide_and_start_nothing(
     assert browser.post("/login", data={"csrf": token(browser, "/login"), "key": key}).status_code == 303
     page = browser.get(address, params=typed(SATURDAY))
     assert page.status_code == 200
-    assert "this key may look and decide" in page.text
+    assert "this key can view and decide" in page.text
     assert "Authorization: Bearer $BCO_API_KEY" in html.unescape(page.text)
     sent = browser.post(address, data=typed(SATURDAY) | {"csrf": token(browser, address)})
     assert sent.status_code == 303
-    assert "become a job" not in browser.get(f"{address}/table").text
+    assert "run as a job" not in browser.get(f"{address}/table").text
     head, first, *_ = TABLE.splitlines()
     long = pasted(browser, posterior, "\n".join([head] + [first] * 501))
     assert long.status_code == 403
-    assert "this key may not start one" in long.text
+    assert "needs a key with the scope train" in long.text
     assert "decided" in text_of(pasted(browser, posterior, TABLE).text)
 
 
@@ -608,23 +589,16 @@ def test_a_key_that_may_read_may_decide_and_start_nothing(
     ],
 )
 def test_two_periods_later(last: str, unit: str, step: int, written: str, expected: str) -> None:
-    assert later({"last": last, "unit": unit, "step": step, "format": written}, 2) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"), [("21,5", 21.5), (" −3 ", -3), ("1e3", 1000.0), ("", ""), ("1.000,5", "1.000,5"), ("nan", "nan")]
-)
-def test_numbers_as_people_write_them(text: str, meant: Any) -> None:
-    assert number_of(text) == meant
+    assert add_periods({"last": last, "unit": unit, "step": step, "format": written}, 2) == expected
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", ","])
 def test_tables_are_separated_by_what_their_first_line_has(separator: str) -> None:
     text = separator.join(["a", '"b"', "C"]) + "\r\n" + separator.join(["1", f'"x{separator}y"', "3"])
-    found = read(text, {"c": "number", "b": "text"})
+    found = parse_table(text, {"c": "number", "b": "text"})
     assert found.context(found.rows[0], {"c": "number", "b": "text"}) == {"c": 3, "b": f"x{separator}y"}
-    with pytest.raises(Unreadable, match="lacks d"):
-        read(text, {"d": "number"})
+    with pytest.raises(UnreadableTable, match="lacks d"):
+        parse_table(text, {"d": "number"})
 
 
 def test_histograms_are_weighted() -> None:
@@ -638,16 +612,16 @@ def test_histograms_are_weighted() -> None:
 @pytest.mark.parametrize(
     ("amount", "rule"),
     [
-        (66.06, Rule(0.0, None)),
-        (0.0, Rule(0.0, None)),
-        (1.0, Rule(0.0, 1.0, 1.0)),
-        (96.0, Rule(0.0, None, 12.0, 9.0)),
-        (-0.2, Rule(-1.0, 1.0)),
-        (5.0, Rule()),
-        (1e9, Rule(0.0, 1e9)),
+        (66.06, EntryLimits(0.0, None)),
+        (0.0, EntryLimits(0.0, None)),
+        (1.0, EntryLimits(0.0, 1.0, 1.0)),
+        (96.0, EntryLimits(0.0, None, 12.0, 9.0)),
+        (-0.2, EntryLimits(-1.0, 1.0)),
+        (5.0, EntryLimits()),
+        (1e9, EntryLimits(0.0, 1e9)),
     ],
 )
-def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rule: Rule) -> None:
+def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rule: EntryLimits) -> None:
     told = {"decision": {"a": amount}, "map": {"decision": {"a": amount}}, "facts": None}
     (entry,) = entries_of(told, {"a": rule})
     assert entry.low <= amount <= entry.high
@@ -661,5 +635,5 @@ def test_a_handle_reaches_around_its_amount_within_the_bounds(amount: float, rul
 
 
 def test_an_amount_is_written_with_digits_enough_to_be_the_same() -> None:
-    assert Entry("a", -0.0, None).written == "0"
-    assert Entry("a", 162.971547, None).written == "162.9715"
+    assert EntryView("a", -0.0, None).written == "0"
+    assert EntryView("a", 162.971547, None).written == "162.9715"

@@ -248,7 +248,7 @@ def test_every_read_with_the_example_ids_answers(client: TestClient, document: J
 
 
 def test_the_job_that_the_example_makes_can_be_run_and_prescribed_from(client: TestClient, document: Json) -> None:
-    schema = document["components"]["schemas"]["NewJob"]
+    schema = document["components"]["schemas"]["LearnRequest"]
     (example,) = schema["examples"]
     small = example | {"predictor": {"kind": "linear"}, "inference": QUICK}
     job = learn(client, answered(client.post("/v1/jobs", json=small), 202)["id"])

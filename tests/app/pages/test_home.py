@@ -5,24 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import pytest
 from starlette.testclient import TestClient
 
 from app import demo
-from app.http import security
 from app.jobs import service
 from tests.support.journey import CONTEXTS, Json, answered, create_job, learned
-from tests.support.looking import another_browser, look, people, send, words
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def browser(client: TestClient) -> TestClient:
-    return another_browser(client)
+from tests.support.looking import look, people, send, words
 
 
 def cancel_all(client: TestClient) -> None:
@@ -34,7 +22,7 @@ def cancel_all(client: TestClient) -> None:
 def test_who_has_nothing_is_taught_in_four_steps_and_shown_the_demo(browser: TestClient) -> None:
     page = look(browser, "/")
     said = words(page)
-    for step in ("Four steps", "Data", "Problem", "Learn", "Decide"):
+    for step in ("Four steps", "Data", "Problem", "Train", "Decide"):
         assert step in said
     for address in ("/datasets/new", "/problems/new", "/jobs/new"):
         assert f'href="{address}"' in page.text
@@ -50,7 +38,7 @@ def test_a_reader_of_nothing_is_told_who_can_change_that(client: TestClient) -> 
         reader = log_in("read")
         page = look(reader, "/")
         assert "/demo" not in page.text
-        assert "Your key may look and decide" in words(page)
+        assert "Your key can view and decide" in words(page)
         refused = send(reader, "/demo", 403)
         assert "needs a key with the scope 'train'" in words(refused)
     assert answered(client.get("/v1/problems"))["items"] == []
@@ -95,7 +83,7 @@ def test_what_runs_is_shown_and_asked_for_again_only_while_it_does(browser: Test
     poll = f"/home/running?jobs={job['id']}"
     assert f'hx-get="{poll}"' in page.text
     assert "croissants tomorrow queued" in words(page)
-    assert "No worker is alive" in words(page)
+    assert "No worker is running" in words(page)
     attempt = service.start(job["id"])
     assert attempt is not None
     service.report(job["id"], attempt, 0.4, "looking at rows")
@@ -108,7 +96,7 @@ def test_what_runs_is_shown_and_asked_for_again_only_while_it_does(browser: Test
     cancel_all(client)
     ended = browser.get(poll)
     assert (ended.status_code, ended.headers["hx-refresh"]) == (204, "true")
-    assert "Nothing is running" in words(look(browser, "/"))
+    assert "No jobs are running" in words(look(browser, "/"))
 
 
 def test_what_is_here_and_what_was_prescribed_last_are_shown(
@@ -127,7 +115,7 @@ def test_what_is_here_and_what_was_prescribed_last_are_shown(
     assert "and 1 more context" in said
     assert "bakery at noon" in said
     settings(log_prescriptions=False)
-    assert "Prescriptions are not kept" in words(look(browser, "/"))
+    assert "Logging is off" in words(look(browser, "/"))
 
 
 def test_two_workspaces_see_their_own(client: TestClient) -> None:

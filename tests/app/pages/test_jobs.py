@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from app.db.base import DEFAULT_WORKSPACE
-from app.http import security
 from app.jobs import compute, service
 from app.jobs.kinds import KINDS
-from app.pages.jobs import forms as job_forms
-from app.pages.jobs import page as pages
-from app.pages.jobs.traces import charts_of, figures_in
+from app.pages import jobs as job_pages
+from app.pages.jobs import log_figures, training_charts
 from bco_core.policies import POLICIES
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
-from tests.support.as_browser import log_in, new_browser, new_keys, send, token, words
+from tests.support.as_browser import log_in, send, token, words
 from tests.support.journey import (
     QUICK,
     ROWS,
@@ -33,23 +31,6 @@ from tests.support.journey import (
 )
 
 FORM = {"name": "", "method": "auto", "predictor": "auto", "seed": "0"}
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def browser(client: TestClient) -> Iterator[TestClient]:
-    with new_browser(client) as browser:
-        yield browser
-
-
-@pytest.fixture
-def make_key(client: TestClient) -> Iterator[Callable[[str], str]]:
-    with new_keys() as make:
-        yield make
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +60,9 @@ def test_the_list_has_jobs_by_state_and_kind(client: TestClient, browser: TestCl
 
 
 def test_choices_are_those_of_the_api() -> None:
-    assert set(pages.KINDS) == set(KINDS)
-    assert set(job_forms.PREDICTORS) == {"auto", *PREDICTORS, BOOSTED}
-    assert set(job_forms.POLICIES) == {"", *POLICIES}
+    assert set(job_pages.KINDS) == set(KINDS)
+    assert set(job_pages.PREDICTORS) == {"auto", *PREDICTORS, BOOSTED}
+    assert set(job_pages.POLICIES) == {"", *POLICIES}
 
 
 # a new one
@@ -93,7 +74,7 @@ def test_the_form_marks_data_that_go_with_the_problem(client: TestClient, browse
     assert "✓ days (60 rows)" in page
     assert "temperatures (60 rows) – other outcomes" in page
     both = {"problem": ids["problem_id"], "dataset": ids["dataset_id"]}
-    assert "✓ they go together" in words(browser.get("/jobs/new", params=both))
+    assert "✓ fits" in words(browser.get("/jobs/new", params=both))
 
 
 def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClient, ids: Json) -> None:
@@ -125,8 +106,8 @@ def test_features_are_asked_for_where_the_data_have_a_time(client: TestClient, b
     rows = [{"day": f"2024-01-{day:02}", "sold": day % 5} for day in range(1, 31)]
     timed = create_dataset(client, rows=rows, outcomes=["sold"], time="day")["id"]
     plain = create_dataset(client)["id"]
-    assert "What to make of time" in words(browser.get(f"/jobs/new?dataset={timed}"))
-    assert "What to make of time" not in words(browser.get(f"/jobs/new?dataset={plain}"))
+    assert "Time features" in words(browser.get(f"/jobs/new?dataset={timed}"))
+    assert "Time features" not in words(browser.get(f"/jobs/new?dataset={plain}"))
     spec = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 2, "overage_cost": 1}]}
     problem = create_problem(client, spec=spec)["id"]
     fields = FORM | {"problem_id": problem, "dataset_id": timed, "features": "own", "features_text": '{"lags": [-1]}'}
@@ -180,7 +161,7 @@ def test_wrong_choices_are_refused_beside_their_field(
     sentence = words(there[1])
     assert sentence
     if wrong != {"options": "{"}:
-        body = job_forms._asked(dict.fromkeys(job_forms.FIELDS, "") | job_forms.DEFAULTS | fields).body
+        body = job_pages._job_form(dict.fromkeys(job_pages.FIELDS, "") | job_pages.DEFAULTS | fields).body
         details = [error["detail"] for error in answered(client.post("/v1/jobs", json=body), 422)["errors"]]
         assert any(detail.lower() in sentence.lower() for detail in details)
 
@@ -191,7 +172,7 @@ def test_data_without_the_outcomes_are_refused_with_the_apis_sentence(client: Te
     page = send(browser, "/jobs/new", fields, at="/jobs/new")
     assert page.status_code == 422
     assert "the problem needs the outcome column(s) croissants, loaves" in words(page).replace("The p", "the p")
-    assert "✕ they do not go together" in words(page)
+    assert "✕ does not fit" in words(page)
 
 
 # one of them
@@ -220,7 +201,7 @@ def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
     gone = send(browser, f"{address}/cancel", {}, at=address)
     assert (gone.status_code, gone.headers["location"]) == (303, address)
     ended = browser.get(address)
-    assert "It was cancelled" in words(ended)
+    assert "was cancelled" in words(ended)
     assert "data-running" not in ended.text
     again = send(browser, f"{address}/retry", {}, at=address)
     assert again.status_code == 303
@@ -228,7 +209,7 @@ def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
     learn(client, job_id)
     late = browser.post(f"{address}/cancel", data={"csrf": token(browser, "/jobs/new")})
     assert late.status_code == 409
-    assert "The job has succeeded already, so there is nothing to cancel" in words(late)
+    assert "The job has already succeeded, so there is nothing to cancel" in words(late)
 
 
 def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: TestClient, ids: Json) -> None:
@@ -237,9 +218,9 @@ def test_a_failed_job_says_why_in_large_letters(client: TestClient, browser: Tes
     assert attempt is not None
     service.fail(job_id, attempt, "the rows were too <strange>")
     page = browser.get(f"/jobs/{job_id}")
-    assert "It failed. The rows were too &lt;strange&gt;." in re.sub(r"</?b>", "", page.text)
+    assert "The job failed. The rows were too &lt;strange&gt;." in re.sub(r"</?b>", "", page.text)
     assert "<strange>" not in page.text
-    assert "Run it again" in words(page)
+    assert "Run again" in words(page)
 
 
 def test_a_job_that_has_learned_leads_on(
@@ -249,15 +230,15 @@ def test_a_job_that_has_learned_leads_on(
     job = learn(client, create_job(client, **ids, inference=QUICK | {"epochs": 4})["id"])
     page = browser.get(f"/jobs/{job['id']}")
     shown = words(page)
-    assert "Look at what was learned" in shown
+    assert "See the posterior" in shown
     assert f"/posteriors/{job['posterior_id']}/decide" in page.text
-    assert "How learning went" in shown
+    assert "Training" in shown
     assert "Cost of decisions" in shown
-    assert "Run it again" not in shown
+    assert "Run again" not in shown
     reason = answered(client.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics"))["reason"]
     assert reason[1:] in shown
     assert client.delete(f"/v1/posteriors/{job['posterior_id']}").status_code == 204
-    assert "has been deleted since" in words(browser.get(f"/jobs/{job['id']}"))
+    assert "has been deleted" in words(browser.get(f"/jobs/{job['id']}"))
 
 
 def test_chains_are_shown_as_chains(client: TestClient, browser: TestClient) -> None:
@@ -299,39 +280,39 @@ def epoch(number: int, cost: float, kl: float = 1.0) -> dict[str, Any]:
 
 def test_fits_stand_one_after_the_other_and_apart() -> None:
     told = [epoch(1, 9), epoch(4, 5), epoch(1, 6, 30.0), epoch(3, 4, 20.0)]
-    cost, divergence = charts_of(told, None, "auto")
+    cost, divergence = training_charts(told, None, "auto")
     assert cost.x == [1, 4, 4.5, 5, 7]
     assert cost.series[0].values == [9, 5, None, 6, 4]
     assert [mark.text for mark in cost.marks] == ["fit 2"]
     assert divergence.x == [1, 3]
     assert divergence.series[0].values == [30.0, 20.0]
-    assert charts_of([], None, "auto")[0].x == []
+    assert training_charts([], None, "auto")[0].x == []
 
 
 def test_the_first_epochs_do_not_press_the_others_flat() -> None:
     told = [epoch(number, 500.0 if number == 1 else 20 + 1 / number) for number in range(1, 30)]
-    low, high = charts_of(told, None, "vi")[0].extra["yRange"]
+    low, high = training_charts(told, None, "vi")[0].extra["yRange"]
     assert 20 < low < 21
     assert high < 30
-    assert charts_of([epoch(number, 5.0) for number in range(1, 9)], None, "vi")[0].extra == {}
+    assert training_charts([epoch(number, 5.0) for number in range(1, 9)], None, "vi")[0].extra == {}
 
 
 def test_chains_share_an_axis_and_members_learn_apart() -> None:
     told = [{"part": part, "step": step, "loss": part * step} for part in (2, 1) for step in (50, 100 * part)]
-    (chart,) = charts_of(told, None, "mh")
+    (chart,) = training_charts(told, None, "mh")
     assert chart.x == [50, 100, 200]
     assert [one.name for one in chart.series] == ["chain 1", "chain 2"]
     assert chart.series[0].values == [50, 100, None]
     assert chart.series[1].values == pytest.approx([100, 200, 400])
     members = [{"part": part} | epoch(number, part) for part in (1, 2) for number in (1, 2)]
-    assert [one.name for one in charts_of(members, None, "vi")[0].series] == ["member 1", "member 2"]
+    assert [one.name for one in training_charts(members, None, "vi")[0].series] == ["member 1", "member 2"]
 
 
 def test_what_the_posterior_knows_stands_in_for_a_short_log() -> None:
     trace = [epoch(number, 10 - number) for number in range(1, 5)]
-    assert charts_of([epoch(1, 9)], {"trace": trace}, "vi")[0].x == [1, 2, 3, 4]
+    assert training_charts([epoch(1, 9)], {"trace": trace}, "vi")[0].x == [1, 2, 3, 4]
     chains = {"chains": {"trace": [{"step": 1, "loss": [3.0, 4.0]}, {"step": 2, "loss": [2.0, 5.0]}]}}
-    (chart,) = charts_of([], chains, "auto")
+    (chart,) = training_charts([], chains, "auto")
     assert [one.values for one in chart.series] == [[3.0, 2.0], [4.0, 5.0]]
 
 
@@ -342,7 +323,7 @@ def test_figures_are_those_since_the_job_was_asked_to_run_again() -> None:
         {"text": "1%", "figures": [{"epoch": 2}]},
         {"text": "done"},
     ]
-    assert figures_in(lines) == [{"epoch": 2}]
+    assert log_figures(lines) == [{"epoch": 2}]
 
 
 # doors
@@ -368,7 +349,7 @@ def test_a_key_that_may_read_watches_and_changes_nothing(
     page = browser.get(address)
     assert "Cancel" not in words(page)
     assert "data-running" in page.text
-    assert "Start learning" not in words(browser.get("/jobs/new"))
+    assert "Start training" not in words(browser.get("/jobs/new"))
     given = token(browser, "/jobs/new")
     before = counts()
     for path in ("/jobs/new", f"{address}/cancel", f"{address}/retry"):

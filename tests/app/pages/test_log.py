@@ -12,23 +12,12 @@ from starlette.testclient import TestClient
 
 from app.db.engine import transaction
 from app.db.tables import PrescriptionRow
-from app.http import security
-from app.pages.format import in_a_line, written
-from app.pages.log.entry import MOST_ROWS, Entry, number_of, outcome_request, place
+from app.pages.format import format_value, one_line
+from app.pages.log import MOST_ROWS, LogEntryView, outcome_request, pointer_of
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.journey import CONTEXTS, Json, answered, learned
 from tests.support.looking import another_browser, look, people, send, words
-
-
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REMEMBER_SECONDS", 0.0)
-
-
-@pytest.fixture
-def browser(client: TestClient) -> TestClient:
-    return another_browser(client)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +44,7 @@ def wrong(page: Any) -> list[str]:
 def test_who_has_prescribed_nothing_is_led_to_deciding(
     browser: TestClient, client: TestClient, posterior: Json
 ) -> None:
-    assert "Nothing was prescribed yet" in words(look(browser, "/log"))
+    assert "No decisions yet" in words(look(browser, "/log"))
     assert f'href="/posteriors/{posterior["id"]}/decide"' in look(browser, "/log").text
 
 
@@ -68,8 +57,8 @@ def test_the_list_shows_decisions_newest_first_and_in_pages(
     listed = re.findall(r'href="/log/(pres_\w+)"', page.text)
     assert listed == [answer["id"] for answer in answers[:1:-1]]
     said = words(page)
-    assert in_a_line(answers[-1]["prescriptions"][0]["decision"]) in said
-    assert in_a_line(CONTEXTS[0]) in said
+    assert one_line(answers[-1]["prescriptions"][0]["decision"]) in said
+    assert one_line(CONTEXTS[0]) in said
     older = re.search(r'<p class="pager"><a href="([^"]*)"', page.text)
     assert older is not None
     rest = look(browser, html.unescape(older[1]))
@@ -93,7 +82,7 @@ def test_filters_narrow_the_list_and_the_export(browser: TestClient, client: Tes
     for query, there in found.items():
         page = look(browser, f"/log?{query}")
         assert (what_if["id"] in page.text) is there, query
-        assert ("Nothing was prescribed that fits" in words(page)) is ("2020-01-02" in query or query == "outcome=yes")
+        assert ("No decisions match the filter" in words(page)) is ("2020-01-02" in query or query == "outcome=yes")
     page = look(browser, f"/log?posterior={other['id']}&outcome=no")
     assert f"posterior_id={other['id']}&has_outcome=false&format=csv" in html.unescape(page.text)
     # the last day counts to its end
@@ -117,9 +106,9 @@ def test_a_call_is_told_in_words_and_can_be_decided_again(
     said = words(page)
     decision = answer["prescriptions"][1]["decision"]
     for name, value in decision.items():
-        assert f"{name} {written(round(value, 2))[:4]}" in said
+        assert f"{name} {format_value(round(value, 2))[:4]}" in said
     assert "2 contexts" in said
-    assert "the worst 10% of cases count 50%" in said
+    assert "weight 50% on the worst 10% of cases" in said
     again = re.search(rf'href="(/posteriors/{posterior["id"]}/decide\?[^"]*)"', page.text)
     assert again is not None
     second = CONTEXTS[1]
@@ -133,7 +122,7 @@ def test_what_if_shows_the_alternatives(browser: TestClient, client: TestClient,
     alternatives = [{"name": "as always", "decision": {"croissants": 60, "loaves": 60}}]
     answer = asked(client, posterior, contexts=CONTEXTS[:1], alternatives=alternatives)
     said = words(look(browser, f"/log/{answer['id']}"))
-    assert "What if" in said
+    assert "What-if" in said
     assert "as always croissants 60, loaves 60" in said
 
 
@@ -158,7 +147,7 @@ def test_a_call_with_many_contexts_shows_the_first_and_leads_to_all(
 def test_a_context_that_looks_back_says_on_what(browser: TestClient, client: TestClient) -> None:
     posterior = learned_from(client, shops(client))
     answer = asked(client, posterior, contexts=[shop_context(60)])
-    assert "Looked back on rows up to" in words(look(browser, f"/log/{answer['id']}"))
+    assert "History rows up to" in words(look(browser, f"/log/{answer['id']}"))
 
 
 # what came of it
@@ -172,8 +161,8 @@ def test_an_outcome_is_recorded_costed_and_corrected(browser: TestClient, client
     record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
     assert (record["index"], record["outcomes"]) == (1, {"croissants": 70, "loaves": 80})
     said = words(look(browser, f"{path}?context=1"))
-    assert "With what happened, the prescribed decision costs" in said
-    assert "Nothing is recorded yet" in words(look(browser, path))
+    assert "The recommended decision cost" in said
+    assert "No outcome recorded yet" in words(look(browser, path))
     actual: Json = {"context": "1", "actual_decision.croissants": "60", "actual_decision.loaves": "60"}
     send(browser, f"{path}/outcome", **actual)
     record = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"][0]
@@ -236,7 +225,7 @@ def test_what_differs_is_listed(browser: TestClient, client: TestClient, posteri
         kept = unpacked(row.answer, row.answer_sha256).replace(b'"quality":"', b'"quality":"not ', 1)
         row.answer, row.answer_sha256 = packed(kept), checksum(kept)
     page = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
-    assert "It differs in 1 place" in words(page)
+    assert "Different: 1 value" in words(page)
     assert "#/quality" in words(page)
 
 
@@ -248,8 +237,8 @@ def test_forms_of_others_and_keys_that_may_not_train_are_refused(client: TestCli
     with people(client) as log_in:
         reader = log_in("read")
         page = look(reader, path)
-        assert "Record it" not in words(page)
-        assert "A key with the scope train can record it" in words(page)
+        assert "Record the outcome" not in words(page)
+        assert "Recording needs a key with the scope train" in words(page)
         assert "scope 'train'" in words(send(reader, f"{path}/outcome", 403, **{"outcome.loaves": "3"}))
         # reproducing changes nothing
         assert "Identical" in words(send(reader, f"{path}/reproduce", 200))
@@ -266,21 +255,20 @@ def test_requests_have_what_was_typed() -> None:
         "replace": True,
     }
     assert outcome_request(0, {}, False) == {"rows": [{"index": 0}]}
-    assert number_of(" about 3 ") == "about 3"
-    assert place("actual_decision.", "a/b~c") == "#/rows/0/actual_decision/a~1b~0c"
+    assert pointer_of("actual_decision.", "a/b~c") == "#/rows/0/actual_decision/a~1b~0c"
 
 
 def test_contexts_may_have_come_without_names() -> None:
     columns = [{"name": "weekday", "role": "context"}, {"name": "sold", "role": "outcome"}]
     record = {"kind": "prescribe", "request": {"contexts": [["SAT"], 3]}, "outcomes": []}
-    entry = Entry(record, {"columns": columns}, 0)
+    entry = LogEntryView(record, {"columns": columns}, 0)
     assert entry.context(0) == {"weekday": "SAT"}
     assert entry.context(1) == {}
 
 
 def test_long_lines_are_cut_short() -> None:
-    assert in_a_line({"a": True, "b": 1.23456, "c": None, "d": "x", "e": 5, "f": 6, "g": 7}) == (
+    assert one_line({"a": True, "b": 1.23456, "c": None, "d": "x", "e": 5, "f": 6, "g": 7}) == (
         "a yes, b 1.235, c –, d x, e 5 and 2 more"
     )
-    assert in_a_line(["SAT", 21.5]) == "SAT, 21.5"
-    assert in_a_line("odd") == "odd"
+    assert one_line(["SAT", 21.5]) == "SAT, 21.5"
+    assert one_line("odd") == "odd"

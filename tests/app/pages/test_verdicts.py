@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.pages.posteriors import charts as posterior_charts
-from app.pages.posteriors import verdicts as verdicts
-from app.pages.posteriors.figures import Estimate, estimate, numbers, value
+from app.pages.posteriors import charts, verdicts
+from app.pages.posteriors.diagnostics import EstimateView, estimate, numbers, value
 from app.pages.render import number
 
 Json = dict[str, Any]
@@ -41,26 +40,22 @@ GOOD: Json = {
 
 
 def said(problem: Json | None = None, **changes: Any) -> list[tuple[str, str]]:
-    found = verdicts.verdict(GOOD | changes, problem or {"kind": "newsvendor"})
+    found = verdicts.verdict_sentences(GOOD | changes, problem or {"kind": "newsvendor"})
     plain = [re.sub(r'<span class="tip".*?</span>|<[^>]+>', "", str(one.text)) for one in found]
     return [(text.replace("\u00a0", " "), one.tone) for text, one in zip(plain, found, strict=True)]
 
 
 def test_a_good_posterior_is_called_so() -> None:
     assert said() == [
-        ("A decision costs 20 ± 1 on average, judged on 400 rows that nobody learned from.", ""),
+        ("A decision costs 20 ± 1 on average on 400 held-out rows.", ""),
+        ("Compared with one constant decision, which costs 40, it saves 20 ± 2 (50 %), significant.", "ok"),
         (
-            "Beside one and the same decision for all contexts, which costs 40, that saves 20 ± 2 (50 %), beyond "
-            "chance.",
-            "ok",
-        ),
-        (
-            "Beside plain regression with its residuals, which costs 21, that saves 1 ± 1 (5 %), which chance may "
-            "explain.",
+            "Compared with plain regression with its residuals, which costs 21, it saves 1 ± 1 (5 %), not significant.",
             "",
         ),
         (
-            "Promises held: decisions cost 5 % ± 4 % more than promised, and the 90 % range of an outcome held 91 %.",
+            "Costs were as expected: decisions cost 5 % ± 4 % more than expected, and 90 % ranges covered 91 % of "
+            "outcomes.",
             "ok",
         ),
     ]
@@ -69,11 +64,11 @@ def test_a_good_posterior_is_called_so() -> None:
 @pytest.mark.parametrize(
     ("more", "words", "tone"),
     [
-        (of(-2.0, 0.5), "that saves 2 ± 1 (10 %), beyond chance.", "ok"),
-        (of(-1.2, 0.5), "that saves 1.2 ± 1 (6 %), hardly by chance.", ""),
-        (of(0.9, 0.5), "that costs 0.9 ± 1 (4 %) more, which chance may explain.", ""),
-        (of(2.0, 0.5), "that costs 2 ± 1 (10 %) more, beyond chance.", "bad"),
-        (of(2.0, None), "that costs 2 (10 %) more, though from too little to tell it from chance.", ""),
+        (of(-2.0, 0.5), "it saves 2 ± 1 (10 %), significant.", "ok"),
+        (of(-1.2, 0.5), "it saves 1.2 ± 1 (6 %), barely significant.", ""),
+        (of(0.9, 0.5), "it costs 0.9 ± 1 (4 %) more, not significant.", ""),
+        (of(2.0, 0.5), "it costs 2 ± 1 (10 %) more, significant.", "bad"),
+        (of(2.0, None), "it costs 2 (10 %) more, significance unknown.", ""),
     ],
 )
 def test_differences_are_weighed_by_chance(more: Json, words: str, tone: str) -> None:
@@ -83,31 +78,31 @@ def test_differences_are_weighed_by_chance(more: Json, words: str, tone: str) ->
 
 def test_costs_below_zero_have_no_shares() -> None:
     (_, _), (text, _), *_ = said(constant_decision_cost=of(-10.0, 1.0), gain_over_constant=of(-3.0, 0.5))
-    assert text.endswith("which costs −10, that saves 3 ± 1, beyond chance.")
+    assert text.endswith("which costs −10, it saves 3 ± 1, significant.")
 
 
 def test_broken_promises_are_told_as_the_service_does() -> None:
     assert said(promise_warning="promised ranges are off")[3] == (
-        "Promises did not hold: promised ranges are off.",
+        "Costs differed from expectations: promised ranges are off.",
         "warn",
     )
 
 
 def test_another_policy_is_named_only_if_it_is_clearly_cheaper() -> None:
     text, tone = said(policy="bcp")[-1]
-    assert text == "It decides by the policy bcp; on the same rows averaged would have cost 20 instead of 24."
+    assert text == "It uses the policy bcp; on the same rows averaged would have cost 20 instead of 24."
     assert tone == "warn"
     close = [GOOD["policies"][0], GOOD["policies"][1] | {"against_default": of(0.5, 0.5)}]
-    assert "It decides by" not in str(said(policy="bcp", policies=close))
+    assert "It uses" not in str(said(policy="bcp", policies=close))
 
 
 def test_uncertain_constraints_make_cheaper_rules_no_reproach() -> None:
     fund: Json = {"kind": "return_constrained_portfolio", "confidence": 0.9}
     worse = of(2.0, 0.1)
     found = said(fund, gain_over_constant=worse, gain_over_regression=worse, held_out_feasibility=0.93, policy="bcp")
-    assert all("need not keep the constraints" in text and tone == "" for text, tone in found[1:3])
+    assert all("need not meet the constraints" in text and tone == "" for text, tone in found[1:3])
     assert found[-1] == (
-        "On held-out rows its constraints were kept in 93.0 % of the cases; 90 % is asked for.",
+        "Constraints were met on 93.0 % of held-out rows; 90 % is required.",
         "ok",
     )
     assert said(fund, held_out_feasibility=0.8)[-1][1] == "warn"
@@ -115,29 +110,29 @@ def test_uncertain_constraints_make_cheaper_rules_no_reproach() -> None:
 
 def test_the_shape_of_a_histogram_is_told_only_beyond_chance() -> None:
     def told(pit: list[float], rows: int = 400) -> str:
-        return verdicts.coverage_words({"calibration": {"rows": rows, "pit": pit}})
+        return verdicts.coverage_text({"calibration": {"rows": rows, "pit": pit}})
 
-    assert told([0.1] * 10).startswith("Nothing beyond chance")
-    assert "narrower" in told([0.2] + [0.075] * 8 + [0.2])
-    assert "wider" in told([0.02] + [0.12] * 8 + [0.02])
-    assert "above the middle" in told([0.1, 0.06, 0.06, 0.06, 0.06, 0.14, 0.14, 0.14, 0.14, 0.1])
-    assert told([0.2] + [0.075] * 8 + [0.2], rows=5).startswith("Nothing beyond chance")
+    assert told([0.1] * 10).startswith("Ranges are well calibrated")
+    assert "too narrow" in told([0.2] + [0.075] * 8 + [0.2])
+    assert "too wide" in told([0.02] + [0.12] * 8 + [0.02])
+    assert "above the predicted median" in told([0.1, 0.06, 0.06, 0.06, 0.06, 0.14, 0.14, 0.14, 0.14, 0.1])
+    assert told([0.2] + [0.075] * 8 + [0.2], rows=5).startswith("Ranges are well calibrated")
     assert told([]) == ""
 
 
 def test_numbers_are_found_where_they_are() -> None:
     told = {"a": {"mean": 1, "standard_error": float("nan")}, "b": [1, None, True, 2.5], "c": "x"}
-    assert estimate(told, "a") == Estimate(1.0, None)
+    assert estimate(told, "a") == EstimateView(1.0, None)
     assert numbers(told, "b") == [1.0, 2.5]
     assert value(told, "c") is value(told, "a", "b", "c") is estimate(told, "b") is None
 
 
 def test_mixtures_add_up() -> None:
-    parts = posterior_charts.mixture({"network_share": 0.5, "boosted_share": 0.6})
-    assert parts[0][0] == "departures from boosted trees"
+    parts = charts.mixture({"network_share": 0.5, "boosted_share": 0.6})
+    assert parts[0][0] == "boosted trees with corrections"
     assert [round(share, 3) for _, share in parts] == [0.6, 0.2, 0.2]
-    assert posterior_charts.mixture({"network_share": 1.0, "boosted_share": None}) == [("network", 1.0)]
-    assert posterior_charts.mixture({}) == []
+    assert charts.mixture({"network_share": 1.0, "boosted_share": None}) == [("network", 1.0)]
+    assert charts.mixture({}) == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from app.main import create_app
 from app.posteriors import service
 from app.prescriptions import cache
 from bco_core.policies import POLICIES
-from bco_core.posterior import digest, drawn_particles
+from bco_core.posterior import digest, draw_particles
 from bco_core.predictive import CARRIES
 from tests.support.journey import (
     CONTEXTS,
@@ -242,7 +242,7 @@ def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_to
     assert not any("other digits" in message for message in caplog.messages)
 
     def otherwise(*arguments: Any) -> Array:
-        return np.nextafter(drawn_particles(*arguments), np.float32(np.inf))
+        return np.nextafter(draw_particles(*arguments), np.float32(np.inf))
 
     monkeypatch.setattr(service, "drawn_particles", otherwise)
     np.testing.assert_allclose(arrays_of(made["id"])["particles"], before, rtol=1e-6)

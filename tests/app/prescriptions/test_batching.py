@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from app.db.engine import get_engine, transaction
 from app.db.tables import PosteriorRow
 from app.http.errors import NotFoundError
-from app.http.security import Remembered
+from app.http.security import LookupCache
 from app.main import create_app
 from app.prescriptions import cache, context
 from app.prescriptions.batching import Together
@@ -198,7 +198,7 @@ def test_requests_that_miss_the_same_key_at_once_look_it_up_once() -> None:
         return "found"
 
     async def calls() -> list[str]:
-        remembered = Remembered()
+        remembered = LookupCache()
         return await asyncio.gather(*(remembered.get("key", look_up) for _ in range(20)))
 
     assert asyncio.run(calls()) == ["found"] * 20

@@ -76,7 +76,7 @@ def test_each_row_is_costed_as_prescribe_would_have_decided_for_it(client: TestC
     row: PosteriorRow = cache.row("default", posterior["id"])
     loaded = ready(cache, row)
     contexts = [{name: value for name, value in one.items() if name not in OUTCOMES} for one in floats(LATER[:30])]
-    encoded = torch.from_numpy(loaded.encoding.encode_requests(contexts).matrix)
+    encoded = torch.from_numpy(loaded.encoding.encode_rows(loaded.encoding.in_order(contexts)).matrix)
     decided = prescribe(loaded.posterior, loaded.problem, encoded, PrescribeOptions(policy=row.policy))
     happened = torch.tensor([[one[name] for name in OUTCOMES] for one in LATER[:30]], dtype=torch.float64)
     realised = loaded.problem.cost(decided.decisions, happened)

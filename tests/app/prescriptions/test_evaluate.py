@@ -141,9 +141,9 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     ours, found = answer["evaluations"][0]["ours"], answer["evaluations"][0]["alternatives"]
     assert found[0]["breaches"] == [
         "small is 25, 5 above its most, 20",
-        "'yard' comes to 25, 10 above its limit, 15",
+        "'yard' is 25, 10 above its limit, 15",
     ]
-    assert found[1]["breaches"] == ["small is 2.5 and only whole numbers will do"]
+    assert found[1]["breaches"] == ["small is 2.5 and must be an integer"]
     for one in found[:3]:
         assert one["expected_cost"] - ours["expected_cost"] == pytest.approx(one["extra_cost"], abs=1e-6)
     assert found[2]["breaches"] == []
@@ -159,7 +159,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     )["evaluations"][0]["alternatives"][0]
     assert plan["expected_cost"] == pytest.approx(min(one["expected_cost"] for one in tried), rel=1e-6)
     assert (found[3]["status"], found[3]["expected_cost"], found[3]["extra_cost"]) == ("infeasible", None, None)
-    assert "nothing that is left keeps all rules beside what is given" in found[3]["reason"]
+    assert "no choice of the open entries satisfies all constraints with the given ones" in found[3]["reason"]
     assert found[3]["decision"] == {"small": None, "large": None}
 
 
@@ -271,7 +271,7 @@ def test_what_may_not_begin_here_is_judged_elsewhere(
     contexts, decision = [{"rain": 4.0}], {"small": 3}
     here = evaluate(client, trucks["id"], contexts=contexts, decisions=[decision])
     plain = prescribe(client, trucks["id"], contexts=contexts)
-    monkeypatch.setattr(linear, "is_long", lambda *_: True)
+    monkeypatch.setattr(linear, "_is_long", lambda *_: True)
     client.app.state.slow.clear()  # type: ignore[attr-defined]
     there = evaluate(client, trucks["id"], contexts=contexts, decisions=[decision])
     assert (
@@ -288,7 +288,7 @@ def test_alternatives_that_had_no_turn_say_so_beside_ours(
         raise OutOfTime("later")
 
     monkeypatch.setattr(deadline, "before_long_work", lambda: None)
-    monkeypatch.setattr("bco_core.evaluate._Over.of", late)
+    monkeypatch.setattr("bco_core.evaluate._ContextScenarios.of", late)
     answer = evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
     (one,) = answer["evaluations"][0]["alternatives"]
     assert (one["status"], one["expected_cost"], one["decision"]["loaves"]) == ("time_limit", None, 60)

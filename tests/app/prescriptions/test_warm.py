@@ -17,7 +17,7 @@ from app.prescriptions.warm import warm_up
 from bco_core import rows
 from bco_core.predictors import kernel
 from bco_core.prescribe import PrescribeOptions, prescribe
-from tests.bco_core.test_rows import contexts_of, newsvendor, posterior_of
+from tests.bco_core.test_batch_kernels import contexts_of, newsvendor, posterior_of
 
 def compiled():
     return [len(one.signatures) for one in (kernel.outputs, rows._mean, rows._sum, rows._exp_affine, rows._sample_near)]

@@ -57,7 +57,7 @@ def test_service_that_no_order_reaches_is_said(client: TestClient) -> None:
     problem = create_problem(client, name="small", spec=spec)
     (one,) = asked(client, learned(client, problem_id=problem["id"])["id"])["prescriptions"]
     assert one["status"] == "best_effort"
-    assert one["reason"].startswith("croissants: demand is met in 0.0% of what may happen")
+    assert one["reason"].startswith("croissants: demand is met in 0.0% of the scenarios")
     assert one["decision"]["croissants"] == 3
 
 

@@ -115,12 +115,12 @@ def test_a_target_out_of_reach_is_answered_as_the_caller_chose(client: TestClien
     assert job["state"] == "succeeded", job["error"]
     made = answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
     assert made["quality"] == "bad"
-    assert "keep their constraints in 95% of the history" in made["reason"]
+    assert "satisfy their constraints in 95% of the history" in made["reason"]
     contexts = [{"mood": 0.0, "rates": 0.0}, {"mood": 0.1, "rates": 0.3}]
     response = client.post(f"/v1/posteriors/{made['id']}/prescribe", json={"contexts": contexts, "scenarios": 40})
     for one in answered(response)["prescriptions"]:
         assert one["reason"].startswith("no portfolio returns 0.099 in the worst 0.05 of the scenarios")
-        assert "the best there is returns" in one["reason"]
+        assert "the best one returns" in one["reason"]
         if choice == "error":
             assert one["status"] == "infeasible"
             assert set(one["decision"].values()) == {None}
@@ -238,7 +238,7 @@ def test_a_chain_that_kills_its_workers_fails_its_job(client: TestClient, interr
     assert [parts.start(job_id, 1) for _ in range(4)] == [True, True, True, False]
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "failed"
-    assert job["error"] == "part 1: its worker died 3 times; it may need more memory than there is"
+    assert job["error"] == "part 1: its worker died 3 times; it may need more memory than is available"
     assert parts_of(job_id) == []
     # Run again, it begins anew.
     answered(client.post(f"/v1/jobs/{job_id}/retry"), 202)
@@ -294,7 +294,7 @@ def test_a_bad_portfolio_is_refused_where_it_is_wrong(
     ("inference", "pointer", "words"),
     [
         ({"method": "vi"}, "#/inference/method", "use mh or auto"),
-        ({"members": 3}, "#/inference/members", "auto samples chains, and members would make no difference"),
+        ({"members": 3}, "#/inference/members", "auto samples chains, and members would have no effect"),
     ],
 )
 def test_what_cannot_be_learned_without_a_gradient_is_refused_when_the_job_is_made(

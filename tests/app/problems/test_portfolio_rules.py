@@ -91,8 +91,8 @@ def test_an_exported_posterior_takes_its_estimated_risk_along(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"target_return": 0.3}, "portfolios return 0.3 in 0.0% of the rows, and 95% is asked; the largest target"),
-        ({"target_return": 0.2, "target_on": "mean"}, "on average, and 0.2 is asked"),
+        ({"target_return": 0.3}, "portfolios return 0.3 in 0.0% of the rows, and 95% is required; the largest target"),
+        ({"target_return": 0.2, "target_on": "mean"}, "on average, and 0.2 is required"),
         ({"target_return": 0.099, "groups": [{"assets": ASSETS, "maximum": 0.5}]}, "the largest target that they"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_target_above_what_never_changes_is_said_in_the_log(client: TestClient
     problem = problem_of(client, FUND | {"target_return": 0.099})
     job = create_job(client, problem_id=problem, dataset_id=dataset, inference=QUICK)
     log = answered(client.get(f"/v1/jobs/{job['id']}/log"))
-    assert any("a portfolio that never changes returns at most" in line["text"] for line in log["lines"])
+    assert any("a constant portfolio returns at most" in line["text"] for line in log["lines"])
     answered(client.post(f"/v1/jobs/{job['id']}/cancel"), 202)
 
 

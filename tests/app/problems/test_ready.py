@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from app.problems.ready import ReadyMade
+from app.problems.ready import ReadyMadeSpec
 from app.problems.schemas import NewProblem
-from bco_core.problems.ready.kinds import READY, compiled
+from bco_core.problems.ready.kinds import READY, compile_ready
 from tests.support.journey import QUICK, Json, answered, await_solvers, create_dataset, learned
 from tests.support.ready_made import SPECS, history
 
@@ -69,7 +69,7 @@ def compiled_again(spec: Json, like: Json) -> Json:
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_what_the_service_stores_compiles_as_what_was_sent(made: Made, kind: str) -> None:
-    assert compiled(made[kind]["spec"]) == compiled(SPECS[kind])
+    assert compile_ready(made[kind]["spec"]) == compile_ready(SPECS[kind])
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_names_that_are_put_together_are_names_too() -> None:
     long = "n" * 80
     spec = {"kind": "assignment", "agents": [long], "tasks": [long]}
     read = NewProblem.model_validate({"name": "long", "spec": spec}).spec
-    assert isinstance(read, ReadyMade)
-    NewProblem.model_validate(json.loads(json.dumps({"name": "long", "spec": compiled(read.model_dump())})))
+    assert isinstance(read, ReadyMadeSpec)
+    NewProblem.model_validate(json.loads(json.dumps({"name": "long", "spec": compile_ready(read.model_dump())})))
 
 
 def posterior_for(client: TestClient, problem: Json) -> Json:
@@ -170,7 +170,7 @@ def test_every_kind_is_learned_and_decided(
         assert list(decision) == made[kind]["decisions"]
         if kind != "production":
             assert all(value == pytest.approx(round(value), abs=1e-6) for value in decision.values())
-        rules = compiled(made[kind]["spec"])["rows"]
+        rules = compile_ready(made[kind]["spec"])["rows"]
         for row in (row for row in rules if not row["recourse"]):
             value = sum(factor * decision[name] for name, factor in row["decisions"].items())
             assert row["sense"] != "<=" or value <= row["limit"] + 1e-6

@@ -18,8 +18,7 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from app.prescriptions import offload
 from app.problems import check
-from app.solving.pool import Answer, Solvers, _Call
-from app.solving.processes import Template
+from app.solving import Answer, Solvers, _Call, _start_template
 from bco_core.policies import POLICIES
 from tests.support.hard_searches import market_split
 from tests.support.journey import (
@@ -95,7 +94,7 @@ def test_one_of_several_apis_alone_counts_what_its_solver_processes_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    template = Template(100)
+    template = _start_template(100)
     try:
         wait_until("the template is ready", lambda: template.ready)
         assert "PROMETHEUS_MULTIPROC_DIR" not in psutil.Process(template._process.pid).environ()
@@ -189,7 +188,7 @@ def test_no_module_of_the_working_directory_runs_in_a_solver_process(
 ) -> None:
     (tmp_path / "orjson.py").write_text("raise SystemExit('imported from the working directory')")
     monkeypatch.chdir(tmp_path)
-    template = Template(256)
+    template = _start_template(256)
     try:
         wait_until("the template is ready or gone", lambda: template.ready or not template.alive)
         assert template.ready

@@ -29,7 +29,7 @@ from app.db.tables import DeliveryRow, WebhookSecretRow
 from app.jobs import service as jobs
 from app.keys import service as keys
 from app.webhooks import addresses, delivery, service
-from app.webhooks.addresses import NotAllowed
+from app.webhooks.addresses import AddressNotAllowed
 from tests.support.journey import Json, answered, create_job
 from tests.support.patience import wait_until
 
@@ -104,7 +104,7 @@ def allowed(settings: Settings) -> None:
 @pytest.fixture
 def sender(allowed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What workers run, in this process and in less of a hurry to give up."""
-    monkeypatch.setattr(delivery, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(delivery, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(delivery, "WAITS", [timedelta(seconds=0.1)] * 3)
     stop = threading.Event()
     thread = threading.Thread(target=delivery.keep_delivering, args=(stop,))
@@ -289,10 +289,10 @@ def test_too_many_deliveries_wait_for_nobody(
         ("https://hooks.example:99999/", "not a URL"),
         ("https://hooks.example/a b", "without spaces"),
         ("https://hooks.exämple/", "ASCII"),
-        ("https://evil.example/", "does not allow"),
-        ("https://hooks.example:8443/", "does not allow"),
-        ("https://hooks.example.evil.example/", "does not allow"),
-        ("https://below.example/", "does not allow"),
+        ("https://evil.example/", "are not allowed"),
+        ("https://hooks.example:8443/", "are not allowed"),
+        ("https://hooks.example.evil.example/", "are not allowed"),
+        ("https://below.example/", "are not allowed"),
         ("https://" + "a" * 3_000 + ".example/", "at most"),
     ],
 )
@@ -341,7 +341,7 @@ def test_names_that_stand_for_private_addresses(
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     found = [public, (family, 1, 6, "", (address, 443))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with pytest.raises(NotAllowed, match="private network"):
+    with pytest.raises(AddressNotAllowed, match="private network"):
         addresses.resolve("https://hooks.example/")
     # The public address alone is fine, and is the one that is connected to.
     found.pop()
@@ -356,10 +356,10 @@ def test_plain_http_goes_to_allowed_networks_alone(settings: Settings, monkeypat
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entry())
     assert addresses.resolve("http://hooks.example/").url == "http://10.1.2.3:80/"
     place[0] = "93.184.216.34"
-    with pytest.raises(NotAllowed, match="plain http"):
+    with pytest.raises(AddressNotAllowed, match="http is allowed for private networks only"):
         addresses.resolve("http://hooks.example/")
     place[0] = "10.2.0.1"
-    with pytest.raises(NotAllowed, match="private network"):
+    with pytest.raises(AddressNotAllowed, match="private network"):
         addresses.resolve("http://hooks.example/")
 
 

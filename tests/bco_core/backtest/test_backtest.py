@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bco_core.backtest.judge import Judged, judge
-from bco_core.backtest.ours import learned_decisions
+from bco_core.backtest.judge import RealisedCosts, judge
 from bco_core.backtest.paired import Clusters, difference, mean_of
-from bco_core.backtest.rules import RULES, Origin
+from bco_core.backtest.rules import RULES, Origin, learned_decisions
 from bco_core.backtest.splits import Split, random_parts, rolling
-from bco_core.backtest.summary import Rows, aligned, summarize
+from bco_core.backtest.summary import BacktestRows, align, summarize
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.inference.options import make_options
@@ -96,9 +95,7 @@ def test_random_parts_judge_every_row_once_by_the_others() -> None:
 
 def test_too_few_rows_are_refused_with_how_many_would_do() -> None:
     day = torch.arange(12)
-    with pytest.raises(
-        InvalidInput, match=r"of 12 rows, \d are known before .* needs 10: send more \(about 16 would do"
-    ):
+    with pytest.raises(InvalidInput, match=r"of 12 rows, \d are known before .* needs 10: send more rows \(about 16\)"):
         rolling(Timeline(day, torch.zeros_like(day), 1), 2, 0.3)
     day = torch.arange(16)
     assert rolling(Timeline(day, torch.zeros_like(day), 1), 2, 0.3)
@@ -201,7 +198,9 @@ def test_the_service_level_is_the_share_of_served_demands_where_there_was_a_deci
     found = judge(problem, orders, demand)  # type: ignore[arg-type]
     assert found.served is not None
     assert found.served.tolist() == [[True, False], [True, True], [False, False]]
-    told = summarize(problem, Rows(torch.zeros(3, dtype=torch.int64)), {"x": found}, ["x"], {"x": "x"}, ["a", "b"])  # type: ignore[arg-type]
+    told = summarize(
+        problem, BacktestRows(torch.zeros(3, dtype=torch.int64)), {"x": found}, ["x"], {"x": "x"}, ["a", "b"]
+    )  # type: ignore[arg-type]
     assert told["policies"][0]["service_level"] == {"mean": 0.75, "outcomes": {"a": 1.0, "b": 0.5}}
     assert told["verdict"]["worth_using"] == "unclear"
 
@@ -278,10 +277,12 @@ def test_intervals_hold_although_neighbouring_days_err_together() -> None:
 
 def told_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
     count = len(ours)
-    rows = Rows(torch.zeros(count, dtype=torch.int64), torch.arange(count), torch.zeros(count, dtype=torch.int64))
+    rows = BacktestRows(
+        torch.zeros(count, dtype=torch.int64), torch.arange(count), torch.zeros(count, dtype=torch.int64)
+    )
 
-    def of(cost: Tensor) -> Judged:
-        return Judged(cost, cost, torch.ones(count, dtype=torch.bool), None)
+    def of(cost: Tensor) -> RealisedCosts:
+        return RealisedCosts(cost, cost, torch.ones(count, dtype=torch.bool), None)
 
     found = {"auto": of(ours), "actual_decision": of(done), "season": of(other)}
     words = {"auto": "auto", "actual_decision": "what was really done", "season": "the same weekday"}
@@ -333,8 +334,10 @@ def test_a_policy_that_breaks_its_constraints_is_not_called_the_cheaper_one(
     found, count = {}, 200
     for name, share in kept.items():
         cost = torch.full((count,), {"auto": 3.0, "constant": 2.0}.get(name, 1.0), dtype=torch.float64)
-        found[name] = Judged(cost, cost, torch.arange(count) < share * count, None)
-    told = summarize(FUND, Rows(torch.zeros(count, dtype=torch.int64)), found, ["auto"], {n: n for n in found}, ["y"])
+        found[name] = RealisedCosts(cost, cost, torch.arange(count) < share * count, None)
+    told = summarize(
+        FUND, BacktestRows(torch.zeros(count, dtype=torch.int64)), found, ["auto"], {n: n for n in found}, ["y"]
+    )
     assert told["against"] == against
     assert told["verdict"]["worth_using"] == worth
     assert ("kept its constraints" in told["verdict"]["text"]) == (against != "constant" or kept["auto"] < 0.9)
@@ -352,8 +355,8 @@ def test_gaps_in_what_was_done_leave_these_rows_out_of_that_comparison_alone() -
 
 
 def test_pieces_are_put_where_their_rows_are() -> None:
-    one = Judged(torch.tensor([1.0]).double(), torch.tensor([0.5]).double(), torch.tensor([True]), None)
-    whole = aligned(3, [(torch.tensor([2]), one)])
+    one = RealisedCosts(torch.tensor([1.0]).double(), torch.tensor([0.5]).double(), torch.tensor([True]), None)
+    whole = align(3, [(torch.tensor([2]), one)])
     assert whole.cost[2] == 1
     assert whole.cost[:2].isnan().all()
     assert whole.feasible.tolist() == [False, False, True]

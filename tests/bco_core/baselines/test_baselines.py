@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bco_core.baselines.ieo import PENALTIES, PointEstimates, fit_ieo, fit_ieo_ensemble, fit_points
-from bco_core.baselines.residuals import MAXIMUM_RESIDUALS, TwoStage, fit_two_stage
+from bco_core.baselines.predict_then_optimize import MAXIMUM_RESIDUALS, PredictThenOptimize, fit_predict_then_optimize
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions
 from bco_core.predictors.registry import build_predictor
@@ -42,8 +42,8 @@ def ensemble() -> PointEstimates:
 
 
 @pytest.fixture(scope="module")
-def two_stage() -> TwoStage:
-    return fit_two_stage(draw(500, seed=1), generator(), HIDDEN)
+def two_stage() -> PredictThenOptimize:
+    return fit_predict_then_optimize(draw(500, seed=1), generator(), HIDDEN)
 
 
 def test_ieo_learns_the_conditional_quantile() -> None:
@@ -107,13 +107,13 @@ def test_the_ensemble_beats_a_constant_decision_clearly(ensemble: PointEstimates
     assert cost < 0.5 * constant
 
 
-def test_two_stage_predicts_the_mean_and_its_residuals_give_the_quantile(two_stage: TwoStage) -> None:
+def test_two_stage_predicts_the_mean_and_its_residuals_give_the_quantile(two_stage: PredictThenOptimize) -> None:
     mean = truth(CONTEXTS) - QUANTILE
     assert (two_stage.point_decisions(PROBLEM, CONTEXTS) - mean).abs().mean() < 0.25
     assert (two_stage.residual_decisions(PROBLEM, CONTEXTS) - truth(CONTEXTS)).abs().mean() < 0.25
 
 
-def test_two_stage_residuals_are_of_rows_that_the_member_did_not_learn_from(two_stage: TwoStage) -> None:
+def test_two_stage_residuals_are_of_rows_that_the_member_did_not_learn_from(two_stage: PredictThenOptimize) -> None:
     sample = draw(500, seed=1)
     folds = make_folds(len(sample), FOLDS, generator())
     predictor = two_stage.estimates.predictor
@@ -124,9 +124,9 @@ def test_two_stage_residuals_are_of_rows_that_the_member_did_not_learn_from(two_
     assert torch.allclose(two_stage.residuals, torch.cat(expected), atol=1e-5)
 
 
-def test_many_residuals_are_thinned_without_moving_the_decision(two_stage: TwoStage) -> None:
+def test_many_residuals_are_thinned_without_moving_the_decision(two_stage: PredictThenOptimize) -> None:
     residuals = torch.randn(20 * MAXIMUM_RESIDUALS, 1, generator=generator(), dtype=torch.float64)
-    decisions = TwoStage(two_stage.estimates, residuals).residual_decisions(PROBLEM, CONTEXTS[:5])
+    decisions = PredictThenOptimize(two_stage.estimates, residuals).residual_decisions(PROBLEM, CONTEXTS[:5])
     exact = two_stage.predictions(CONTEXTS[:5]) + residuals.quantile(TAU)
     assert torch.allclose(decisions, exact, atol=0.01)
 

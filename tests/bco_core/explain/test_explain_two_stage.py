@@ -143,25 +143,26 @@ def test_prices_of_whole_numbers_hold_them() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_plans_keep_all_rows_and_cost_what_the_decision_is_said_to_cost(seed: int) -> None:
     problem = TwoStageLinear.from_spec(random_two_stage(np.random.default_rng(seed)))
-    data, outcomes = problem.data, 3 * torch.randn(20, problem.outcome_dim, generator=seeded(seed), dtype=torch.float64)
+    stages = problem.stages
+    outcomes = 3 * torch.randn(20, problem.outcome_dim, generator=seeded(seed), dtype=torch.float64)
     decision = problem.decide(outcomes.mean(dim=0))
     plan = problem.recourse_plan(decision, outcomes)
     wanted = problem.cost(decision, outcomes)
     mended = wanted.isfinite()
-    first = decision @ torch.from_numpy(data.first.cost)
+    first = decision @ torch.from_numpy(stages.first_program.cost)
     assert mended.any()
     assert torch.equal(plan.costs.isfinite(), mended)
     assert torch.allclose((plan.costs + first)[mended], wanted[mended], rtol=1e-7, atol=1e-7)
     amounts = plan.amounts[mended].numpy()
-    assert (amounts >= data.recourse.lower).all()
-    assert (amounts <= data.recourse.upper).all()
+    assert (amounts >= stages.recourse_program.lower).all()
+    assert (amounts <= stages.recourse_program.upper).all()
     clipped = outcomes.clamp(*problem.counted_within)[mended].numpy()
     gap = (
-        amounts @ data.recourse.matrix.T
-        + data.by_decision @ decision.numpy()
-        - (data.constant + clipped @ data.by_outcome.T)
+        amounts @ stages.recourse_program.matrix.T
+        + stages.by_decision @ decision.numpy()
+        - (stages.second.limits.constant + clipped @ stages.by_outcome.T)
     )
-    senses = data.recourse.senses
+    senses = stages.recourse_program.senses
     assert (gap[:, senses >= 0] > -1e-6).all()
     assert (gap[:, senses <= 0] < 1e-6).all()
     assert np.allclose(plan.slack[mended], np.abs(gap), atol=1e-6)

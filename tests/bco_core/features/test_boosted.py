@@ -13,13 +13,12 @@ import torch
 from bco_core.data import Sample
 from bco_core.distributions import equal_mixture
 from bco_core.families import FAMILIES
-from bco_core.features.boosted import MEAN, Boosted, from_arrays
-from bco_core.features.boosting import Boosting
-from bco_core.features.trees import from_lightgbm, joined
+from bco_core.features.boosted import MEAN, BoostedFeatures, Boosting, from_arrays
+from bco_core.features.trees import from_lightgbm, join_forests
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
-from bco_core.inference.vi.mixture import embedded
+from bco_core.inference.vi.fold_mixture import embed
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, prescribe
 from bco_core.problems.newsvendor import Newsvendor
@@ -43,7 +42,7 @@ def steps(rows: int = 600, seed: int = 0, timeline: bool = False) -> Sample:
     return Sample(contexts, (level + 0.1 * level * noise)[:, None], when)
 
 
-def fitted(sample: Sample, seed: int = 0) -> Boosted:
+def fitted(sample: Sample, seed: int = 0) -> BoostedFeatures:
     boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, seed)
     return boosting.join([boosting.fit(part) for part in range(boosting.parts)])
 
@@ -75,7 +74,7 @@ def test_trees_as_arrays_predict_what_their_library_does(rows: int, parameters: 
     np.testing.assert_allclose(forest.predict(fresh), expected, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(forest.first([1, 7]).predict(fresh)[:, 1], models[1].predict(fresh, num_iteration=7))
     assert not forest.first([0, 7]).predict(fresh)[:, 0].any()
-    twice = joined([forest, forest.first([1, 3])])
+    twice = join_forests([forest, forest.first([1, 3])])
     np.testing.assert_array_equal(twice.predict(fresh)[:, :2], forest.predict(fresh))
     np.testing.assert_allclose(twice.predict(fresh)[:, 3], models[1].predict(fresh, num_iteration=3))
 
@@ -164,7 +163,7 @@ def test_outcomes_in_units_of_their_level_serve_series_of_every_size() -> None:
 # departures
 
 
-def target(kind: str, sample: Sample, features: Boosted | None, hidden: tuple[int, ...] = ()) -> GibbsTarget:
+def target(kind: str, sample: Sample, features: BoostedFeatures | None, hidden: tuple[int, ...] = ()) -> GibbsTarget:
     predictor = build_predictor(kind, sample, hidden, features)
     return make_target(PROBLEM, predictor, sample, FAMILIES["laplace"], 1.0)
 
@@ -198,7 +197,7 @@ def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto
         small = target(kind, sample, features, (6, 5) if kind == "skip_mlp" else ())
         loc = 0.3 * torch.randn(3, small.predictor.dim, generator=torch.Generator().manual_seed(1))
         mixture = equal_mixture(small.family, loc, torch.full_like(loc, 0.01))
-        inside = embedded(small, mixture, large, columns)
+        inside = embed(small, mixture, large, columns)
         fresh = steps(50, seed=2).contexts
         alone = small.predictor.predict(mixture.loc, fresh)
         torch.testing.assert_close(large.predictor.predict(inside.loc, fresh), alone, rtol=1e-4, atol=1e-3)

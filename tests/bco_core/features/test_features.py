@@ -155,7 +155,7 @@ def test_fold_numbers_are_balanced_random_and_the_seeds() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "relu_affine", "mlp", "skip_mlp"])
-def test_a_predictor_has_the_width_of_its_features_and_sees_new_contexts_through_them(kind: str) -> None:
+def test_a_predictor_has_the_width_of_its_features_and_sees_contexts_by_them(kind: str) -> None:
     history = noise(40)
     features = fit("honest", history, fold_numbers(40, 0))
     predictor = build_predictor(kind, history, (4,) if "mlp" in kind else (), features)
@@ -166,7 +166,7 @@ def test_a_predictor_has_the_width_of_its_features_and_sees_new_contexts_through
     met = history.outcomes[nearest]
     seen = (met - history.outcomes.mean()) / history.outcomes.std(correction=0)
     torch.testing.assert_close(predictor.predict(theta, contexts), predictor.forward(theta, seen))
-    with pytest.raises(InvalidInput, match="a context has 3 columns here, not 2"):
+    with pytest.raises(InvalidInput, match="a context needs 3 columns and has 2"):
         predictor.predict(theta, contexts[:, :2])
 
 
@@ -212,7 +212,7 @@ def test_the_default_features_need_no_word_in_a_stored_posterior() -> None:
 
 @pytest.mark.parametrize("options", [AutoOptions, ViOptions])
 def test_a_certificate_is_refused_where_features_have_seen_outcomes(options: Any) -> None:
-    with pytest.raises(InvalidInput, match="features fitted to outcomes leave no prior to certify with") as refusal:
+    with pytest.raises(InvalidInput, match="a certificate needs a prior without outcomes") as refusal:
         learn(PROBLEM, noise(), options(predictor=on("honest"), certify=True))
     assert refusal.value.where == ("certify",)
     assert told(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
@@ -225,7 +225,7 @@ def wave(rows: int = 120, seed: int = 0) -> Sample:
     return Sample(contexts, 100 + 30 * torch.sin(6 * contexts) + noise)
 
 
-def test_what_chains_decide_for_learned_rows_is_not_flattered_by_the_rows_own_outcomes() -> None:
+def test_decisions_of_chains_for_learned_rows_do_not_use_the_rows_own_outcomes() -> None:
     options = MhOptions(predictor=on("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
     diagnostics = learn(STEPWISE, wave(), options).diagnostics
     assert isinstance(diagnostics, ChainDiagnostics)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bco_core.errors import InvalidInput
-from bco_core.features.calendar import CALENDAR_PARTS, Clock, calendar_columns, calendar_names
 from bco_core.features.grid import MOST_CELLS, Grid
+from bco_core.features.time_features import CALENDAR_PARTS, calendar_columns, calendar_names
+from bco_core.timeline import Clock
 
 
 def moments(*texts: str) -> np.ndarray:
@@ -25,19 +26,9 @@ def test_rows_come_back_from_a_grid_whatever_their_order() -> None:
     grid = Grid.of(periods, series, outcomes)
     assert grid.count == 4
     assert len(grid.values) == 1 + 3 + 0 + 1
-    back = grid.rows()
-    assert [part.tolist() for part in back] == [[9, 3, 5, 4], [0, 1, 1, 3], [[3.0], [2.0], [1.0], [4.0]]]
+    assert grid.first.tolist() == [9, 3, 0, 4]
+    assert np.array_equal(grid.values[:, 0], [3.0, 2.0, np.nan, 1.0, 4.0], equal_nan=True)
     assert grid.last.tolist() == [9, 5, -1, 4]
-
-
-def test_a_grid_with_more_rows_is_the_grid_of_all_rows() -> None:
-    drawn = np.random.default_rng(2)
-    keys = drawn.permutation(300)
-    periods, series, outcomes = keys % 50, keys // 50, drawn.random((300, 2))
-    grown = Grid.of(periods[:100], series[:100], outcomes[:100]).with_rows(periods[100:], series[100:], outcomes[100:])
-    whole = Grid.of(periods, series, outcomes)
-    for name in ("first", "starts", "values", "newest"):
-        assert np.array_equal(getattr(grown, name), getattr(whole, name), equal_nan=True)
 
 
 def test_two_rows_of_a_series_at_one_time_are_refused() -> None:

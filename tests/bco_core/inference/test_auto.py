@@ -14,9 +14,9 @@ from bco_core.inference.learn import Learning, learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import LearningOptions, make_options
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
-from bco_core.inference.vi.mixture import embedded as embed
-from bco_core.inference.vi.mixture import packed, unpacked
-from bco_core.inference.vi.recipes import LINEAR, NETWORK, at_one_temperature, members_for, sweep_for
+from bco_core.inference.vi.fold_mixture import embed as embed
+from bco_core.inference.vi.fold_mixture import pack_fit, unpack_fit
+from bco_core.inference.vi.hyperparameters import LINEAR, NETWORK, at_one_temperature, members_for, sweep_for
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
@@ -112,7 +112,7 @@ def test_a_network_fits_a_rich_signal_that_a_wide_start_takes_for_noise() -> Non
     assert averaged_cost(free.posterior, fresh) < 0.85 * averaged_cost(held.posterior, fresh)
 
 
-def test_more_columns_and_more_rows_do_not_make_held_out_cost_worse_than_noise_explains() -> None:
+def test_more_columns_and_rows_do_not_raise_held_out_cost_beyond_noise() -> None:
     rich = bending(1200, 5)
     options = make_options(hidden=(32,), members=5, epochs=60, seed=3)
     few, all_columns = Sample(rich.contexts[:, :3], rich.outcomes), rich
@@ -169,7 +169,7 @@ def test_the_trace_of_a_member_survives_being_packed() -> None:
     fit = fit_variational(
         target, make_folds(60, 1, generator()), VariationalOptions(epochs=3, patience=None), generator()
     )
-    again = unpacked(packed(fit), target.family)
+    again = unpack_fit(pack_fit(fit), target.family)
     assert again.trace == fit.trace
     assert again.trace[0].validation_cost is None
     assert torch.equal(again.mixture.loc, fit.mixture.loc)

@@ -92,10 +92,10 @@ def test_rows_whose_errors_go_together_by_more_than_chance_look_ordered_in_time(
         (0.98, 300, 1.0, 0.05, "the 90 % range of an outcome held 98% of the held-out ones"),
         (0.82, 100, 1.0, 0.05, ""),
         (0.90, 300, 1.24, 0.05, ""),
-        (0.90, 300, 1.26, 0.05, "1.26 times what decisions cost"),
-        (0.90, 300, 0.74, 0.05, "0.74 times what decisions cost"),
+        (0.90, 300, 1.26, 0.05, "1.26 times the realised costs"),
+        (0.90, 300, 0.74, 0.05, "0.74 times the realised costs"),
         (0.90, 300, 0.74, 0.06, ""),
-        (0.90, 300, math.inf, 0.0, "inf times what decisions cost"),
+        (0.90, 300, math.inf, 0.0, "inf times the realised costs"),
     ],
 )
 def test_promises_that_are_off_by_more_than_chance_are_said_to_be_off(
@@ -203,7 +203,7 @@ def test_auto_recommends_a_policy_from_its_table_and_a_choice_of_policy_is_obeye
     assert obedient.policy == "thompson"
 
 
-def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_from_it() -> None:
+def test_held_out_cost_uses_only_members_that_did_not_learn_from_the_row() -> None:
     sample, options = make_sample(), replace(BRIEF, members=5)
     posterior, diagnostics = learned(sample, options)
     folds = make_folds(len(sample), 5, torch.Generator().manual_seed(options.seed))
@@ -220,7 +220,7 @@ def test_held_out_cost_judges_each_row_only_by_the_members_that_did_not_learn_fr
     assert reported.standard_error == pytest.approx(by_row.std().item() / math.sqrt(len(by_row)), rel=1e-4)
 
 
-def test_the_constant_decision_it_is_compared_with_has_not_seen_the_rows_it_is_judged_on() -> None:
+def test_the_constant_decision_has_not_seen_the_rows_it_is_judged_on() -> None:
     sample = make_sample()
     diagnostics = told(sample, replace(BRIEF, members=5))
     in_sample = constant_cost(sample, sample)

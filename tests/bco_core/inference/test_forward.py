@@ -10,8 +10,8 @@ from bco_core.data import Sample
 from bco_core.inference.forward import (
     constant_before,
     distances,
-    look_forward,
     regression_before,
+    report_forward,
     season_costs,
     season_decisions,
 )
@@ -98,7 +98,7 @@ def test_stretches_and_distances_tell_what_was_promised_and_what_happened() -> N
     rows = torch.arange(440, 1000)
     realised = torch.where(rows < 580, 2.0, 1.0).double()
     expected, tails = torch.ones(560).double(), torch.full((560,), 1.5).double()
-    found = look_forward(PROBLEM, sample, rows, {"averaged": realised}, realised, expected, tails)
+    found = report_forward(PROBLEM, sample, rows, {"averaged": realised}, realised, expected, tails)
     assert [line["rows"] for line in found.stretches] == [140] * 4
     assert [line["above_95"] for line in found.stretches] == [1.0, 0.0, 0.0, 0.0]
     assert found.worst_tail == 1.0

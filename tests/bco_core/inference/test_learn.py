@@ -18,7 +18,7 @@ from bco_core.gibbs import make_target
 from bco_core.inference.learn import MINIMUM_ROWS, learn
 from bco_core.inference.options import LearningOptions, make_options
 from bco_core.inference.vi import plain
-from bco_core.inference.vi.out_of_fold import OutOfFold, out_of_fold
+from bco_core.inference.vi.cross_validation import OutOfFoldView, out_of_fold
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES, decide
 from bco_core.posterior import Posterior, digest
@@ -101,7 +101,7 @@ def test_learning_neither_reads_nor_disturbs_the_global_random_state() -> None:
     assert digest(*first.to_arrays()) == digest(*second.to_arrays())
 
 
-def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_asked_for() -> None:
+def test_the_posterior_is_an_equal_mixture_with_the_requested_particles() -> None:
     posterior = learn(PROBLEM, make_sample(), replace(BRIEF, members=3, particles=33)).posterior
     assert isinstance(posterior.distribution, Mixture)
     assert posterior.distribution.weights.tolist() == pytest.approx([1 / 3] * 3)
@@ -110,7 +110,7 @@ def test_the_posterior_is_an_equal_mixture_of_the_members_with_the_particles_ask
 
 
 @pytest.mark.parametrize("members", [1, 3])
-def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_averages_its_steps(members: int) -> None:
+def test_every_option_reaches_vi_and_only_a_mixture_averages_its_steps(members: int) -> None:
     sample = make_sample()
     options = make_options(
         method="vi",
@@ -159,9 +159,9 @@ def test_every_option_reaches_plain_variational_inference_and_only_a_mixture_ave
 
 
 def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    views: list[OutOfFold] = []
+    views: list[OutOfFoldView] = []
 
-    def with_an_odd_mode(*arguments: Any) -> OutOfFold:
+    def with_an_odd_mode(*arguments: Any) -> OutOfFoldView:
         seen = out_of_fold(*arguments)
         views.append(replace(seen, scenarios=replace(seen.scenarios, mode=seen.scenarios.mode + 1000)))
         return views[-1]
@@ -238,7 +238,7 @@ def test_auto_picks_the_inference_by_the_problem_and_says_why(
     options = make_options(predictor="linear", kl_weight=1e-2, **brief)
     diagnostics = learn(problem, make_sample(), options).diagnostics
     assert (diagnostics.method, diagnostics.inference) == ("auto", inference)
-    assert "gradient by the prediction" in diagnostics.inference_reason
+    assert "gradient with respect to predictions" in diagnostics.inference_reason
 
 
 def test_cancelling_from_the_progress_callback_ends_learning() -> None:

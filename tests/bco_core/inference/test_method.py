@@ -73,7 +73,7 @@ def test_more_rows_need_fewer_members_and_store_fewer_vectors() -> None:
     assert stored_vectors(PROBLEM, AutoOptions(), 3001) == 30
 
 
-def test_a_posterior_of_chains_is_not_taken_for_a_mixture_because_the_problem_has_gradients() -> None:
+def test_chains_are_no_mixture_even_if_the_problem_has_gradients() -> None:
     chains, mixture = MhOptions(chains=64, particles=10_000), AutoOptions(particles=10_000)
     assert stored_vectors(PROBLEM, chains, 500) > 100 * stored_vectors(PROBLEM, mixture, 500)
 

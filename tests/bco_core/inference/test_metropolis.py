@@ -17,10 +17,17 @@ from torch import Tensor
 from bco_core.data import Sample, Standardizer
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.families import FAMILIES
-from bco_core.features.standardized import Standardized
+from bco_core.features.standardized import StandardizedFeatures
 from bco_core.gibbs import GibbsTarget, make_target
-from bco_core.inference.mh.chains import Chains, dealt, joined
-from bco_core.inference.mh.metropolis import MetropolisOptions, advance, begin, run
+from bco_core.inference.mh.metropolis import (
+    Chains,
+    MetropolisOptions,
+    advance,
+    init_chains,
+    join_chains,
+    run_chains,
+    split_chains,
+)
 from bco_core.predictors.linear import Linear
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk
@@ -59,7 +66,7 @@ class Toy:
         return self
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         raise NotImplementedError
 
@@ -69,14 +76,14 @@ def toy_target(problem: Any, outcomes: list[float]) -> GibbsTarget:
     sample = Sample(torch.zeros(len(outcomes), 0, dtype=torch.float64), torch.tensor(outcomes).double()[:, None])
     nothing = Standardizer(torch.zeros(0).double(), torch.ones(0).double())
     unit = Standardizer(torch.zeros(1).double(), torch.ones(1).double())
-    predictor = Linear((0, 1), Standardized(nothing), unit)
+    predictor = Linear((0, 1), StandardizedFeatures(nothing), unit)
     prior_scale = torch.tensor(1.0).double()
     return GibbsTarget(problem, predictor, sample, sample.contexts, FAMILIES["gaussian"], prior_scale, cost_scale=1.0)
 
 
 def draws(target: GibbsTarget, options: MetropolisOptions, start: float = 1.0, chains: int = 6) -> Tensor:
     theta = torch.full((chains, 1), start, dtype=torch.float64)
-    return run(target, options, begin(target, options, theta, 3)).info.kept[:, :, 0]
+    return run_chains(target, options, init_chains(target, options, theta, 3)).info.kept[:, :, 0]
 
 
 def close_to(values: Tensor, expected: float) -> bool:
@@ -158,7 +165,7 @@ QUICK = MetropolisOptions(30.0, steps=240, burn_in=120, kept=40, minimum_feasibi
 
 def chains(portfolio: tuple[GibbsTarget, Tensor], options: MetropolisOptions = QUICK, **more: Any) -> Chains:
     target, theta = portfolio
-    return run(target, options, begin(target, options, theta, 7), **more)
+    return run_chains(target, options, init_chains(target, options, theta, 7), **more)
 
 
 def assert_same(first: Chains, second: Chains, *but: str) -> None:
@@ -191,15 +198,15 @@ def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarge
 
 def test_chains_run_by_several_processes_are_the_same(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
-    parts = dealt(begin(target, QUICK, theta, 7))
+    parts = split_chains(init_chains(target, QUICK, theta, 7))
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        done = list(pool.map(partial(run, target, QUICK), parts))
-    assert_same(chains(portfolio), joined(done))
+        done = list(pool.map(partial(run_chains, target, QUICK), parts))
+    assert_same(chains(portfolio), join_chains(done))
 
 
 def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
-    all_, few = chains(portfolio), run(target, QUICK, begin(target, QUICK, theta[:2], 7))
+    all_, few = chains(portfolio), run_chains(target, QUICK, init_chains(target, QUICK, theta[:2], 7))
     assert torch.equal(all_.info.kept[:, :2], few.info.kept)
     assert torch.equal(all_.info.risks[:, :2], few.info.risks)
 
@@ -207,9 +214,9 @@ def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Te
 def test_another_seed_makes_other_chains_and_chains_differ(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     same_start = theta[:1].expand(4, -1)
-    found = run(target, QUICK, begin(target, QUICK, same_start, 7))
+    found = run_chains(target, QUICK, init_chains(target, QUICK, same_start, 7))
     assert not torch.equal(found.info.kept[:, 0], found.info.kept[:, 1])
-    other = run(target, QUICK, begin(target, QUICK, same_start, 8))
+    other = run_chains(target, QUICK, init_chains(target, QUICK, same_start, 8))
     assert not torch.equal(found.info.kept, other.info.kept)
 
 
@@ -222,7 +229,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_as_if_it_had_never_stopped(
     whole = chains(portfolio, checkpoint=lambda current: stored.append(current.to_arrays()))
     assert len(stored) == 5
     for arrays in stored[:-1]:
-        assert_same(whole, run(target, QUICK, Chains.from_arrays(arrays)))
+        assert_same(whole, run_chains(target, QUICK, Chains.from_arrays(arrays)))
 
 
 def test_cancelling_from_the_progress_callback_stops_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
@@ -254,7 +261,7 @@ def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(
 ) -> None:
     options = replace(QUICK, steps=800, burn_in=400)
     target, theta = portfolio
-    after_burn_in = run(target, replace(options, steps=401), begin(target, options, theta, 7))
+    after_burn_in = run_chains(target, replace(options, steps=401), init_chains(target, options, theta, 7))
     end = chains(portfolio, options)
     adapted = end.state.adaptation
     for name in ("mean", "variance", "log_scale"):
@@ -267,7 +274,7 @@ def test_adaptation_follows_its_recursion_step_by_step(portfolio: tuple[GibbsTar
     """μ ← μ + α (θ − μ), v ← (1 − α) v + α (θ − μ)², ln s ← ln s + α (accepted − 0.234), α = (1 + t)^-0.6."""
     target, theta = portfolio
     options = replace(QUICK, burn_in=40)
-    state = begin(target, options, theta, 7).state
+    state = init_chains(target, options, theta, 7).state
     mean, variance = theta.clone(), torch.full_like(theta, 0.01)
     log_scale = torch.full((4,), math.log(2.38 / math.sqrt(theta.shape[1])), dtype=torch.float64)
     for step in range(1, 41):
@@ -293,7 +300,7 @@ def test_draws_are_kept_at_regular_intervals_after_burn_in() -> None:
 def test_a_start_that_breaks_its_constraints_is_refused(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     with pytest.raises(InvalidInput, match="a chain starts where only"):
-        begin(target, replace(QUICK, minimum_feasibility=0.99), theta + 2, 0)
+        init_chains(target, replace(QUICK, minimum_feasibility=0.99), theta + 2, 0)
 
 
 def test_burn_in_must_end_before_the_chain() -> None:

@@ -134,7 +134,7 @@ def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
     assert density.argmax() == draws.best
 
 
-def test_decisions_from_chains_keep_the_return_as_often_as_asked_and_point_predictions_do_not() -> None:
+def test_decisions_from_chains_keep_the_return_and_point_predictions_do_not() -> None:
     sample, fresh = make_sample(200), make_sample(600, seed=5)
     posterior, _ = learned(replace(QUICK, particles=100), sample)
     scenarios = posterior.scenarios(fresh.contexts, posterior.particles)
@@ -148,7 +148,7 @@ def test_decisions_from_chains_keep_the_return_as_often_as_asked_and_point_predi
 
 
 @pytest.mark.parametrize("rows", [320, 640])
-def test_chains_ask_two_standard_errors_more_of_the_history_than_the_problem_of_the_future(rows: int) -> None:
+def test_chains_require_two_standard_errors_more_of_the_history(rows: int) -> None:
     _, told = learned(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
     assert min(told.start.feasibility) >= min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / rows)) - 1e-12
     assert told.history.required_feasibility == pytest.approx(0.95 + 2 * math.sqrt(0.95 * 0.05 / rows))
@@ -201,8 +201,8 @@ REPORT = ChainReport(
         ({"predictions": replace(MIXED, r_hat=1.8)}, "warn", "predictions differ 2.0 times as much between chains"),
         ({"predictions": replace(MIXED, r_hat=1.05)}, "warn", "chains nearly agree: R-hat is 1.050 (1.01 is advised)"),
         ({"loss": replace(MIXED, r_hat=1.009, ess_bulk=401)}, "ok", "the chains agree"),
-        ({"loss": replace(MIXED, ess_bulk=399)}, "warn", "worth 399 independent ones (400 are advised)"),
-        ({"loss": replace(MIXED, ess_bulk=20)}, "warn", "worth 20 independent ones"),
+        ({"loss": replace(MIXED, ess_bulk=399)}, "warn", "sample size is 399 (400 is advised)"),
+        ({"loss": replace(MIXED, ess_bulk=20)}, "warn", "sample size is 20"),
         ({"acceptance": [0.2, 0.0]}, "bad", "did not move"),
         ({"loss": Convergence(None, None, None)}, "warn", "chains disagree"),
     ],
@@ -229,13 +229,13 @@ def test_chains_whose_decisions_break_constraints_on_held_out_rows_are_warned_of
     # 95 % are asked of 400 rows: two and a half standard errors are 2.7 %, and a hundredth is left besides.
     far, near = (judge_chains(400, REPORT, PLAN, PROBLEM, HELD_OUT, share) for share in (0.905, 0.92))
     assert (far.verdict, near.verdict) == ("warn", "ok")
-    assert far.reason == "on held-out rows decisions keep their constraints in 90.5%, and 95% is asked"
+    assert far.reason == "on held-out rows decisions satisfy their constraints in 90.5%, and 95% is required"
 
 
 @pytest.mark.parametrize(
     ("gain", "verdict", "words"),
     [
-        (Estimate(-10.0, 1.0), "ok", "held-out rows bear them out"),
+        (Estimate(-10.0, 1.0), "ok", "held-out rows confirm them"),
         (Estimate(-1.0, 1.0), "warn", "no clear gain over one constant decision"),
         (Estimate(2.0, 1.0), "bad", "cost more than one constant decision"),
     ],

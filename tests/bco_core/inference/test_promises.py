@@ -147,7 +147,7 @@ def returns(rows: int, seed: int, assets: int = 6) -> Sample:
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.5])
-def test_chains_of_which_little_confidence_is_asked_do_not_inflate_what_they_predict(confidence: float) -> None:
+def test_chains_with_low_confidence_do_not_inflate_predictions(confidence: float) -> None:
     problem, fresh = portfolio(confidence), returns(600, 5)
     options = make_options(
         method="mh",

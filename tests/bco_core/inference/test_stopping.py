@@ -10,10 +10,9 @@ from torch import Tensor
 
 from bco_core.data import Folds, Sample
 from bco_core.gibbs import GibbsTarget
-from bco_core.inference.held_out import Kept
-from bco_core.inference.vi.member_parts import _stopped_inside
-from bco_core.inference.vi.nested_judging import Views, blocks_of, judge
-from bco_core.inference.vi.out_of_fold import OutOfFold
+from bco_core.inference.held_out import StoredHistory
+from bco_core.inference.vi.cross_validation import CandidateViews, OutOfFoldView, blocks_of, judge_nested
+from bco_core.inference.vi.method import _stop_inside
 from bco_core.inference.vi.variational import VariationalFit, VariationalOptions, fit_variational
 from bco_core.policies import RECOMMENDABLE
 from bco_core.predictive import Carrier, History
@@ -96,8 +95,8 @@ def test_configurations_that_learn_as_one_batch_are_stopped_apart() -> None:
     assert min(slow) > max(quick)
 
 
-def test_a_member_that_learns_alone_is_stopped_by_rows_it_does_not_learn_from_and_is_not_judged_on() -> None:
-    inside = _stopped_inside(APART[1:2])
+def test_a_lone_member_is_stopped_by_rows_it_neither_learns_nor_is_judged_on() -> None:
+    inside = _stop_inside(APART[1:2])
     taught, stopping, judged = (
         set(rows[0].tolist()) for rows in (inside.train, inside.validation, APART.validation[1:2])
     )
@@ -113,13 +112,15 @@ def test_a_member_that_learns_alone_is_stopped_by_rows_it_does_not_learn_from_an
 ROWS = 200
 
 
-def views(costs_of: Tensor, levels: tuple[float, ...], outcomes: Tensor) -> Views:
+def views(costs_of: Tensor, levels: tuple[float, ...], outcomes: Tensor) -> CandidateViews:
     """Configurations whose decisions are off by so much, on every row alike, with the costs (m,) told of each."""
     seen = [
-        OutOfFold(torch.arange(ROWS), Scenarios.equal((outcomes + level)[:, None].expand(-1, 4, -1), outcomes + level))
+        OutOfFoldView(
+            torch.arange(ROWS), Scenarios.equal((outcomes + level)[:, None].expand(-1, 4, -1), outcomes + level)
+        )
         for level in levels
     ]
-    return Views(seen, list(costs_of), 0, seen[0])
+    return CandidateViews(seen, list(costs_of), 0, seen[0])
 
 
 def judged_costs(outcomes: Tensor, costs_of: Tensor, levels: tuple[float, ...]) -> Tensor:
@@ -127,9 +128,9 @@ def judged_costs(outcomes: Tensor, costs_of: Tensor, levels: tuple[float, ...]) 
     target = target_of("linear", Sample(torch.zeros(ROWS, 1, dtype=torch.float64), outcomes))
     unit = torch.ones(1, dtype=torch.float64)
     history = History(outcomes, outcomes, unit, Carrier("shift", None, unit))
-    kept = Kept(history, torch.arange(ROWS), [], 0.0)
+    kept = StoredHistory(history, torch.arange(ROWS), [], 0.0)
     folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
-    return judge(target, [views(costs_of, levels, outcomes)], kept, folds, generator()).policy_costs
+    return judge_nested(target, [views(costs_of, levels, outcomes)], kept, folds, generator()).policy_costs
 
 
 def test_a_block_is_judged_under_the_configuration_that_the_other_blocks_choose() -> None:
@@ -161,7 +162,7 @@ def test_what_is_chosen_for_a_block_does_not_depend_on_its_rows(block: int) -> N
         assert torch.equal(judged_costs(outcomes, flattered, levels)[inside], plain[inside])
 
 
-def test_blocks_are_the_folds_of_the_first_partition_and_rows_in_none_have_one_of_their_own() -> None:
+def test_blocks_are_the_first_partitions_folds_and_one_for_other_rows() -> None:
     folds = Folds(torch.empty(7, 0, dtype=torch.long), torch.tensor([[r, r + 5] for r in range(5)] + [[0, 1], [2, 3]]))
     assert blocks_of(folds, 12).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 5]
 
@@ -173,14 +174,14 @@ def test_the_policy_of_a_block_is_the_one_that_other_blocks_recommend() -> None:
     unit = torch.ones(1, dtype=torch.float64)
     middle = torch.full_like(outcomes, 100.0)
     history = History(middle, outcomes, unit, Carrier("shift", None, unit))
-    kept = Kept(history, torch.arange(ROWS), [], 0.0)
+    kept = StoredHistory(history, torch.arange(ROWS), [], 0.0)
     folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
     first = (torch.arange(ROWS) < ROWS // 5)[:, None]
     # Predictions know the outcome everywhere but in the first block.
     draws = torch.where(first, middle, outcomes)[:, None].expand(-1, 4, -1)
-    seen = OutOfFold(torch.arange(ROWS), Scenarios.equal(draws, draws[:, 0]))
+    seen = OutOfFoldView(torch.arange(ROWS), Scenarios.equal(draws, draws[:, 0]))
     costs = torch.ones(ROWS, dtype=torch.float64)
-    found = judge(target, [Views([seen], [costs], 0, seen)], kept, folds, generator())
+    found = judge_nested(target, [CandidateViews([seen], [costs], 0, seen)], kept, folds, generator())
     inside = first.flatten()
     predictive, averaged = found.costs["predictive"], found.costs["averaged"]
     assert predictive[inside].mean() < 0.9 * averaged[inside].mean()

@@ -19,20 +19,20 @@ from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options
 from bco_core.inference.update import UpdateOptions, update
-from bco_core.inference.vi.around_regression import Regression, bends, fit_around
 from bco_core.inference.vi.diagnostics import VariationalDiagnostics
-from bco_core.posterior import Posterior, without_particles
+from bco_core.inference.vi.surrogate import BayesianRegression, fit_around, is_nonlinear
+from bco_core.posterior import Posterior, strip_particles
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
-from bco_core.problems.linear.uncertain_cost import UncertainObjective
+from bco_core.problems.linear.uncertain_cost import UncertainCostLinear
 from bco_core.problems.registry import build_problem
 from bco_core.timeline import Timeline
 from benchmarks.experiments.contextual.data import Instance, knapsack, shortest_path
 
 
-def problem_of(instance: Instance) -> UncertainObjective:
+def problem_of(instance: Instance) -> UncertainCostLinear:
     problem = build_problem(instance.spec)
-    assert isinstance(problem, UncertainObjective)
+    assert isinstance(problem, UncertainCostLinear)
     return problem
 
 
@@ -40,7 +40,7 @@ def sample_of(instance: Instance, rows: slice) -> Sample:
     return Sample(torch.from_numpy(instance.contexts[rows]), torch.from_numpy(instance.outcomes[rows]))
 
 
-def regret(problem: UncertainObjective, decided: Tensor, outcomes: Tensor) -> float:
+def regret(problem: UncertainCostLinear, decided: Tensor, outcomes: Tensor) -> float:
     best = problem.cost(problem.decide(outcomes), outcomes)
     return ((problem.cost(decided, outcomes) - best).sum() / best.sum().abs()).item()
 
@@ -58,9 +58,7 @@ def learned_and_regression(degree: int, seed: int, rows: int = 100) -> tuple[flo
 
 
 @pytest.mark.parametrize(("degree", "most"), [(6, -0.015), (4, -0.003), (1, 0.003)])
-def test_it_decides_better_than_least_squares_where_costs_bend_and_no_worse_where_they_do_not(
-    degree: int, most: float
-) -> None:
+def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(degree: int, most: float) -> None:
     pairs = np.array([learned_and_regression(degree, seed) for seed in range(20, 25)])
     gains = pairs[:, 0] - pairs[:, 1]
     assert gains.mean() < most
@@ -104,7 +102,7 @@ def test_the_same_seed_gives_the_same_posterior_and_it_survives_storing(found: L
     again = learn(problem_of(instance), sample_of(instance, slice(100)))
     torch.testing.assert_close(again.posterior.particles, found.posterior.particles, rtol=0, atol=0)
     description, arrays = found.posterior.to_arrays()
-    assert "particles" not in without_particles(description, arrays)
+    assert "particles" not in strip_particles(description, arrays)
     restored = Posterior.from_arrays(description, arrays)
     assert isinstance(restored.distribution, MatrixGaussian)
     torch.testing.assert_close(restored.draws(7, 3), found.posterior.draws(7, 3))
@@ -129,7 +127,7 @@ def test_prescriptions_have_costs_a_proof_and_a_path(found: Learned, instance: I
     assert problem.within(answer.decisions).all()
 
 
-def target_of(problem: UncertainObjective, sample: Sample) -> Any:
+def target_of(problem: UncertainCostLinear, sample: Sample) -> Any:
     return make_target(problem, build_predictor("linear", sample), sample, FAMILIES["gaussian"])
 
 
@@ -137,7 +135,7 @@ def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance:
     problem, sample = problem_of(instance), sample_of(instance, slice(100))
     target = target_of(problem, sample)
     rows = torch.arange(100)[None]
-    start = Regression.of(target, rows)
+    start = BayesianRegression.of(target, rows)
     wanted = target.predictor.wanted(sample.outcomes, target.features)
     expected = torch.linalg.lstsq(torch.from_numpy(start.inputs[0]), wanted).solution
     np.testing.assert_allclose(start.theta[0], expected, atol=1e-4)
@@ -158,7 +156,7 @@ def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance:
 def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instance: Instance) -> None:
     target = target_of(problem_of(instance), sample_of(instance, slice(100)))
     rows, generator = torch.arange(100).repeat(2, 1), torch.Generator()
-    start = Regression.of(target, rows)
+    start = BayesianRegression.of(target, rows)
     fit = fit_around(target, rows, torch.tensor([0.0, 0.3]).double(), 1e4, generator)
     free = fit_around(target, rows, torch.tensor([0.0, 0.3]).double(), 1e-2, generator)
     at = torch.from_numpy(start.theta).flatten(1).float()
@@ -169,7 +167,7 @@ def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instanc
 def test_a_bend_is_noticed_and_a_straight_line_is_none() -> None:
     for degree, bent in ((1, False), (4, True), (6, True)):
         instance = shortest_path(100, degree, 8)
-        assert bends(target_of(problem_of(instance), sample_of(instance, slice(None)))) is bent
+        assert is_nonlinear(target_of(problem_of(instance), sample_of(instance, slice(None)))) is bent
 
 
 @pytest.mark.parametrize("kind", ["relu_affine", "skip_mlp", "mlp"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import Diverged
-from bco_core.inference.training import Epoch, Trained, TrainingOptions, by_autograd, train
+from bco_core.inference.training import Epoch, TrainingOptions, TrainingResult, by_autograd, train
 
 CENTRES = torch.tensor([[[1.0, -2.0], [30.0, 4.0], [0.0, 0.5]]], dtype=torch.float64)
 ROWS = torch.arange(36).view(3, 12)
@@ -45,7 +45,7 @@ def run(
     judge: Callable[[Tensor, Tensor], Tensor] = no_judge,
     rows: Tensor = ROWS,
     watch: Callable[[Epoch], None] = lambda epoch: None,
-) -> Trained:
+) -> TrainingResult:
     initial = torch.zeros(1, len(rows), 2, dtype=torch.float64)
     return train(initial, rows, by_autograd(loss), judge, options, torch.Generator().manual_seed(0), watch=watch)
 
@@ -165,7 +165,7 @@ def test_an_infinite_loss_is_told_even_when_its_gradient_is_finite() -> None:
         run(TrainingOptions(epochs=1, patience=None), endless)
 
 
-def in_groups(options: TrainingOptions, costs: list[list[float]], together: int) -> Trained:
+def in_groups(options: TrainingOptions, costs: list[list[float]], together: int) -> TrainingResult:
     """Train as many members as there are scripted costs, in groups."""
     rows = torch.arange(12).repeat(len(costs), 1)
     initial = torch.zeros(1, len(costs), 2, dtype=torch.float64)

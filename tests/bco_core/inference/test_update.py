@@ -11,7 +11,7 @@ from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
-from bco_core.inference.update import Updated, UpdateOptions, update
+from bco_core.inference.update import UpdateOptions, UpdateResult, update
 from bco_core.posterior import Posterior
 from bco_core.prescribe import PrescribeOptions, decisions
 from bco_core.problems.newsvendor import Newsvendor
@@ -36,7 +36,7 @@ def old() -> Posterior:
     return learn(PROBLEM, demand(300, 0), make_options(predictor="linear", epochs=60, seed=1)).posterior
 
 
-def updated(old: Posterior, new: Sample, **options: object) -> Updated:
+def updated(old: Posterior, new: Sample, **options: object) -> UpdateResult:
     sample = demand(300, 0).followed_by(new)
     fresh = torch.arange(len(sample)) >= 300
     return update(PROBLEM, sample, old, fresh, UpdateOptions(1e-4, "averaged", **options))  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class Quadratic:
         return torch.ones(decisions.shape[:-1], dtype=torch.bool)
 
     def prescribe(
-        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit: float | None = None
+        self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
     ) -> Prescription:
         weights = weights.expand(outcomes.shape[:2])
         decisions = (outcomes * weights[:, :, None]).sum(1)
@@ -255,7 +255,7 @@ def test_without_patience_every_epoch_runs_and_the_last_is_kept() -> None:
     assert {point.validation_cost for point in fit.trace} == {None}
 
 
-def test_a_member_that_stops_leaves_the_others_learning_from_and_judged_by_their_own_rows() -> None:
+def test_a_stopped_member_leaves_the_others_their_own_rows() -> None:
     sample = make_sample()
     contrary = 2 * sample.outcomes.mean() - sample.outcomes
     target = make_quadratic_target(Sample(sample.contexts.repeat(2, 1), torch.cat([sample.outcomes, contrary])))
@@ -285,7 +285,7 @@ def test_a_member_that_stops_leaves_the_others_learning_from_and_judged_by_their
     assert cost < 0.5 * fit.trace[left].validation_cost
 
 
-def test_members_keep_their_own_temperature_when_others_leave_and_are_judged_by_the_same_draws_every_epoch() -> None:
+def test_members_keep_their_temperature_and_draws_when_others_leave() -> None:
     target = make_quadratic_target(make_sample())
     options = replace(
         OPTIONS,

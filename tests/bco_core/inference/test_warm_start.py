@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from bco_core.data import make_folds
-from bco_core.inference.vi.mixture import warm_starts
-from bco_core.inference.vi.recipes import AS_PRESCRIBED, NETWORK
+from bco_core.inference.vi.fold_mixture import warm_starts
+from bco_core.inference.vi.hyperparameters import AS_PRESCRIBED, NETWORK
 from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.inference.vi.warm_start import ridge, shift_to_decisions
 from tests.support.wavy_demand import generator, target_of, wavy

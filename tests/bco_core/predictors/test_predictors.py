@@ -86,7 +86,7 @@ def test_a_network_8_128_128_1_has_17793_parameters() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "relu_affine"])
-def test_an_affine_predictor_has_one_weight_for_each_context_and_a_bias_for_each_outcome(kind: str) -> None:
+def test_an_affine_predictor_has_a_weight_for_each_column_and_a_bias(kind: str) -> None:
     assert build_predictor(kind, make_sample(context_dim=3, outcome_dim=2)).dim == (3 + 1) * 2
 
 

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from bco_core import deadline
 from bco_core.problems.base import EXPECTATION, Risk, Status
 from bco_core.problems.linear.build import build_linear
-from bco_core.problems.linear.fixed_recourse import FixedRecourse
 from bco_core.problems.linear.general import GeneralLinear
 from bco_core.problems.linear.model import read_model
-from bco_core.solvers import highs, random_cuts
-from bco_core.solvers.cuts import RiskOf
+from bco_core.problems.linear.recourse import FixedRecourse
+from bco_core.solvers import cuts, highs
+from bco_core.solvers.cuts import RecourseScenarios, RiskOf
 from bco_core.solvers.linear_form import LinearProgram
-from bco_core.solvers.random_cuts import Stages
 from bco_core.status import CUTS, GAP
 from tests.bco_core.solvers.test_random_cuts import by_highs
 from tests.support.programs import Array, Random
@@ -79,7 +78,7 @@ def value(number: Any, outcome: Array) -> float:
     return float(number)
 
 
-def by_hand(spec: dict[str, Any], atoms: Array) -> tuple[LinearProgram, Stages]:
+def by_hand(spec: dict[str, Any], atoms: Array) -> tuple[LinearProgram, RecourseScenarios]:
     """Recourse program and scenarios as the specification says, entry by entry; the first row is a recourse row."""
     z, x = [part["name"] for part in spec["decisions"]], [part["name"] for part in spec["recourse"]]
     rows = spec["rows"]
@@ -90,7 +89,7 @@ def by_hand(spec: dict[str, Any], atoms: Array) -> tuple[LinearProgram, Stages]:
         np.array([part.get("minimum", 0.0) for part in spec["recourse"]], dtype=float),
         np.array([part.get("maximum", np.inf) for part in spec["recourse"]], dtype=float),
     )
-    stages = Stages(
+    stages = RecourseScenarios(
         np.array([[value(part["cost"], y) for part in spec["recourse"]] for y in atoms]),
         np.array([[value(row["limit"], y) for row in rows] for y in atoms]),
         np.array([[[value(row["decisions"].get(name, 0.0), y) for name in z] for row in rows] for y in atoms]),
@@ -218,15 +217,15 @@ def test_a_decision_that_the_bound_does_not_prove_is_not_given(monkeypatch: pyte
     """The kernel says that the gap is closed; the risk computed anew says otherwise."""
     rng = np.random.default_rng(2)
     stages, atoms, weights = fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
-    kernel = random_cuts.minimize
+    kernel = cuts.minimize_random
 
-    def elsewhere(*given: Any) -> random_cuts.Found:
+    def elsewhere(*given: Any) -> cuts.CutSolution:
         found = kernel(*given)
         return found._replace(decision=np.clip(found.decision + 0.5, -1, 0.5))
 
     with deadline.alarm(None) as rung:
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is not None
-        monkeypatch.setattr(random_cuts, "minimize", elsewhere)
+        monkeypatch.setattr(cuts, "minimize_random", elsewhere)
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
 
 

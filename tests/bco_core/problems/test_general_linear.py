@@ -392,7 +392,7 @@ def test_a_time_limit_is_kept_and_said() -> None:
     spec = random_model(1, ("matrix",), whole=True, whole_later=True)
     outcomes, _ = drawn(spec, 30)
     start = time.monotonic()
-    found = built(spec).prescribe(outcomes.expand(2, -1, -1), equal(30), time_limit=1e-9)
+    found = built(spec).prescribe(outcomes.expand(2, -1, -1), equal(30), time_limit_seconds=1e-9)
     assert found.status == [Status.TIME_LIMIT] * 2
     assert time.monotonic() - start < 5
 

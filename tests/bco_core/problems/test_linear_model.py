@@ -12,9 +12,9 @@ import torch
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Risk
-from bco_core.problems.linear.as_linear import linear_of_shipment, linear_of_two_stage
 from bco_core.problems.linear.model import case_of, read_model
 from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.two_stage_spec import shipment_as_linear, two_stage_as_linear
 from bco_core.problems.registry import PROBLEMS, build_problem
 from tests.support.programs import random_two_stage
 
@@ -50,7 +50,7 @@ def test_numbers_are_a_constant_and_what_outcomes_add() -> None:
     np.testing.assert_allclose(model.limits.at(np.stack([outcome, 0 * outcome])), [[50, 31], [50, 1]])
     assert model.technology.places.tolist() == [[1, 1]]
     assert model.row_names == ("row 1", "demand")
-    assert model.later.tolist() == [False, True]
+    assert model.second_stage.tolist() == [False, True]
     assert model.uncertain_rows.tolist() == [False, True]
     assert (model.lower.tolist(), model.upper.tolist(), model.integer.tolist()) == ([0, 0], [math.inf] * 2, [0, 1])
 
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused_at_its_place(path: tuple[Any, ...], value:
 def test_a_two_stage_problem_written_as_linear_gives_the_same_digits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     spec = random_two_stage(rng, plain=bool(seed % 2)) | {"kind": "two_stage_linear"}
-    linear = linear_of_two_stage(spec)
+    linear = two_stage_as_linear(spec)
     ours, theirs = build_problem(linear), build_problem(spec)
     assert isinstance(ours, TwoStageLinear)
     outcomes = torch.from_numpy(rng.normal(size=(2, 7, 2)))
@@ -159,7 +159,7 @@ def test_a_two_stage_problem_written_as_linear_gives_the_same_digits(seed: int) 
         assert torch.equal(one.decisions, other.decisions)
         assert torch.equal(one.objective, other.objective)
         assert one.status == other.status
-    assert PROBLEMS["two_stage_linear"].compiled is linear_of_two_stage
+    assert PROBLEMS["two_stage_linear"].compiled is two_stage_as_linear
 
 
 def test_a_shipment_written_as_linear_gives_the_same_digits() -> None:
@@ -172,7 +172,7 @@ def test_a_shipment_written_as_linear_gives_the_same_digits() -> None:
         "destinations": ["a", "b", "c"],
         "transport_costs": [[1.0, 4.0, 2.5], [3.0, 1.5, 7.0]],
     }
-    ours, theirs = build_problem(linear_of_shipment(spec)), build_problem(spec)
+    ours, theirs = build_problem(shipment_as_linear(spec)), build_problem(spec)
     outcomes = torch.rand(3, 9, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 20
     weights = torch.full((9,), 1 / 9, dtype=torch.float64)
     one, other = ours.prescribe(outcomes, weights), theirs.prescribe(outcomes, weights)

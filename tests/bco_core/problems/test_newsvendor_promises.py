@@ -94,7 +94,7 @@ def test_a_breach_names_its_rule_its_size_and_the_numbers() -> None:
     assert found["items", 0, "maximum_order"].by == pytest.approx(4)
     assert found["items", 1, "pack_size"].by == pytest.approx(1)
     assert found["decision_rows", 0].by == pytest.approx(22 + 19.5 + 50 - 90)
-    assert found["decision_rows", 0].sentence == "budget is 91.5, and at most 90 is asked"
+    assert found["decision_rows", 0].sentence == "budget is 91.5, and must be at most 90"
     assert problem.breaches(tensor(2.0, 0.0, 0.0))[0].where == ("items", 0, "minimum_order")
     assert not problem.within(tensor([44.0, 13.0, 12.5], [44.0, 12.0, 3.0], [8.0, 13.0, 3.0])).any()
 
@@ -148,18 +148,18 @@ def test_service_beyond_what_a_budget_buys_is_a_best_effort_that_says_so() -> No
     outcomes = tensor([[9.0, 9.0], [10.0, 10.0]], [[1.0, 2.0], [2.0, 1.0]])
     found = problem.prescribe(outcomes, tensor(0.5, 0.5))
     assert found.status == [Status.BEST_EFFORT, Status.OPTIMAL]
-    assert found.reasons[0].endswith("of what may happen, and 90.0% is asked")
+    assert found.reasons[0].endswith("of the scenarios, and 90.0% is required")
     assert found.decisions[0].sum().item() == pytest.approx(12)
     assert found.decisions[1].tolist() == [2.0, 2.0]
     assert math.isnan(found.gaps[0])  # type: ignore[index]
 
 
-def test_an_unreachable_share_of_all_demand_is_said_and_missed_by_as_little_as_can_be() -> None:
+def test_an_unreachable_fill_rate_is_reported_and_missed_by_the_least() -> None:
     items = [{"name": "tea", "underage_cost": 2, "overage_cost": 1, "minimum_order": 0, "maximum_order": 3}]
     problem = Newsvendor.from_spec({"items": items, "minimum_service_level": 0.99})
     found = problem.prescribe(tensor([[1.0], [9.0]]), tensor(0.5, 0.5))
     assert found.status == [Status.BEST_EFFORT]
-    assert found.reasons == ("40.0% of all demand is expected to be met, and 99.0% is asked",)
+    assert found.reasons == ("40.0% of all demand is expected to be met, and 99.0% is required",)
     assert found.decisions.tolist() == [[3.0]]
 
 
@@ -172,7 +172,7 @@ def test_rules_that_cannot_be_kept_together_are_refused_when_the_problem_is_made
         Newsvendor.from_spec(BAKERY | {"decision_rows": rows})
     assert refusal.value.where == ("decision_rows",)
     third = {"name": "crates", "coefficients": {"loaves": 1}, "sense": "=", "limit": 15}
-    with pytest.raises(InvalidInput, match="in the packs or whole numbers asked for"):
+    with pytest.raises(InvalidInput, match="in the required packs or whole numbers"):
         Newsvendor.from_spec(BAKERY | {"decision_rows": [third]})
 
 
@@ -181,7 +181,7 @@ def test_a_time_limit_leaves_what_was_found_and_says_so() -> None:
     coefficients = {item["name"]: 3.0 + (j * 37 % 11) for j, item in enumerate(items)}
     row = {"coefficients": coefficients, "sense": "<=", "limit": 500.0}
     problem = Newsvendor.from_spec({"items": items, "decision_rows": [row]})
-    found = problem.prescribe(*random_scenarios(1, 2, 40, 20), time_limit=1e-6)
+    found = problem.prescribe(*random_scenarios(1, 2, 40, 20), time_limit_seconds=1e-6)
     assert found.status == [Status.TIME_LIMIT] * 2
     assert all("time limit" in reason for reason in found.reasons)
 

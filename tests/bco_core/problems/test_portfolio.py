@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from bco_core.errors import InvalidInput
-from bco_core.prescribe import feasibility, kept_or_said
+from bco_core.prescribe import check_constraints, feasibility
 from bco_core.problems.base import Risk, Status
 from bco_core.problems.portfolio.mean_variance import MeanVariancePortfolio
 from bco_core.problems.portfolio.positions import Portfolios
-from bco_core.problems.portfolio.reach import check_reach
-from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
-from bco_core.problems.registry import build_problem, check_problem, completed
+from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio, check_target
+from bco_core.problems.registry import build_problem, check_problem, complete_spec
 from bco_core.scenarios import Scenarios
 from bco_core.solvers.cvar_cuts import point_portfolio
 from bco_core.status import DENSE
@@ -55,7 +54,7 @@ def test_factors_and_their_covariance_matrix_are_the_same_problem() -> None:
     torch.testing.assert_close(by_factors.decide(outcomes), by_matrix.decide(outcomes), rtol=1e-8, atol=1e-10)
 
 
-def test_the_dense_solver_takes_over_where_factors_are_many_and_agrees_with_the_kernel() -> None:
+def test_the_dense_solver_takes_over_for_many_factors_and_agrees() -> None:
     dense = ReturnConstrainedPortfolio.from_spec(spec(50, factors=None, covariance=full_rank(50)))
     assert not dense.portfolios.has_fast_kernel
     limited = ReturnConstrainedPortfolio.from_spec(spec(maximum_long=10.0))
@@ -261,7 +260,7 @@ def test_a_return_that_just_holds_on_average_is_kept(change: float, status: Stat
     assert found.status == [Status.OPTIMAL] * 20
     what = Scenarios(atoms + change, weights, atoms[:, 0])
     kept = feasibility(problem, found.decisions, what)
-    said, reasons = kept_or_said(problem, found.status, ("",) * 20, kept, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",) * 20, kept, found.decisions, what)
     assert said == [status] * 20
     assert all(("on average" in reason) == (status == Status.BEST_EFFORT) for reason in reasons)
 
@@ -280,7 +279,7 @@ def test_optimal_never_stands_beside_a_feasibility_far_below_what_is_asked(count
     fresh = 0.09 + 0.04 * torch.randn(30, count, 5, generator=generator, dtype=torch.float64) - lower
     what = Scenarios(fresh, weights, fresh[:, 0])
     kept = feasibility(problem, found.decisions, what)
-    said, reasons = kept_or_said(problem, found.status, ("",) * 30, kept, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",) * 30, kept, found.decisions, what)
     for status, reason, share in zip(said, reasons, kept.tolist(), strict=True):
         assert status != Status.OPTIMAL or share >= confidence - 0.05
         assert (status == Status.OPTIMAL) == (reason == "") or status not in (Status.OPTIMAL, Status.BEST_EFFORT)
@@ -302,7 +301,7 @@ def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None)
     what = Scenarios(fresh, weights, fresh[:, 0])
     kept = feasibility(problem, found.decisions, what)
     assert kept.item() < 0.2
-    said, reasons = kept_or_said(problem, found.status, ("",), kept, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",), kept, found.decisions, what)
     assert said == [Status.BEST_EFFORT]
     assert "on average" in reasons[0]
 
@@ -310,43 +309,45 @@ def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None)
 def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
     bare = {"kind": "mean_variance_portfolio", **spec(factors=None)}
     check_problem(bare)
-    with pytest.raises(InvalidInput, match="the risk is not known"):
+    with pytest.raises(InvalidInput, match="the risk is unknown"):
         build_problem(bare)
     values = returns(300).numpy()
     for estimate, words in ((None, "Ledoit–Wolf"), ("shrinkage", "Ledoit–Wolf"), ("factors", "principal factor")):
-        full = completed(bare | {"estimate": estimate}, values)
+        full = complete_spec(bare | {"estimate": estimate}, values)
         assert words in full["covariance_source"]
         problem = build_problem(full)
         assert isinstance(problem, MeanVariancePortfolio)
         matrix = problem.portfolios.covariance.numpy()
         np.testing.assert_allclose(matrix, np.cov(values.T), atol=1.2e-4)
         # What has been estimated is not estimated again.
-        assert completed(full, values[:20]) == full
-    many = completed({"assets": [{"name": str(j)} for j in range(60)], "kind": bare["kind"]}, returns(100, 60).numpy())
+        assert complete_spec(full, values[:20]) == full
+    many = complete_spec(
+        {"assets": [{"name": str(j)} for j in range(60)], "kind": bare["kind"]}, returns(100, 60).numpy()
+    )
     assert many["factors"] is not None
     assert build_problem(many).outcome_dim == 60
     with pytest.raises(InvalidInput, match="never change"):
-        completed(bare, np.full((50, 5), 0.1))
+        complete_spec(bare, np.full((50, 5), 0.1))
     with pytest.raises(InvalidInput, match="at least two rows"):
-        completed(bare, values[:1])
+        complete_spec(bare, values[:1])
     constant = values.copy()
     constant[:, 2], constant[:, 4] = 0.01, constant[:, 3]
-    assert build_problem(completed(bare, constant)).outcome_dim == 5
-    assert build_problem(completed(bare | {"estimate": "factors"}, constant)).outcome_dim == 5
+    assert build_problem(complete_spec(bare, constant)).outcome_dim == 5
+    assert build_problem(complete_spec(bare | {"estimate": "factors"}, constant)).outcome_dim == 5
 
 
 def test_a_target_is_in_reach_if_foresight_reaches_it() -> None:
     values = returns(200).numpy()
     foreseen = np.sort(values.max(axis=1))
     inside, outside = foreseen[8] - 1e-6, foreseen[40]
-    assert "never changes" in check_reach(spec(target_return=inside), values)[0]
-    assert check_reach(spec(target_return=0.03), values) == []
+    assert "never changes" in check_target(spec(target_return=inside), values)[0]
+    assert check_target(spec(target_return=0.03), values) == []
     with pytest.raises(InvalidInput, match=rf"in 80\.0% of the rows, .* is {foreseen[9]:.6g}"):
-        check_reach(spec(target_return=float(outside)), values)
-    check_reach(spec(target_return=float(values.max(axis=1).mean()), target_on="mean"), values)
-    with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is asked"):
-        check_reach(spec(target_return=0.13, target_on="mean"), values)
+        check_target(spec(target_return=float(outside)), values)
+    check_target(spec(target_return=float(values.max(axis=1).mean()), target_on="mean"), values)
+    with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is required"):
+        check_target(spec(target_return=0.13, target_on="mean"), values)
     # Turnover takes its part of what can be reached.
     held = {"current": {}, "turnover_cost": 0.05}
     with pytest.raises(InvalidInput, match="out of reach"):
-        check_reach(spec(target_return=float(inside), **held), values)
+        check_target(spec(target_return=float(inside), **held), values)

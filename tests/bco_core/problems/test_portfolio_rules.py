@@ -279,7 +279,7 @@ def test_every_rule_that_a_portfolio_breaks_is_named_with_by_how_much() -> None:
         ("maximum_turnover",): 2.6,
     }
     assert found["groups", 0, "minimum"].sentence == (
-        "the positions of group home sum to -0.4, and at least 0.3 is asked"
+        "the positions of group home sum to -0.4, and must be at least 0.3"
     )
     kept = problem.decide(returns(1, 5))[0]
     assert problem.breaches(kept) == []

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
-from bco_core.problems.linear.description import Description, describe
+from bco_core.problems.linear.stages import StagedModel
 from bco_core.problems.linear.two_stage import TwoStageLinear
-from bco_core.problems.linear.validate_two_stage import _serves_everything, check_recourse
+from bco_core.problems.linear.two_stage_spec import read_two_stage
+from bco_core.problems.linear.validate import _serves_everything, check_recourse
 from bco_core.solvers import highs
 from tests.support.programs import random_program, random_two_stage
 
@@ -38,9 +39,13 @@ def capped(**outcome: Any) -> dict[str, Any]:
     }
 
 
-def recourse_exists(data: Description, decision: np.ndarray, outcome: np.ndarray) -> bool:
-    limits = data.constant + data.by_outcome @ outcome - data.by_decision @ decision
-    return highs.solve_program(data.recourse, limits).status is Status.OPTIMAL
+def staged(spec: dict[str, Any]) -> StagedModel:
+    return StagedModel.of(read_two_stage(spec))
+
+
+def recourse_exists(stages: StagedModel, decision: np.ndarray, outcome: np.ndarray) -> bool:
+    limits = stages.second.limits.constant + stages.by_outcome @ outcome - stages.by_decision @ decision
+    return highs.solve_program(stages.recourse_program, limits).status is Status.OPTIMAL
 
 
 def witness_of(error: InvalidInput) -> tuple[np.ndarray, np.ndarray]:
@@ -55,42 +60,42 @@ def test_a_missing_recourse_is_refused_with_a_witness_that_highs_confirms() -> N
     with pytest.raises(InvalidInput, match="'balance' among") as refused:
         TwoStageLinear.from_spec(capped())
     assert refused.value.where == ("rows", 0)
-    data = describe(capped())
+    stages = staged(capped())
     decision, outcome = witness_of(refused.value)
     assert 0 <= decision[0] <= 10
     assert outcome[0] >= 0
-    assert not recourse_exists(data, decision, outcome)
+    assert not recourse_exists(stages, decision, outcome)
 
 
 def test_bounds_on_outcomes_or_decisions_that_rule_the_trouble_out_are_accepted() -> None:
-    check_recourse(describe(capped(maximum=2)))
+    check_recourse(staged(capped(maximum=2)))
     # With demand up to twelve, an order of nothing is still beyond help; with an order of ten at least it is not.
     with pytest.raises(InvalidInput):
-        check_recourse(describe(capped(maximum=12)))
+        check_recourse(staged(capped(maximum=12)))
     spec = capped(maximum=12)
     spec["decisions"][0]["minimum"] = 10
-    check_recourse(describe(spec))
+    check_recourse(staged(spec))
     spec = capped(maximum=12)
     spec["decision_rows"] = [{"coefficients": {"order": 1}, "sense": ">=", "limit": 10}]
-    check_recourse(describe(spec))
+    check_recourse(staged(spec))
 
 
 @settings(max_examples=20)
 @given(SEEDS, st.integers(1, 5), st.booleans())
 def test_complete_recourse_is_accepted(seed: int, rows: int, plain: bool) -> None:
-    check_recourse(describe(random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain)))
+    check_recourse(staged(random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain)))
 
 
 @settings(max_examples=20)
 @given(SEEDS, st.integers(1, 4), st.booleans())
 def test_a_refusal_is_always_right(seed: int, rows: int, plain: bool) -> None:
     spec = random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain, mended=False)
-    data = describe(spec)
+    stages = staged(spec)
     try:
-        check_recourse(data)
+        check_recourse(stages)
     except InvalidInput as error:
         decision, outcome = witness_of(error)
-        assert not recourse_exists(data, decision, outcome)
+        assert not recourse_exists(stages, decision, outcome)
 
 
 @given(SEEDS, st.integers(1, 4), st.integers(1, 6), st.booleans())
@@ -114,4 +119,4 @@ def test_one_row_is_served_if_some_variable_pushes_each_way_it_needs(
     spec = capped()
     spec["recourse"] = [{"name": "rush", "cost": 5}, {"name": "waste", "cost": 1}]
     spec["rows"][0] |= {"sense": sense, "recourse": dict(zip(("rush", "waste"), entries, strict=True))}
-    assert _serves_everything(describe(spec).recourse) == serves
+    assert _serves_everything(staged(spec).recourse_program) == serves

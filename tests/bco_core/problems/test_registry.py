@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.base import Prescription, Problem, cost_bound_breach, cost_bound_remedy, cost_floor
+from bco_core.problems.base import DecisionProblem, Prescription
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import build_problem
 
@@ -25,7 +25,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(spec: dict[str, Any]) ->
     assert refusal.value.where == ("kind",)
 
 
-class Guess(Problem):
+class Guess(DecisionProblem):
     """As little as a problem may say: guess two numbers."""
 
     @property
@@ -46,7 +46,7 @@ def test_a_problem_answers_as_most_do_what_it_does_not_say() -> None:
     problem = Guess()
     assert (problem.decision_dim, problem.differentiable, problem.cost_bound) == (2, True, None)
     assert problem.relaxation is problem
-    assert cost_floor(problem) == -torch.inf
+    assert problem.cost_floor == -torch.inf
     assert problem.feasible(torch.zeros(3, 1, 2), torch.ones(4, 2)).tolist() == [[True] * 4] * 3
     found = problem.prescribe(torch.tensor([[[0.0, 0.0], [4.0, 8.0]]]), torch.tensor([0.75, 0.25]))
     assert (found.decisions.tolist(), found.objective.tolist(), found.status) == ([[1.0, 2.0]], [15.0], ["optimal"])
@@ -54,8 +54,8 @@ def test_a_problem_answers_as_most_do_what_it_does_not_say() -> None:
 
 def test_a_missing_bound_on_costs_is_explained_in_the_words_of_the_problem() -> None:
     newsvendor = build_problem({"kind": "newsvendor", "items": [{"underage_cost": 3, "overage_cost": 1}]})
-    assert "maximum_order" in cost_bound_remedy(newsvendor)
-    assert "maximum_demand" in cost_bound_breach(newsvendor)
-    for words in (cost_bound_remedy(Guess()), cost_bound_breach(Guess())):
+    assert "maximum_order" in newsvendor.cost_bound_remedy
+    assert "maximum_demand" in newsvendor.cost_bound_breach
+    for words in (Guess().cost_bound_remedy, Guess().cost_bound_breach):
         assert "item" not in words
         assert "demand" not in words

@@ -189,11 +189,11 @@ def test_learning_works_on_the_relaxation_of_whole_number_decisions() -> None:
 
 def test_what_a_time_limit_cuts_off_says_so() -> None:
     problem, outcomes = shipment_problem(), demands(3, 10, 12, level=20)
-    found = problem.prescribe(outcomes, equal(10), time_limit=0.0)
+    found = problem.prescribe(outcomes, equal(10), time_limit_seconds=0.0)
     assert found.status == [Status.TIME_LIMIT] * 3
     assert all("mean outcome" in reason for reason in found.reasons)
     torch.testing.assert_close(found.decisions, problem.decide(outcomes.mean(dim=1)))
-    assert problem.prescribe(outcomes, equal(10), time_limit=600.0).status == [Status.OPTIMAL] * 3
+    assert problem.prescribe(outcomes, equal(10), time_limit_seconds=600.0).status == [Status.OPTIMAL] * 3
 
 
 def test_a_time_limit_stops_the_cuts_and_the_best_decision_so_far_is_the_answer() -> None:
@@ -203,7 +203,7 @@ def test_a_time_limit_stops_the_cuts_and_the_best_decision_so_far_is_the_answer(
     whole = problem.prescribe(outcomes, weights)
     seconds = time.monotonic() - began
     began = time.monotonic()
-    found = problem.prescribe(outcomes, weights, time_limit=0.3 * seconds)
+    found = problem.prescribe(outcomes, weights, time_limit_seconds=0.3 * seconds)
     assert time.monotonic() - began < 0.8 * seconds
     assert (whole.status, found.status, found.solvers) == ([Status.OPTIMAL], [Status.TIME_LIMIT], whole.solvers)
     assert "time limit" in found.reasons[0]
@@ -236,7 +236,7 @@ def test_a_time_limit_on_whole_numbers_gives_an_admissible_decision_or_none() ->
         }
     )
     outcomes = torch.randn(1, 200, 1, generator=seeded(), dtype=torch.float64)
-    found = problem.prescribe(outcomes, equal(200), time_limit=0.02)
+    found = problem.prescribe(outcomes, equal(200), time_limit_seconds=0.02)
     assert found.status == [Status.TIME_LIMIT]
     assert "time limit" in found.reasons[0]
     admissible = problem.feasible(found.decisions, outcomes).all() if found.decisions.isfinite().all() else None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import Status
 from bco_core.solvers import basis_pool, highs
-from bco_core.solvers.basis_pool import FAILED, INFEASIBLE, OPTIMAL, BasisPool, Solved
+from bco_core.solvers.basis_pool import FAILED, INFEASIBLE, OPTIMAL, BasisPool, PoolSolutions
 from bco_core.solvers.linear_form import LinearForm, LinearProgram, linear_form
 from tests.support.programs import Array, entries, random_program, reachable_limits, solve_by_cvxpy
 
@@ -27,11 +27,11 @@ def pool_of(program: LinearProgram) -> BasisPool:
     return BasisPool.of(form, np.arange(form.matrix.shape[1]))
 
 
-def solve(pool: BasisPool, limits: Array, jacobian: bool = False) -> Solved:
+def solve(pool: BasisPool, limits: Array, jacobian: bool = False) -> PoolSolutions:
     return pool.solve(*map(torch.from_numpy, pool.form.rhs(np.atleast_2d(limits))), jacobian=jacobian)
 
 
-def values_of(pool: BasisPool, solved: Solved) -> Array:
+def values_of(pool: BasisPool, solved: PoolSolutions) -> Array:
     """The planner's variables (n, columns)."""
     found: Array = pool.form.offset + solved.primal @ pool.form.by_column.T
     return found
@@ -260,7 +260,7 @@ def test_a_cost_that_can_fall_without_limit_is_refused() -> None:
     program = LinearProgram(
         np.array([1.0, -1.0]), np.array([[1.0, 1.0]]), np.array([1]), np.zeros(2), np.array([np.inf, np.inf])
     )
-    with pytest.raises(InvalidInput, match="can fall without limit"):
+    with pytest.raises(InvalidInput, match="unbounded below"):
         pool_of(program)
     pool_of(replace(program, upper=np.array([np.inf, 5.0])))
     pool_of(replace(program, senses=np.array([-1])))

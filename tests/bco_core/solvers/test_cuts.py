@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bco_core.problems.base import EXPECTATION, Risk, Status
-from bco_core.problems.linear.extensive import extensive
-from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear, solve_extensive
 from bco_core.solvers import cuts
 from bco_core.status import CUTS, HIGHS
 from bco_core.weighted_stats import sort_atoms, sorted_cvar
@@ -40,7 +39,7 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     weights /= weights.sum()
     outcomes, shares = torch.from_numpy(atoms), torch.from_numpy(weights)
     found = problem.prescribe(outcomes[None], shares, risk)
-    truth = extensive(problem.data, atoms, weights, risk, None)
+    truth = solve_extensive(problem.stages, atoms, weights, risk, None)
     assert (found.status, found.solvers, found.reasons) == ([Status.OPTIMAL], (CUTS,), ("",))
     assert found.objective.item() == pytest.approx(truth.objective, rel=2e-7, abs=2e-7)
     assert problem.feasible(found.decisions, outcomes).all()
@@ -56,7 +55,7 @@ def test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated(seed: int) ->
     atoms, weights = rng.normal(size=(400, 2)), np.full(400, 1 / 400)
     found = problem.prescribe(torch.from_numpy(atoms)[None], torch.from_numpy(weights))
     assert found.solvers == (CUTS,)
-    truth = extensive(problem.data, atoms, weights, EXPECTATION, None)
+    truth = solve_extensive(problem.stages, atoms, weights, EXPECTATION, None)
     assert found.objective.item() == pytest.approx(truth.objective, rel=1.5e-7, abs=0)
 
 
@@ -70,7 +69,7 @@ def test_the_cuts_reach_the_optimum_that_cvxpy_finds(seed: int, risk: Risk) -> N
     found = problem.prescribe(torch.from_numpy(atoms)[None], torch.from_numpy(weights), risk)
     truth = saa_by_cvxpy(spec, atoms, weights, risk.cvar_weight, risk.cvar_level)
     assert found.objective.item() == pytest.approx(truth, rel=1e-5, abs=1e-5)
-    large = extensive(problem.data, atoms, weights, risk, None)
+    large = solve_extensive(problem.stages, atoms, weights, risk, None)
     assert large.objective == pytest.approx(truth, rel=1e-5, abs=1e-5)
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import EXPECTATION, Status
-from bco_core.problems.linear.extensive import extensive, program_of
-from bco_core.problems.linear.two_stage import TwoStageLinear
+from bco_core.problems.linear.two_stage import TwoStageLinear, extensive_program, solve_extensive
 from bco_core.solvers import basis_pool, highs
 from bco_core.solvers.basis_pool import OPTIMAL, BasisPool
 from bco_core.solvers.linear_form import LinearProgram, linear_form
@@ -96,8 +95,8 @@ def test_the_exact_optimum_is_that_of_highs_on_ordinary_programs(seed: int, plai
     rng = np.random.default_rng(seed)
     problem = TwoStageLinear.from_spec(random_two_stage(rng, 2, 3, plain=plain))
     atoms, weights = rng.normal(size=(2, 2)), np.array([0.25, 0.75])
-    truth = extensive(problem.data, atoms, weights, EXPECTATION, None)
-    exact = exact_optimum(program_of(problem.data, atoms, weights, EXPECTATION))
+    truth = solve_extensive(problem.stages, atoms, weights, EXPECTATION, None)
+    exact = exact_optimum(extensive_program(problem.stages, atoms, weights, EXPECTATION))
     assert exact is not None
     assert float(exact) == pytest.approx(truth.objective, rel=1e-7, abs=1e-7)
 
@@ -264,8 +263,8 @@ def test_a_search_that_stops_at_its_gap_says_so(monkeypatch: pytest.MonkeyPatch)
     problem = TwoStageLinear.from_spec(rented())
     run = highs.run
 
-    def lazy(solver: Any, time_limit: float | None = None) -> highs.Answer:
-        answer = run(solver, time_limit)
+    def lazy(solver: Any, time_limit_seconds: float | None = None) -> highs.HighsAnswer:
+        answer = run(solver, time_limit_seconds)
         return replace(answer, bound=0.9 * answer.objective)
 
     monkeypatch.setattr(highs, "run", lazy)
@@ -291,7 +290,7 @@ def test_bound_and_objective_enclose_the_exact_optimum(kind: str) -> None:
     for one in [one for one in instances(90, 5) if one.kind == kind]:
         problem = TwoStageLinear.from_spec(one.spec)
         found = problem.prescribe(torch.from_numpy(one.atoms)[None], torch.from_numpy(one.weights), one.risk)
-        exact = exact_optimum(program_of(problem.data, one.atoms, one.weights, one.risk))
+        exact = exact_optimum(extensive_program(problem.stages, one.atoms, one.weights, one.risk))
         assert exact is not None
         assert found.bounds is not None
         room = 1e-7 * (1 + abs(float(exact)))

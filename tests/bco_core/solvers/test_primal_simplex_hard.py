@@ -11,11 +11,10 @@ from scipy import sparse
 
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.solvers import primal_simplex
+from bco_core.solvers import primal_simplex as primal_tableau_module
 from bco_core.solvers.linear_form import Array, LinearProgram
 from bco_core.solvers.polyhedron import certify, polyhedron_of, proves_unbounded
-from bco_core.solvers.primal_simplex import FAILED, OPTIMAL, UNBOUNDED, Oracle, Solved
-from bco_core.solvers.primal_solve import Pool
+from bco_core.solvers.primal_simplex import FAILED, OPTIMAL, UNBOUNDED, Oracle, OracleSolutions, VertexPool
 from tests.bco_core.solvers.test_primal_simplex import by_scipy
 from tests.support.programs import entries, random_program, reachable_limits
 
@@ -74,7 +73,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def assert_true(program: LinearProgram, limits: Array, costs: Array, solved: Solved) -> None:
+def assert_true(program: LinearProgram, limits: Array, costs: Array, solved: OracleSolutions) -> None:
     truth = np.array([by_scipy(program, limits, cost) for cost in costs])
     assert solved.certified.all()
     assert np.array_equal(solved.status, np.where(np.isfinite(truth), OPTIMAL, UNBOUNDED))
@@ -117,7 +116,7 @@ def test_every_basis_is_a_start_for_every_cost(name: str) -> None:
     pool = oracle._pool
     assert pool is not None
     for number in range(len(pool.vertices)):
-        oracle._pool = Pool._make(part[number : number + 1] for part in pool)
+        oracle._pool = VertexPool._make(part[number : number + 1] for part in pool)
         again = oracle.solve(costs)
         assert np.array_equal(again.status, first.status)
         assert again.certified.all()
@@ -242,7 +241,7 @@ def test_programs_too_large_for_a_tableau_are_solved_by_highs(monkeypatch: pytes
     program, limits = grid(4)
     costs = np.random.default_rng(10).uniform(0, 1, (30, program.matrix.shape[1]))
     expected = Oracle.of(program, limits).solve(costs)
-    monkeypatch.setattr(primal_simplex, "_LARGEST", 10)
+    monkeypatch.setattr(primal_tableau_module, "_LARGEST", 10)
     oracle = Oracle.of(program, limits)
     solved = oracle.solve(costs)
     assert oracle.fallbacks == len(costs)
@@ -276,7 +275,7 @@ def test_the_pool_stays_bounded_and_helps() -> None:
     for seed in range(20):
         oracle.solve(np.random.default_rng(seed).uniform(0, 1, (300, program.matrix.shape[1])))
     assert oracle._pool is not None
-    assert 1 < len(oracle._pool.vertices) <= primal_simplex.CAPACITY
+    assert 1 < len(oracle._pool.vertices) <= primal_tableau_module.CAPACITY
     assert len(np.unique(oracle._pool.vertices, axis=0)) == len(oracle._pool.vertices)
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bco_core.deadline import Flag
-from bco_core.solvers import random_cuts
+from bco_core.solvers import cuts
+from bco_core.solvers.cuts import CutSolution, FirstStage, RecourseScenarios, RiskOf, minimize_random
 from bco_core.solvers.dual_simplex import OPTIMAL
 from bco_core.solvers.linear_form import LinearProgram
-from bco_core.solvers.random_cuts import FirstStage, Found, RiskOf, Stages, minimize
 from bco_core.solvers.random_recourse import RandomRecourse
 from tests.bco_core.solvers.test_random_recourse import bounded_costs
 from tests.support.programs import Array, Random, entries, random_program
@@ -25,7 +25,9 @@ def in_time() -> Flag:
     return np.zeros(1, dtype=bool)
 
 
-def by_highs(program: LinearProgram, stages: Stages, lower: Array, upper: Array, risk: RiskOf) -> tuple[str, float]:
+def by_highs(
+    program: LinearProgram, stages: RecourseScenarios, lower: Array, upper: Array, risk: RiskOf
+) -> tuple[str, float]:
     """All scenarios as one program in z, η and, for every scenario, x and its excess over η. Gives how it ended too."""
     model = highspy.Highs()
     model.silent()
@@ -73,7 +75,7 @@ def risk_of(costs: Array, weights: Array, risk: RiskOf) -> float:
     return float((1 - risk.weight) * weights @ costs + risk.weight * tail)
 
 
-def certified(recourse: RandomRecourse, stages: Stages, found: Found, risk: RiskOf) -> float:
+def certified(recourse: RandomRecourse, stages: RecourseScenarios, found: CutSolution, risk: RiskOf) -> float:
     """The objective of what was found, by certified recourse."""
     solved = recourse.solve(stages.recourse_cost, stages.limits - stages.technology @ found.decision)
     assert (solved.status == OPTIMAL).all()
@@ -93,13 +95,15 @@ def mended(rng: Random, rows: int, columns: int, plain: bool) -> LinearProgram:
     )
 
 
-def drawn(rng: Random, program: LinearProgram, decisions: int, count: int, plain: bool, certain: bool) -> Stages:
+def drawn(
+    rng: Random, program: LinearProgram, decisions: int, count: int, plain: bool, certain: bool
+) -> RecourseScenarios:
     rows = len(program.matrix)
     technology = entries(rng, (rows, decisions), plain)
     if not certain:
         technology = technology + entries(rng, (count, rows, decisions), plain) * (rng.random((rows, decisions)) < 0.5)
     weights = rng.random(count) + 0.01
-    return Stages(
+    return RecourseScenarios(
         bounded_costs(rng, program, count, plain),
         2 * entries(rng, (count, rows), plain),
         technology if technology.ndim == 3 else technology[None],
@@ -118,10 +122,10 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     stages = drawn(rng, program, decisions, count, plain, certain)
     lower, upper = -2.0 * np.ones(decisions), 3.0 * np.ones(decisions)
     recourse = RandomRecourse.of(program)
-    found = minimize(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
+    found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
     assert ended == "Optimal"
-    assert found.ended == random_cuts.CONVERGED
+    assert found.ended == cuts.CONVERGED
     objective = certified(recourse, stages, found, risk)
     assert objective == pytest.approx(truth, rel=1e-6, abs=1e-6)
     assert found.bound <= truth + 1e-6 * (1 + abs(truth))
@@ -139,38 +143,40 @@ def test_decisions_that_leave_a_scenario_without_recourse_are_cut_off(
     stages = drawn(rng, program, decisions, 6, plain, False)
     lower, upper = -2.0 * np.ones(decisions), 3.0 * np.ones(decisions)
     recourse, risk = RandomRecourse.of(program), RiskOf(0.0, 0.5)
-    found = minimize(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
+    found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
-    if found.ended == random_cuts.CONVERGED:
+    if found.ended == cuts.CONVERGED:
         assert ended == "Optimal"
         assert certified(recourse, stages, found, risk) == pytest.approx(truth, rel=1e-6, abs=1e-6)
-    elif found.ended == random_cuts.NO_DECISION:
+    elif found.ended == cuts.NO_DECISION:
         assert ended != "Optimal"
     else:
         # What is so nearly infeasible that no proof passes is left to HiGHS.
-        assert found.ended == random_cuts.OPEN
+        assert found.ended == cuts.OPEN
 
 
 def test_a_price_that_pays_for_ever_is_said_and_names_its_scenario() -> None:
     """Nothing bounds how much −x may be worth where x has no row that holds it."""
     program = LinearProgram(np.zeros(2), np.array([[1.0, -1.0]]), np.array([1]), np.zeros(2), np.full(2, np.inf))
     costs = np.array([[1.0, 0.0], [1.0, -0.5], [1.0, -1.5], [1.0, 0.0]])
-    stages = Stages(costs, np.ones((4, 1)), np.ones((1, 1, 1)), np.ones((4, 1)), np.array([0.25, 0.25, 0.25, 0.25]))
+    stages = RecourseScenarios(
+        costs, np.ones((4, 1)), np.ones((1, 1, 1)), np.ones((4, 1)), np.array([0.25, 0.25, 0.25, 0.25])
+    )
     first = box(np.zeros(1), np.ones(1), np.zeros(1))
-    found = minimize(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
-    assert (found.ended, found.scenario) == (random_cuts.BOUNDLESS, 2)
+    found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
+    assert (found.ended, found.scenario) == (cuts.BOUNDLESS, 2)
     # Where that scenario has no weight, it does not matter; scenarios keep their numbers.
     light = stages._replace(weights=np.array([0.5, 0.5, 0.0, 0.0]))
-    assert minimize(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).ended == 0
+    assert minimize_random(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).ended == 0
     late = stages._replace(weights=np.array([0.0, 0.5, 0.5, 0.0]))
-    assert minimize(RandomRecourse.of(program), late, first, RiskOf(0.0, 0.0), 1e-7, in_time()).scenario == 2
+    assert minimize_random(RandomRecourse.of(program), late, first, RiskOf(0.0, 0.0), 1e-7, in_time()).scenario == 2
 
 
 def test_first_stage_costs_count_inside_the_risk() -> None:
     """Two goods that cost 2 ± 2 and 2.5 for certain, one unit of either needed: the mean takes the first one, the worst
     case the second."""
     program = LinearProgram(np.zeros(1), np.ones((1, 1)), np.array([1]), np.zeros(1), np.full(1, np.inf))
-    stages = Stages(
+    stages = RecourseScenarios(
         np.full((2, 1), 100.0),
         np.ones((2, 1)),
         np.ones((1, 1, 2)),
@@ -179,8 +185,8 @@ def test_first_stage_costs_count_inside_the_risk() -> None:
     )
     first = box(np.zeros(2), np.full(2, 5.0), np.zeros(2))
     recourse = RandomRecourse.of(program)
-    mean = minimize(recourse, stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
-    worst = minimize(recourse, stages, first, RiskOf(1.0, 0.5), 1e-7, in_time())
+    mean = minimize_random(recourse, stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
+    worst = minimize_random(recourse, stages, first, RiskOf(1.0, 0.5), 1e-7, in_time())
     np.testing.assert_allclose(mean.decision, [1.0, 0.0], atol=1e-7)
     np.testing.assert_allclose(worst.decision, [0.0, 1.0], atol=1e-7)
     assert (mean.objective, worst.objective) == (pytest.approx(2.0), pytest.approx(2.5))
@@ -190,11 +196,11 @@ def test_equal_scenarios_are_as_one() -> None:
     rng = np.random.default_rng(11)
     program = mended(rng, 3, 5, False)
     one = drawn(rng, program, 3, 1, False, False)
-    many = Stages(*(np.repeat(part, 40, axis=0) for part in one[:-1]), np.full(40, 1 / 40))
+    many = RecourseScenarios(*(np.repeat(part, 40, axis=0) for part in one[:-1]), np.full(40, 1 / 40))
     first = box(-np.ones(3), np.ones(3), np.zeros(3))
     for risk in (RiskOf(0.0, 0.0), RiskOf(1.0, 0.8)):
-        single = minimize(RandomRecourse.of(program), one, first, risk, 1e-7, in_time())
-        several = minimize(RandomRecourse.of(program), many, first, risk, 1e-7, in_time())
+        single = minimize_random(RandomRecourse.of(program), one, first, risk, 1e-7, in_time())
+        several = minimize_random(RandomRecourse.of(program), many, first, risk, 1e-7, in_time())
         assert several.objective == pytest.approx(single.objective, rel=2e-7, abs=1e-9)
 
 
@@ -212,10 +218,10 @@ def test_units_do_not_matter(money: float, amounts: float) -> None:
     )
     lower, upper, begin = -2.0 * np.ones(3), 3.0 * np.ones(3), np.zeros(3)
     for risk in (RiskOf(0.0, 0.0), RiskOf(0.7, 0.8)):
-        plain = minimize(RandomRecourse.of(program), stages, box(lower, upper, begin), risk, 1e-7, in_time())
+        plain = minimize_random(RandomRecourse.of(program), stages, box(lower, upper, begin), risk, 1e-7, in_time())
         far = box(lower * amounts, upper * amounts, begin)
-        other = minimize(RandomRecourse.of(scaled_program), scaled, far, risk, 1e-7, in_time())
-        assert (plain.ended, other.ended) == (random_cuts.CONVERGED, random_cuts.CONVERGED)
+        other = minimize_random(RandomRecourse.of(scaled_program), scaled, far, risk, 1e-7, in_time())
+        assert (plain.ended, other.ended) == (cuts.CONVERGED, cuts.CONVERGED)
         assert other.objective / (money * amounts) == pytest.approx(plain.objective, rel=1e-6)
 
 
@@ -224,6 +230,6 @@ def test_a_search_out_of_time_says_so() -> None:
     program = mended(rng, 3, 4, False)
     stages = drawn(rng, program, 2, 10, False, False)
     first = box(-np.ones(2), np.ones(2), np.zeros(2))
-    found = minimize(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, np.ones(1, dtype=bool))
-    assert found.ended == random_cuts.STOPPED
+    found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, np.ones(1, dtype=bool))
+    assert found.ended == cuts.STOPPED
     assert found.bound == -np.inf

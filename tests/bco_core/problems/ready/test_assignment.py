@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 from tests.support.linear_reader import drawn, solve
 
 Spec = dict[str, Any]
@@ -30,7 +30,7 @@ def test_the_pairs_are_worth_what_scipys_are(agents: int, tasks: int, sense: str
     # One pair is forbidden wherever others are left.
     lost = [(agents - 1, tasks - 1)] if min(agents, tasks) > 1 else []
     spec["forbidden"] = [[f"agent {i}", f"task {j}"] for i, j in lost]
-    model = compiled(spec)
+    model = compile_ready(spec)
     for outcome in drawn(model, 3, random):
         worth = np.zeros((agents, tasks))
         for i in range(agents):
@@ -51,7 +51,7 @@ def test_the_pairs_are_worth_what_scipys_are(agents: int, tasks: int, sense: str
 def test_pairs_are_called_as_planners_call_them() -> None:
     costs = {"ann": {"roof": "ann's hours"}, "bob": {"wall": 3}}
     spec = {"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"], "costs": costs}
-    model = compiled(spec | {"forbidden": [["bob", "roof"]]})
+    model = compile_ready(spec | {"forbidden": [["bob", "roof"]]})
     assert [entry["name"] for entry in model["decisions"]] == ["ann to roof", "ann to wall", "bob to wall"]
     assert [entry["name"] for entry in model["outcomes"]] == ["ann's hours", "ann to wall"]
     found = solve(model, [{"ann's hours": 2.0, "ann to wall": 1.0}])
@@ -78,5 +78,5 @@ def test_pairs_are_called_as_planners_call_them() -> None:
 )
 def test_what_is_no_assignment_is_refused_at_its_place(changes: Spec, where: tuple[Any, ...], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as refused:
-        compiled({"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]} | changes)
+        compile_ready({"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]} | changes)
     assert refused.value.where == where

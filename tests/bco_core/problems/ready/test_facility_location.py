@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 from tests.support.linear_reader import Outcome, drawn, solve
 
 Spec = dict[str, Any]
@@ -63,7 +63,7 @@ def demands(spec: Spec, outcome: Outcome) -> list[float]:
 def test_opening_costs_what_the_best_of_all_choices_does(seed: int, most: int | None) -> None:
     random = np.random.default_rng(seed)
     spec = market(random) | {"maximum_open": most}
-    model = compiled(spec)
+    model = compile_ready(spec)
     outcomes = drawn(model, 3, random)
     found = solve(model, outcomes)
     assert found is not None
@@ -84,7 +84,7 @@ def test_decisions_rows_and_recourse_are_called_as_planners_call_them() -> None:
         "transport_costs": [[1]],
         "shortage_cost": 5,
     }
-    model = compiled(spec)
+    model = compile_ready(spec)
     assert [entry["name"] for entry in model["decisions"]] == ["open north"]
     assert [entry["name"] for entry in model["recourse"]] == ["north to city", "shortage at city"]
     assert model["outcomes"] == [{"name": "city orders", "minimum": 0.0}]
@@ -117,5 +117,5 @@ def test_what_cannot_be_is_refused_at_its_place(changes: Spec, where: tuple[Any,
         "shortage_cost": 9,
     }
     with pytest.raises(InvalidInput, match=words) as refused:
-        compiled(spec | changes)
+        compile_ready(spec | changes)
     assert refused.value.where == where

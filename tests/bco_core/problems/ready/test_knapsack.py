@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 from tests.support.linear_reader import Outcome, drawn, solve
 
 Spec = dict[str, Any]
@@ -46,7 +46,7 @@ def best_of_all(spec: Spec, outcome: Outcome) -> float:
 def test_whole_items_are_worth_the_most_of_all_there_are(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = sack(random)
-    model = compiled(spec)
+    model = compile_ready(spec)
     for outcome in drawn(model, 3, random, low=-3.0):
         found = solve(model, [outcome])
         assert found is not None
@@ -57,7 +57,7 @@ def test_whole_items_are_worth_the_most_of_all_there_are(seed: int) -> None:
 def test_shares_are_worth_what_a_linear_program_finds(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = sack(random, shares=True)
-    model = compiled(spec)
+    model = compile_ready(spec)
     (outcome,) = drawn(model, 1, random, low=-3.0)
     direct = linprog(
         [-outcome[item["name"]] for item in spec["items"]],
@@ -72,7 +72,9 @@ def test_shares_are_worth_what_a_linear_program_finds(seed: int) -> None:
 
 def test_nothing_fits_into_a_knapsack_of_capacity_zero() -> None:
     items = [{"name": "gold", "weights": {"kg": 1}}, {"name": "idea", "weights": {}}]
-    found = solve(compiled({"kind": "knapsack", "items": items, "capacities": {"kg": 0}}), [{"gold": 9.0, "idea": 2.0}])
+    found = solve(
+        compile_ready({"kind": "knapsack", "items": items, "capacities": {"kg": 0}}), [{"gold": 9.0, "idea": 2.0}]
+    )
     assert found is not None
     assert found.decision == pytest.approx({"gold": 0.0, "idea": 1.0})
     assert found.value == pytest.approx(2.0)
@@ -83,7 +85,9 @@ def test_as_many_copies_as_fit() -> None:
         {"name": "tin", "weights": {"kg": 2}, "copies": None},
         {"name": "jar", "weights": {"kg": 3}, "copies": None},
     ]
-    found = solve(compiled({"kind": "knapsack", "items": items, "capacities": {"kg": 11}}), [{"tin": 2.0, "jar": 3.5}])
+    found = solve(
+        compile_ready({"kind": "knapsack", "items": items, "capacities": {"kg": 11}}), [{"tin": 2.0, "jar": 3.5}]
+    )
     assert found is not None
     assert found.decision == pytest.approx({"tin": 1.0, "jar": 3.0})
 
@@ -105,5 +109,5 @@ def test_as_many_copies_as_fit() -> None:
 def test_what_is_no_knapsack_is_refused_at_its_place(changes: Spec, where: tuple[Any, ...], words: str) -> None:
     spec = {"kind": "knapsack", "items": [{"name": "a", "weights": {"kg": 1}}], "capacities": {"kg": 5}} | changes
     with pytest.raises(InvalidInput, match=words) as refused:
-        compiled(spec)
+        compile_ready(spec)
     assert refused.value.where == where

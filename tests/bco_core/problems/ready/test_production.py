@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 from tests.support.linear_reader import Outcome, drawn, solve
 
 Spec = dict[str, Any]
@@ -63,7 +63,7 @@ def profit(spec: Spec, outcomes: list[Outcome]) -> float:
 def test_the_profit_is_that_of_the_direct_model(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = factory(random)
-    model = compiled(spec)
+    model = compile_ready(spec)
     outcomes = drawn(model, 4, random)
     found = solve(model, outcomes)
     assert found is not None
@@ -98,7 +98,7 @@ FUEL: Spec = {
 @pytest.mark.parametrize("seed", range(6))
 def test_a_blend_is_that_of_the_direct_model(seed: int) -> None:
     random = np.random.default_rng(seed)
-    model = compiled(FUEL)
+    model = compile_ready(FUEL)
     outcomes = drawn(model, 5, random, low=5.0, high=60.0)
     found = solve(model, outcomes)
     regular, premium = cp.Variable(2, nonneg=True), cp.Variable(3, nonneg=True)
@@ -127,7 +127,7 @@ def test_a_blend_is_that_of_the_direct_model(seed: int) -> None:
 def test_whole_products_are_whole() -> None:
     item = {"name": "boat", "integer": True, "unit_cost": 2, "price": 5, "uses": {"wood": 2}}
     spec = {"kind": "production", "products": [item], "resources": [{"name": "wood", "available": 7}]}
-    found = solve(compiled(spec), [{"boat": 10.0}])
+    found = solve(compile_ready(spec), [{"boat": 10.0}])
     assert found is not None
     assert (found.value, found.decision) == (pytest.approx(9.0), pytest.approx({"make boat": 3.0}))
 
@@ -160,5 +160,5 @@ def test_what_cannot_be_made_is_refused_at_its_place(
 ) -> None:
     spec = {"kind": "production", "products": [{"name": "p"} | product], "ingredients": [{"name": "oil"}]} | others
     with pytest.raises(InvalidInput, match=words) as refused:
-        compiled(spec)
+        compile_ready(spec)
     assert refused.value.where == where

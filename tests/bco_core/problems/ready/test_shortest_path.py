@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 from tests.support.linear_reader import Outcome, drawn, solve
 
 Spec = dict[str, Any]
@@ -63,7 +63,7 @@ def graph(random: np.random.Generator, directed: bool) -> Spec:
 def test_the_way_costs_what_dijkstras_does(seed: int, directed: bool) -> None:
     random = np.random.default_rng(seed)
     spec = graph(random, directed)
-    model = compiled(spec)
+    model = compile_ready(spec)
     for outcome in drawn(model, 3, random):
         found = solve(model, [outcome])
         assert found is not None
@@ -78,7 +78,7 @@ def test_the_way_costs_what_dijkstras_does(seed: int, directed: bool) -> None:
 def test_over_several_outcomes_the_way_is_the_one_of_their_mean() -> None:
     random = np.random.default_rng(3)
     spec = graph(random, True)
-    model = compiled(spec)
+    model = compile_ready(spec)
     outcomes = drawn(model, 7, random)
     mean = {name: float(np.mean([one[name] for one in outcomes])) for name in outcomes[0]}
     found = solve(model, outcomes)
@@ -93,10 +93,10 @@ def test_edges_are_called_as_planners_call_them() -> None:
         {"start": "a", "end": "c", "cost": 9},
     ]
     spec = {"kind": "shortest_path", "source": "a", "target": "c", "edges": edges}
-    one = compiled(spec)
+    one = compile_ready(spec)
     assert [entry["name"] for entry in one["decisions"]] == ["a to b", "ferry", "a to c"]
     assert [entry["name"] for entry in one["outcomes"]] == ["a to b", "ferry"]
-    both = compiled(spec | {"directed": False})
+    both = compile_ready(spec | {"directed": False})
     names = [entry["name"] for entry in both["decisions"]]
     assert names == ["a to b", "b to a", "ferry, b to c", "ferry, c to b", "a to c", "c to a"]
     assert [entry["name"] for entry in both["outcomes"]] == ["a to b", "ferry"]
@@ -107,7 +107,7 @@ def test_a_cost_may_share_outcomes_with_others() -> None:
     edges = [{"start": "a", "end": "b", "cost": slow}, {"start": "a", "end": "b", "name": "train", "cost": 5}]
     spec = {"kind": "shortest_path", "source": "a", "target": "b", "edges": edges}
     for traffic, cost, edge in ((0.5, 3.5, "a to b"), (2.0, 5.0, "train")):
-        found = solve(compiled(spec), [{"traffic": traffic}])
+        found = solve(compile_ready(spec), [{"traffic": traffic}])
         assert found is not None
         assert found.value == pytest.approx(cost)
         assert found.decision[edge] == pytest.approx(1.0)
@@ -120,7 +120,7 @@ def test_a_cycle_of_cost_zero_costs_nothing_and_leaves_the_way_as_it_is() -> Non
         {"start": "c", "end": "b"},
         {"start": "b", "end": "d"},
     ]
-    model = compiled({"kind": "shortest_path", "source": "a", "target": "d", "edges": edges})
+    model = compile_ready({"kind": "shortest_path", "source": "a", "target": "d", "edges": edges})
     found = solve(model, [{"a to b": 2.0, "b to c": 0.0, "c to b": -4.0, "b to d": 1.0}])
     assert found is not None
     assert found.value == pytest.approx(3.0)
@@ -129,7 +129,7 @@ def test_a_cycle_of_cost_zero_costs_nothing_and_leaves_the_way_as_it_is() -> Non
 
 def test_without_cycles_an_edge_may_bring_something() -> None:
     edges = [{"start": "a", "end": "b"}, {"start": "b", "end": "c", "cost": -2}, {"start": "a", "end": "c", "cost": -1}]
-    model = compiled({"kind": "shortest_path", "source": "a", "target": "c", "edges": edges})
+    model = compile_ready({"kind": "shortest_path", "source": "a", "target": "c", "edges": edges})
     found = solve(model, [{"a to b": -3.0}])
     assert found is not None
     assert found.value == pytest.approx(-5.0)
@@ -144,12 +144,12 @@ PAIR = [{"start": "a", "end": "b"}]
         ({"edges": []}, ("edges",), "at least one edge"),
         ({"source": "z"}, ("source",), "there are a, b"),
         ({"target": "a"}, ("target",), "same node"),
-        ({"source": "b", "target": "a"}, ("target",), "no way leads from b to a"),
-        ({"edges": [*PAIR, {"start": "c", "end": "d"}], "target": "d"}, ("target",), "no way leads from a to d"),
+        ({"source": "b", "target": "a"}, ("target",), "no path leads from b to a"),
+        ({"edges": [*PAIR, {"start": "c", "end": "d"}], "target": "d"}, ("target",), "no path leads from a to d"),
         ({"nodes": ["a", "b"], "edges": [*PAIR, {"start": "b", "end": "x"}]}, ("edges", 1, "end"), "there are a, b"),
         ({"nodes": ["a", "a"]}, ("nodes", 1), "twice"),
         ({"nodes": ["b"]}, ("source",), "no node"),
-        ({"edges": [*PAIR, *PAIR]}, ("edges", 1, "name"), "'a to b' is there twice"),
+        ({"edges": [*PAIR, *PAIR]}, ("edges", 1, "name"), "'a to b' stands there twice"),
         ({"edges": [{"start": "a", "end": "a"}]}, ("edges", 0, "end"), "another"),
         ({"edges": [{"start": "a", "end": "b", "cost": 3}]}, (), "nothing here is uncertain"),
         ({"edges": [*PAIR, {"start": "b", "end": "a", "cost": -1}]}, ("edges", 1, "cost"), "cycle"),
@@ -161,7 +161,7 @@ PAIR = [{"start": "a", "end": "b"}]
         (
             {"edges": [*PAIR, {"start": "b", "end": "a"}], "directed": False},
             ("edges", 1),
-            "this would be called 'b to a', as edges/0 is already",
+            "'b to a' would be the name of this and of edges/0",
         ),
         ({"edges": [{"start": "a", "end": "b", "cost": math.nan}]}, ("edges", 0, "cost"), "finite"),
     ],
@@ -169,5 +169,5 @@ PAIR = [{"start": "a", "end": "b"}]
 def test_what_is_no_graph_is_refused_at_its_place(changes: Spec, where: tuple[str | int, ...], words: str) -> None:
     spec = {"kind": "shortest_path", "source": "a", "target": "b", "edges": PAIR} | changes
     with pytest.raises(InvalidInput, match=words) as refused:
-        compiled(spec)
+        compile_ready(spec)
     assert refused.value.where == where

@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
-from bco_core.problems.ready.kinds import compiled
+from bco_core.problems.ready.kinds import compile_ready
 from tests.support.linear_reader import Outcome, drawn, solve
 
 Spec = dict[str, Any]
@@ -109,7 +109,7 @@ def best_of_all(spec: Spec, outcomes: list[Outcome]) -> float:
 def test_a_schedule_costs_what_the_best_of_all_does(seed: int, hours: int, units: int) -> None:
     random = np.random.default_rng(100 * hours + 10 * units + seed)
     spec = system(random, hours, units)
-    model = compiled(spec)
+    model = compile_ready(spec)
     outcomes = drawn(model, 2, random, low=-2.0, high=12.0)
     found = solve(model, outcomes)
     assert found is not None
@@ -122,7 +122,7 @@ def test_a_stay_may_have_to_be_longer_than_the_day(side: str, initially_on: bool
     random = np.random.default_rng(9)
     spec = system(random, 4, 1)
     spec["units"][0] |= {side: 99, "initially_on": initially_on, "startup_cost": 0.1, "fixed_cost": 2.0}
-    model = compiled(spec)
+    model = compile_ready(spec)
     outcomes = [{f"demand in hour {h + 1}": value for h, value in enumerate([6.0, 0.0, 0.0, 6.0])}]
     found = solve(model, outcomes)
     assert found is not None
@@ -134,7 +134,7 @@ def test_every_choice_of_a_schedule_can_be_mended() -> None:
     random = np.random.default_rng(1)
     spec = system(random, 4, 1)
     spec["units"][0] |= {"minimum_output": 3.0, "maximum_output": 5.0, "ramp_up": 0.5, "ramp_down": 0.5}
-    model = compiled(spec)
+    model = compile_ready(spec)
     (outcome,) = drawn(model, 1, random)
     for schedule in product((0.0, 1.0), repeat=4):
         if allowed(spec["units"][0], tuple(map(int, schedule))):
@@ -149,7 +149,7 @@ def test_names_tell_unit_and_hour() -> None:
     unit = {"name": "coal", "maximum_output": 5}
     spec = {"kind": "unit_commitment", "hours": 2, "units": [unit], "shedding_cost": 9}
     net = {"outcomes": {"load": 1, "wind": -1}}
-    model = compiled(spec | {"demand": ["load", net]})
+    model = compile_ready(spec | {"demand": ["load", net]})
     assert [entry["name"] for entry in model["decisions"]] == [
         "coal on in hour 1",
         "coal on in hour 2",
@@ -157,7 +157,7 @@ def test_names_tell_unit_and_hour() -> None:
         "coal starts in hour 2",
     ]
     assert [entry["name"] for entry in model["outcomes"]] == ["load", "wind"]
-    assert [entry["name"] for entry in compiled(spec)["outcomes"]] == ["demand in hour 1", "demand in hour 2"]
+    assert [entry["name"] for entry in compile_ready(spec)["outcomes"]] == ["demand in hour 1", "demand in hour 2"]
     # More wind than load is curtailed.
     found = solve(model, [{"load": 2.0, "wind": 7.0}])
     assert found is not None
@@ -190,5 +190,5 @@ def test_what_is_no_schedule_is_refused_at_its_place(
         "shedding_cost": 9,
     }
     with pytest.raises(InvalidInput, match=words) as refused:
-        compiled(spec | others)
+        compile_ready(spec | others)
     assert refused.value.where == where

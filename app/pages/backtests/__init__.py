@@ -1,1 +1,0 @@
-"""Backtests: asked for, followed, and what they found."""

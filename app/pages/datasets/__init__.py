@@ -1,1 +1,0 @@
-"""Histories: uploaded with a preview, shown with what looks odd."""

@@ -1,1 +1,0 @@
-"""Jobs: asked for, followed, told."""

@@ -1,1 +1,0 @@
-"""What was prescribed, and what came of it."""

@@ -1,0 +1,30 @@
+"""Fixtures that tests of pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.http import security
+from tests.support.as_browser import HTML, new_keys
+
+
+@pytest.fixture(autouse=True)
+def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def browser(client: TestClient) -> TestClient:
+    """A browser with its own cookies on the running application."""
+    browser = TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML)
+    browser.portal = client.portal
+    return browser
+
+
+@pytest.fixture
+def make_key(client: TestClient) -> Iterator[Callable[[str], str]]:
+    with new_keys() as make:
+        yield make

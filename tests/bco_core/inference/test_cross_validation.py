@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bco_core.data import make_folds
+from bco_core.distributions import equal_mixture
+from bco_core.inference.vi.cross_validation import out_of_fold, pool_views
+from bco_core.policies import decide
+from tests.support.wavy_demand import PROBLEM, generator, target_of, wavy
+
+
+def test_every_row_is_judged_only_by_members_that_did_not_learn_from_it() -> None:
+    sample = wavy(53)
+    target = target_of("linear", sample)
+    folds = make_folds(53, 10, generator())
+    # Each member predicts its own number, so a judgement shows who made it.
+    loc = torch.zeros(10, target.predictor.dim)
+    loc[:, -1] = torch.arange(10.0)
+    mixture = equal_mixture(target.family, loc, torch.full_like(loc, 1e-9))
+    seen = out_of_fold(target, folds, mixture, generator())
+    judged_by = target.predictor.outcomes.apply(seen.scenarios.outcomes).round().long()[..., 0]
+    for row, members in zip(seen.rows.tolist(), judged_by, strict=True):
+        for member in members.unique().tolist():
+            assert row in folds.validation[member].tolist()
+            assert row not in folds.train[member].tolist()
+    assert len(seen.rows) >= 53 - 2 * 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+def test_pooled_scenarios_average_to_the_stacked_decision(share: float) -> None:
+    sample = wavy(60)
+    target = target_of("linear", sample)
+    folds = make_folds(60, 5, generator())
+    views = []
+    for seed in (1, 2):
+        loc = torch.randn(5, target.predictor.dim, generator=generator(seed))
+        views.append(out_of_fold(target, folds, equal_mixture(target.family, loc, 0.1 + 0 * loc), generator(seed)))
+    both = pool_views(*views, share)
+    each = [decide(PROBLEM, view.scenarios, "averaged").decisions for view in views]
+    assert torch.allclose(decide(PROBLEM, both.scenarios, "averaged").decisions, torch.lerp(*each, share))
+    assert both.scenarios.weights.sum().item() == pytest.approx(1.0)
