@@ -52,7 +52,7 @@ class BacktestArguments(TypedDict, total=False):
     time_limit_seconds: float
 
 
-class ColumnRoles(TypedDict, total=False):
+class RoleArguments(TypedDict, total=False):
     """Roles of the columns of a history."""
 
     outcomes: Sequence[str] | str

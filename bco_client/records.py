@@ -165,7 +165,7 @@ class ContextPrescription(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PosteriorResult(Record):
+class PosteriorReply(Record):
     """Fields of every answer of a posterior; ``id`` is its id in the log, if it is logged."""
 
     posterior_id: str
@@ -179,7 +179,7 @@ class PosteriorResult(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrescribeResult(PosteriorResult):
+class PrescribeReply(PosteriorReply):
     """The whole answer to a prescribe call."""
 
     prescriptions: list[ContextPrescription]
@@ -218,7 +218,7 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateResult(PosteriorResult):
+class EvaluateReply(PosteriorReply):
     """The whole answer to an evaluate call."""
 
     evaluations: list[EvaluationRecord]
@@ -295,7 +295,7 @@ class OutcomeRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceResult(Record):
+class ReproduceReply(Record):
     """A logged call repeated: the new answer and its differences."""
 
     id: str

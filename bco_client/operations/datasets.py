@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
 from bco_client import tables
-from bco_client.options import ColumnRoles, names
+from bco_client.options import RoleArguments, names
 from bco_client.records import DatasetRecord
 from bco_client.steps import HttpRequest, Steps, answer, delete, done, get, listed, record, upload
 from bco_client.steps import create as creating
@@ -20,7 +20,12 @@ LISTS = ("outcomes", "contexts", "categorical", "series", "decisions")
 
 
 def create(
-    data: Table | File, name: str, *, sheet: str = "", idempotency_key: str | None = None, **roles: Unpack[ColumnRoles]
+    data: Table | File,
+    name: str,
+    *,
+    sheet: str = "",
+    idempotency_key: str | None = None,
+    **roles: Unpack[RoleArguments],
 ) -> Steps[DatasetRecord]:
     """Send a history: a frame, rows, or a CSV, Parquet or Excel file by its path or content.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from bco_client.options import PrescribeArguments, Quality
-from bco_client.records import DriftRecord, EvaluateResult, PosteriorRecord, PrescribeResult
+from bco_client.records import DriftRecord, EvaluateReply, PosteriorRecord, PrescribeReply
 from bco_client.steps import Steps, answer, ask, content, delete, done, get, listed, record
 
 Context = Mapping[str, Any] | Sequence[Any]
@@ -51,9 +51,9 @@ def drift(
 
 def prescribe(
     posterior_id: str, contexts: Sequence[Context], **options: Unpack[PrescribeArguments]
-) -> Steps[PrescribeResult]:
+) -> Steps[PrescribeReply]:
     """Decide for contexts, each a dict or the values in column order; return the whole answer of one call."""
-    return record(PrescribeResult, ask("posteriors", posterior_id, "prescribe", body={"contexts": contexts, **options}))
+    return record(PrescribeReply, ask("posteriors", posterior_id, "prescribe", body={"contexts": contexts, **options}))
 
 
 def evaluate(
@@ -63,7 +63,7 @@ def evaluate(
     alternatives: Sequence[Mapping[str, Any]] | None = None,
     decisions: Sequence[Any] | None = None,
     **options: Unpack[PrescribeArguments],
-) -> Steps[EvaluateResult]:
+) -> Steps[EvaluateReply]:
     """Compare decisions of your own with the prescription: ``alternatives`` for every context, or one of ``decisions``
     for each. The service decides values that are None or missing."""
     body: dict[str, Any] = {"contexts": contexts, **options}
@@ -71,7 +71,7 @@ def evaluate(
         body["alternatives"] = [entry if "decision" in entry else {"decision": entry} for entry in alternatives]
     if decisions is not None:
         body["decisions"] = decisions
-    return record(EvaluateResult, ask("posteriors", posterior_id, "evaluate", body=body))
+    return record(EvaluateReply, ask("posteriors", posterior_id, "evaluate", body=body))
 
 
 def remove(posterior_id: str) -> Steps[None]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 
 from bco_client import tables
-from bco_client.records import CallRecord, ContextPrescription, OutcomeRecord, ReproduceResult
+from bco_client.records import CallRecord, ContextPrescription, OutcomeRecord, ReproduceReply
 from bco_client.steps import Steps, ask, content, get, listed, record
 
 Values = Mapping[str, float | None]
@@ -57,9 +57,9 @@ def record_outcome(
     return record(OutcomeRecord, ask("prescriptions", prescription, "outcome", body=body))
 
 
-def reproduce(prescription_id: str) -> Steps[ReproduceResult]:
+def reproduce(prescription_id: str) -> Steps[ReproduceReply]:
     """Repeat a logged call and compare the answers bit for bit."""
-    return record(ReproduceResult, ask("prescriptions", prescription_id, "reproduce"))
+    return record(ReproduceReply, ask("prescriptions", prescription_id, "reproduce"))
 
 
 def export(*, to: tables.Kind = "rows", **only: Unpack[CallFilter]) -> Steps[Any]:

@@ -8,7 +8,7 @@ from typing import Any, Unpack, cast
 
 from bco_client import tables
 from bco_client.operations import datasets, jobs, posteriors, problems
-from bco_client.options import BacktestArguments, ColumnRoles, LearnArguments, PrescribeArguments
+from bco_client.options import BacktestArguments, LearnArguments, PrescribeArguments, RoleArguments
 from bco_client.records import (
     BacktestResult,
     ContextPrescription,
@@ -24,11 +24,11 @@ from bco_client.tables import File, Row, Table
 MOST_AT_ONCE = 1_000
 
 
-class LearnRoles(ColumnRoles, LearnArguments, total=False):
+class LearnRoles(RoleArguments, LearnArguments, total=False):
     """Roles of the columns, and options of learning."""
 
 
-class BacktestRoles(ColumnRoles, BacktestArguments, total=False):
+class BacktestRoles(RoleArguments, BacktestArguments, total=False):
     """Roles of the columns, and options of a backtest."""
 
 
@@ -84,7 +84,7 @@ def _create_missing(
     data: Table | File | DatasetRecord | str,
     problem: Mapping[str, Any] | ProblemRecord | str,
     name: str,
-    roles: ColumnRoles,
+    roles: RoleArguments,
     key: str | None,
 ) -> Steps[tuple[str, str]]:
     """Create the problem and the data set unless they exist, and return their ids."""
@@ -106,13 +106,13 @@ def _problem(problem: Mapping[str, Any] | ProblemRecord | str, name: str, key: s
     return (yield from problems.create(problem, name, idempotency_key=key))
 
 
-def _split_options(options: Mapping[str, Any]) -> tuple[ColumnRoles, Any]:
+def _split_options(options: Mapping[str, Any]) -> tuple[RoleArguments, Any]:
     """Split options into those of the data set and those of the job."""
     roles = {
-        name: value for name, value in options.items() if name in ColumnRoles.__annotations__ and value is not None
+        name: value for name, value in options.items() if name in RoleArguments.__annotations__ and value is not None
     }
-    return cast(ColumnRoles, roles), {
-        name: value for name, value in options.items() if name not in ColumnRoles.__annotations__
+    return cast(RoleArguments, roles), {
+        name: value for name, value in options.items() if name not in RoleArguments.__annotations__
     }
 
 
