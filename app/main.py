@@ -41,9 +41,9 @@ from app.pages.posteriors import page as posterior_pages
 from app.pages.problems import page as problem_pages
 from app.posteriors.router import router as posteriors
 from app.prescriptions import cache
-from app.prescriptions.admission import Places
-from app.prescriptions.batching import Together
-from app.prescriptions.fast_path import ShortRoad
+from app.prescriptions.admission import AdmissionLimit
+from app.prescriptions.batching import Batcher
+from app.prescriptions.fast_path import FastPath
 from app.prescriptions.offload import slow_calls
 from app.prescriptions.router import router as prescriptions
 from app.problems.router import router as problems
@@ -89,8 +89,8 @@ def create_app() -> FastAPI:
     _prepare_state(app)
     errors.install(app)
     api_client.install(app)
-    # The last one added sees a request first.
-    app.add_middleware(ShortRoad, of=app)
+    # The last one added is the first to see a request.
+    app.add_middleware(FastPath, of=app)
     app.add_middleware(
         BodyLimit, max_bytes=settings.max_body_mb * 1_000_000, max_total_bytes=settings.max_bodies_mb * 1_000_000
     )
@@ -165,10 +165,10 @@ def _prepare_state(app: FastAPI) -> None:
     # lookups of aliases
     state.aliases = LookupCache(FRESH_SECONDS)
     # loaded posteriors; places, threads and turns of prescribe calls
-    state.posteriors = cache.of_settings()
-    state.places = Places(settings.max_prescriptions, settings.max_workspace_prescriptions)
+    state.posteriors = cache.cache_from_settings()
+    state.admission = AdmissionLimit(settings.max_prescriptions, settings.max_workspace_prescriptions)
     state.prescribers = anyio.CapacityLimiter(PRESCRIBERS)
-    state.together = Together(settings.max_together, state.prescribers)
+    state.batcher = Batcher(settings.max_together, state.prescribers)
     # answers on their way into the log
     state.log = Writer()
     # calls that took long lately, and the processes they go to

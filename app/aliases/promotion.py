@@ -1,4 +1,4 @@
-"""Whether an alias moves to what a job has just learned: only if that has earned it, unless asked otherwise."""
+"""Move an alias to a job's new posterior, by default only if that costs no more than the current one."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LEAST_ROWS = 20
 
 
 class Promotion(StrictModel):
-    """What to do with an alias once a job has succeeded."""
+    """Which alias to move once a job has succeeded, and when."""
 
     alias: AliasName
     when: Literal["if_not_worse", "always", "never"] = Field(
         "if_not_worse",
-        description="if_not_worse moves the alias only if the new posterior costs no more than the one that it names, "
-        "on the same newest rows, which neither has learned from; never only says what would have happened",
+        description="if_not_worse moves the alias only if the new posterior costs no more than the current one on the "
+        "same newest rows, which neither was learned from; never only reports the comparison",
     )
 
 
-class Comparison(NamedTuple):
-    """How much more the challenger costs than the incumbent on the same rows; negative is better."""
+class PromotionComparison(NamedTuple):
+    """Extra cost of the challenger over the incumbent on the same rows; negative is better."""
 
     incumbent_id: str
     rows: int
@@ -42,38 +42,39 @@ def consider(
     workspace: str,
     promotion: Promotion,
     challenger: PosteriorRow,
-    comparison: Comparison | None,
+    comparison: PromotionComparison | None,
     by: str | None,
 ) -> tuple[bool, str]:
-    """Move the alias if the challenger may have it, in the transaction that stores it; and why, in a sentence.
+    """Move the alias to the challenger if that is allowed; return whether it moved, and why in a sentence.
 
-    An alias that does not exist yet is made. It is locked while it is compared, so what is judged is what is replaced.
+    This happens in the transaction that stores the challenger. A new alias is created. An existing one is locked, so
+    that it cannot move between comparison and move.
     """
     alias, row = promotion.alias, locked(session, workspace, promotion.alias)
     incumbent = None if row is None else session.get_one(PosteriorRow, row.posterior_id)
     earned, why = _earned(incumbent, challenger, comparison)
     if promotion.when == "never" or not (earned or promotion.when == "always"):
-        stays = f"names {incumbent.id} still" if incumbent else "is not made"
+        stays = f"still names {incumbent.id}" if incumbent else "is not created"
         return False, f"the alias {alias} {stays}: {why}"
-    told = f"the alias {alias} names {challenger.id} now: {why}"
+    sentence = f"the alias {alias} now names {challenger.id}: {why}"
     try:
         with session.begin_nested():
-            move(session, workspace, alias, row, challenger.id, by, told)
+            move(session, workspace, alias, row, challenger.id, by, sentence)
     except sa.exc.IntegrityError:
-        return False, f"the alias {alias} does not move: another made it at the same moment"
-    return True, told
+        return False, f"the alias {alias} does not move: another request created it at the same moment"
+    return True, sentence
 
 
 def _earned(
-    incumbent: PosteriorRow | None, challenger: PosteriorRow, comparison: Comparison | None
+    incumbent: PosteriorRow | None, challenger: PosteriorRow, comparison: PromotionComparison | None
 ) -> tuple[bool, str]:
-    """Whether the challenger is not worse than the incumbent, as far as the same rows tell."""
+    """Return whether the challenger costs no more than the incumbent on the same rows, and why."""
     if incumbent is None:
         return True, "there was no such alias"
     if incumbent.problem_id != challenger.problem_id:
         return False, "the two posteriors are of different problems, so their costs cannot be compared"
     if comparison is None or comparison.incumbent_id != incumbent.id:
-        return False, "the two posteriors were not compared on rows that neither has learned from"
+        return False, "the two posteriors were not compared on rows that neither was learned from"
     rows, (mean, error) = comparison.rows, (comparison.difference.mean, comparison.difference.standard_error)
     if rows < LEAST_ROWS or not math.isfinite(mean):
         return False, f"{rows} row(s) are too few to compare the two posteriors; at least {LEAST_ROWS} are needed"

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from app.aliases import service
-from app.aliases.schemas import AliasAnswer, AliasMove, AliasName, AliasTarget
+from app.aliases.schemas import AliasAnswer, AliasMoveAnswer, AliasName, AliasTarget
 from app.http.routes import ScopedRoute
 from app.http.schemas import Limit, Page
 from app.http.security import Admin, Reader, Trainer
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/aliases", tags=["aliases"], route_class=ScopedRou
 
 @router.put("/{name}")
 def move_alias(name: AliasName, target: AliasTarget, caller: Trainer, http: Request) -> AliasAnswer:
-    """Make an alias of a posterior, or move it to another. It stands wherever a posterior's id may.
+    """Create an alias of a posterior, or move it to another. An alias may be used wherever a posterior's id may.
 
     Every process follows within about a second.
     """
@@ -34,7 +34,7 @@ def list_aliases(caller: Reader, limit: Limit = 50, cursor: str | None = None) -
 
 @router.get("/{name}")
 def read_alias(name: AliasName, caller: Reader) -> AliasAnswer:
-    """The posterior that an alias names, and who moved it there."""
+    """Read the posterior that an alias names, and who moved it there."""
     return AliasAnswer.model_validate(service.get(caller.workspace, name), from_attributes=True)
 
 
@@ -43,18 +43,18 @@ def list_alias_moves(
     name: AliasName,
     caller: Reader,
     limit: Limit = 50,
-    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="the next_cursor of the page before")] = None,
-) -> Page[AliasMove]:
-    """Who moved an alias, when, from which posterior to which; newest first, also after it was deleted."""
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="the next_cursor of the previous page")] = None,
+) -> Page[AliasMoveAnswer]:
+    """List the moves of an alias: by whom, when, from and to which posterior; newest first, even if deleted."""
     rows, following = service.moves(caller.workspace, name, limit, cursor)
     return Page(
-        items=[AliasMove.model_validate(row, from_attributes=True) for row in rows],
+        items=[AliasMoveAnswer.model_validate(row, from_attributes=True) for row in rows],
         next_cursor=None if following is None else str(following),
     )
 
 
 @router.delete("/{name}", status_code=204)
 def delete_alias(name: AliasName, caller: Admin, http: Request) -> None:
-    """Delete an alias; the posterior stays, and so do the moves."""
+    """Delete an alias; its posterior and its moves stay."""
     service.delete(caller.workspace, name, caller.key_id)
     http.app.state.aliases.forget(service.key(caller.workspace, name))

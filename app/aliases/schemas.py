@@ -1,4 +1,4 @@
-"""Aliases as asked for and answered."""
+"""Requests and answers of aliases."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ PATTERN = "[A-Za-z0-9._-]{1,64}"
 _NAME = re.compile(PATTERN)
 _IS_NAME = (
     "an alias is 1 to 64 letters, digits, dots, hyphens and underscores, at least one of them a letter or digit; it "
-    "does not look like an id, which begins with post_"
+    "must not begin with post_, like an id"
 )
 
 
 def is_name(text: str) -> bool:
-    """Whether an alias may be called so: safe in an address, and never mistaken for an id."""
+    """Tell whether a text is a valid alias: safe in a URL, and never mistaken for an id."""
     looks_like_id = is_id(text) or text.lower().startswith("post_")
     return _NAME.fullmatch(text) is not None and text.strip("._-") != "" and not looks_like_id
 
 
-def _checked(text: str) -> str:
+def _check_name(text: str) -> str:
     if not is_name(text):
         raise ValueError(_IS_NAME)
     return text
 
 
-AliasName = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "string", "pattern": f"^{PATTERN}$"})]
+AliasName = Annotated[str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{PATTERN}$"})]
 
 
 class AliasTarget(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"posterior_id": "post_DEMO"}]})
 
-    posterior_id: str = Field(description="the posterior that the alias is to name, by its id or by another alias")
+    posterior_id: str = Field(description="the posterior that the alias will name, by id or by another alias")
     if_posterior_id: str | None = Field(
         None,
-        description="move it only if it names this posterior now, else 409; null: only if there is no such alias yet; "
-        "left out: whatever it names",
+        description="move the alias only if it names this posterior now, else 409; null: only if it does not exist; "
+        "omitted: in any case",
     )
 
     @property
@@ -52,17 +52,17 @@ class AliasTarget(Body):
 class AliasAnswer(BaseModel):
     name: str
     posterior_id: str = Field(description="the posterior that it names now")
-    digest: str = Field(description="that posterior's")
-    revision: int = Field(description="grows with every move")
+    digest: str = Field(description="of that posterior")
+    revision: int = Field(description="increases with every move")
     created_at: datetime
     moved_at: datetime
     moved_by: str | None = Field(description="the key, or the job, that moved it last; null without a key")
 
 
-class AliasMove(BaseModel):
+class AliasMoveAnswer(BaseModel):
     revision: int
     at: datetime
     by: str | None = Field(description="the key, or the job, that moved it; null without a key")
-    from_posterior_id: str | None = Field(description="null where it was made by this move")
-    to_posterior_id: str | None = Field(description="null where it was deleted by this move")
-    reason: str = Field(description="what a job found before it moved the alias; empty for a move by hand")
+    from_posterior_id: str | None = Field(description="null if this move created the alias")
+    to_posterior_id: str | None = Field(description="null if this move deleted the alias")
+    reason: str = Field(description="the comparison of a job that moved the alias; empty for a move by hand")

@@ -1,7 +1,7 @@
-"""Making, moving, reading and deleting aliases, and finding the posterior that one names.
+"""Create, move, read and delete aliases, and look up their posteriors.
 
-A move locks the alias's row first, so that moves happen one after the other and each knows what it moved from. Moves
-are kept for good, those of a deleted alias too; an alias of the same name goes on counting.
+A move locks the alias's row first, so that moves happen one after the other and each records its former posterior.
+Moves are kept forever, even those of a deleted alias; a new alias of the same name continues its revisions.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from app.ids import new_id
 MISSING = "no alias has this name; GET /v1/aliases lists them"
 NO_POSTERIOR = "no posterior has this id; GET /v1/posteriors lists them, and GET /v1/aliases their other names"
 _GONE = "the posterior, or the alias, was changed at the same moment; read the alias and try again"
-# An alias that is moved by another process is so here after at most so long.
+# A move by another process takes effect here after at most this long.
 FRESH_SECONDS = 1.0
 
 
 def real_id(session: Session, workspace: str, named: str) -> str:
-    """The id of the posterior that a text names: itself, unless it is an alias of the workspace."""
+    """Return the posterior's id for an id or an alias of the workspace."""
     if not is_name(named):
         return named
     return session.scalar(sa.select(AliasRow.posterior_id).where(*_named(workspace, named))) or named
 
 
 def key(workspace: str, name: str) -> str:
-    """Under what a process remembers the posterior that an alias names; a name has no slash."""
+    """Return the key under which a process remembers the posterior of an alias; a name has no slash."""
     return f"{name}/{workspace}"
 
 
@@ -58,7 +58,7 @@ def get(workspace: str, name: str) -> sa.Row[Any]:
 
 
 def moves(workspace: str, name: str, limit: int, before: int | None) -> tuple[list[AliasMoveRow], int | None]:
-    """The moves of an alias, newest first, those before a revision; and the revision where the next page begins."""
+    """Return the moves of an alias before a revision, newest first, and the revision where the next page begins."""
     moved = AliasMoveRow
     query = sa.select(moved).where(moved.workspace == workspace, moved.name == name)
     if before is not None:
@@ -71,7 +71,7 @@ def moves(workspace: str, name: str, limit: int, before: int | None) -> tuple[li
 
 
 def put(workspace: str, name: str, target: AliasTarget, by: str | None) -> None:
-    """Make an alias, or move it, if it still names what the caller expects."""
+    """Create or move an alias, if it still names the posterior that the caller expects."""
     with transaction() as session:
         row = locked(session, workspace, name)
         if target.is_guarded:
@@ -89,12 +89,14 @@ def _check_expected(row: AliasRow | None, expected: str | None) -> None:
     names = None if row is None else row.posterior_id
     if names != expected:
         now_names = f"it names {names} now" if names else "there is no such alias"
-        raise ConflictError(f"the alias does not name what if_posterior_id says: {now_names}; read it and decide again")
+        raise ConflictError(
+            f"the alias does not name the posterior of if_posterior_id: {now_names}; read it and decide again"
+        )
 
 
 def locked(session: Session, workspace: str, name: str) -> AliasRow | None:
-    """The alias, not to be moved by anybody else until the transaction ends."""
-    # An update takes the lock on both databases; a mere read would not on SQLite.
+    """Return the alias, locked against other moves until the transaction ends."""
+    # An update takes the lock on both databases; a read would not on SQLite.
     affected(session, sa.update(AliasRow).where(*_named(workspace, name)).values(revision=AliasRow.revision))
     query = sa.select(AliasRow).where(*_named(workspace, name))
     return session.scalar(query.execution_options(populate_existing=True))
@@ -103,11 +105,11 @@ def locked(session: Session, workspace: str, name: str) -> AliasRow | None:
 def move(
     session: Session, workspace: str, name: str, row: AliasRow | None, to: str, by: str | None, reason: str = ""
 ) -> None:
-    """Let a locked alias, or a new one, name another posterior. One that names it already does not move."""
+    """Move a locked alias, or create one; an alias that names the posterior already stays."""
     if row is not None and row.posterior_id == to:
         return
     before = None if row is None else row.posterior_id
-    revision = _note(session, workspace, name, before, to, by, reason)
+    revision = _record_move(session, workspace, name, before, to, by, reason)
     if row is None:
         row = AliasRow(id=new_id("alias"), workspace=workspace, name=name)
         session.add(row)
@@ -120,25 +122,25 @@ def delete(workspace: str, name: str, by: str | None) -> None:
         row = locked(session, workspace, name)
         if row is None:
             raise NotFoundError(MISSING)
-        _note(session, workspace, name, row.posterior_id, None, by, "")
+        _record_move(session, workspace, name, row.posterior_id, None, by, "")
         session.delete(row)
 
 
 def naming(session: Session, posterior_id: str) -> list[str]:
-    """The aliases that name a posterior."""
+    """Return the aliases of a posterior."""
     return namings(session, [posterior_id]).get(posterior_id, [])
 
 
 def namings(session: Session, posterior_ids: Iterable[str]) -> dict[str, list[str]]:
-    """The aliases of several posteriors, by their ids; those that have none are left out."""
+    """Return the aliases of posteriors, by id; posteriors without any are left out."""
     query = sa.select(AliasRow.posterior_id, AliasRow.name).where(AliasRow.posterior_id.in_(list(posterior_ids)))
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for posterior_id, name in session.execute(query.order_by(AliasRow.name)):
-        found.setdefault(posterior_id, []).append(name)
-    return found
+        names.setdefault(posterior_id, []).append(name)
+    return names
 
 
-def _note(
+def _record_move(
     session: Session, workspace: str, name: str, before: str | None, after: str | None, by: str | None, reason: str
 ) -> int:
     moved = AliasMoveRow

@@ -23,7 +23,7 @@ from app.datasets.times import write_time
 from app.db.tables import DatasetRow
 from app.http.errors import InvalidRequest, of_core
 from app.posteriors import history
-from app.posteriors.history import Features, Places
+from app.posteriors.history import Features, RowPositions
 from app.problems.schemas import decision_names, outcome_names
 from bco_core.arrays import Integers
 from bco_core.backtest.judge import RealisedCosts, judge
@@ -75,8 +75,8 @@ class Backtest:
         return outcome_names(self.spec)
 
     @cached_property
-    def places(self) -> Places | None:
-        return history.places(self.dataset, self.table, self.outcomes)
+    def places(self) -> RowPositions | None:
+        return history.row_positions(self.dataset, self.table, self.outcomes)
 
     @cached_property
     def splits(self) -> list[Split]:
@@ -273,7 +273,7 @@ def origin_of(
     dataset: DatasetRow,
     table: pa.Table,
     split: Split,
-    places: Places | None,
+    places: RowPositions | None,
     features: Features,
     outcomes: list[str],
     seed: int,

@@ -17,7 +17,7 @@ from app.datasets.service import count_rows, read_table
 from app.db.tables import DatasetRow, PosteriorRow
 from app.http.errors import InvalidRequest
 from app.posteriors import service as posteriors
-from app.prescriptions.cache import Ready
+from app.prescriptions.cache import LoadedPosterior
 from app.problems.schemas import decision_names, outcome_names
 from bco_core.arrays import Booleans, Integers
 from bco_core.backtest.rules import decide_all
@@ -31,7 +31,7 @@ class ExistingPosterior:
 
     label: str
     row: PosteriorRow
-    loaded: Ready
+    loaded: LoadedPosterior
 
     def decisions(self, table: pa.Table, rows: Integers, progress: Progress) -> Tensor:
         """Return decisions (m, d_z) for rows (m,) of a table, NaN where the posterior cannot decide.

@@ -5,8 +5,9 @@ Its standard input is the socket over which the API orders processes.
 
 from __future__ import annotations
 
+import math
 import sys
-from functools import cache
+from functools import cache, partial
 from time import monotonic
 
 import orjson
@@ -16,11 +17,10 @@ from app import logs, metrics
 from app.child_processes import Header, Task, serve_forks
 from app.log import outcomes
 from app.log.schemas import NewOutcome
-from app.prescriptions import context, drift
-from app.prescriptions import evaluate as evaluate_module
-from app.prescriptions.cache import Cache
-from app.prescriptions.evaluate_schemas import EvaluateRequest
-from app.prescriptions.schemas import PrescribeRequest
+from app.prescriptions import drift
+from app.prescriptions.cache import PosteriorCache
+from app.prescriptions.context import PrescribeCall
+from app.prescriptions.service import CALL_KINDS
 from app.settings import get_settings
 from app.solving import describe_error
 from bco_core import deadline
@@ -32,35 +32,18 @@ _CACHE_BYTES = 128_000_000
 
 
 @cache
-def _posteriors() -> Cache:
+def _posteriors() -> PosteriorCache:
     """Loaded posteriors of one solver process."""
-    return Cache(_CACHE_BYTES)
+    return PosteriorCache(_CACHE_BYTES)
 
 
-def prescribe(body: bytes) -> tuple[Header, bytes]:
-    """Answer a prescribe request, in bytes of JSON, and count its decisions by status and solver."""
-    fields = orjson.loads(body)
-    request = PrescribeRequest.model_validate(fields["request"])
-    (answer,) = context.prescribe(
-        _posteriors(),
-        fields["workspace"],
-        fields["posterior_id"],
-        [request],
-        fields["began"],
-        revision=fields["revision"],
-    )
+def answer_call(kind: str, body: bytes) -> tuple[Header, bytes]:
+    """Answer a prescribe or evaluate call, in bytes of JSON; the header counts how its decisions were found."""
+    call = PrescribeCall.from_json(body, CALL_KINDS[kind].model)
+    (answer,) = CALL_KINDS[kind].answer(_posteriors(), [call], math.inf)
     if isinstance(answer, Exception):
         raise answer
-    return {"found": metrics.counted_prescriptions()}, answer
-
-
-def evaluate(body: bytes) -> tuple[Header, bytes]:
-    """Answer an evaluate request in the same way."""
-    fields = orjson.loads(body)
-    request = EvaluateRequest.model_validate(fields["request"])
-    whose = fields["workspace"], fields["posterior_id"]
-    answer = evaluate_module.answer(_posteriors(), *whose, request, fields["began"], revision=fields["revision"])
-    return {"found": metrics.counted_prescriptions()}, answer
+    return {"found": metrics.counted_prescriptions(), "digest": answer.digest}, answer.content
 
 
 def check_problem(body: bytes) -> tuple[Header, bytes]:
@@ -94,8 +77,8 @@ def record_outcome(body: bytes) -> tuple[Header, bytes]:
 
 
 TASKS: dict[str, Task] = {
-    "prescribe": prescribe,
-    "evaluate": evaluate,
+    "prescribe": partial(answer_call, "prescribe"),
+    "evaluate": partial(answer_call, "evaluate"),
     "check_problem": check_problem,
     "drift": judge_drift,
     "outcome": record_outcome,

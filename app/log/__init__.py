@@ -1,1 +1,1 @@
-"""The log of prescriptions: what was answered, what happened later, and the same answer again."""
+"""The log of prescriptions: answers, their outcomes, and the same answers again."""

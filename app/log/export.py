@@ -1,8 +1,7 @@
-"""Kept prescriptions as a table, one row a context, that can be sent as a data set.
+"""Export logged prescriptions as a table with a row for each context, which can be uploaded as a data set.
 
-It has the contexts, what happened, what was answered (``decision.…``) and the decision actually taken
-(``actual_decision.…``). Columns are those of the newest prescription that is asked for. Rows come oldest first, some
-prescriptions at a time.
+Columns are the context, the realised outcomes, our decision (``decision.…``), the decision actually taken
+(``actual_decision.…``) and costs; their names are those of the newest prescription. Rows are oldest first.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from app.http.rows import find
 from app.http.tables import CSV, PARQUET, csv_pieces, parquet_pieces
 from app.log import service
 from app.log.schemas import Format
-from app.log.service import Filter, Opened
+from app.log.service import LogEntry, LogFilter
 from app.problems.schemas import decision_names, outcome_names
 
 MEDIA_TYPES: dict[Format, str] = {"csv": CSV, "parquet": PARQUET}
-NOTHING = "no prescription like this is kept, so there is nothing to export"
+NOTHING = "the log has no such prescription, so there is nothing to export"
 AT_ONCE = 20
 _COSTS = ("expected_cost", "realised_cost", "actual_decision_cost", "best_cost")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of contexts, outcomes and decisions, and which of the contexts are numbers."""
+    """Names of context columns, outcomes and decisions, and which of the context columns are numeric."""
 
     contexts: tuple[str, ...]
     numeric: frozenset[str]
@@ -42,7 +41,7 @@ class Columns:
     decisions: tuple[str, ...]
 
     def schema(self) -> pa.Schema:
-        """A context that is called like another column gets ``context.`` before it."""
+        """Return the schema; a context column with the name of another column gets the prefix ``context.``."""
         number, text = pa.float64(), pa.string()
         fields = [("prescription", text), ("kind", text), ("answered_at", text), ("index", pa.int64())]
         after = [(name, number) for name in self.outcomes]
@@ -56,8 +55,8 @@ class Columns:
         return pa.schema([*fields, *contexts, *after])
 
 
-def columns(workspace: str, only: Filter) -> Columns:
-    """The columns of a table of these prescriptions; NotFound if there are none."""
+def columns(workspace: str, only: LogFilter) -> Columns:
+    """Return the columns for these prescriptions; 404 if there are none."""
     newest = sa.select(PrescriptionRow).where(PrescriptionRow.workspace == workspace, *only.conditions())
     with transaction() as session:
         row = session.scalar(newest.order_by(PrescriptionRow.id.desc()).limit(1))
@@ -72,43 +71,43 @@ def columns(workspace: str, only: Filter) -> Columns:
         return Columns(
             names, numeric, tuple(outcome_names(posterior.problem)), tuple(decision_names(posterior.problem))
         )
-    # Only what is kept can tell.
-    found = service.opened(row)
-    first, decided = found.contexts()[0], found.decided()[0]["decision"]
-    named = tuple(first) if isinstance(first, dict) else tuple(f"context.{number}" for number in range(len(first)))
-    happened = {name: None for one in recorded for name in one.outcomes}
-    return Columns(named, frozenset(), tuple(happened), tuple(decided))
+    # The posterior was deleted: only the log has the names.
+    entry = service.log_entry(row)
+    first, decision = entry.contexts()[0], entry.decided()[0]["decision"]
+    names = tuple(first) if isinstance(first, dict) else tuple(f"context.{number}" for number in range(len(first)))
+    outcomes = dict.fromkeys(name for one in recorded for name in one.outcomes)
+    return Columns(names, frozenset(), tuple(outcomes), tuple(decision))
 
 
-def pieces(workspace: str, only: Filter, known: Columns, format: Format) -> Iterator[bytes]:
-    """The file, oldest prescriptions first."""
+def pieces(workspace: str, only: LogFilter, known: Columns, format: Format) -> Iterator[bytes]:
+    """Yield the file in pieces, oldest prescriptions first."""
     schema = known.schema()
     tables = (pa.Table.from_pylist(rows, schema) for rows in _rows(workspace, only, known, schema))
     return csv_pieces(tables) if format == "csv" else parquet_pieces(tables, schema)
 
 
-def _rows(workspace: str, only: Filter, known: Columns, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
+def _rows(workspace: str, only: LogFilter, known: Columns, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
     row, after = PrescriptionRow, ""
     while True:
         query = sa.select(row).where(row.workspace == workspace, row.id > after, *only.conditions())
         with transaction() as session:
-            found = list(session.scalars(query.order_by(row.id).limit(AT_ONCE)))
-            recorded = service.outcomes_of(session, [one.id for one in found])
-        if not found:
+            rows = list(session.scalars(query.order_by(row.id).limit(AT_ONCE)))
+            recorded = service.outcomes_of(session, [one.id for one in rows])
+        if not rows:
             return
-        happened = {(one.prescription_id, one.number): one for one in recorded}
-        yield [line for one in found for line in _lines(service.opened(one), happened, known, schema)]
-        after = found[-1].id
+        outcomes = {(one.prescription_id, one.number): one for one in recorded}
+        yield [line for one in rows for line in _lines(service.log_entry(one), outcomes, known, schema)]
+        after = rows[-1].id
 
 
 def _lines(
-    found: Opened, happened: dict[tuple[str, int], OutcomeRow], known: Columns, schema: pa.Schema
+    entry: LogEntry, outcomes: dict[tuple[str, int], OutcomeRow], known: Columns, schema: pa.Schema
 ) -> Iterator[dict[str, Any]]:
-    row = found.row
+    row = entry.row
     first = schema.names.index("index") + 1
     columns = dict(zip(known.contexts, schema.names[first : first + len(known.contexts)], strict=True))
-    for number, (context, decided) in enumerate(zip(found.contexts(), found.decided(), strict=True)):
-        given = context if isinstance(context, dict) else dict(zip(known.contexts, context, strict=False))
+    for number, (context, decided) in enumerate(zip(entry.contexts(), entry.decided(), strict=True)):
+        values = context if isinstance(context, dict) else dict(zip(known.contexts, context, strict=False))
         line: dict[str, Any] = {
             "prescription": row.id,
             "kind": row.kind,
@@ -116,13 +115,13 @@ def _lines(
             "index": number,
             "expected_cost": decided["expected_cost"],
         }
-        line |= {columns[name]: _cell(given.get(name), name in known.numeric) for name in known.contexts}
+        line |= {columns[name]: _cell(values.get(name), name in known.numeric) for name in known.contexts}
         line |= {f"decision.{name}": decided["decision"].get(name) for name in known.decisions}
-        after = happened.get((row.id, number))
-        if after is not None:
-            line |= {name: after.outcomes.get(name) for name in known.outcomes}
-            line |= {f"actual_decision.{name}": after.actual_decision.get(name) for name in known.decisions}
-            line |= {name: getattr(after, name) for name in _COSTS[1:]}
+        outcome = outcomes.get((row.id, number))
+        if outcome is not None:
+            line |= {name: outcome.outcomes.get(name) for name in known.outcomes}
+            line |= {f"actual_decision.{name}": outcome.actual_decision.get(name) for name in known.decisions}
+            line |= {name: getattr(outcome, name) for name in _COSTS[1:]}
         yield line
 
 

@@ -1,14 +1,13 @@
-"""What happened after a prescription and the decision actually taken: recorded once, and costed.
+"""Record and cost the outcomes of a prescription and the decision actually taken.
 
-Values may come one after the other; what is recorded is changed only where ``replace`` is asked for. Costs are computed
-between two looks at what is recorded, so that nobody waits for a solver while the database is locked.
+Values may arrive one by one; a recorded value changes only with ``replace``. Costs are computed between two reads of
+the recorded values, so that no request waits for a solver while the database is locked.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -20,28 +19,28 @@ from torch import Tensor
 
 from app.db.base import now
 from app.db.engine import affected, transaction
-from app.db.tables import OutcomeRow, PosteriorRow, PrescriptionRow
+from app.db.tables import OutcomeRow, PrescriptionRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError, UnavailableError
 from app.http.routes import parse_json
 from app.log import service
 from app.log.schemas import NewOutcome, RecordedAnswer, Values
-from app.prescriptions.cache import Cache, Ready, ready
-from app.prescriptions.patching import asked_for
+from app.prescriptions.cache import PosteriorCache, cached_posterior
+from app.prescriptions.patching import cached_patched_problem
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.policies import decide_for_outcomes
 from bco_core.problems.base import DecisionProblem
 
-# How often others may be first before this is given up.
+# Attempts to store outcomes while others record them too.
 _TRIES = 5
 _KEY = ("prescription_id", "number")
-GONE = "the posterior of this prescription was deleted, so nobody can tell what its outcomes cost"
+GONE = "the posterior of this prescription was deleted, so its outcomes cannot be costed"
 
 Pointer = tuple[str | int, ...]
 
 
-class _Said(NamedTuple):
-    """What a request says of one context, and where in the request it does."""
+class _Report(NamedTuple):
+    """The values that a request reports for one context, and their place in the request."""
 
     outcomes: Values
     actual_decision: Values
@@ -49,84 +48,85 @@ class _Said(NamedTuple):
 
 
 def record(
-    cache: Cache, workspace: str, prescription_id: str, asked: NewOutcome, by: str | None, seconds: float
+    cache: PosteriorCache, workspace: str, prescription_id: str, request: NewOutcome, by: str | None, seconds: float
 ) -> bytes:
-    """Record and cost what happened: JSON in the shape of ``RecordedAnswer``. OutOfTime if costing takes longer."""
-    found = service.get(workspace, prescription_id)
-    said = _said(asked, found.row.contexts)
+    """Record and cost outcomes: ``RecordedAnswer`` as JSON. Raises OutOfTime if costing takes longer."""
+    entry = service.get(workspace, prescription_id)
+    reports = _reports(request, entry.row.contexts)
     try:
-        posterior = cache.row(workspace, found.row.posterior_id)
+        posterior = cache.row(workspace, entry.row.posterior_id)
     except NotFoundError:
         raise ConflictError(GONE) from None
-    if posterior.digest != found.row.digest:
+    if posterior.digest != entry.row.digest:
         raise ConflictError(
-            "the posterior of this prescription was replaced by another, which may cost outcomes otherwise"
+            "the posterior of this prescription was replaced by another, whose problem may have other costs"
         )
-    loaded = ready(cache, posterior)
-    _check_names(said, outcome_names(posterior.problem), "outcomes")
-    _check_names(said, loaded.decisions, "actual_decision")
-    decided = found.decided()
+    loaded = cached_posterior(cache, posterior)
+    _check_names(reports, outcome_names(posterior.problem), "outcomes")
+    _check_names(reports, loaded.decisions, "actual_decision")
+    decided = entry.decided()
     for _ in range(_TRIES):
         with transaction() as session:
             before = _recorded(session, prescription_id)
-        changed = _changed(said, before, asked.replace)
+        changed = _changed(reports, before, request.replace)
         with deadline.until(monotonic() + seconds):
-            # What a call has changed of the problem counts for what came of it too.
-            patch = parse_json(found.request).get("problem_patch")
-            problem = asked_for(cache, posterior, loaded.problem, patch).problem
-            rows = _costed(posterior, replace(loaded, problem=problem), changed, decided)
+            # A patch of the call holds for its outcomes too.
+            patch = parse_json(entry.request).get("problem_patch")
+            problem = cached_patched_problem(cache, posterior, loaded.problem, patch).problem
+            rows = _costed(problem, outcome_names(posterior.problem), loaded.decisions, changed, decided)
         stored = _store(prescription_id, before, rows, by)
         if stored is not None:
-            rows_now = [service.recorded(stored[number]) for number in sorted(said)]
-            return _answer(found.row, len(stored), rows_now)
-    raise UnavailableError("others record outcomes of this prescription at the same moment; try again", retry_after=1)
-
-
-def _answer(row: PrescriptionRow, recorded: int, rows: list[Any]) -> bytes:
-    answer = RecordedAnswer(
-        id=row.id, posterior_id=row.posterior_id, contexts=row.contexts, recorded=recorded, rows=rows
+            answer = RecordedAnswer(
+                id=entry.row.id,
+                posterior_id=entry.row.posterior_id,
+                contexts=entry.row.contexts,
+                recorded=len(stored),
+                rows=[service.recorded_outcome(stored[number]) for number in sorted(reports)],
+            )
+            return answer.model_dump_json().encode()
+    raise UnavailableError(
+        "other requests record outcomes of this prescription at the same moment; try again", retry_after=1
     )
-    return answer.model_dump_json().encode()
 
 
-def _said(asked: NewOutcome, contexts: int) -> dict[int, _Said]:
-    """What is said, by the number of the context."""
-    if not asked.rows:
+def _reports(request: NewOutcome, contexts: int) -> dict[int, _Report]:
+    """Return the reported values by the number of the context."""
+    if not request.rows:
         if contexts > 1:
             detail = f"the call had {contexts} contexts; say which ones by rows, each with its index"
-            raise InvalidRequest.at(("outcomes" if asked.outcomes else "actual_decision",), detail)
-        return {0: _Said(asked.outcomes, asked.actual_decision, ())}
-    said: dict[int, _Said] = {}
-    for place, one in enumerate(asked.rows):
+            raise InvalidRequest.at(("outcomes" if request.outcomes else "actual_decision",), detail)
+        return {0: _Report(request.outcomes, request.actual_decision, ())}
+    reports: dict[int, _Report] = {}
+    for place, one in enumerate(request.rows):
         where = ("rows", place)
         if one.index >= contexts:
             raise InvalidRequest.at((*where, "index"), f"the call had {contexts} context(s), the first has index 0")
-        if one.index in said:
+        if one.index in reports:
             raise InvalidRequest.at((*where, "index"), "an earlier row has this index already")
         if not (one.outcomes or one.actual_decision):
             raise InvalidRequest.at(where, "send outcomes or actual_decision; there is nothing to record")
-        said[one.index] = _Said(one.outcomes, one.actual_decision, where)
-    return said
+        reports[one.index] = _Report(one.outcomes, one.actual_decision, where)
+    return reports
 
 
-def _check_names(said: dict[int, _Said], known: Sequence[str], field: str) -> None:
+def _check_names(reports: dict[int, _Report], known: Sequence[str], field: str) -> None:
     names = set(known)
-    for one in said.values():
+    for one in reports.values():
         values: Values = getattr(one, field)
         if not values.keys() <= names:
-            stranger = next(name for name in values if name not in names)
+            unknown = next(name for name in values if name not in names)
             what = "outcomes" if field == "outcomes" else "decisions"
-            raise InvalidRequest.at((*one.where, field, stranger), f"the posterior's {what} are {', '.join(known)}")
+            raise InvalidRequest.at((*one.where, field, unknown), f"the posterior's {what} are {', '.join(known)}")
 
 
 def _recorded(session: Session, prescription_id: str) -> dict[int, OutcomeRow]:
     return {row.number: row for row in service.outcomes_of(session, [prescription_id])}
 
 
-def _changed(said: dict[int, _Said], before: dict[int, OutcomeRow], again: bool) -> dict[int, _Said]:
-    """What is to be recorded of the contexts about which something new is said."""
-    changed: dict[int, _Said] = {}
-    for number, one in said.items():
+def _changed(reports: dict[int, _Report], before: dict[int, OutcomeRow], again: bool) -> dict[int, _Report]:
+    """Return the values to record for the contexts with new ones."""
+    changed: dict[int, _Report] = {}
+    for number, one in reports.items():
         old = before.get(number)
         if old is None or again:
             outcomes, actual = _known(one.outcomes), _known(one.actual_decision)
@@ -134,7 +134,7 @@ def _changed(said: dict[int, _Said], before: dict[int, OutcomeRow], again: bool)
             outcomes = _merged(old.outcomes, one, "outcomes")
             actual = _merged(old.actual_decision, one, "actual_decision")
         if old is None or (outcomes, actual) != (old.outcomes, old.actual_decision):
-            changed[number] = _Said(outcomes, actual, one.where)
+            changed[number] = _Report(outcomes, actual, one.where)
     return changed
 
 
@@ -142,28 +142,32 @@ def _known(values: Values) -> Values:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _merged(old: Values, one: _Said, field: str) -> Values:
+def _merged(old: Values, one: _Report, field: str) -> Values:
     new = _known(getattr(one, field))
     for name, value in new.items():
         if name in old and old[name] != value:
-            detail = "another value is recorded already; send replace if that one was wrong"
+            detail = "another value is recorded already; send replace if it was wrong"
             raise ConflictError(detail, ((*one.where, field, name), detail))
     return old | new
 
 
 def _costed(
-    posterior: PosteriorRow, loaded: Ready, changed: dict[int, _Said], decided: list[dict[str, Any]]
+    problem: DecisionProblem,
+    outcomes: Sequence[str],
+    decisions: Sequence[str],
+    changed: dict[int, _Report],
+    decided: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The rows to be stored, each with what was promised and what came of it."""
-    numbers, problem = list(changed), loaded.problem
-    happened = _matrix([changed[number].outcomes for number in numbers], outcome_names(posterior.problem))
-    answered = _matrix([decided[number]["decision"] for number in numbers], loaded.decisions)
-    actual = _matrix([changed[number].actual_decision for number in numbers], loaded.decisions)
-    complete = happened.isfinite().all(dim=1)
+    """Return the rows to store, each with promised and realised costs; ``outcomes`` and ``decisions`` are names."""
+    numbers = list(changed)
+    realised = _matrix([changed[number].outcomes for number in numbers], outcomes)
+    answered = _matrix([decided[number]["decision"] for number in numbers], decisions)
+    actual = _matrix([changed[number].actual_decision for number in numbers], decisions)
+    complete = realised.isfinite().all(dim=1)
     best = torch.full_like(answered, math.nan)
     if complete.any():
-        best[complete] = decide_for_outcomes(problem, happened[complete]).double()
-    costs = [_costs(problem, decisions, happened) for decisions in (answered, actual, best)]
+        best[complete] = decide_for_outcomes(problem, realised[complete]).double()
+    costs = [_costs(problem, each, realised) for each in (answered, actual, best)]
     rows = []
     for number, realised_cost, actual_cost, best_cost in zip(numbers, *costs, strict=True):
         promise = decided[number]
@@ -185,28 +189,28 @@ def _costed(
 
 
 def _matrix(rows: list[dict[str, Any]], names: Sequence[str]) -> Tensor:
-    """Named values as (n, names), NaN where there is none."""
+    """Return named values as a matrix (n, names), NaN for missing ones."""
     listed = [[math.nan if row.get(name) is None else row[name] for name in names] for row in rows]
     return torch.tensor(listed, dtype=torch.float64).view(len(rows), len(names))
 
 
-def _costs(problem: DecisionProblem, decisions: Tensor, happened: Tensor) -> list[float | None]:
-    """What decisions (n, d_z) cost with what happened (n, d_y); None where a number is missing or nothing helps."""
-    costs = torch.full((len(happened),), math.nan, dtype=torch.float64)
-    known = decisions.isfinite().all(dim=1) & happened.isfinite().all(dim=1)
+def _costs(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor) -> list[float | None]:
+    """Return the costs of decisions (n, d_z) with outcomes (n, d_y); None if a number is missing."""
+    costs = torch.full((len(outcomes),), math.nan, dtype=torch.float64)
+    known = decisions.isfinite().all(dim=1) & outcomes.isfinite().all(dim=1)
     if known.any():
-        costs[known] = problem.cost(decisions[known], happened[known]).double()
+        costs[known] = problem.cost(decisions[known], outcomes[known]).double()
     return [cost if math.isfinite(cost) else None for cost in costs.tolist()]
 
 
 def _store(
     prescription_id: str, before: dict[int, OutcomeRow], rows: list[dict[str, Any]], by: str | None
 ) -> dict[int, OutcomeRow] | None:
-    """Store rows and tell all that is recorded by now; None if something was recorded since the look ``before``."""
+    """Store rows and return all recorded ones; None if others were recorded since the read ``before``."""
     with transaction() as session:
         # The first write takes the lock, also on SQLite: nobody else records for this prescription until the end.
-        kept = PrescriptionRow.id == prescription_id
-        touched = sa.update(PrescriptionRow).where(kept).values(recorded=PrescriptionRow.recorded)
+        entry = PrescriptionRow.id == prescription_id
+        touched = sa.update(PrescriptionRow).where(entry).values(recorded=PrescriptionRow.recorded)
         if not affected(session, touched):
             raise NotFoundError(service.MISSING)
         if not _same(_recorded(session, prescription_id), before):
@@ -217,7 +221,7 @@ def _store(
             common = {"prescription_id": prescription_id, "recorded_at": moment, "recorded_by": by}
             session.execute(_upsert(session), [row | common for row in rows])
         recorded = _recorded(session, prescription_id)
-        session.execute(sa.update(PrescriptionRow).where(kept).values(recorded=len(recorded)))
+        session.execute(sa.update(PrescriptionRow).where(entry).values(recorded=len(recorded)))
     return recorded
 
 

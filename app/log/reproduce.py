@@ -1,4 +1,4 @@
-"""The same request again: what differs between the answer that was kept and the one made now."""
+"""Answer a logged request again, and compare the new answer with the logged one."""
 
 from __future__ import annotations
 
@@ -9,60 +9,57 @@ import orjson
 
 from app.db.former_names import logged_answer
 from app.http.errors import ConflictError, NotFoundError, pointer
-from app.log.schemas import Differing
-from app.log.service import Opened
+from app.log.service import LogEntry
 from app.posteriors import service as posteriors
+from app.prescriptions.context import AnswerBody
 
 MOST_DIFFERENCES = 20
 
 Where = tuple[str | int, ...]
 
 
-def check(found: Opened) -> None:
-    """Refuse what cannot be answered again because the posterior is not the one that answered."""
-    row = found.row
+def check(entry: LogEntry) -> None:
+    """Refuse an entry whose posterior was deleted or replaced."""
+    row = entry.row
     try:
         now = posteriors.get(row.workspace, row.posterior_id)
     except NotFoundError:
-        detail = f"the posterior {row.posterior_id} was deleted, so this cannot be decided again; its answer is kept"
+        detail = (
+            f"the posterior {row.posterior_id} was deleted, so nothing can be decided again; the log has its answer"
+        )
         raise ConflictError(detail) from None
     if now.digest != row.digest:
-        raise ConflictError(f"the posterior {row.posterior_id} has another digest now; the answer that is kept stays")
+        raise ConflictError(f"the posterior {row.posterior_id} has another digest now; the logged answer stays")
 
 
-def revision(found: Opened) -> int | None:
-    """The revision of the data set that the answer has looked back on; None where it did not."""
-    history = orjson.loads(found.answer).get("history")
+def revision(entry: LogEntry) -> int | None:
+    """Return the revision of the data set that the answer looked back on; None if it did not."""
+    history = orjson.loads(entry.answer).get("history")
     return None if history is None else int(history["revision"])
 
 
-def compared(found: Opened, body: bytes) -> bytes:
-    """A kept answer beside the same one made now, which has no id yet: ``ReproduceAnswer`` as JSON."""
-    answer = b'{"id":"%b",%b' % (found.row.id.encode(), body[1:])
-    kept = _in_new_names(found.answer)
-    identical = answer == kept
-    largest, count, alike = 0.0, 0, True
-    listed: list[Differing] = []
-    for where, recorded, now in () if identical else _differences((), orjson.loads(kept), orjson.loads(answer)):
-        count += 1
-        if len(listed) < MOST_DIFFERENCES:
-            listed.append(Differing(pointer=pointer(where), recorded=recorded, now=now))
-        if _is_number(recorded) and _is_number(now):
-            largest = max(largest, abs(recorded - now) / max(abs(recorded), abs(now)))
-        else:
-            alike = False
-    about = {
-        "id": found.row.id,
+def compare(entry: LogEntry, body: AnswerBody) -> bytes:
+    """Compare a logged answer with a new one: ``ReproduceAnswer`` as JSON."""
+    answer, logged = body.with_id(entry.row.id), _in_new_names(entry.answer)
+    identical = answer == logged
+    differences = [] if identical else list(_differences((), orjson.loads(logged), orjson.loads(answer)))
+    numeric = all(_is_number(recorded) and _is_number(now) for _, recorded, now in differences)
+    relative = (abs(one - other) / max(abs(one), abs(other)) for _, one, other in differences if numeric)
+    fields = {
+        "id": entry.row.id,
         "identical": identical,
-        "largest_difference": largest if alike else None,
-        "differing": count,
-        "differences": [one.model_dump() for one in listed],
+        "largest_difference": max(relative, default=0.0) if numeric else None,
+        "differing": len(differences),
+        "differences": [
+            {"pointer": pointer(where), "recorded": recorded, "now": now}
+            for where, recorded, now in differences[:MOST_DIFFERENCES]
+        ],
     }
-    return orjson.dumps(about)[:-1] + b',"answer":%b}' % answer
+    return orjson.dumps(fields)[:-1] + b',"answer":%b}' % answer
 
 
 def _in_new_names(answer: bytes) -> bytes:
-    """A kept answer as it would be written now; evaluations of earlier versions have former names."""
+    """Return a logged answer with the names of today; evaluations of earlier versions have former names."""
     return orjson.dumps(logged_answer(orjson.loads(answer))) if b'"regret":' in answer else answer
 
 
@@ -71,7 +68,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _differences(where: Where, one: Any, other: Any) -> Iterator[tuple[Where, Any, Any]]:
-    """The places at which two values of JSON differ."""
+    """Yield the places at which two JSON values differ, with both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in {**one, **other}:
             yield from _differences((*where, name), one.get(name), other.get(name))

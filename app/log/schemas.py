@@ -1,4 +1,4 @@
-"""Kept prescriptions as answered, and outcomes as sent."""
+"""Requests and answers of the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = dict[str, float | None]
 
 
 class PrescriptionSummary(BaseModel):
-    """A kept call in a list; GET /v1/prescriptions/{id} has its request and its answer."""
+    """A logged call in a list; GET /v1/prescriptions/{id} has its request and its answer."""
 
     id: str
     kind: Kind
@@ -24,11 +24,11 @@ class PrescriptionSummary(BaseModel):
     digest: str = Field(description="of the posterior")
     key_id: str | None = Field(description="the key of the caller; null without one")
     contexts: int
-    recorded: int = Field(description="contexts whose outcome is recorded")
+    recorded: int = Field(description="number of contexts with a recorded outcome")
 
 
 class FirstAnswer(BaseModel):
-    """The first context of a call, and what was answered to it."""
+    """The first context of a call and its answer."""
 
     context: Any
     decision: dict[str, float | None]
@@ -38,19 +38,18 @@ class FirstAnswer(BaseModel):
 
 class ListedPrescription(PrescriptionSummary):
     first: FirstAnswer | None = Field(
-        None, description="where it is asked for; null for calls that are too large to be opened in a list"
+        None, description="with the query first; null for calls that are too large for a list"
     )
 
 
 class ContextOutcome(StrictModel):
-    index: Annotated[int, Field(ge=0)] = Field(description="which of the call's contexts, from 0")
-    outcomes: Values = Field({}, description="what happened; null or left out where nobody knows")
-    actual_decision: Values = Field({}, description="the decision actually taken, if anybody knows")
+    index: Annotated[int, Field(ge=0)] = Field(description="number of the context in the call, from 0")
+    outcomes: Values = Field({}, description="realised outcomes; null or omitted if unknown")
+    actual_decision: Values = Field({}, description="the decision actually taken, if known")
 
 
 class NewOutcome(Body):
-    """What happened after a prescription: ``outcomes`` and ``actual_decision`` for one context, or ``rows``
-    for some of many."""
+    """Outcomes of a prescription: ``outcomes`` and ``actual_decision`` of its one context, or ``rows`` for several."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -68,10 +67,10 @@ class NewOutcome(Body):
         }
     )
 
-    outcomes: Values = Field({}, description="what happened; null or left out where nobody knows")
-    actual_decision: Values = Field({}, description="the decision actually taken, if anybody knows")
-    rows: list[ContextOutcome] = Field([], description="the same for contexts of a call that had many")
-    replace: bool = Field(False, description="put these in place of what was recorded; else other values get 409")
+    outcomes: Values = Field({}, description="realised outcomes; null or omitted if unknown")
+    actual_decision: Values = Field({}, description="the decision actually taken, if known")
+    rows: list[ContextOutcome] = Field([], description="outcomes by context, for a call with several")
+    replace: bool = Field(False, description="replace recorded values; without it other values get 409")
 
     @model_validator(mode="after")
     def says_something_once(self) -> Self:
@@ -82,21 +81,19 @@ class NewOutcome(Body):
         return self
 
 
-class Recorded(BaseModel):
-    """What happened, and what it cost; a cost is null where a number that it needs is missing, or nothing helps."""
+class RecordedOutcome(BaseModel):
+    """Realised outcomes and their costs; a cost is null if a number is missing, or no recourse is feasible."""
 
     index: int
     outcomes: Values
     actual_decision: Values
-    promised_cost: float | None = Field(description="the expected cost that was answered")
-    realised_cost: float | None = Field(description="what the answered decision costs with what happened")
+    promised_cost: float | None = Field(description="expected cost in the answer")
+    realised_cost: float | None = Field(description="cost of the answered decision with the realised outcomes")
     actual_decision_cost: float | None = Field(description="cost of the decision actually taken")
     best_cost: float | None = Field(description="cost with perfect foresight")
     regret: float | None = Field(description="extra cost against perfect foresight: realised_cost less best_cost")
     actual_decision_regret: float | None = Field(description="actual_decision_cost less best_cost")
-    saved: float | None = Field(
-        description="actual_decision_cost less realised_cost: what the answered decision would have saved"
-    )
+    saved: float | None = Field(description="actual_decision_cost less realised_cost: saving of the answered decision")
     recorded_at: datetime
     recorded_by: str | None = Field(description="the key that recorded it last; null without one")
 
@@ -105,17 +102,17 @@ class RecordedAnswer(BaseModel):
     id: str
     posterior_id: str
     contexts: int
-    recorded: int = Field(description="contexts whose outcome is recorded by now")
-    rows: list[Recorded] = Field(description="those of this request")
+    recorded: int = Field(description="number of contexts with a recorded outcome by now")
+    rows: list[RecordedOutcome] = Field(description="the rows of this request")
 
 
 class PrescriptionRecord(PrescriptionSummary):
-    request: dict[str, Any] = Field(description="as it was understood, defaults written out")
+    request: dict[str, Any] = Field(description="with its defaults")
     answer: dict[str, Any] = Field(description="as it was sent, byte for byte")
-    outcomes: list[Recorded]
+    outcomes: list[RecordedOutcome]
 
 
-class Differing(BaseModel):
+class AnswerDifference(BaseModel):
     pointer: str = Field(description="JSON pointer into the answer", examples=["#/prescriptions/0/expected_cost"])
     recorded: Any
     now: Any
@@ -125,8 +122,8 @@ class ReproduceAnswer(BaseModel):
     id: str
     identical: bool = Field(description="whether the answer is the same, byte for byte")
     largest_difference: float | None = Field(
-        description="between two numbers, as a share of the larger one; null where something else differs"
+        description="largest relative difference of two numbers; null if something else differs"
     )
-    differing: int = Field(description="places that differ")
-    differences: list[Differing] = Field(description="the first 20 of them")
-    answer: dict[str, Any] = Field(description="decided anew")
+    differing: int = Field(description="number of places that differ")
+    differences: list[AnswerDifference] = Field(description="the first 20 differences")
+    answer: dict[str, Any] = Field(description="the new answer")

@@ -1,4 +1,4 @@
-"""Kept prescriptions: found, listed and opened."""
+"""Find, list and read logged prescriptions."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from app.http.errors import NotFoundError
 from app.http.routes import parse_json
 from app.http.rows import find, matching, page
 from app.ids import first_id
-from app.log.schemas import FirstAnswer, PrescriptionSummary, Recorded
+from app.log.schemas import FirstAnswer, PrescriptionSummary, RecordedOutcome
 from app.log.writer import as_json, unpacked
 
 log = logging.getLogger(__name__)
 
-# Calls of more packed bytes are not opened in lists.
-_OPENED_BYTES = 32_000
-MISSING = "no prescription with this id is kept; GET /v1/prescriptions lists those that are"
+# Calls of more compressed bytes have no first answer in lists.
+_LISTED_BYTES = 32_000
+MISSING = "the log has no prescription with this id; GET /v1/prescriptions lists those it has"
 
 
 @dataclass(frozen=True)
-class Filter:
-    """Which prescriptions are wanted; all of a workspace by default."""
+class LogFilter:
+    """Conditions on logged prescriptions; all of a workspace by default."""
 
     posterior_id: str | None = None
     kind: str | None = None
@@ -43,50 +43,50 @@ class Filter:
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         row = PrescriptionRow
-        found = matching(row, posterior_id=self.posterior_id, kind=self.kind, key_id=self.key_id)
+        conditions = matching(row, posterior_id=self.posterior_id, kind=self.kind, key_id=self.key_id)
         # Ids sort by time.
         if self.since is not None:
-            found.append(row.id >= first_id("pres", _milliseconds(self.since)))
+            conditions.append(row.id >= first_id("pres", _milliseconds(self.since)))
         if self.until is not None:
-            found.append(row.id < first_id("pres", _milliseconds(self.until)))
+            conditions.append(row.id < first_id("pres", _milliseconds(self.until)))
         if self.has_outcome is not None:
-            found.append(row.recorded > 0 if self.has_outcome else row.recorded == 0)
-        return found
+            conditions.append(row.recorded > 0 if self.has_outcome else row.recorded == 0)
+        return conditions
 
 
 def _milliseconds(moment: datetime) -> int:
-    """Since 1970; times without a zone are taken as UTC."""
+    """Return the milliseconds since 1970; a time without a zone is UTC."""
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A kept prescription, its request and its answer as JSON, both checked."""
+class LogEntry:
+    """A logged call with its request and answer as JSON, both checked against their digests."""
 
     row: PrescriptionRow
     request: bytes
     answer: bytes
 
     def contexts(self) -> list[Any]:
-        asked: list[Any] = parse_json(self.request)["contexts"]
-        return asked
+        contexts: list[Any] = parse_json(self.request)["contexts"]
+        return contexts
 
     def decided(self) -> list[dict[str, Any]]:
-        """For each context the decision that was answered, and what it was to cost."""
+        """Return the prescription of each context."""
         answer = orjson.loads(self.answer)
         if self.row.kind == "evaluate":
             return [one["ours"] for one in answer["evaluations"]]
-        found: list[dict[str, Any]] = answer["prescriptions"]
-        return found
+        prescriptions: list[dict[str, Any]] = answer["prescriptions"]
+        return prescriptions
 
 
-def opened(row: PrescriptionRow) -> Opened:
+def log_entry(row: PrescriptionRow) -> LogEntry:
     request = _in_new_names(unpacked(row.request, row.request_sha256))
-    return Opened(row, request, unpacked(row.answer, row.answer_sha256))
+    return LogEntry(row, request, unpacked(row.answer, row.answer_sha256))
 
 
 def _in_new_names(request: bytes) -> bytes:
-    """A kept request as it would be kept now; those of earlier versions have a former name for the patch."""
+    """Return a logged request with the names of today; earlier versions had another name for the patch."""
     if b'"problem":' not in request:
         return request
     fields = parse_json(request)
@@ -94,63 +94,63 @@ def _in_new_names(request: bytes) -> bytes:
     return request if renamed == fields else as_json(renamed)
 
 
-def listing(workspace: str, limit: int, cursor: str | None, only: Filter) -> tuple[list[sa.Row[Any]], str | None]:
+def listing(workspace: str, limit: int, cursor: str | None, only: LogFilter) -> tuple[list[sa.Row[Any]], str | None]:
     columns = [getattr(PrescriptionRow, name) for name in PrescriptionSummary.model_fields]
     with transaction() as session:
         return page(session, PrescriptionRow, workspace, limit, cursor, *only.conditions(), columns=columns)
 
 
 def first_answers(prescription_ids: Sequence[str]) -> dict[str, FirstAnswer]:
-    """What was answered to the first context of some calls, by their ids; large ones are left out, and damaged ones."""
+    """Return the answers to the first contexts of calls, by id; large and damaged calls are left out."""
     row = PrescriptionRow
-    small = [sa.func.length(column) <= _OPENED_BYTES for column in (row.request, row.answer)]
-    found: dict[str, FirstAnswer] = {}
+    small = [sa.func.length(column) <= _LISTED_BYTES for column in (row.request, row.answer)]
+    answers: dict[str, FirstAnswer] = {}
     with transaction() as session:
         for one in session.scalars(sa.select(row).where(row.id.in_(prescription_ids), *small)):
             try:
-                found[one.id] = _first(opened(one))
+                answers[one.id] = _first(log_entry(one))
             except CorruptBlob:
                 log.warning("the prescription %s is damaged, so the list shows no answer of it", one.id)
-    return found
+    return answers
 
 
-def _first(kept: Opened) -> FirstAnswer:
-    answer = kept.decided()[0]
-    told = {name: answer[name] for name in ("decision", "expected_cost", "status")}
-    return FirstAnswer(context=kept.contexts()[0], **told)
+def _first(entry: LogEntry) -> FirstAnswer:
+    answer = entry.decided()[0]
+    fields = {name: answer[name] for name in ("decision", "expected_cost", "status")}
+    return FirstAnswer(context=entry.contexts()[0], **fields)
 
 
-def get(workspace: str, prescription_id: str) -> Opened:
+def get(workspace: str, prescription_id: str) -> LogEntry:
     with transaction() as session:
         row = find(session, PrescriptionRow, workspace, prescription_id)
     if row is None:
         raise NotFoundError(MISSING)
-    return opened(row)
+    return log_entry(row)
 
 
 def outcomes_of(session: Session, prescription_ids: Sequence[str]) -> list[OutcomeRow]:
-    """All that is recorded of some prescriptions, in the order of their contexts."""
+    """Return the recorded outcomes of prescriptions, in the order of their contexts."""
     row = OutcomeRow
     query = sa.select(row).where(row.prescription_id.in_(prescription_ids)).order_by(row.prescription_id, row.number)
     return list(session.scalars(query))
 
 
 def read(workspace: str, prescription_id: str) -> bytes:
-    """A ``PrescriptionRecord`` as JSON, with the answer as it was sent."""
-    found = get(workspace, prescription_id)
+    """Return a ``PrescriptionRecord`` as JSON, with the answer as it was sent."""
+    entry = get(workspace, prescription_id)
     with transaction() as session:
-        happened = [recorded(row).model_dump(mode="json") for row in outcomes_of(session, [prescription_id])]
-    about = PrescriptionSummary.model_validate(found.row, from_attributes=True).model_dump_json().encode()
+        outcomes = [recorded_outcome(row).model_dump(mode="json") for row in outcomes_of(session, [prescription_id])]
+    summary = PrescriptionSummary.model_validate(entry.row, from_attributes=True).model_dump_json().encode()
     return b'%b,"request":%b,"answer":%b,"outcomes":%b}' % (
-        about[:-1],
-        found.request,
-        found.answer,
-        orjson.dumps(happened),
+        summary[:-1],
+        entry.request,
+        entry.answer,
+        orjson.dumps(outcomes),
     )
 
 
-def recorded(row: OutcomeRow) -> Recorded:
-    return Recorded(
+def recorded_outcome(row: OutcomeRow) -> RecordedOutcome:
+    return RecordedOutcome(
         index=row.number,
         outcomes=row.outcomes,
         actual_decision=row.actual_decision,

@@ -1,16 +1,15 @@
-"""Answers on their way into the log, off the path of requests.
+"""Write answers to the log in the background, so that requests do not wait for it.
 
-``keep`` gives an answer its id and puts it in a queue; one thread of each API process writes what has come within
-``COMPANY_SECONDS`` in one transaction. An answer is only given an id if there is room for it: within the rate, within
-the size, and in the queue. While the database is out, what has an id waits; once the queue is full, later answers get
-none. So an id is lost only if its process is killed before it was written, or stopped while the database is out.
+``keep`` gives an answer its id and queues it; one thread of each API process writes the answers of ``BATCH_SECONDS`` in
+one transaction. An answer gets an id only if the rate, its size and the queue allow to keep it. While the database is
+out, answers with an id wait; once the queue is full, later answers get none. So an id is lost only if its process is
+killed before it is written, or stopped while the database is out.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 import zlib
 from collections import deque
@@ -30,23 +29,23 @@ from app.db.engine import get_engine
 from app.db.tables import PrescriptionRow
 from app.http.security import Caller, TokenBucket
 from app.ids import new_id
+from app.prescriptions.context import AnswerBody
 from app.settings import get_settings
 
 log = logging.getLogger(__name__)
 
-# How long an answer waits for others to be written with; most of the queue; most in one transaction.
-COMPANY_SECONDS = 0.2
+# Answers of this long are written together; limits of the queue; most answers in one transaction.
+BATCH_SECONDS = 0.2
 MOST_WAITING, MOST_BYTES = 5_000, 64_000_000
 AT_ONCE = 200
-# A call counts as one of BCO_LOG_RATE for each piece of so many bytes.
+# A call counts once towards BCO_LOG_RATE for each piece of this size.
 PIECE_BYTES = 20_000
-# How long a service that stops waits for the last answers to be written.
+# How long a stopping service waits for the last answers to be written.
 _LAST_SECONDS = 1.5
-_ABOUT = re.compile(rb'\{"id":"[^"]*","posterior_id":"([^"]*)","digest":"([^"]*)"')
 
 
-class Asked(Protocol):
-    """A request that can be kept."""
+class LoggedRequest(Protocol):
+    """A request that can be logged."""
 
     contexts: list[Any]
 
@@ -58,13 +57,15 @@ class _Record(NamedTuple):
     kind: str
     caller: Caller
     at: datetime
-    request: Asked
+    posterior_id: str
+    digest: str
+    request: LoggedRequest
     answer: bytes
     bytes: int
 
 
 class Writer:
-    """The queue of one API process and the thread that empties it, which begins with the first answer."""
+    """The queue of one API process and the thread that empties it, which starts with the first answer."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Record] = deque()
@@ -75,19 +76,19 @@ class Writer:
         self._bucket: tuple[int, TokenBucket] = 0, TokenBucket(1)
         self._thread: threading.Thread | None = None
 
-    def keep(self, kind: str, http: Request, request: Asked, answer: bytes) -> bytes:
-        """The answer, a JSON object, with its id first; null for one that is not kept."""
-        asked, answered = _length(http, request), len(answer)
-        # Somebody who drags a decision to and fro on a page asks for hundreds of answers that nobody acts on.
+    def keep(self, kind: str, http: Request, request: LoggedRequest, body: AnswerBody) -> bytes:
+        """Queue an answer, and return it as JSON with its id; the id is null for an answer that is not kept."""
+        asked, answered = _length(http, request), len(body.content)
+        # A decision dragged about on a page gives hundreds of answers that nobody acts on.
         why_not = self._why_not(asked, answered) if http.scope.get("kept", True) else "tried"
         if why_not:
             metrics.LOGGED.labels(why_not).inc()
-            return b'{"id":null,' + answer[1:]
-        identifier = new_id("pres")
-        answer = b'{"id":"%b",%b' % (identifier.encode(), answer[1:])
+            return body.with_id(None)
+        identifier, caller, size = new_id("pres"), http.scope["caller"], asked + answered
+        answer = body.with_id(identifier)
+        record = _Record(identifier, kind, caller, now(), body.posterior_id, body.digest, request, answer, size)
         with self._lock:
-            size = asked + answered
-            self._waiting.append(_Record(identifier, kind, http.scope["caller"], now(), request, answer, size))
+            self._waiting.append(record)
             self._bytes += size
             self._empty.clear()
             if self._thread is None:
@@ -97,7 +98,7 @@ class Writer:
         return answer
 
     def _why_not(self, asked: int, answered: int) -> str | None:
-        """Why a request and an answer of so many bytes are not kept, in a word for the metrics; None if they are."""
+        """Return why a request and an answer of these sizes are not kept, as a metrics label; None if they are."""
         settings = get_settings()
         if not settings.log_prescriptions or self._stop.is_set():
             return "off"
@@ -107,30 +108,30 @@ class Writer:
             return "full"
         if self._bucket[0] != settings.log_rate:
             self._bucket = settings.log_rate, TokenBucket(settings.log_rate)
-        # A large one must not cost more than there ever is.
+        # A large answer must not cost more tokens than the bucket holds.
         pieces = min(1 + answered // PIECE_BYTES, 2 * settings.log_rate)
         return "sampled" if self._bucket[1].take(pieces) else None
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything that was kept is written; whether it is."""
+        """Wait until the queue is written; return whether it is."""
         return self._empty.wait(seconds)
 
     def close(self) -> None:
-        """Write what waits, and end; what cannot be written now is lost."""
+        """Write the queue and stop; answers that cannot be written now are lost."""
         self._stop.set()
         self._come.set()
         if self._thread is not None:
             self._thread.join(_LAST_SECONDS)
         if self._waiting:
-            log.warning("%d prescriptions were not written in time, and are lost", len(self._waiting))
+            log.warning("%d prescriptions were not written in time and are lost", len(self._waiting))
 
     def _run(self) -> None:
         while not self._stop.is_set() or self._waiting:
             self._come.wait()
             self._come.clear()
-            self._stop.wait(COMPANY_SECONDS)
+            self._stop.wait(BATCH_SECONDS)
             while self._waiting:
-                # What is being written still counts as waiting.
+                # Answers being written still count as waiting.
                 batch = [self._waiting[number] for number in range(min(AT_ONCE, len(self._waiting)))]
                 metrics.LOG_WAITING.set(len(self._waiting))
                 self._write(batch)
@@ -143,7 +144,7 @@ class Writer:
             metrics.LOG_WAITING.set(0)
 
     def _write(self, batch: Sequence[_Record]) -> None:
-        """Write a batch down, however long the database is out, unless the service stops meanwhile."""
+        """Write a batch, however long the database is out, unless the service stops meanwhile."""
         rows = [row for row in map(_row, batch) if row is not None]
         written = 0
         try:
@@ -151,14 +152,14 @@ class Writer:
                 outage.insist(lambda: _insert(rows), self._stop)
             written = len(rows)
         except Exception as error:
-            # The caller's answer is as good as ever; what failed is said here and in the metrics.
+            # The caller has its answer; the failure shows here and in the metrics.
             log.exception("%d prescriptions could not be kept: %s", len(rows), outage.in_words(error))
         metrics.LOGGED.labels("kept").inc(written)
         metrics.LOGGED.labels("lost").inc(len(batch) - written)
 
 
-def _length(http: Request, request: Asked) -> int:
-    """The bytes of a request: as its header says or, where it does not, as they are."""
+def _length(http: Request, request: LoggedRequest) -> int:
+    """Return the size of a request in bytes, by its header or else by serialising it."""
     for name, value in http.scope["headers"]:
         if name == b"content-length":
             return int(value)
@@ -166,19 +167,16 @@ def _length(http: Request, request: Asked) -> int:
 
 
 def as_json(fields: dict[str, Any]) -> bytes:
-    """Everything that was asked for, defaults too: what is left out today may mean something else tomorrow."""
+    """Serialise a request with its defaults, which may change in later versions."""
     try:
         return orjson.dumps(fields)
     except orjson.JSONEncodeError:
-        # Half a character, or a number of more than 64 bits, in a context that is refused or does not matter.
+        # A lone surrogate, or a number of more than 64 bits, in a context that is refused or ignored.
         return json.dumps(fields).encode()
 
 
 def _row(record: _Record) -> dict[str, Any] | None:
     try:
-        about = _ABOUT.match(record.answer)
-        if about is None:
-            raise ValueError("the answer does not begin with its posterior and digest")
         request = as_json(record.request.model_dump())
     except Exception:
         log.exception("the prescription %s could not be kept", record.id)
@@ -187,8 +185,8 @@ def _row(record: _Record) -> dict[str, Any] | None:
         "id": record.id,
         "workspace": record.caller.workspace,
         "kind": record.kind,
-        "posterior_id": about[1].decode(),
-        "digest": about[2].decode(),
+        "posterior_id": record.posterior_id,
+        "digest": record.digest,
         "key_id": record.caller.key_id,
         "created_at": record.at,
         "contexts": len(record.request.contexts),
@@ -202,7 +200,7 @@ def _row(record: _Record) -> dict[str, Any] | None:
 def _insert(rows: list[dict[str, Any]]) -> None:
     with get_engine().begin() as connection:
         inserting = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-        # A connection that breaks in the middle of a commit does not tell whether it went through.
+        # If the connection breaks during a commit, the rows may be written already.
         connection.execute(inserting(PrescriptionRow).on_conflict_do_nothing(), rows)
 
 
@@ -214,4 +212,4 @@ def unpacked(data: bytes, sha256: str) -> bytes:
     try:
         return verified(zlib.decompress(data), sha256)
     except zlib.error:
-        raise CorruptBlob("a stored prescription cannot be unpacked; restore the database from a backup") from None
+        raise CorruptBlob("a stored prescription cannot be decompressed; restore the database from a backup") from None

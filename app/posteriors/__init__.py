@@ -1,1 +1,1 @@
-"""Posteriors: particles and components in the database, loaded once and kept warm."""
+"""Posteriors: their options, storage and files."""

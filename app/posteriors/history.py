@@ -1,4 +1,4 @@
-"""From the rows of a data set to what is learned from: which features are asked for, and the sample that they make."""
+"""Turn the rows of a data set into the sample to learn from: choose features of time, and encode the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Periods = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=100)]
 
 
 class RecipeSpec(StrictModel):
-    """Features of time; what is not given is as with ``auto``."""
+    """Features of time; omitted fields are as with ``auto``."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"lags": [7, 14], "windows": [28], "holidays": "DE"}]})
 
@@ -40,12 +40,12 @@ class RecipeSpec(StrictModel):
         description="weekday, month and hour as categories; the time of the year and of the day as waves",
     )
     lags: _Periods | None = Field(
-        None, description="outcomes so many periods ago are features; none can be younger than the data set's lead"
+        None, description="features from outcomes this many periods ago, at least the data set's lead"
     )
     windows: _Periods | None = Field(
-        None, description="mean and quantiles over so many periods up to the newest that is known are features"
+        None, description="features from mean and quantiles over this many periods up to the newest known one"
     )
-    trend: bool | None = Field(None, description="whether the time since the history began is a feature")
+    trend: bool | None = Field(None, description="whether the time since the start of the history is a feature")
     holidays: str | None = Field(
         None, description="mark public holidays of this country, by its ISO code of two letters"
     )
@@ -53,16 +53,16 @@ class RecipeSpec(StrictModel):
 
 Features = Literal["auto", "none"] | RecipeSpec
 DESCRIPTION = (
-    "features of time, where the data set has a time column: auto chooses calendar parts, lags and windows by its "
-    "spacing, none leaves time out, and an object changes what auto chooses. The level of a series is always among them"
+    "features of time, if the data set has a time column: auto chooses calendar parts, lags and windows by its "
+    "spacing, none leaves time out, and an object changes the choice of auto. The level of a series is always one"
 )
 
 
 @dataclass(frozen=True)
-class History:
-    """A sample, and the state by which :class:`ContextEncoding` encodes new contexts as it encoded these.
+class EncodedHistory:
+    """A sample, and the state by which :class:`ContextEncoding` encodes new contexts in the same way.
 
-    ``left_out`` rows have nothing before them that would be known at their decision.
+    ``left_out`` is the number of rows without earlier rows that are known at their decision.
     """
 
     sample: Sample
@@ -75,7 +75,7 @@ def column_of(columns: list[dict[str, Any]], role: str) -> dict[str, Any] | None
 
 
 def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) -> int:
-    """About how many columns an encoded context will have; refuses features that cannot be made."""
+    """Return the approximate width of an encoded context; refuse features that cannot be computed."""
     time = TimeColumn.of(dataset.columns)
     if time is None and features not in ("auto", "none"):
         raise InvalidRequest.at(("features",), "the data set has no time column, so there are no features of time")
@@ -84,20 +84,26 @@ def planned_width(dataset: DatasetRow, features: Features, outcomes: list[str]) 
     if time is not None and features != "none":
         width += _recipe(time, dataset.lead, features, time.span, tuple(outcomes)).width
     if not width and time is not None:
-        raise InvalidRequest.at(("features",), "without features of time there is nothing to decide by; ask for auto")
+        raise InvalidRequest.at(
+            ("features",), "without features of time there are no context columns to decide by; use auto"
+        )
     return width
 
 
-def encode(dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int) -> History:
-    """The rows of a revision as a sample; the features of each are made of rows that were known at its decision."""
+def encode(
+    dataset: DatasetRow, table: pa.Table, features: Features, outcomes: list[str], revision: int
+) -> EncodedHistory:
+    """Encode the rows of a revision; the features of each come from rows known at its decision."""
     return encode_rows(dataset, table, table, features, outcomes, revision)[0]
 
 
 def encode_rows(
     dataset: DatasetRow, known: pa.Table, table: pa.Table, features: Features, outcomes: list[str], revision: int
-) -> tuple[History, Integers]:
-    """The rows of a table as a sample, and which of them are in it. What is chosen or counted is so by the ``known``
-    ones of them and the data set's profile alone."""
+) -> tuple[EncodedHistory, Integers]:
+    """Encode the rows of a table, and return the numbers of those in the sample.
+
+    Features are chosen by the ``known`` rows and the data set's profile alone.
+    """
     values = outcomes_of(table, outcomes)
     time = TimeColumn.of(dataset.columns)
     keys = key_columns(dataset.columns)
@@ -112,7 +118,7 @@ def encode_rows(
     }
     if time is None:
         return _without_time(ContextEncoding.build(dataset.columns, key_values, None), table, values, state)
-    # Series begin and end when they like: the recipe is for one of usual length, known once rows are on the grid.
+    # Series have different lengths: the recipe is for the median length, known once rows are on the grid.
     plan = Lookback(time, keys, _recipe(time, dataset.lead, "auto", time.span, tuple(outcomes)))
     past = plan.past(known, revision)
     usual = int(np.median(np.diff(past.grid.starts)))
@@ -129,15 +135,15 @@ def encode_rows(
 
 def _without_time(
     encoding: ContextEncoding, table: pa.Table, values: Floats, state: dict[str, Any] | None
-) -> tuple[History, Integers]:
+) -> tuple[EncodedHistory, Integers]:
     encoded = encoding.encode_table(table)
     kept = encoded.usable
     sample = Sample(torch.from_numpy(encoded.matrix[kept]), torch.from_numpy(values[kept]))
-    return History(sample, state, len(encoded.matrix) - len(kept)), kept
+    return EncodedHistory(sample, state, len(encoded.matrix) - len(kept)), kept
 
 
-class Places(NamedTuple):
-    """When the rows of a data set were made: period and series (n,), the names of the series, the clock, the season."""
+class RowPositions(NamedTuple):
+    """Positions of rows in time: period and series (n,), the names of the series, the clock, the season."""
 
     periods: Integers
     series: Integers
@@ -146,8 +152,8 @@ class Places(NamedTuple):
     season: int
 
 
-def places(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> Places | None:
-    """Where the rows of a data set lie in time; None if it has no time column."""
+def row_positions(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> RowPositions | None:
+    """Return the positions of a data set's rows in time; None if it has no time column."""
     time = TimeColumn.of(dataset.columns)
     if time is None:
         return None
@@ -156,11 +162,11 @@ def places(dataset: DatasetRow, table: pa.Table, outcomes: list[str]) -> Places 
     past = lookback.past(table, dataset.revision)
     season = time.clock.season(int(np.median(np.diff(past.grid.starts))))
     names = [", ".join(str(part) for part in key) for key in past.numbers]
-    return Places(*lookback.places(past, table), names, time.clock, season)
+    return RowPositions(*lookback.places(past, table), names, time.clock, season)
 
 
 def outcomes_of(table: pa.Table, names: list[str]) -> Floats:
-    """The outcomes (n, d_y) of a table."""
+    """Return the outcomes (n, d_y) of a table."""
     return np.stack([table.column(name).to_numpy() for name in names], axis=1)
 
 
@@ -173,8 +179,8 @@ def in_time(
     lead: int,
     season: int,
     state: dict[str, Any],
-) -> tuple[History, Integers]:
-    """The rows of a table with time as a sample, and which of them are in it; the state is completed."""
+) -> tuple[EncodedHistory, Integers]:
+    """Encode the rows of a table with time, and return the numbers of those in the sample; complete the state."""
     encoded = encoding.encode_table(table, past, notes=False)
     kept = encoded.usable
     if not len(kept):
@@ -186,11 +192,11 @@ def in_time(
     periods, series = lookback.places(past, table)
     timeline = Timeline(torch.from_numpy(periods[kept]), torch.from_numpy(series[kept]), lead, season, encoding.levels)
     sample = Sample(torch.from_numpy(matrix), torch.from_numpy(values[kept]), timeline)
-    return History(sample, state, state["left_out"]), kept
+    return EncodedHistory(sample, state, state["left_out"]), kept
 
 
 def _few_keys(columns: list[dict[str, Any]], table: pa.Table) -> dict[str, list[str]]:
-    """The values of key columns that have few of them."""
+    """Return the values of key columns with few different ones."""
     return {
         column["name"]: sorted(pc.unique(table.column(column["name"])).to_pylist())
         for column in columns
@@ -202,9 +208,9 @@ def _recipe(time: TimeColumn, lead: int, features: Features, periods: int, outco
     recipe = auto_recipe(time.clock, lead, periods, outcomes=outcomes, origin=time.origin)
     if not isinstance(features, RecipeSpec):
         return recipe
-    asked = features.model_dump(exclude_none=True)
     changes: dict[str, Any] = {
-        name: tuple(sorted(set(value))) if isinstance(value, list) else value for name, value in asked.items()
+        name: tuple(sorted(set(value))) if isinstance(value, list) else value
+        for name, value in features.model_dump(exclude_none=True).items()
     }
     try:
         return replace(recipe, **changes)

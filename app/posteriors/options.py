@@ -1,7 +1,7 @@
-"""How a posterior is asked to be learned: the predictor, and the method with its own options.
+"""Options of learning: the predictor, and the inference method with its own options.
 
-The methods are told apart by ``method``. Each takes the options it uses; an option of another method is refused with a
-sentence, and so is one that ``auto`` would not use for the problem at hand, when the job is made.
+``method`` selects the options. An option of another method is refused with a sentence, and so is one that ``auto``
+would not use for the problem, when the job is created.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _CHAINS = "chains from different starts"
 _STEPS = "length of each chain"
 _BURN_IN = "steps that adapt the proposals and are then discarded"
 _TEMPERATURE = (
-    "how an inverse temperature that is not given is found: raised until the traces of the decision loss settle, or "
-    "chosen by cost and feasibility on rows set aside"
+    "how a missing inverse temperature is chosen: raised until the traces of the decision loss settle, or by cost and "
+    "feasibility on rows set aside"
 )
-_SCALE_COSTS = "the temperature is for costs in units of the best constant decision's, not raw ones"
-_THINNING = "how particles are chosen from the draws"
-_CERTIFY = "set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate may hold"
+_SCALE_COSTS = "the temperature is for costs divided by the best constant decision's cost, not for raw costs"
+_THINNING = "selection of particles from the draws"
+_CERTIFY = "set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate can hold"
 _DRAWS = "Monte-Carlo draws at each step"
 
 
@@ -66,7 +66,7 @@ class PredictorSpec(StrictModel):
     kind: PredictorKind = Field(
         "auto",
         description="auto mixes a linear model, a network with a linear skip path (skip_mlp) and, from 1,000 rows on, "
-        "departures from boosted trees (boosted); relu_affine is linear, clipped at zero",
+        "residual models on boosted trees (boosted); relu_affine is linear, clipped at zero",
     )
     hidden: list[Width] | None = Field(None, max_length=8, description="hidden layers; [128, 128] by default")
 
@@ -82,31 +82,33 @@ class PredictorSpec(StrictModel):
 class _Inference(StrictModel):
     family: Family = "laplace"
     kl_weight: Positive | None = Field(None, description="weight of the prior against the (scaled) mean cost")
-    inverse_temperature: Positive | None = Field(None, description="its reciprocal; give at most one of the two")
-    particles: Annotated[int, Field(ge=1)] = Field(_VI.particles, description="draws stored for prescribing")
+    inverse_temperature: Positive | None = Field(
+        None, description="reciprocal of kl_weight; give at most one of the two"
+    )
+    particles: Annotated[int, Field(ge=1)] = Field(_VI.particles, description="number of draws stored for prescribing")
 
     def limits(self) -> dict[str, int]:
-        """What an operator may limit, as far as it is asked for."""
-        asked = {name: getattr(self, name, None) for name in ("members", "particles")}
-        return {name: value for name, value in asked.items() if value is not None}
+        """Return the options that an operator may limit, if given."""
+        limited = {name: getattr(self, name, None) for name in ("members", "particles")}
+        return {name: value for name, value in limited.items() if value is not None}
 
     @model_validator(mode="before")
     @classmethod
     def options_of_other_methods(cls, data: Any) -> Any:
-        """Say of an option that another method has what it would need, instead of only that it is unknown."""
+        """Name the method of an option that belongs to another one, instead of calling it unknown."""
         if isinstance(data, dict):
-            found = list(_foreign(cls, data))
-            if found:
-                raise ValidationError.from_exception_data(cls.__name__, found)
+            errors = list(_foreign(cls, data))
+            if errors:
+                raise ValidationError.from_exception_data(cls.__name__, errors)
         return data
 
     @model_validator(mode="after")
     def at_most_one_temperature(self) -> Self:
         if self.kl_weight is not None and self.inverse_temperature is not None:
             raise ValueError("give kl_weight or inverse_temperature, not both")
-        given = self.kl_weight is not None or self.inverse_temperature is not None
-        if given and getattr(self, "temperature", None) == "validation":
-            raise ValueError("a temperature that is given need not be found; leave temperature out")
+        is_fixed = self.kl_weight is not None or self.inverse_temperature is not None
+        if is_fixed and getattr(self, "temperature", None) == "validation":
+            raise ValueError("the temperature is given by kl_weight or inverse_temperature; leave temperature out")
         return self
 
     @model_validator(mode="after")
@@ -124,7 +126,7 @@ class AutoInference(_Inference):
 
     method: Literal["auto"] = "auto"
     members: Members | None = Field(None, description="mixture: mean-field components; chosen by the number of rows")
-    epochs: Epochs | None = Field(None, description="mixture: at most so many passes over the rows; 300 by default")
+    epochs: Epochs | None = Field(None, description="mixture: largest number of passes over the rows; 300 by default")
     draws: Draws | None = Field(None, description=f"mixture: {_DRAWS}; 1 by default")
     certify: bool | None = Field(None, description=f"mixture: {_CERTIFY}")
     prior_scale: Positive | None = Field(None, description="chains: scale of the prior of each parameter; 1 by default")
@@ -181,8 +183,8 @@ def _foreign(model: type[_Inference], data: dict[str, Any]) -> Iterator[InitErro
 
 
 def _method(data: Any) -> str:
-    found = data.get("method", "auto") if isinstance(data, dict) else getattr(data, "method", "auto")
-    return found if isinstance(found, str) else ""
+    method = data.get("method", "auto") if isinstance(data, dict) else getattr(data, "method", "auto")
+    return method if isinstance(method, str) else ""
 
 
 InferenceSpec = Annotated[
@@ -198,7 +200,7 @@ InferenceSpec = Annotated[
 def learning_options(
     predictor: PredictorSpec, inference: InferenceSpec, policy: PolicyName | None, seed: int
 ) -> LearningOptions:
-    """The core's options for a request."""
+    """Return the core's options for a request."""
     return make_options(
         predictor=predictor.kind, hidden=predictor.hidden, policy=policy, seed=seed, **inference.model_dump()
     )

@@ -1,9 +1,8 @@
-"""A posterior as one file that can be taken elsewhere: a zip of JSON and .npy arrays, every one with its sha256.
+"""Export and import a posterior as one file: a zip of JSON and .npy arrays, each with its sha256.
 
-It holds what prescribing needs, the problem and the columns included, and of the history only the outcomes that
-predictive scenarios are made of. A posterior that looks back on its data set takes the newest rows of each series with
-it; importing makes a data set of them, to which rows can be appended. Nothing in the file is code, and nothing of it is
-believed before it is checked.
+The file has everything that prescribing needs, with the problem and the columns, and of the history only the outcomes
+behind predictive scenarios. If features look back, it has the newest rows of each series too; importing creates a data
+set of them, to which rows can be appended. The file has no code, and everything in it is checked before use.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow, ProblemRow
 from app.http.schemas import Name
 from app.ids import is_id, new_id
 from app.posteriors import service
-from app.posteriors.schemas import Diagnostics
+from app.posteriors.schemas import DiagnosticsAnswer
 from app.problems.schemas import NewProblem
 from app.settings import get_settings
 from bco_core import deadline
@@ -48,7 +47,7 @@ _MANIFEST_BYTES = 50_000_000
 
 
 class DatasetFacts(BaseModel):
-    """What the rows in the file are: the data set's name, profile and lead, and the sha256 of the rows."""
+    """Description of the rows in the file: the data set's name, profile and lead, and the sha256 of the rows."""
 
     name: Name
     columns: list[dict[str, Any]]
@@ -84,14 +83,14 @@ class Manifest(BaseModel):
 
 
 def export(named: str, path: Path, workspace: str = DEFAULT_WORKSPACE) -> Manifest:
-    """Write a posterior to a file, by its id or by an alias of a workspace; InvalidInput says if there is none."""
+    """Write a posterior, by its id or an alias of a workspace, to a file; InvalidInput if it does not exist."""
     with transaction() as session:
         posterior_id = real_id(session, workspace, named)
         row = session.get(PosteriorRow, posterior_id) if is_id(posterior_id) else None
         if row is None:
             raise InvalidInput(f"no posterior has the id {named!r}, and no alias of workspace {workspace} this name")
         problem = session.get_one(ProblemRow, row.problem_id)
-        # In full: another machine may draw with other digits.
+        # With particles: another machine may draw other digits.
         arrays = service.load_arrays(session, row)
         facts, rows = _rows(session, row)
     files = {f"arrays/{name}.npy": _npy(array) for name, array in arrays.items()}
@@ -109,12 +108,12 @@ def export(named: str, path: Path, workspace: str = DEFAULT_WORKSPACE) -> Manife
 
 
 def _rows(session: Session, row: PosteriorRow) -> tuple[DatasetFacts | None, bytes]:
-    """What a posterior that looks back on its data set needs of it, as Parquet."""
+    """Return the rows that features look back on as Parquet, with their description."""
     lookback = ContextEncoding.of(row.columns, row.recipe).lookback
     if lookback is None:
         return None, b""
     if row.dataset_id is None:
-        raise InvalidInput("the posterior looks back on a data set that is not here")
+        raise InvalidInput("the posterior needs earlier rows of its data set, which was deleted")
     dataset = session.get_one(DatasetRow, row.dataset_id)
     buffer = io.BytesIO()
     pq.write_table(lookback.recent(read_table(session, dataset.id)), buffer)
@@ -129,14 +128,14 @@ def _npy(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def read(path: Path) -> tuple[Manifest, Arrays, pa.Table | None]:
-    """A file, with everything in it checked: arrays, and rows if there are any. InvalidInput says what is wrong."""
+    """Read a file and check everything in it: arrays, and rows if there are any. InvalidInput says what is wrong."""
     rows = None
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = Manifest.model_validate_json(_member(archive, MANIFEST, _MANIFEST_BYTES))
             parts = manifest.files | ({ROWS: manifest.dataset.sha256} if manifest.dataset else {})
             if set(archive.namelist()) != {MANIFEST, *parts}:
-                raise InvalidInput("the file holds other parts than its manifest names")
+                raise InvalidInput("the file has other parts than its manifest lists")
             room = get_settings().max_posterior_mb * 1_000_000
             arrays: Arrays = {}
             for name, sha256 in parts.items():
@@ -151,7 +150,7 @@ def read(path: Path) -> tuple[Manifest, Arrays, pa.Table | None]:
                     io.BytesIO(data), allow_pickle=False
                 )
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
-        raise InvalidInput(f"this is not a file that bco export has written ({error})") from None
+        raise InvalidInput(f"this is not a file written by bco export ({error})") from None
     except (ValidationError, ValueError, KeyError) as error:
         raise InvalidInput(f"a part of the file cannot be read ({str(error).splitlines()[0]})") from None
     _check(manifest, arrays, rows)
@@ -159,13 +158,13 @@ def read(path: Path) -> tuple[Manifest, Arrays, pa.Table | None]:
 
 
 def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """One part, unpacked only if it is not larger than it says and than there is room for."""
+    """Read one part; refuse one that is larger than declared, or than ``most`` bytes."""
     if archive.getinfo(name).file_size > most:
-        raise InvalidInput(f"{name} is larger than this service takes (BCO_MAX_POSTERIOR_MB)")
+        raise InvalidInput(f"{name} is larger than this service allows (BCO_MAX_POSTERIOR_MB)")
     with archive.open(name) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise InvalidInput(f"{name} is larger than this service takes (BCO_MAX_POSTERIOR_MB)")
+        raise InvalidInput(f"{name} is larger than this service allows (BCO_MAX_POSTERIOR_MB)")
     return data
 
 
@@ -175,14 +174,14 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
     try:
         for column in manifest.columns:
             ColumnSchema.model_validate(column)
-        Diagnostics.model_validate(manifest.diagnostics)
+        DiagnosticsAnswer.model_validate(manifest.diagnostics)
         spec = NewProblem.model_validate({"name": manifest.problem_name, "spec": manifest.problem}).spec.model_dump()
         with deadline.until(monotonic() + get_settings().prescribe_seconds):
             build_problem(spec)
         Posterior.from_arrays(manifest.description, arrays)
         lookback = ContextEncoding.of(manifest.columns, manifest.recipe).lookback
         if (lookback is None) != (rows is None):
-            raise InvalidInput("rows to look back on are in the file if and only if the posterior looks back")
+            raise InvalidInput("the file must have rows if and only if the posterior has features of earlier rows")
         if lookback is not None and rows is not None and manifest.dataset is not None:
             for column in manifest.dataset.columns:
                 ColumnSchema.model_validate(column)
@@ -199,7 +198,7 @@ def _check(manifest: Manifest, arrays: Arrays, rows: pa.Table | None) -> None:
 
 
 def import_(path: Path, workspace: str) -> tuple[PosteriorRow, bool]:
-    """Store the posterior of a file in a workspace; False if exactly it is there already. It keeps its id if it can."""
+    """Store the posterior of a file in a workspace, with its id if that is free; False if it exists already."""
     manifest, arrays, rows = read(path)
     stored = strip_particles(manifest.description, arrays)
     with transaction() as session:
@@ -232,7 +231,7 @@ def import_(path: Path, workspace: str) -> tuple[PosteriorRow, bool]:
 
 
 def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Table | None) -> str | None:
-    """The id of a new data set with the rows that came along."""
+    """Create a data set of the rows in the file, and return its id."""
     facts = manifest.dataset
     if facts is None or rows is None:
         return None
@@ -243,7 +242,7 @@ def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Tabl
         name=facts.name,
         rows=rows.num_rows,
         columns=facts.columns,
-        warnings=[f"these are the newest rows of each series, imported with {manifest.id}"],
+        warnings=[f"newest rows of each series, imported with {manifest.id}"],
         lead=facts.lead,
         revision=1,
         digest=digest_of_chunks(sha256 for sha256, _ in chunks),
@@ -257,7 +256,7 @@ def _dataset(session: Session, manifest: Manifest, workspace: str, rows: pa.Tabl
 
 
 def _problem(session: Session, manifest: Manifest, workspace: str) -> str:
-    """The id of the same problem in the workspace, made if it is not there."""
+    """Return the id of the same problem in the workspace; create it if it does not exist."""
     there = session.get(ProblemRow, manifest.problem_id) if is_id(manifest.problem_id) else None
     if there is not None and (there.workspace, there.spec) == (workspace, manifest.problem):
         return there.id

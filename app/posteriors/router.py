@@ -10,7 +10,7 @@ from app.db.tables import PosteriorRow
 from app.http.schemas import Limit, Name, Page
 from app.http.security import Admin, Reader
 from app.posteriors import service
-from app.posteriors.schemas import Diagnostics, PosteriorAnswer, PosteriorSummary, Quality
+from app.posteriors.schemas import DiagnosticsAnswer, PosteriorAnswer, PosteriorSummary, Quality
 from bco_core.inference.diagnostics import LOSSES
 from bco_core.problems.surrogate import COST
 
@@ -19,10 +19,10 @@ router = APIRouter(prefix="/v1/posteriors", tags=["posteriors"])
 
 def _answer(row: PosteriorRow) -> PosteriorAnswer:
     fields = {name: getattr(row, name) for name in PosteriorAnswer.model_fields if hasattr(row, name)}
-    told, loss = row.diagnostics, row.diagnostics.get("loss", COST)
+    loss = row.diagnostics.get("loss", COST)
     return PosteriorAnswer(
-        quality=told["quality"],
-        reason=told["reason"],
+        quality=row.diagnostics["quality"],
+        reason=row.diagnostics["reason"],
         loss=loss,
         loss_meaning=LOSSES[loss],
         aliases=service.names_of(row.id),
@@ -41,7 +41,7 @@ def list_posteriors(
     name: Name | None = None,
     quality: Quality | None = None,
 ) -> Page[PosteriorSummary]:
-    """All posteriors, or those of a problem, data set or job, with a name, or of a quality."""
+    """List posteriors: all, or those of a problem, data set or job, with a name, or of a quality."""
     wanted = {"problem_id": problem_id, "dataset_id": dataset_id, "job_id": job_id, "name": name}
     rows, next_cursor = service.listing(caller.workspace, limit, cursor, quality, **wanted)
     return Page(items=rows, next_cursor=next_cursor)
@@ -53,9 +53,9 @@ def read_posterior(posterior_id: str, caller: Reader) -> PosteriorAnswer:
 
 
 @router.get("/{posterior_id}/diagnostics")
-def read_posterior_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics:
-    """Held-out cost of every policy beside the best constant decision's, and the learning trace."""
-    return Diagnostics.model_validate(service.get(caller.workspace, posterior_id).diagnostics)
+def read_posterior_diagnostics(posterior_id: str, caller: Reader) -> DiagnosticsAnswer:
+    """Read the held-out cost of every policy compared with the best constant decision, and the learning trace."""
+    return DiagnosticsAnswer.model_validate(service.get(caller.workspace, posterior_id).diagnostics)
 
 
 @router.get(
@@ -66,10 +66,10 @@ def read_posterior_diagnostics(posterior_id: str, caller: Reader) -> Diagnostics
 def download_posterior_particles(
     posterior_id: str,
     caller: Reader,
-    first: Annotated[int, Query(ge=0, le=2**31, description="first particle")] = 0,
-    count: Annotated[int | None, Query(ge=1, le=2**31, description="how many; all by default")] = None,
+    first: Annotated[int, Query(ge=0, le=2**31, description="number of the first particle")] = 0,
+    count: Annotated[int | None, Query(ge=1, le=2**31, description="number of particles; all by default")] = None,
 ) -> Response:
-    """The particles (K, d) and the standardising statistics, as NumPy's .npz: ``numpy.load`` reads it."""
+    """Download particles (K, d) and standardising statistics as NumPy's .npz: ``numpy.load`` reads it."""
     row = service.get(caller.workspace, posterior_id)
     return Response(
         service.particles_file(row, first, count),

@@ -1,4 +1,4 @@
-"""Storing, loading, listing and deleting posteriors."""
+"""Store, load, list and delete posteriors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
-    """Write a posterior's row and its arrays, block by block; particles may be left out that can be drawn again."""
+    """Write a posterior's row and its arrays, block by block; particles that can be drawn again may be left out."""
     session.add(row)
     session.flush()
     for name, array in arrays.items():
@@ -40,12 +40,12 @@ def add(session: Session, row: PosteriorRow, arrays: Arrays) -> None:
 
 
 def digest_of(description: dict[str, Any], recipe: dict[str, Any] | None, arrays: Arrays) -> str:
-    """The sha256 of everything that determines a prescription, besides the rows that are looked back on."""
+    """Return the sha256 of everything that determines a prescription, except the rows behind lags and levels."""
     return digest(description if recipe is None else description | {"recipe": recipe}, arrays)
 
 
 def learned_revision(session: Session, row: PosteriorRow) -> int:
-    """The revision of its data set that a posterior was learned from; the first where none was noted."""
+    """Return the revision of its data set that a posterior was learned from; the first if none was recorded."""
     if row.recipe is not None:
         return int(row.recipe["revision"])
     job = session.get(JobRow, row.job_id) if row.job_id else None
@@ -53,26 +53,25 @@ def learned_revision(session: Session, row: PosteriorRow) -> int:
 
 
 def load(session: Session, row: PosteriorRow) -> Posterior:
-    """The whole posterior, every block checked; processes of one service share its arrays."""
-
+    """Load a posterior with every block checked; processes of one service share its arrays."""
     return Posterior.from_arrays(row.description, shared.mapped(row.id, lambda: load_arrays(session, row)), copy=False)
 
 
 def load_arrays(session: Session, row: PosteriorRow) -> Arrays:
-    """All arrays of a posterior. Particles that are not stored are drawn, exactly as they were when it was made."""
+    """Load all arrays of a posterior; particles that are not stored are drawn exactly as when it was learned."""
     block = PosteriorBlockRow
     names = session.scalars(sa.select(block.array).where(block.posterior_id == row.id).distinct())
     arrays = {name: load_array(session, row.id, name) for name in sorted(names.all())}
     if "particles" not in arrays:
         arrays["particles"] = draw_particles(row.description, arrays, row.particles)
         if digest_of(row.description, row.recipe, arrays) != row.digest:
-            # Both are draws of the same posterior, so both serve.
-            log.warning("%s: another processor or library than before draws its particles with other digits", row.id)
+            # Both are draws from the same posterior, so either is valid.
+            log.warning("%s: this processor or library draws its particles with other digits than before", row.id)
     return arrays
 
 
 def load_array(session: Session, posterior_id: str, name: str, first: int = 0, count: int | None = None) -> Array:
-    """Rows ``first`` to ``first + count`` of one array, reading only the blocks that hold them."""
+    """Load rows ``first`` to ``first + count`` of one array, reading only their blocks."""
     block = PosteriorBlockRow
     query = sa.select(block.first_row, block.sha256, block.data)
     query = query.where(block.posterior_id == posterior_id, block.array == name).order_by(block.first_row)
@@ -85,9 +84,9 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
     begins: list[int] = []
 
     def checked() -> Iterator[bytes]:
-        """One block at a time, so that no more than one is in memory beside the array."""
-        with session.execute(query, execution_options={"yield_per": 1}) as found:
-            for begin, sha256, data in found:
+        """Yield one block at a time, so that memory holds at most one besides the array."""
+        with session.execute(query, execution_options={"yield_per": 1}) as blocks:
+            for begin, sha256, data in blocks:
                 begins.append(begin)
                 yield verified(data, sha256)
 
@@ -97,7 +96,7 @@ def load_array(session: Session, posterior_id: str, name: str, first: int = 0, c
 
 
 def particles_file(row: PosteriorRow, first: int, count: int | None) -> bytes:
-    """An .npz file with the particles and what is needed to use them elsewhere."""
+    """Return an .npz file with particles and the statistics needed to use them elsewhere."""
     with transaction() as session:
         arrays = {
             name: load_array(session, row.id, name)
@@ -110,7 +109,7 @@ def particles_file(row: PosteriorRow, first: int, count: int | None) -> bytes:
 
 
 def _load_particles(session: Session, row: PosteriorRow, first: int, count: int) -> Array:
-    """Particles ``first`` to ``first + count``, as far as there are any."""
+    """Load particles ``first`` to ``first + count``, as far as there are any."""
     first = min(first, row.particles)
     count = min(count, row.particles - first)
     block = PosteriorBlockRow
@@ -123,7 +122,7 @@ def _load_particles(session: Session, row: PosteriorRow, first: int, count: int)
 def listing(
     workspace: str, limit: int, cursor: str | None, quality: str | None = None, **wanted: str | None
 ) -> tuple[list[PosteriorSummary], str | None]:
-    """Posteriors of a quality and with the wanted values of columns, all of them by default, a page at a time."""
+    """Return a page of posteriors, those of a quality and with the wanted values of columns."""
     conditions = matching(PosteriorRow, **wanted)
     verdict = {name: PosteriorRow.diagnostics[name].as_string().label(name) for name in ("quality", "reason")}
     if quality is not None:
@@ -137,13 +136,13 @@ def listing(
 
 
 def names_of(posterior_id: str) -> list[str]:
-    """The aliases that name a posterior."""
+    """Return the aliases of a posterior."""
     with transaction() as session:
         return aliases.naming(session, posterior_id)
 
 
 def get(workspace: str, named: str) -> PosteriorRow:
-    """The posterior with this id or alias; if its job has not made it yet, the answer says how the job stands."""
+    """Return the posterior with this id or alias; if its job has not finished, the error has the job's state."""
     with transaction() as session:
         posterior_id = aliases.real_id(session, workspace, named)
         row = find(session, PosteriorRow, workspace, posterior_id)
@@ -153,7 +152,7 @@ def get(workspace: str, named: str) -> PosteriorRow:
 
 
 def exists(posterior_id: str) -> bool:
-    """Whether a posterior that was there is there still."""
+    """Tell whether a posterior still exists."""
     with transaction() as session:
         return session.scalar(sa.select(sa.exists().where(PosteriorRow.id == posterior_id))) is True
 
@@ -163,7 +162,7 @@ def _absent(job: JobRow | None) -> Exception:
         return NotFoundError(aliases.NO_POSTERIOR)
     if job.is_unfinished:
         return ConflictError(
-            f"job {job.id} is {job.state} ({job.progress:.0%}); the posterior is there once it has succeeded"
+            f"job {job.id} is {job.state} ({job.progress:.0%}); the posterior exists once the job has succeeded"
         )
     return ConflictError(
         f"job {job.id} {'was' if job.state == 'cancelled' else 'has'} {job.state}, so there is no posterior"
@@ -171,7 +170,7 @@ def _absent(job: JobRow | None) -> Exception:
 
 
 def delete(workspace: str, named: str) -> str:
-    """Delete a posterior that nothing uses and no alias names, and tell its id."""
+    """Delete a posterior that no batch and no alias uses; return its id."""
     in_use = "batch prescriptions, or an alias, use this posterior; delete their jobs, or move the alias, first"
     with transaction() as session:
         posterior_id = aliases.real_id(session, workspace, named)

@@ -1,9 +1,8 @@
-"""Arrays of posteriors, and fresh draws from them, as files that all API processes of one service map into their
-memory, so they take it once.
+"""Share arrays of posteriors, and fresh draws from them, between the API processes of one service by mapped files.
 
 The first process that needs a posterior reads it from the database, checks it and writes the files; the others map
-them. A process that drops a posterior takes the files away: who has them mapped keeps them, and the system has the
-memory back when nobody does.
+them, so that the arrays are in memory once. A process that drops a posterior deletes the files: processes that have
+mapped them keep them, and the memory is free when none has.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    # A supervisor imports this module too, and needs nothing of the core.
+    # A supervisor imports this module too, without the core.
     from bco_core.data import Arrays
 
 log = logging.getLogger(__name__)
 
-# Where the files are, if there are several processes: their supervisor sets it.
+# Environment variable with the folder of the files; the supervisor of several processes sets it.
 FOLDER = "BCO_SHARED_FOLDER"
 
 
@@ -33,7 +32,7 @@ def folder() -> Path | None:
 
 
 def mapped(name: str, read: Callable[[], Arrays]) -> Arrays:
-    """The arrays that ``read`` returns, from the files of other processes if they are there."""
+    """Return the arrays of ``read``, from files if another process has written them."""
     place = folder()
     if place is None:
         return read()
@@ -46,15 +45,15 @@ def mapped(name: str, read: Callable[[], Arrays]) -> Arrays:
             log.warning("a posterior is not shared with other processes: %s", error.strerror)
             return arrays
     try:
-        # Written to only in this process's own memory, if at all.
+        # Copy on write: changes stay in this process.
         return {file.stem: np.asarray(np.load(file, mmap_mode="c")) for file in place.iterdir()}
     except FileNotFoundError:
-        # Another process has just taken the files away.
+        # Another process has just deleted the files.
         return read()
 
 
 def _write(place: Path, arrays: Arrays) -> None:
-    """All files or none: they get their name once they are complete."""
+    """Write all files or none: the folder gets its name once they are complete."""
     place.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".", dir=place.parent))
     try:

@@ -1,90 +1,115 @@
-"""Requests that come while others are decided are decided together: many contexts cost hardly more than one.
+"""Decide waiting requests together: many contexts cost hardly more than one.
 
-Nobody waits for company. A request that finds the machine free is decided at once; one that has to wait for its turn
-lets others join, as long as it waits. The digits of an answer do not depend on its company: only requests join whose
-contexts are decided each on its own (:func:`bco_core.prescribe.decides_alone`): newsvendors and mean-variance
-portfolios, which take as little as a fifteenth of the time in a group of 32. Two-stage problems and portfolios with a
-return to reach are decided context by context by solvers, so a group would save nothing but the prediction (measured:
-a group of 32 takes 0.4 to 3 times as long for each of its hedged decisions as one alone), and what a pool of bases has
-learned from one context would show in the last digits of the next.
+No request waits for company. One that finds the machine free is decided at once; one that waits for its turn lets
+others join while it waits. Answers do not depend on company: only requests join whose contexts are decided each on its
+own (:func:`bco_core.prescribe.decides_alone`), that is newsvendors and mean-variance portfolios, which take as little
+as a fifteenth of the time in a group of 32. Solvers decide two-stage problems and portfolios with a target return
+context by context, so a group would save only the prediction (measured: in a group of 32 each hedged decision takes
+0.4 to 3 times as long as alone), and the last digits of one context would depend on the bases kept from another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import anyio
 
 from app import metrics
-from app.prescriptions.admission import turn
 
-Asked = TypeVar("Asked")
-Answered = TypeVar("Answered")
+# Work that takes longer no longer keeps the next group waiting.
+TURN_SECONDS = 0.05
+
+Call = TypeVar("Call")
+Answer = TypeVar("Answer")
+
+
+@asynccontextmanager
+async def turn(turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Wait for a turn, first come first served; pass it on after the work, or after ``TURN_SECONDS``.
+
+    Short computations in parallel would compete for the interpreter, and all of them would end later.
+    """
+    await turns.acquire()
+    passed = False
+
+    def pass_on() -> None:
+        nonlocal passed
+        if not passed:
+            passed = True
+            turns.release()
+
+    overdue = asyncio.get_running_loop().call_later(TURN_SECONDS, pass_on)
+    try:
+        yield
+    finally:
+        overdue.cancel()
+        pass_on()
 
 
 @dataclass
-class _Group(Generic[Asked, Answered]):
-    """Requests that wait for the same turn, and how many contexts they have."""
+class _Group(Generic[Call, Answer]):
+    """Calls that wait for the same turn, their answers to come, and the number of their contexts."""
 
-    asked: list[Asked] = field(default_factory=list)
-    answers: list[asyncio.Future[Answered]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    answers: list[asyncio.Future[Answer]] = field(default_factory=list)
     contexts: int = 0
 
 
-class Together(Generic[Asked, Answered]):
-    """Groups of up to ``most`` contexts, one group of a kind waiting at a time, decided in threads turn by turn."""
+class Batcher(Generic[Call, Answer]):
+    """Groups of up to ``most`` contexts, at most one waiting for each key, decided in threads turn by turn."""
 
     def __init__(self, most: int, threads: anyio.CapacityLimiter) -> None:
         self._most, self._threads = most, threads
         self._turns = asyncio.Semaphore(1)
-        self._waiting: dict[Hashable, _Group[Asked, Answered]] = {}
+        self._waiting: dict[Hashable, _Group[Call, Answer]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     async def answer(
         self,
-        kind: Hashable | None,
-        asked: Asked,
+        key: Hashable | None,
+        call: Call,
         contexts: int,
-        decide: Callable[[Sequence[Asked]], Sequence[Answered | Exception]],
-    ) -> Answered:
-        """What ``decide`` answers to a request of this kind; one of no kind, None, is decided alone."""
-        group = None if kind is None else self._waiting.get(kind)
+        decide: Callable[[Sequence[Call]], Sequence[Answer | Exception]],
+    ) -> Answer:
+        """Return what ``decide`` answers to a call, decided with others of the same key; alone if the key is None."""
+        group = None if key is None else self._waiting.get(key)
         if group is None or group.contexts + contexts > self._most:
             group = _Group()
-            if kind is not None:
-                self._waiting[kind] = group
-            task = asyncio.create_task(self._decide(kind, group, decide))
+            if key is not None:
+                self._waiting[key] = group
+            task = asyncio.create_task(self._decide(key, group, decide))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        group.asked.append(asked)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        group.calls.append(call)
         group.answers.append(answer)
         group.contexts += contexts
         return await answer
 
     async def _decide(
         self,
-        kind: Hashable | None,
-        group: _Group[Asked, Answered],
-        decide: Callable[[Sequence[Asked]], Sequence[Answered | Exception]],
+        key: Hashable | None,
+        group: _Group[Call, Answer],
+        decide: Callable[[Sequence[Call]], Sequence[Answer | Exception]],
     ) -> None:
-        found: Sequence[Answered | Exception]
+        results: Sequence[Answer | Exception]
         async with turn(self._turns):
-            if self._waiting.get(kind) is group:
-                del self._waiting[kind]
-            metrics.TOGETHER.observe(len(group.asked))
+            if self._waiting.get(key) is group:
+                del self._waiting[key]
+            metrics.TOGETHER.observe(len(group.calls))
             try:
-                found = await anyio.to_thread.run_sync(decide, group.asked, limiter=self._threads)
+                results = await anyio.to_thread.run_sync(decide, group.calls, limiter=self._threads)
             except Exception as error:
-                found = [error] * len(group.asked)
-        for answer, one in zip(group.answers, found, strict=True):
+                results = [error] * len(group.calls)
+        for answer, result in zip(group.answers, results, strict=True):
             if answer.done():
                 # Its client has left.
                 continue
-            if isinstance(one, Exception):
-                answer.set_exception(one)
+            if isinstance(result, Exception):
+                answer.set_exception(result)
             else:
-                answer.set_result(one)
+                answer.set_result(result)

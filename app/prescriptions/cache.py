@@ -1,4 +1,4 @@
-"""Posteriors ready to prescribe, kept in memory up to a budget; the least recently used ones go first."""
+"""Loaded posteriors, kept in memory up to a budget; the least recently used ones go first."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from bco_core.problems.registry import build_problem
 
 Value = TypeVar("Value")
 
-# A posterior that is deleted by another process is gone here after at most so long.
+# A posterior that another process deletes is gone here after at most this long.
 FRESH_SECONDS = 1.0
 _MOST_ROWS = 1_000
 NO_ROWS = (
-    "the posterior looks back on rows of its data set, and it was imported without them; import it again with rows"
+    "the posterior needs earlier rows of its data set, and it was imported without them; import it again with rows"
 )
 
 
 class Range(NamedTuple):
-    """What a column of encoded contexts is called, and its range in the history."""
+    """Name of a column of encoded contexts, and its range in the history."""
 
     name: str
     low: float
     high: float
 
     def reach(self) -> tuple[float, float]:
-        """Beyond what a value is far outside the history: the range, and as much again on either side."""
+        """Return the bounds beyond which a value is far outside the history: the range, extended by its width."""
         return 2 * self.low - self.high, 2 * self.high - self.low
 
     def warning(self, where: str = "") -> str:
@@ -56,11 +56,11 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A loaded posterior with its problem and the names that requests and answers use.
+class LoadedPosterior:
+    """A posterior in memory with its problem, its encoding and the names of its decisions.
 
     Encoded contexts below ``lowest`` or above ``highest``, both (width,), are far outside the history; ``ranges`` has
-    what each column is called and held there, None where every value is as good.
+    the name and range of each column, None for a column without one.
     """
 
     posterior: Posterior
@@ -72,8 +72,8 @@ class Ready:
     ranges: list[Range | None]
 
 
-class _Kept(LRUCache[Hashable, tuple[Any, int]]):
-    """What is shared with other processes goes when it is dropped here."""
+class _Entries(LRUCache[Hashable, tuple[Any, int]]):
+    """Values with their sizes. An entry that is dropped takes its files for other processes with it."""
 
     def popitem(self) -> tuple[Hashable, tuple[Any, int]]:
         key, value = super().popitem()
@@ -81,16 +81,16 @@ class _Kept(LRUCache[Hashable, tuple[Any, int]]):
         return key, value
 
 
-class Cache:
-    """Values by key within a budget of bytes. Two callers that miss at once both make the value; either serves.
+class PosteriorCache:
+    """Values by key within a budget of bytes. Two callers that miss at once both make the value, and one is kept.
 
-    A key is a posterior's id, or begins with it. Rows of posteriors are kept beside: they never change, so a second
-    look only asks whether they are still there.
+    A key is a posterior's id, or a tuple that contains it. Rows of posteriors are kept as well: they never change, so
+    the database is only asked whether they still exist.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        # A value larger than the whole budget counts as all of it, so it is kept alone.
-        self._entries = _Kept(max_bytes, getsizeof=lambda entry: min(entry[1], max_bytes))
+        # A value larger than the budget counts as the whole budget, so it is kept alone.
+        self._entries = _Entries(max_bytes, getsizeof=lambda entry: min(entry[1], max_bytes))
         self._rows: LRUCache[str, tuple[PosteriorRow, float]] = LRUCache(_MOST_ROWS)
         self._revisions: LRUCache[str, tuple[int, float]] = LRUCache(_MOST_ROWS)
         self._lock = threading.Lock()
@@ -98,27 +98,27 @@ class Cache:
     def get(
         self, key: Hashable, make: Callable[[], tuple[Value, int]], serves: Callable[[Value], bool] | None = None
     ) -> Value:
-        """The value of ``key`` if it ``serves``, or what ``make`` returns, kept with its size in bytes."""
+        """Return the value of ``key`` if it ``serves``; otherwise keep what ``make`` returns, with its size."""
         with self._lock:
-            found = self._entries.get(key)
-        if found is not None and serves is not None and not serves(found[0]):
-            found = None
-        metrics.CACHE.labels("miss" if found is None else "hit").inc()
-        if found is None:
-            found = make()
+            entry = self._entries.get(key)
+        if entry is not None and serves is not None and not serves(entry[0]):
+            entry = None
+        metrics.CACHE.labels("miss" if entry is None else "hit").inc()
+        if entry is None:
+            entry = make()
             with self._lock:
-                self._entries[key] = found
-        value: Value = found[0]
+                self._entries[key] = entry
+        value: Value = entry[0]
         return value
 
-    def seen(self, posterior_id: str) -> tuple[PosteriorRow, Ready] | None:
-        """A posterior's row and what is loaded of it, if both are in memory; the database is not asked."""
+    def in_memory(self, posterior_id: str) -> tuple[PosteriorRow, LoadedPosterior] | None:
+        """Return a posterior with its row if both are in memory; the database is not asked."""
         with self._lock:
             row, loaded = self._rows.get(posterior_id), self._entries.get(posterior_id)
         return None if row is None or loaded is None else (row[0], loaded[0])
 
     def row(self, workspace: str, posterior_id: str) -> PosteriorRow:
-        """The posterior's row, if the workspace has it; the database is asked at most once a second."""
+        """Return the row of a posterior of the workspace; the database is asked at most once a second."""
         with self._lock:
             row, until = self._rows.get(posterior_id, (None, 0.0))
         if row is not None and row.workspace == workspace:
@@ -134,7 +134,7 @@ class Cache:
         return row
 
     def revision(self, dataset_id: str) -> int:
-        """The newest revision of a data set; the database is asked at most once a second."""
+        """Return the newest revision of a data set; the database is asked at most once a second."""
         with self._lock:
             revision, until = self._revisions.get(dataset_id, (0, 0.0))
         if monotonic() >= until:
@@ -144,7 +144,7 @@ class Cache:
         return revision
 
     def forget(self, posterior_id: str) -> None:
-        """Drop everything of a posterior that is no more."""
+        """Drop everything of a deleted posterior."""
         with self._lock:
             self._rows.pop(posterior_id, None)
             for key in [key for key in self._entries if key == posterior_id or posterior_id in _parts(key)]:
@@ -158,27 +158,29 @@ def _parts(key: Hashable) -> tuple[Any, ...]:
 
 
 def _name(key: Hashable) -> str:
-    """What other processes call the arrays of a key."""
+    """Return the name of a key's arrays in the files of other processes."""
     return "-".join(str(part) for part in _parts(key) or (key,))
 
 
-def of_settings() -> Cache:
-    return Cache(get_settings().cache_mb * 1_000_000)
+def cache_from_settings() -> PosteriorCache:
+    return PosteriorCache(get_settings().cache_mb * 1_000_000)
 
 
-def load_ready(row: PosteriorRow) -> Ready:
-    """The posterior of ``row`` from the database."""
+def load_posterior(row: PosteriorRow) -> LoadedPosterior:
+    """Load the posterior of ``row`` from the database."""
     with transaction() as session:
         posterior = posteriors.load(session, row)
     encoding = ContextEncoding.of(row.columns, row.recipe)
     ranges = _ranges(row, encoding)
-    reached = [(-inf, inf) if known is None else known.reach() for known in ranges]
-    lowest, highest = torch.tensor(reached, dtype=torch.float64).view(-1, 2).unbind(dim=1)
-    return Ready(posterior, build_problem(row.problem), encoding, decision_names(row.problem), lowest, highest, ranges)
+    bounds = [(-inf, inf) if known is None else known.reach() for known in ranges]
+    lowest, highest = torch.tensor(bounds, dtype=torch.float64).view(-1, 2).unbind(dim=1)
+    return LoadedPosterior(
+        posterior, build_problem(row.problem), encoding, decision_names(row.problem), lowest, highest, ranges
+    )
 
 
 def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
-    """The ranges (width,) of encoded contexts; categories and what the calendar says have none."""
+    """Return the ranges (width,) of encoded contexts; categories and calendar features have none."""
     profile = {column["name"]: column for column in row.columns}
     ranges: list[Range | None] = []
     for column in encoding.columns:
@@ -189,14 +191,14 @@ def _ranges(row: PosteriorRow, encoding: ContextEncoding) -> list[Range | None]:
         recipe, before = encoding.lookback.recipe, len(ranges)
         of_calendar = recipe.width - len(recipe.outcomes) * recipe.columns_an_outcome
         lowest, highest = row.recipe["lowest"][before:], row.recipe["highest"][before:]
-        held = [Range(*known) for known in zip(recipe.names, lowest, highest, strict=True)]
+        by_feature = [Range(*feature) for feature in zip(recipe.names, lowest, highest, strict=True)]
         ranges += [None] * of_calendar
-        ranges += held[of_calendar:]
+        ranges += by_feature[of_calendar:]
     return ranges
 
 
 def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Past:
-    """What a revision of the posterior's data set has to look back on."""
+    """Read the earlier rows that features look back on from a revision of the posterior's data set."""
     if encoding.lookback is None or row.dataset_id is None:
         raise ConflictError(NO_ROWS)
     with transaction() as session:
@@ -204,13 +206,17 @@ def load_past(row: PosteriorRow, encoding: ContextEncoding, revision: int) -> Pa
     try:
         return encoding.lookback.past(table, revision)
     except InvalidInput as error:
-        raise ConflictError(f"the rows of data set {row.dataset_id} cannot be looked back on: {error}") from None
+        raise ConflictError(
+            f"no features can be computed from the rows of data set {row.dataset_id}: {error}"
+        ) from None
 
 
-def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) -> Past | None:
-    """What there is to look back on in a revision of the posterior's data set; None where it does not look back.
+def cached_past(
+    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, at: int | None = None
+) -> Past | None:
+    """Return the rows that features look back on, at revision ``at`` or the newest; None if no feature looks back.
 
-    The newest revision is kept in memory; one that is named, by ``at``, is read.
+    The newest revision is kept in memory; any other is read.
     """
     lookback = loaded.encoding.lookback
     if lookback is None:
@@ -222,33 +228,38 @@ def past(cache: Cache, row: PosteriorRow, loaded: Ready, at: int | None = None) 
     revision = cache.revision(row.dataset_id)
 
     def make() -> tuple[Past, int]:
-        made = load_past(row, loaded.encoding, revision)
-        return made, size_of(made)
+        past = load_past(row, loaded.encoding, revision)
+        return past, size_of(past)
 
-    # Posteriors of one data set look back on the same rows.
+    # Posteriors of one data set share its rows.
     key = ("past", row.dataset_id, lookback.recipe.clock, lookback.recipe.outcomes)
-    return cache.get(key, make, lambda kept: kept.revision >= revision)
+    return cache.get(key, make, lambda past: past.revision >= revision)
 
 
-def ready(cache: Cache, row: PosteriorRow) -> Ready:
-    """The posterior of ``row``, from memory or from the database."""
+def cached_posterior(cache: PosteriorCache, row: PosteriorRow) -> LoadedPosterior:
+    """Return the posterior of ``row``, from memory or from the database."""
 
-    def make() -> tuple[Ready, int]:
-        made = load_ready(row)
-        return made, size_of(made)
+    def make() -> tuple[LoadedPosterior, int]:
+        loaded = load_posterior(row)
+        return loaded, size_of(loaded)
 
     return cache.get(row.id, make)
 
 
-def draws(cache: Cache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None) -> Tensor:
-    """K parameter vectors. Fresh draws cost more than a prescription, so recent ones are kept, and shared."""
+def cached_draws(
+    cache: PosteriorCache, row: PosteriorRow, posterior: Posterior, count: int, seed: int | None
+) -> Tensor:
+    """Return ``count`` parameter vectors (K, d).
+
+    Fresh draws cost more than a prescription, so recent ones are kept, and shared with other processes.
+    """
     if seed is None and count <= len(posterior.particles):
         return posterior.draws(count)
     key = (row.id, count, seed)
 
     def make() -> tuple[Tensor, int]:
         arrays = shared.mapped(_name(key), lambda: {"draws": posterior.draws(count, seed).numpy()})
-        drawn = torch.from_numpy(arrays["draws"])
-        return drawn, drawn.nbytes
+        draws = torch.from_numpy(arrays["draws"])
+        return draws, draws.nbytes
 
     return cache.get(key, make)

@@ -1,4 +1,9 @@
-"""From named contexts to named decisions: the HTTP side of :mod:`bco_core.prescribe`."""
+"""One prepared request for everything that answers it.
+
+A :class:`PrescribeCall` is a request on arrival, with its workspace, posterior and time. Calls that are decided
+together become one :class:`PreparedRequest`: the posterior, its patched problem, encoded contexts, draws and the core's
+options. Deciding, the parts of ``include`` and evaluate read it. The log gets an :class:`AnswerBody`.
+"""
 
 from __future__ import annotations
 
@@ -8,271 +13,302 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+import torch
 from torch import Tensor
 
 from app.datasets.encoding import EncodedContexts
 from app.datasets.lookback import Past
 from app.db.tables import PosteriorRow
-from app.http.errors import ConflictError, HttpError, InvalidRequest, UnavailableError
-from app.prescriptions import include as include_module
-from app.prescriptions.cache import Cache, Ready, draws, past, ready
-from app.prescriptions.neighbours import similar
-from app.prescriptions.patching import Asked, asked_for
-from app.prescriptions.prescribe import core_options, decide_usable, far_from_history
-from app.prescriptions.schemas import PrescribeOptions, PrescribeRequest
+from app.http.errors import ConflictError, InvalidRequest, UnavailableError, of_core
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_draws, cached_past, cached_posterior
+from app.prescriptions.patching import PatchedProblem, cached_patched_problem
+from app.prescriptions.schemas import DecisionOptions, PrescribeRequest
 from app.problems.patch import digest
+from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core import deadline
-from bco_core.errors import BcoError, OutOfTime
-from bco_core.prescribe import decides_alone
+from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.policies import POLICIES
+from bco_core.prescribe import PrescribeOptions, decides_alone
+from bco_core.problems.base import DecisionProblem, Risk
 
+# Time to serialise one context's answer.
 _WRITING_SECONDS = 5e-5
-# Of the time for an answer that is opened, what deciding may take.
-_DECIDING_SHARE = 0.5
-_RANKS = {"bad": 0, "warn": 1, "ok": 2}
-# A call with more contexts than this gains nothing by company.
-_MOST_CONTEXTS = 16
-# So many errors are listed of a call that is refused.
+_QUALITY_RANKS = {"bad": 0, "warn": 1, "ok": 2}
+# A call with more contexts than this gains nothing from a batch.
+_MOST_BATCHED_CONTEXTS = 16
+# Errors listed for a call whose contexts are all refused.
 _MOST_ERRORS = 20
-
-
-def kind(cache: Cache, workspace: str, posterior_id: str, request: PrescribeRequest) -> Hashable | None:
-    """What requests have in common that may be decided together; None for one that is decided alone.
-
-    A posterior that is not in memory is loaded for one request, while others pass.
-    """
-    seen = cache.seen(posterior_id)
-    if request.include:
-        return None
-    if seen is None or request.time_limit_seconds is not None or len(request.contexts) > _MOST_CONTEXTS:
-        return None
-    row, loaded = seen
-    try:
-        options = core_options(row, request)
-    except InvalidRequest:
-        return None
-    if not decides_alone(loaded.posterior, loaded.problem, options):
-        return None
-    patch = None if request.problem_patch is None else digest(request.problem_patch)
-    return workspace, posterior_id, options, request.require_quality, patch
-
-
-def prescribe(
-    cache: Cache,
-    workspace: str,
-    posterior_id: str,
-    requests: Sequence[PrescribeRequest],
-    began: float,
-    most_seconds: float = math.inf,
-    revision: int | None = None,
-) -> list[bytes | Exception]:
-    """The answers to requests of one kind: JSON in the shape of ``PrescribeAnswer``, or why a request is refused.
-
-    They have no id yet. They look back on a ``revision`` of the posterior's data set, on the newest one if None.
-    What is wrong with one of them does not touch the others. ``began`` is when the first of them came, by the monotonic
-    clock. OutOfTime where deciding takes ``most_seconds``, or the deadline in force has passed.
-    """
-    try:
-        return _prescribe(cache, workspace, posterior_id, requests, began, most_seconds, revision)
-    except OutOfTime:
-        raise
-    except (HttpError, BcoError) as error:
-        if len(requests) == 1:
-            return [error]
-    # Somebody's contexts: each has to hear of its own.
-    alone = (
-        prescribe(cache, workspace, posterior_id, [request], began, most_seconds, revision) for request in requests
-    )
-    return [answer for answers in alone for answer in answers]
-
-
-def _prescribe(
-    cache: Cache,
-    workspace: str,
-    posterior_id: str,
-    requests: Sequence[PrescribeRequest],
-    began: float,
-    most_seconds: float,
-    revision: int | None,
-) -> list[bytes | Exception]:
-    request = requests[0]
-    given = prepare(cache, workspace, posterior_id, requests, began, most_seconds, revision)
-    loaded, encoded = given.loaded, given.encoded
-    with within(request, began, most_seconds):
-        last, seconds = time_left(request, began, len(encoded.matrix))
-        ends, share = monotonic() + seconds, _DECIDING_SHARE if request.include else 1.0
-        prescriptions = decide_usable(given.row, loaded, encoded, request, given.theta, last, share * seconds)
-        if request.include:
-            # A request that is opened is alone here.
-            near = similar(cache, given.row, loaded, given.past) if "neighbours" in request.include else None
-            with deadline.until(ends):
-                opened = include_module.Opening(given.row, loaded, request, given.theta, given.past, near)
-                include_module.open_up(opened, given.contexts, encoded, prescriptions)
-    answer, warnings = about(given, request)
-    far = far_from_history(loaded, encoded)
-    answers: list[bytes | Exception] = []
-    first = 0
-    for one in requests:
-        end = first + len(one.contexts)
-        if all(number in encoded.refused for number in range(first, end)):
-            answers.append(all_refused(encoded, first, end))
-        else:
-            answer["warnings"] = warnings + summary(loaded, encoded, far, first, end)
-            answer["prescriptions"] = prescriptions[first:end]
-            # Exactly PrescribeAnswer; validating ten thousand prescriptions again would cost more than deciding.
-            answers.append(orjson.dumps(answer))
-        first = end
-    return answers
+_RANDOM = (
+    "policy {policy} draws a decision at random for each context, so there is nothing to compare; leave out "
+    "sensitivity, or choose another policy"
+)
 
 
 @dataclass(frozen=True)
-class Given:
-    """What requests are answered with: a posterior, the problem that they ask for, the rows that it looks back on, the
-    requests' contexts and draws."""
+class PrescribeCall:
+    """A prescribe or evaluate request on arrival.
+
+    ``began`` is its arrival on the monotonic clock. Features look back on ``revision`` of the posterior's data set, on
+    the newest if None. ``options`` are the core's, if the posterior was in memory on arrival.
+    """
+
+    workspace: str
+    posterior_id: str
+    request: PrescribeRequest
+    began: float
+    revision: int | None = None
+    options: PrescribeOptions | None = None
+
+    @property
+    def until(self) -> float:
+        """The moment of the monotonic clock by which the call must be answered."""
+        allowed = get_settings().prescribe_seconds
+        return self.began + min(self.request.time_limit_seconds or allowed, allowed)
+
+    def time_left(self, answers: int) -> tuple[float, float]:
+        """Return the seconds until the call is given up, and those until solvers stop with the best they have.
+
+        Solvers stop earlier, so that ``answers`` decisions can still be serialised in time.
+        """
+        now = monotonic()
+        last = self.began + get_settings().prescribe_seconds - now
+        return last, max(self.until - now - _WRITING_SECONDS * answers, 0.0)
+
+    @contextmanager
+    def within(self, most_seconds: float) -> Iterator[None]:
+        """Raise OutOfTime after ``most_seconds``, or where a quick deadline forbids to go on; 503 after ``until``."""
+        with deadline.until(monotonic() + most_seconds):
+            try:
+                yield
+            except OutOfTime:
+                deadline.check()
+                if monotonic() < self.until:
+                    deadline.before_long_work()
+                raise self.too_long() from None
+
+    def too_long(self) -> UnavailableError:
+        allowed, own = get_settings().prescribe_seconds, self.request.time_limit_seconds
+        limit = f"{own:g} s (time_limit_seconds)" if own and own < allowed else f"{allowed} s (BCO_PRESCRIBE_SECONDS)"
+        less = "; send fewer contexts or scenarios" + (", or include less" if self.request.include else "")
+        return UnavailableError(f"no decision within {limit}: it takes longer{less}")
+
+    def to_json(self) -> bytes:
+        """Serialise the call for a solver process."""
+        names = ("workspace", "posterior_id", "began", "revision")
+        fields = {name: getattr(self, name) for name in names}
+        return orjson.dumps(fields | {"request": self.request.model_dump()})
+
+    @staticmethod
+    def from_json(body: bytes, model: type[PrescribeRequest]) -> PrescribeCall:
+        fields = orjson.loads(body)
+        return PrescribeCall(**fields | {"request": model.model_validate(fields["request"])})
+
+
+def with_batch_key(cache: PosteriorCache, call: PrescribeCall) -> tuple[PrescribeCall, Hashable | None]:
+    """Return the call with its core options, and a key that calls share which may be decided together.
+
+    The key is None for a call that is decided alone: one with parts to include, a time limit of its own or many
+    contexts, or whose answer would depend on its company. A posterior that is not in memory is loaded for one call.
+    """
+    request, entry = call.request, cache.in_memory(call.posterior_id)
+    if entry is None or call.revision is not None:
+        return call, None
+    row, loaded = entry
+    try:
+        call = replace(call, options=core_options(row, request))
+    except InvalidRequest:
+        return call, None
+    if request.include or request.time_limit_seconds is not None or len(request.contexts) > _MOST_BATCHED_CONTEXTS:
+        return call, None
+    if call.options is None or not decides_alone(loaded.posterior, loaded.problem, call.options):
+        return call, None
+    patch = None if request.problem_patch is None else digest(request.problem_patch)
+    return call, (call.workspace, call.posterior_id, call.options, request.require_quality, patch)
+
+
+class AnswerBody(NamedTuple):
+    """An answer as JSON without its id, and the posterior that gave it."""
+
+    posterior_id: str
+    digest: str
+    content: bytes
+
+    def with_id(self, identifier: str | None) -> bytes:
+        """Return the JSON with an id as its first field."""
+        return b'{"id":%b,%b' % (orjson.dumps(identifier), self.content[1:])
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """All that answers to one or several requests of one kind need, built once.
+
+    ``encoded`` has the contexts (B, width), ``contexts`` their values in the order of the encoding's columns, where
+    parts of ``include`` need them. ``draws`` (K, d) are parameter vectors. ``far`` has the
+    columns in which a usable context is far outside the history, by the number of the context.
+    """
 
     row: PosteriorRow
-    loaded: Ready
-    asked: Asked
-    past: Past | None
-    contexts: Sequence[Sequence[Any]]
+    loaded: LoadedPosterior
+    patched: PatchedProblem
+    request: DecisionOptions
+    options: PrescribeOptions
+    draws: Tensor
     encoded: EncodedContexts
-    theta: Tensor
+    far: dict[int, list[int]]
+    past: Past | None
+    contexts: Sequence[Sequence[Any]] = ()
 
+    @property
+    def problem(self) -> DecisionProblem:
+        return self.patched.problem
 
-def prepare(
-    cache: Cache,
-    workspace: str,
-    posterior_id: str,
-    requests: Sequence[PrescribeRequest],
-    began: float,
-    most_seconds: float,
-    revision: int | None = None,
-) -> Given:
-    """Check requests of one kind and make everything ready for them, a patched problem within their time."""
-    row, request, settings = cache.row(workspace, posterior_id), requests[0], get_settings()
-    if max(len(one.contexts) for one in requests) > settings.max_contexts:
-        detail = (
-            f"at most {settings.max_contexts} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
+    def warning(self, column: int, where: str = "") -> list[str]:
+        """Return the warning about an encoded column, none for one without a range."""
+        known = self.loaded.ranges[column]
+        return [] if known is None else [known.warning(where)]
+
+    def header(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the fields of ``CommonAnswer`` up to its warnings, and the warnings whatever the contexts are."""
+        row, request, lookback = self.row, self.request, self.loaded.encoding.lookback
+        quality, reason = row.diagnostics["quality"], row.diagnostics["reason"]
+        warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {reason}"]
+        doubt = row.diagnostics.get("promise_warning")
+        if request.risk and doubt and doubt != reason:
+            warnings.append(f"a risk is judged over predictive scenarios, and {doubt}")
+        stored = request.seed is None and request.scenarios <= row.particles
+        history = None
+        if self.past is not None and lookback is not None:
+            history = {"revision": self.past.revision, "last": lookback.recipe.clock.text(self.past.last)}
+        fields = {
+            "posterior_id": row.id,
+            "digest": row.digest,
+            "policy": self.options.chosen_policy,
+            "scenarios": {
+                "count": request.scenarios,
+                "source": "particles" if stored else "fresh draws",
+                "seed": self.loaded.posterior.seed if request.seed is None else request.seed,
+                "costs_over": request.costs_over,
+            },
+            "quality": quality,
+            "history": history,
+            "problem_differs": self.patched.differs,
+        }
+        return fields, warnings + self.patched.warnings
+
+    def summary(self, first: int, end: int) -> list[str]:
+        """Return the warnings about the contexts ``first`` to ``end``, each once with its number of contexts."""
+        refused, notes = self.encoded.refused, self.encoded.notes
+        count = sum(number in refused for number in range(first, end)) if refused else 0
+        warnings = [f"{count} context(s) are refused, each with its reason"] if count else []
+        if self.far or notes:
+            usable = [number for number in range(first, end) if number not in refused]
+            noted = Counter(note for number in usable for note in notes.get(number, ()))
+            columns = Counter(column for number in usable for column in self.far.get(number, ()))
+            warnings += [f"{note} ({count} context(s))" for note, count in noted.items()]
+            for column, count in sorted(columns.items()):
+                warnings += self.warning(column, f" in {count} context(s)")
+        return warnings
+
+    def all_refused(self, first: int, end: int) -> InvalidRequest:
+        """Return the error for the contexts ``first`` to ``end``, none of which can be decided for."""
+        refused = self.encoded.refused
+        numbers = range(first, min(end, first + _MOST_ERRORS))
+        errors = [(("contexts", number - first), refused[number]) for number in numbers]
+        return InvalidRequest(
+            errors[0][1].sentence,
+            *(((*where, why.column) if why.column else where, why.sentence) for where, why in errors),
         )
+
+
+def prepare(cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float) -> PreparedRequest:
+    """Check calls that share a batch key and prepare their answer; build a patched problem within their time."""
+    call = calls[0]
+    row, request = cache.row(call.workspace, call.posterior_id), call.request
+    most = get_settings().max_contexts
+    if max(len(one.request.contexts) for one in calls) > most:
+        detail = f"at most {most} contexts a call (BCO_MAX_CONTEXTS); send them in parts, or as a batch"
         raise InvalidRequest.at(("contexts",), detail)
-    check(row, request)
-    include_module.check(row, request, len(request.contexts), "contexts")
-    loaded = ready(cache, row)
-    with within(request, began, most_seconds), deadline.until(prescribe_until(request, began)):
-        asked = asked_for(cache, row, loaded.problem, request.problem_patch)
-    rows = past(cache, row, loaded, revision)
-    contexts = loaded.encoding.in_order([context for one in requests for context in one.contexts])
-    encoded = loaded.encoding.encode_rows(contexts, rows)
-    theta = draws(cache, row, loaded.posterior, request.scenarios, request.seed)
-    return Given(row, replace(loaded, problem=asked.problem), asked, rows, contexts, encoded, theta)
+    options = checked_options(row, request, call.options)
+    if request.include:
+        check_include(row, request, options, len(request.contexts), "contexts")
+    loaded = cached_posterior(cache, row)
+    patched = PatchedProblem(loaded.problem, row.problem)
+    if request.problem_patch is not None:
+        with call.within(most_seconds), deadline.until(call.until):
+            patched = cached_patched_problem(cache, row, loaded.problem, request.problem_patch)
+    past = cached_past(cache, row, loaded, call.revision)
+    contexts = loaded.encoding.in_order([context for one in calls for context in one.request.contexts])
+    encoded = loaded.encoding.encode_rows(contexts, past)
+    draws = cached_draws(cache, row, loaded.posterior, request.scenarios, request.seed)
+    far = far_from_history(loaded, encoded)
+    return PreparedRequest(row, loaded, patched, request, options, draws, encoded, far, past, contexts)
 
 
-@contextmanager
-def within(request: PrescribeRequest, began: float, most_seconds: float) -> Iterator[None]:
-    """OutOfTime where what is done takes ``most_seconds``, or more than a quick call may; 503 where the request's own
-    time is up."""
-    with deadline.until(monotonic() + most_seconds):
-        try:
-            yield
-        except OutOfTime:
-            deadline.check()
-            if monotonic() < prescribe_until(request, began):
-                deadline.before_long_work()
-            raise too_long(request) from None
-
-
-def time_left(request: PrescribeRequest, began: float, answers: int) -> tuple[float, float]:
-    """Seconds until a request is given up, and until solvers stop with the best they have: what is found must be
-    written down still, in time."""
-    now = monotonic()
-    last = began + get_settings().prescribe_seconds - now
-    return last, max(prescribe_until(request, began) - now - _WRITING_SECONDS * answers, 0.0)
-
-
-def _looked_back_on(loaded: Ready, rows: Past | None) -> dict[str, Any] | None:
-    if rows is None or loaded.encoding.lookback is None:
-        return None
-    return {"revision": rows.revision, "last": loaded.encoding.lookback.recipe.clock.text(rows.last)}
-
-
-def all_refused(encoded: EncodedContexts, first: int, end: int) -> InvalidRequest:
-    """What is wrong with the contexts ``first`` to ``end``, none of which can be decided for."""
-    listed = [(number - first, encoded.refused[number]) for number in range(first, min(end, first + _MOST_ERRORS))]
-    places = [(("contexts", index, why.column) if why.column else ("contexts", index), why) for index, why in listed]
-    return InvalidRequest(listed[0][1].sentence, *((place, why.sentence) for place, why in places))
-
-
-def about(given: Given, request: PrescribeRequest) -> tuple[dict[str, Any], list[str]]:
-    """What an answer says besides its prescriptions, and what it warns of whatever the contexts are."""
-    row, loaded = given.row, given.loaded
-    stored = request.seed is None and request.scenarios <= row.particles
+def checked_options(
+    row: PosteriorRow, request: DecisionOptions, options: PrescribeOptions | None = None
+) -> PrescribeOptions:
+    """Return the core's options; refuse too many scenarios, and a posterior of lower quality than required."""
+    most = get_settings().max_scenarios
+    if request.scenarios > most:
+        raise InvalidRequest.at(("scenarios",), f"at most {most} scenarios (BCO_MAX_SCENARIOS)")
+    options = options or core_options(row, request)
     quality = row.diagnostics["quality"]
-    warnings = [] if quality == "ok" else [f"posterior quality is {quality}: {row.diagnostics['reason']}"]
-    doubt = row.diagnostics.get("promise_warning")
-    if request.risk and doubt and doubt != row.diagnostics["reason"]:
-        warnings.append(f"a risk is judged over predictive scenarios, and {doubt}")
-    told = {
-        "posterior_id": row.id,
-        "digest": row.digest,
-        "policy": core_options(row, request).chosen_policy,
-        "scenarios": {
-            "count": request.scenarios,
-            "source": "particles" if stored else "fresh draws",
-            "seed": loaded.posterior.seed if request.seed is None else request.seed,
-            "costs_over": request.costs_over,
-        },
-        "quality": quality,
-        "history": _looked_back_on(loaded, given.past),
-        "problem_differs": given.asked.differs,
-    }
-    return told, warnings + given.asked.warnings
-
-
-def prescribe_until(request: PrescribeRequest, began: float) -> float:
-    """When a request that came at one moment of the monotonic clock must be answered."""
-    allowed = get_settings().prescribe_seconds
-    return began + min(request.time_limit_seconds or allowed, allowed)
-
-
-def too_long(request: PrescribeRequest) -> UnavailableError:
-    allowed = get_settings().prescribe_seconds
-    asked = request.time_limit_seconds
-    limit = f"{asked:g} s (time_limit_seconds)" if asked and asked < allowed else f"{allowed} s (BCO_PRESCRIBE_SECONDS)"
-    less = "; send fewer contexts or scenarios" + (", or include less" if request.include else "")
-    return UnavailableError(f"no decision within {limit}: it takes longer{less}")
-
-
-def check(row: PosteriorRow, request: PrescribeOptions) -> None:
-    """Refuse what asks for too much, or for a better posterior than this one."""
-    settings = get_settings()
-    if request.scenarios > settings.max_scenarios:
-        detail = f"at most {settings.max_scenarios} scenarios (BCO_MAX_SCENARIOS)"
-        raise InvalidRequest.at(("scenarios",), detail)
-    core_options(row, request)
-    quality = row.diagnostics["quality"]
-    if _RANKS[quality] < _RANKS[request.require_quality]:
+    if _QUALITY_RANKS[quality] < _QUALITY_RANKS[request.require_quality]:
         reason = row.diagnostics["reason"]
         raise ConflictError(
             f"the posterior's quality is {quality}, below the {request.require_quality} you require: {reason}"
         )
+    return options
 
 
-def summary(loaded: Ready, encoded: EncodedContexts, far: dict[int, list[int]], first: int, end: int) -> list[str]:
-    """What is to be said of the contexts ``first`` to ``end``, each thing once."""
-    said: Counter[str] = Counter()
-    columns: Counter[int] = Counter()
-    refused = sum(number in encoded.refused for number in range(first, end))
-    for number in range(first, end) if far or encoded.notes else ():
-        columns.update(far.get(number, ()))
-        if number not in encoded.refused:
-            said.update(encoded.notes.get(number, ()))
-    warnings = [f"{refused} context(s) are refused, each with its reason"] if refused else []
-    warnings += [f"{note} ({count} context(s))" for note, count in said.items()]
-    for column, count in sorted(columns.items()):
-        known = loaded.ranges[column]
-        if known is not None:
-            warnings.append(known.warning(f" in {count} context(s)"))
-    return warnings
+def core_options(row: PosteriorRow, request: DecisionOptions) -> PrescribeOptions:
+    """Return the core's options for a request; 422 if they contradict each other."""
+    policy = request.policy or (None if request.risk else row.policy)
+    risk = Risk(**request.risk.model_dump()) if request.risk else None
+    try:
+        return PrescribeOptions(policy, request.alpha, request.scenarios, request.seed, request.costs_over, risk)
+    except InvalidInput as error:
+        raise of_core(error) from None
+
+
+def check_include(
+    row: PosteriorRow, request: DecisionOptions, options: PrescribeOptions, contexts: int, where: str, times: int = 1
+) -> None:
+    """Refuse parts with more numbers than ``times`` the limit of an answer, and the sensitivity of random decisions."""
+    outcomes, most = len(outcome_names(row.problem)), times * get_settings().max_included_numbers
+    total = contexts * request.scenarios * outcomes
+    if total > most:
+        detail = (
+            f"{contexts} contexts × {request.scenarios} scenarios × {outcomes} outcomes are {total} numbers; with "
+            f"include at most {most} are allowed (BCO_MAX_INCLUDED_NUMBERS); ask for fewer contexts or scenarios"
+        )
+        raise InvalidRequest.at((where,), detail)
+    policy = options.chosen_policy
+    if "sensitivity" in request.include and POLICIES[policy].random:
+        raise InvalidRequest.at(("include",), _RANDOM.format(policy=policy))
+
+
+def far_from_history(loaded: LoadedPosterior, encoded: EncodedContexts) -> dict[int, list[int]]:
+    """Return the columns in which usable rows lie beyond the history's range by more than that range, by row."""
+    contexts = torch.from_numpy(encoded.matrix)
+    beyond = (contexts < loaded.lowest) | (contexts > loaded.highest)
+    far: dict[int, list[int]] = {}
+    if beyond.any():
+        for number, column in beyond.nonzero().tolist():
+            if number not in encoded.refused:
+                far.setdefault(number, []).append(column)
+    return far
+
+
+def json_numbers(values: Tensor) -> list[Any]:
+    """Return nested lists of numbers, with None for those that are not finite, which JSON cannot hold."""
+    plain: list[Any] = values.tolist()
+    if torch.isfinite(values).all():
+        return plain
+    if values.ndim > 1:
+        return [json_numbers(row) for row in values]
+    return [value if math.isfinite(value) else None for value in plain]

@@ -1,6 +1,7 @@
-"""Whether rows that came later cost what was promised: the posterior decides for them, and what happened is costed.
+"""Compare promised with realised costs, on later rows of a data set or on logged prescriptions.
 
-Rows are decided for newest first, so that a lack of time leaves out the oldest.
+For rows of a data set the posterior decides, and the decisions are costed with the rows' outcomes. It decides for the
+newest rows first, so that a lack of time leaves out the oldest.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import read_table, unpacked
 from app.db.engine import transaction
-from app.db.tables import DatasetChunkRow, DatasetRow, PosteriorRow
+from app.db.tables import DatasetChunkRow, DatasetRow, OutcomeRow, PosteriorRow, PrescriptionRow
 from app.http.errors import InvalidRequest
 from app.http.rows import find
 from app.posteriors import service as posteriors
-from app.prescriptions.cache import Cache, Ready, past, ready
+from app.posteriors.history import column_of
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache, cached_past, cached_posterior
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.drift import Drift, Promises, judge
-from bco_core.prescribe import PrescribeOptions, PrescribeResult, prescribe
+from bco_core.prescribe import PrescribeOptions, prescribe
 
 MOST_ROWS = 5_000
-# Of the time that is left, what decisions may take; the rest is for costing them and for writing it down.
+# Share of the remaining time that decisions may take; the rest is for costing and serialising.
 _DECIDING = 0.8
 _WHERE = ("query", "dataset_id")
 
@@ -48,20 +50,20 @@ class ShareAnswer(BaseModel):
     high: float
 
 
-class KeptAnswer(BaseModel):
-    """How promises were kept over some rows; numbers are null where they have no meaning."""
+class PromiseAnswer(BaseModel):
+    """Promised and realised costs over some rows; numbers are null where they have no meaning."""
 
     rows: int
     promised: float | None = Field(description="mean promised cost")
-    realised: float | None = Field(description="mean cost with the outcomes that happened")
-    ratio: float | None = Field(description="realised over promised; null where no positive cost was promised")
+    realised: float | None = Field(description="mean cost with the realised outcomes")
+    ratio: float | None = Field(description="realised over promised; null if no positive cost was promised")
     standard_error: float | None = Field(description="of the ratio")
-    above: ShareAnswer = Field(description="rows above the promised 95 % quantile; 0.05 belong there")
-    outside: ShareAnswer = Field(description="rows outside the promised 5 to 95 % range; 0.10 belong there")
+    above: ShareAnswer = Field(description="rows above the promised 95 % quantile; 0.05 is right")
+    outside: ShareAnswer = Field(description="rows outside the promised 5 to 95 % range; 0.10 is right")
 
 
-class StretchAnswer(KeptAnswer):
-    first: str | None = Field(description="the time of its first row; null where the data set has no time")
+class StretchAnswer(PromiseAnswer):
+    first: str | None = Field(description="the time of its first row; null if the data set has no time")
     last: str | None = Field(description="the time of its last row")
 
 
@@ -69,25 +71,27 @@ class DriftAnswer(BaseModel):
     posterior_id: str
     digest: str
     policy: str
-    source: Source = Field("dataset", description="where the judged rows are from: a data set, or the log")
+    source: Source = Field("dataset", description="source of the judged rows: a data set, or the log")
     dataset_id: str | None
-    learned_revision: int | None = Field(description="rows after this revision are judged; null: all rows are")
+    learned_revision: int | None = Field(description="rows after this revision are judged; null: all rows")
     revision: int | None = Field(description="the data set's newest")
     verdict: Literal["steady", "drifting", "too_few"]
     sentence: str
-    left_out: int = Field(description="rows without a decision: for want of time, or of something that it needs")
-    overall: KeptAnswer | None = Field(description="all judged rows, at most the latest 5,000; null without any")
-    stretches: list[StretchAnswer] = Field(description="up to twelve stretches of them, oldest first")
+    left_out: int = Field(description="rows without a decision, for lack of time or of a value that it needs")
+    overall: PromiseAnswer | None = Field(description="all judged rows, at most the latest 5,000; null without any")
+    stretches: list[StretchAnswer] = Field(description="up to twelve consecutive groups of them, oldest first")
 
 
-def judge_rows(cache: Cache, workspace: str, named: str, dataset_id: str | None, until: float) -> DriftAnswer:
-    """Compare promised with realised costs, until a moment of the monotonic clock."""
-    row = cache.row(workspace, named)
+def judge_rows(
+    cache: PosteriorCache, workspace: str, posterior_id: str, dataset_id: str | None, until: float
+) -> DriftAnswer:
+    """Compare costs on the rows of a data set, until a moment of the monotonic clock."""
+    row = cache.row(workspace, posterior_id)
     with transaction() as session:
-        dataset, learned = _asked(session, row, dataset_id)
+        dataset, learned = _dataset(session, row, dataset_id)
         table = _latest(session, dataset, learned or 0)
-    loaded = ready(cache, row)
-    before = past(cache, row, loaded) if learned is not None else _past_of(loaded, dataset)
+    loaded = cached_posterior(cache, row)
+    before = cached_past(cache, row, loaded) if learned is not None else _past_of(loaded, dataset)
     promises, order = _promises(row, loaded, before, table, until)
     return DriftAnswer(
         posterior_id=row.id,
@@ -97,26 +101,50 @@ def judge_rows(cache: Cache, workspace: str, named: str, dataset_id: str | None,
         learned_revision=learned,
         revision=dataset.revision,
         left_out=table.num_rows - len(promises),
-        **stretched(judge(promises), _times(dataset, table, order)),
+        **_verdict(judge(promises), _times(dataset, table, order)),
     )
 
 
-def stretched(found: Drift, times: list[str]) -> dict[str, Any]:
-    """What a verdict says; ``times`` are those of the judged rows, oldest first, empty where they have none."""
+def judge_log(workspace: str, name: str) -> DriftAnswer:
+    """Compare costs on the latest logged prescriptions with a recorded outcome."""
+    posterior = posteriors.get(workspace, name)
+    logged, outcome = PrescriptionRow, OutcomeRow
+    whose = logged.workspace == workspace, logged.posterior_id == posterior.id, logged.digest == posterior.digest
+    query = select(logged.created_at, outcome.promised, outcome.low, outcome.high, outcome.realised_cost)
+    query = query.join(outcome, outcome.prescription_id == logged.id).where(*whose, logged.kind == "prescribe")
+    with transaction() as session:
+        rows = session.execute(query.order_by(logged.id.desc(), outcome.number.desc()).limit(MOST_ROWS)).all()
+    complete = [row for row in reversed(rows) if None not in row]
+    costs = torch.tensor([row[1:] for row in complete], dtype=torch.float64).view(-1, 4)
+    return DriftAnswer(
+        posterior_id=posterior.id,
+        digest=posterior.digest,
+        policy=posterior.policy,
+        source="log",
+        dataset_id=None,
+        learned_revision=None,
+        revision=None,
+        left_out=len(rows) - len(complete),
+        **_verdict(judge(Promises(*costs.unbind(dim=1))), [row.created_at.isoformat() for row in complete]),
+    )
+
+
+def _verdict(drift: Drift, times: list[str]) -> dict[str, Any]:
+    """Return the fields of a verdict; ``times`` are those of the judged rows, oldest first, or empty."""
     stretches, first = [], 0
-    for one in found.stretches:
+    for one in drift.stretches:
         last = first + one.rows
         edges = {"first": times[first], "last": times[last - 1]} if times else {"first": None, "last": None}
         stretches.append(StretchAnswer(**dataclasses.asdict(one), **edges))
         first = last
-    overall = None if found.overall is None else KeptAnswer(**dataclasses.asdict(found.overall))
-    return {"verdict": found.verdict, "sentence": found.sentence, "overall": overall, "stretches": stretches}
+    overall = None if drift.overall is None else PromiseAnswer(**dataclasses.asdict(drift.overall))
+    return {"verdict": drift.verdict, "sentence": drift.sentence, "overall": overall, "stretches": stretches}
 
 
-def _asked(session: Session, row: PosteriorRow, dataset_id: str | None) -> tuple[DatasetRow, int | None]:
-    """The data set whose rows are judged, and the revision after which they are; None for all of them."""
+def _dataset(session: Session, row: PosteriorRow, dataset_id: str | None) -> tuple[DatasetRow, int | None]:
+    """Return the data set to judge, and the revision after which its rows count; None for all rows."""
     if dataset_id is None and row.dataset_id is None:
-        detail = "the posterior was imported, and its data set is not here; name one by dataset_id"
+        detail = "the posterior was imported without its data set; name one by dataset_id"
         raise InvalidRequest.at(_WHERE, detail)
     dataset = find(session, DatasetRow, row.workspace, dataset_id or row.dataset_id or "")
     if dataset is None:
@@ -127,38 +155,34 @@ def _asked(session: Session, row: PosteriorRow, dataset_id: str | None) -> tuple
 
 
 def _latest(session: Session, dataset: DatasetRow, after: int) -> pa.Table:
-    """The latest rows that came after a revision, oldest first: by their time, or else as they were sent."""
+    """Return the latest rows added after a revision, oldest first: by their time, or else in the order sent."""
     chunk = DatasetChunkRow
     query = select(chunk).where(chunk.dataset_id == dataset.id, chunk.revision > after).order_by(chunk.seq.desc())
-    time = _time_column(dataset)
+    time = column_of(dataset.columns, "time")
     table: pa.Table | None = None
-    # One piece at a time: a whole history may not fit into the memory of a solver process.
+    # One chunk at a time: a whole history may not fit into the memory of a solver process.
     with session.scalars(query, execution_options={"yield_per": 1}) as chunks:
         for piece in map(unpacked, chunks):
             table = piece if table is None else pa.concat_tables([piece, table])
             if time is not None:
-                table = table.sort_by(time)
+                table = table.sort_by(time["name"])
             table = table.slice(max(0, table.num_rows - MOST_ROWS))
             if time is None and table.num_rows == MOST_ROWS:
                 break
     return pa.table({}) if table is None else table
 
 
-def _time_column(dataset: DatasetRow) -> str | None:
-    return next((column["name"] for column in dataset.columns if column["role"] == "time"), None)
-
-
 def _times(dataset: DatasetRow, table: pa.Table, order: Iterable[int]) -> list[str]:
-    """When the judged rows were, as text; empty where the data set has no time."""
-    time = _time_column(dataset)
+    """Return the times of the judged rows as text; empty if the data set has no time."""
+    time = column_of(dataset.columns, "time")
     if time is None or not table.num_rows:
         return []
-    values = table.column(time).to_pylist()
+    values = table.column(time["name"]).to_pylist()
     return [value.isoformat() if hasattr(value, "isoformat") else str(value) for value in (values[i] for i in order)]
 
 
-def _past_of(loaded: Ready, dataset: DatasetRow) -> Past | None:
-    """What rows of another data set look back on: their own."""
+def _past_of(loaded: LoadedPosterior, dataset: DatasetRow) -> Past | None:
+    """Return what rows of another data set look back on: the rows of that data set."""
     if loaded.encoding.lookback is None:
         return None
     with transaction() as session:
@@ -168,9 +192,9 @@ def _past_of(loaded: Ready, dataset: DatasetRow) -> Past | None:
 
 
 def _promises(
-    row: PosteriorRow, loaded: Ready, before: Past | None, table: pa.Table, until: float
+    row: PosteriorRow, loaded: LoadedPosterior, before: Past | None, table: pa.Table, until: float
 ) -> tuple[Promises, list[int]]:
-    """What was promised of the rows that got a decision and what they cost, oldest first, and which rows they are."""
+    """Return promised and realised costs of the rows with a decision, oldest first, and the numbers of these rows."""
     nothing = torch.zeros(0, dtype=torch.float64)
     if not table.num_rows:
         return Promises(nothing, nothing, nothing, nothing), []
@@ -183,23 +207,19 @@ def _promises(
     left = until - monotonic()
     options = PrescribeOptions(policy=row.policy)
     with deadline.until(until):
-        found = prescribe(
+        prescribed = prescribe(
             loaded.posterior, loaded.problem, contexts, options, seconds=left, solver_seconds=_DECIDING * left
         )
-        decided = _decided(found)
-        realised = loaded.problem.cost(found.decisions[decided], outcomes[decided]).double()
-    quantiles = found.costs.quantiles[decided]
-    promised = (found.costs.mean[decided], quantiles[:, 0], quantiles[:, -1], realised)
+        known = prescribed.decisions.isfinite().all(dim=1) & prescribed.costs.mean.isfinite()
+        decided = known.nonzero()[:, 0]
+        realised = loaded.problem.cost(prescribed.decisions[decided], outcomes[decided]).double()
+    quantiles = prescribed.costs.quantiles[decided]
+    promised = (prescribed.costs.mean[decided], quantiles[:, 0], quantiles[:, -1], realised)
     return Promises(*(one.flip(0) for one in promised)), usable[decided].flip(0).tolist()
 
 
-def _decided(found: PrescribeResult) -> Tensor:
-    """The rows that have a decision whose cost is known."""
-    return (found.decisions.isfinite().all(dim=1) & found.costs.mean.isfinite()).nonzero()[:, 0]
-
-
-def _contexts(loaded: Ready, before: Past | None, table: pa.Table) -> tuple[Tensor, Tensor]:
-    """The encoded contexts (n, width), looking back as far as was known then, and which of them can be decided for."""
+def _contexts(loaded: LoadedPosterior, before: Past | None, table: pa.Table) -> tuple[Tensor, Tensor]:
+    """Return encoded contexts (n, width), each from rows known at its decision, and the numbers of the usable ones."""
     _check_columns(loaded, table)
     columns: dict[str, Any] = {name: table.column(name) for name in table.column_names}
     raw = RawTable(columns, table.num_rows, "dataset_id", lambda row, name: (_WHERE, f"row {row} of those judged"))
@@ -207,18 +227,18 @@ def _contexts(loaded: Ready, before: Past | None, table: pa.Table) -> tuple[Tens
     return torch.from_numpy(encoded.matrix), torch.from_numpy(encoded.usable)
 
 
-def _check_columns(loaded: Ready, table: pa.Table) -> None:
+def _check_columns(loaded: LoadedPosterior, table: pa.Table) -> None:
     for name in loaded.encoding.names:
         if name not in table.column_names:
             raise InvalidRequest.at(_WHERE, f"the data set has no column '{name}', which the posterior needs")
 
 
 def _outcomes(row: PosteriorRow, table: pa.Table) -> Tensor:
-    """What happened (n, d_y)."""
+    """Return the realised outcomes (n, d_y)."""
     columns = []
     for name in outcome_names(row.problem):
         if name not in table.column_names or not pa.types.is_floating(table.schema.field(name).type):
-            detail = f"the data set has no numbers called '{name}', which the posterior decides about"
+            detail = f"the data set has no numeric column '{name}', an outcome of the posterior's problem"
             raise InvalidRequest.at(_WHERE, detail)
         columns.append(torch.tensor(table.column(name).to_numpy()))
     return torch.stack(columns, dim=1)

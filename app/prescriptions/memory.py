@@ -1,4 +1,4 @@
-"""What loaded posteriors take of memory, and how it is given back."""
+"""Memory of loaded posteriors: measure it, and return it to the system."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-# Of glibc's malloc: arrays from this size on are memory of their own, which is the system's again the moment they go;
-# and threads share few heaps, instead of each keeping what it once needed.
+# Settings of glibc's malloc: arrays from this size on get their own mapping, which returns to the system when they are
+# freed; and threads share few heaps, instead of each keeping memory that it once needed.
 _LARGE_BYTES = 1 << 20
 _HEAPS = 2
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-# Whose objects are looked into; those of others lead to modules, compilers and all that these know.
+# Only objects of these packages are searched; others lead to modules and compilers.
 _OURS = ("app", "bco_core")
 
 
 def give_back_early() -> None:
-    """Make this process give memory back when arrays go; without, much of it stays for later."""
+    """Make this process return memory to the system when arrays are freed."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -29,7 +29,7 @@ def give_back_early() -> None:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of all arrays that a value holds, however deep, each memory once."""
+    """Return the bytes of all arrays in a value, however deep, each memory once."""
     sizes: dict[int, int] = {}
     _collect(value, sizes, set())
     return sum(sizes.values())

@@ -1,4 +1,4 @@
-"""The history of a posterior, ready to be searched for rows like a context."""
+"""The history of a posterior, prepared for a search for the rows most like a context."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError
 from app.posteriors import service as posteriors
-from app.posteriors.history import outcomes_of
-from app.prescriptions.cache import Cache, Ready
+from app.posteriors.history import column_of, outcomes_of
+from app.prescriptions.cache import LoadedPosterior, PosteriorCache
 from app.problems.schemas import outcome_names
 from bco_core import deadline
 from bco_core.explain.neighbours import Neighbourhood
 
-# Of a longer history the latest rows are searched: so many, and no more numbers than this.
+# Only the latest rows of a longer history are searched, and no more numbers than this.
 MOST_ROWS = 100_000
 _MOST_NUMBERS = 10_000_000
-# From so many rows on preparing takes longer than a quick call may.
+# With more rows, preparation takes longer than a quick call may.
 _MANY_ROWS = 5_000
-GONE = "neighbours are rows of the history that the posterior learned from, and these are not here any more"
+GONE = "neighbours are rows of the history that the posterior was learned from, and that history was deleted"
 
 
 @dataclass(frozen=True)
-class Similar:
-    """Rows that can be searched, their outcomes (n, d_y), and the rows themselves."""
+class SearchableHistory:
+    """Rows of the history with their neighbourhood search, their outcomes (n, d_y) and their table."""
 
     neighbourhood: Neighbourhood
     outcomes: Tensor
@@ -44,8 +44,8 @@ class Similar:
         return int(self.neighbourhood.contexts.nbytes + self.outcomes.nbytes + self.table.nbytes)
 
 
-def load_similar(row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar:
-    """The rows of the revision that the posterior was learned from."""
+def load_history(row: PosteriorRow, loaded: LoadedPosterior, past: Past | None) -> SearchableHistory:
+    """Read the rows of the revision that the posterior was learned from."""
     if row.dataset_id is None:
         raise ConflictError(GONE)
     with transaction() as session:
@@ -56,28 +56,27 @@ def load_similar(row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar
         if count > _MANY_ROWS:
             deadline.before_long_work()
         table = read_table(session, row.dataset_id, revision)
+    time = column_of(row.columns, "time")
+    if time is not None:
+        table = table.sort_by(time["name"])
     most = min(MOST_ROWS, _MOST_NUMBERS // loaded.encoding.width)
-    table = _sorted(row, table).slice(max(0, table.num_rows - most))
+    table = table.slice(max(0, table.num_rows - most))
     encoded = loaded.encoding.encode_table(table, past, notes=False)
     table = table.take(pa.array(encoded.usable))
     if not table.num_rows:
         raise ConflictError(GONE)
     contexts = torch.from_numpy(encoded.matrix[encoded.usable])
     outcomes = torch.from_numpy(outcomes_of(table, outcome_names(row.problem)))
-    return Similar(Neighbourhood.of(contexts), outcomes, table)
+    return SearchableHistory(Neighbourhood.of(contexts), outcomes, table)
 
 
-def similar(cache: Cache, row: PosteriorRow, loaded: Ready, past: Past | None) -> Similar:
-    """The same, kept in memory beside the posterior."""
+def cached_history(
+    cache: PosteriorCache, row: PosteriorRow, loaded: LoadedPosterior, past: Past | None
+) -> SearchableHistory:
+    """Return the searchable history from memory, or read it."""
 
-    def make() -> tuple[Similar, int]:
-        made = load_similar(row, loaded, past)
-        return made, made.nbytes
+    def make() -> tuple[SearchableHistory, int]:
+        history = load_history(row, loaded, past)
+        return history, history.nbytes
 
-    return cache.get((row.id, "similar"), make)
-
-
-def _sorted(row: PosteriorRow, table: pa.Table) -> pa.Table:
-    """Rows by their time, where they have one, so that the last are the latest."""
-    time = next((column["name"] for column in row.columns if column["role"] == "time"), None)
-    return table if time is None else table.sort_by(time)
+    return cache.get((row.id, "history"), make)

@@ -1,7 +1,7 @@
-"""Prescriptions that may take long are made in solver processes (:mod:`app.solving`).
+"""Slow calls are computed in solver processes (:mod:`app.solving`).
 
-Large calls go there at once. Any other call is tried here first, for a moment; if it takes longer, it is begun again
-there, and the next one like it goes there at once.
+Large calls go there at once. Any other call is tried in this process first, for a moment; if it takes longer, it starts
+again in a solver process, and the next call like it goes there at once.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from time import monotonic
 from typing import TypeVar
 
 import anyio
-import orjson
 from cachetools import TTLCache
 from fastapi import Request
 
 from app import metrics
-from app.prescriptions.context import prescribe_until, too_long
-from app.prescriptions.schemas import PrescribeRequest
+from app.prescriptions.context import AnswerBody, PrescribeCall
 from app.solving import Solvers
 from bco_core import deadline
 from bco_core.errors import OutOfTime
 
-# For how long a decision is tried here, and a posterior that is not in memory is made ready. Contexts × scenarios
-# beyond which a call is not even tried.
+# Time to try a decision in this process, and time to load a posterior first.
 QUICK_SECONDS = 0.2
 LOAD_SECONDS = 2.0
+# Calls with more contexts × scenarios are not tried in this process.
 LARGE = 1_000_000
 
 Answers = TypeVar("Answers")
-# The least number of contexts that took long lately, for each kind of call.
+# The least number of contexts that took long lately, by kind of call.
 SlowCalls = TTLCache[Hashable, int]
 
 
@@ -38,18 +36,20 @@ def slow_calls() -> SlowCalls:
     return TTLCache(10_000, ttl=600.0)
 
 
-def is_slow(known: SlowCalls, posterior_id: str, request: PrescribeRequest) -> bool:
-    count = request.work
-    return count * request.scenarios > LARGE or count >= known.get(_kind(posterior_id, request), math.inf)
+def is_slow(slow: SlowCalls, call: PrescribeCall) -> bool:
+    """Tell whether a call is large, or has as many contexts as one of its kind that took long."""
+    work = call.request.work
+    return work * call.request.scenarios > LARGE or work >= slow.get(_kind(call), math.inf)
 
 
-def _kind(posterior_id: str, request: PrescribeRequest) -> Hashable:
+def _kind(call: PrescribeCall) -> Hashable:
+    request = call.request
     plain = request.risk is None, request.problem_patch is None, frozenset(request.include)
-    return type(request), posterior_id, request.policy, request.scenarios, request.costs_over, plain
+    return type(request), call.posterior_id, request.policy, request.scenarios, request.costs_over, plain
 
 
 def quickly(answer: Callable[[], Answers]) -> Answers | None:
-    """The answers, unless they take long."""
+    """Return what ``answer`` returns, or None if it takes long."""
     try:
         with deadline.until(monotonic() + LOAD_SECONDS, quick=True):
             return answer()
@@ -57,31 +57,16 @@ def quickly(answer: Callable[[], Answers]) -> Answers | None:
         return None
 
 
-async def elsewhere(
-    http: Request,
-    workspace: str,
-    posterior_id: str,
-    request: PrescribeRequest,
-    began: float,
-    task: str = "prescribe",
-    revision: int | None = None,
-) -> bytes:
-    """The answer by a solver process: the best there is when the time is up, or 503."""
-    state = http.app.state
-    kind, count = _kind(posterior_id, request), request.work
-    state.slow[kind] = min(state.slow.get(kind, math.inf), count)
-
-    def asked() -> bytes:
-        whose = {"workspace": workspace, "posterior_id": posterior_id, "revision": revision}
-        return orjson.dumps(whose | {"request": request.model_dump(), "began": began})
-
+async def offload(http: Request, task: str, call: PrescribeCall) -> AnswerBody:
+    """Answer a call in a solver process: with the best decision when the time is up, or 503."""
+    state, kind = http.app.state, _kind(call)
+    state.slow[kind] = min(state.slow.get(kind, math.inf), call.request.work)
     solvers: Solvers = state.solvers
-    body = await anyio.to_thread.run_sync(asked, limiter=state.prescribers)
+    body = await anyio.to_thread.run_sync(call.to_json, limiter=state.prescribers)
     try:
-        until = prescribe_until(request, began)
-        facts, answer = await solvers.solve(http, workspace, task, posterior_id, body, until)
+        facts, content = await solvers.solve(http, call.workspace, task, call.posterior_id, body, call.until)
     except OutOfTime:
-        raise too_long(request) from None
-    for status, solver, number in facts["found"]:
-        metrics.count_prescriptions([status] * number, [solver] * number)
-    return answer
+        raise call.too_long() from None
+    for status, solver, count in facts["found"]:
+        metrics.count_prescriptions([status] * count, [solver] * count)
+    return AnswerBody(call.posterior_id, facts["digest"], content)

@@ -1,4 +1,4 @@
-"""Posteriors asked for a problem with other numbers than they were learned for: built once, and kept a while."""
+"""A posterior's problem with the numbers of a request's patch: built once, and kept in memory for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 
 from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
-from app.prescriptions.cache import Cache
+from app.prescriptions.cache import PosteriorCache
 from app.prescriptions.memory import size_of
 from app.problems import patch as patches
 from bco_core import deadline
@@ -17,15 +17,17 @@ from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
 
-# What a patched problem takes of the cache's budget besides its arrays, in bytes: many small ones must not add up to
-# more than is counted. And for each byte of its specification, which becomes objects.
+# Bytes of the cache's budget that a patched problem takes besides its arrays, and for each byte of its specification:
+# many small ones must not add up to more than is counted.
 _LEAST_BYTES, _BYTES_A_BYTE = 20_000, 20
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The problem that a request asks for, its specification, and what is to be said of how it differs from the one
-    that the posterior was learned for; ``differs`` is None where a request has no patch."""
+class PatchedProblem:
+    """The problem to decide, its specification, and its differences from the one learned for.
+
+    ``differs`` is None without a patch; ``warnings`` mention the differences in the answer.
+    """
 
     problem: DecisionProblem
     spec: dict[str, Any]
@@ -33,23 +35,27 @@ class Asked:
     warnings: list[str] = field(default_factory=list)
 
 
-def asked_for(cache: Cache, row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> Asked:
-    """The posterior's problem with a patch, from memory or built under the deadline in force."""
+def cached_patched_problem(
+    cache: PosteriorCache, row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None
+) -> PatchedProblem:
+    """Return the posterior's problem with a patch, from memory or built under the deadline in force."""
     if patch is None:
-        return Asked(learned_for, row.problem)
+        return PatchedProblem(learned_for, row.problem)
 
-    def make() -> tuple[Asked, int]:
-        made = build(row, learned_for, patch)
-        arrays = 0 if made.problem is learned_for else size_of(made.problem)
-        return made, arrays + _LEAST_BYTES + _BYTES_A_BYTE * len(orjson.dumps(made.spec))
+    def make() -> tuple[PatchedProblem, int]:
+        patched = build_patched_problem(row, learned_for, patch)
+        arrays = 0 if patched.problem is learned_for else size_of(patched.problem)
+        return patched, arrays + _LEAST_BYTES + _BYTES_A_BYTE * len(orjson.dumps(patched.spec))
 
     return cache.get((row.id, "patch", patches.digest(patch)), make)
 
 
-def build(row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None) -> Asked:
-    """The posterior's problem with a patch; 422 where no problem can be built from it."""
+def build_patched_problem(
+    row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any] | None
+) -> PatchedProblem:
+    """Build the posterior's problem with a patch; 422 if the patched specification is invalid."""
     if patch is None:
-        return Asked(learned_for, row.problem)
+        return PatchedProblem(learned_for, row.problem)
     spec, differs = patches.apply(row.problem, patch)
     deadline.check()
     problem = learned_for
@@ -59,5 +65,5 @@ def build(row: PosteriorRow, learned_for: DecisionProblem, patch: dict[str, Any]
         except InvalidInput as error:
             where = (patches.PLACE, *patches.named(spec, error.where))
             raise InvalidRequest.at(where, str(error)) from None
-    listed = [one.model_dump() for one in differs[: patches.MOST_LISTED]]
-    return Asked(problem, spec, listed, [patches.warning(differs)])
+    differences = [one.model_dump() for one in differs[: patches.MOST_LISTED]]
+    return PatchedProblem(problem, spec, differences, [patches.warning(differs)])

@@ -1,78 +1,129 @@
-"""From encoded contexts to named decisions: those that can be decided for are, and others say why not."""
+"""Prescribe: decide for the contexts of a prepared request, and name the numbers of the answer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
+import orjson
 import torch
 from torch import Tensor
 
 from app import metrics
-from app.datasets.encoding import EncodedContexts, Refusal
-from app.db.tables import PosteriorRow
-from app.http.errors import of_core
-from app.prescriptions.cache import Ready
-from app.prescriptions.schemas import REFUSED, PrescribeOptions
-from bco_core.errors import InvalidInput
+from app.datasets.encoding import Refusal
+from app.http.errors import HttpError
+from app.prescriptions.cache import PosteriorCache
+from app.prescriptions.context import AnswerBody, PreparedRequest, PrescribeCall, json_numbers, prepare
+from app.prescriptions.include import add_parts
+from app.prescriptions.neighbours import cached_history
+from app.prescriptions.schemas import REFUSED
+from bco_core import deadline
+from bco_core.errors import BcoError, InvalidInput, OutOfTime
 from bco_core.prescribe import QUANTILES, PrescribeResult
-from bco_core.prescribe import PrescribeOptions as Options
 from bco_core.prescribe import prescribe as prescribe_for
-from bco_core.problems.base import Risk
+
+# Share of the time for an answer with included parts that deciding may take.
+_DECIDING_SHARE = 0.5
+_LABELS = [str(level) for level in QUANTILES]
+
+
+def prescribe(
+    cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float = math.inf
+) -> list[AnswerBody | Exception]:
+    """Answer calls that share a batch key, each in the shape of ``PrescribeAnswer`` or with the error that refuses it.
+
+    An error of one call does not touch the others. Raises OutOfTime where deciding takes ``most_seconds``, or the
+    deadline in force has passed.
+    """
+    try:
+        return _prescribe(cache, calls, most_seconds)
+    except OutOfTime:
+        raise
+    except (HttpError, BcoError) as error:
+        if len(calls) == 1:
+            return [error]
+    # One of the calls is to blame: each is answered by itself.
+    return [answer for call in calls for answer in prescribe(cache, [call], most_seconds)]
+
+
+def _prescribe(
+    cache: PosteriorCache, calls: Sequence[PrescribeCall], most_seconds: float
+) -> list[AnswerBody | Exception]:
+    call, prepared = calls[0], prepare(cache, calls, most_seconds)
+    include, row = call.request.include, prepared.row
+    with call.within(most_seconds):
+        last, seconds = call.time_left(len(prepared.encoded.matrix))
+        ends = monotonic() + seconds
+        prescriptions = decide_usable(prepared, last, (_DECIDING_SHARE if include else 1.0) * seconds)
+        if include:
+            wants_history = "neighbours" in include
+            history = cached_history(cache, row, prepared.loaded, prepared.past) if wants_history else None
+            with deadline.until(ends):
+                add_parts(prepared, prescriptions, history)
+    header, warnings = prepared.header()
+    answers: list[AnswerBody | Exception] = []
+    end = 0
+    for one in calls:
+        first, end = end, end + len(one.request.contexts)
+        if all(number in prepared.encoded.refused for number in range(first, end)):
+            answers.append(prepared.all_refused(first, end))
+        else:
+            header["warnings"] = warnings + prepared.summary(first, end)
+            header["prescriptions"] = prescriptions[first:end]
+            # Exactly PrescribeAnswer; validating ten thousand prescriptions again would cost more than deciding.
+            answers.append(AnswerBody(row.id, row.digest, orjson.dumps(header)))
+    return answers
 
 
 def decide_usable(
-    row: PosteriorRow,
-    loaded: Ready,
-    encoded: EncodedContexts,
-    request: PrescribeOptions,
-    theta: Tensor | None = None,
-    seconds: float = math.inf,
-    solver_seconds: float = math.inf,
+    prepared: PreparedRequest, seconds: float = math.inf, solver_seconds: float = math.inf
 ) -> list[dict[str, Any]]:
-    """A prescription for each encoded context, or why there is none, with what is to be said of the context.
+    """Return a prescription for each context in the shape of ``PrescriptionAnswer``, refusals included.
 
-    Contexts of which nothing can be predicted are added to those that are refused.
+    Solvers stop with the best they have after ``solver_seconds``; OutOfTime is raised after ``seconds``. A context
+    without a finite prediction is added to the refused ones.
     """
-    far = far_from_history(loaded, encoded)
+    encoded, far, names = prepared.encoded, prepared.far, prepared.loaded.decisions
 
-    def decided(numbers: list[int]) -> dict[int, dict[str, Any]]:
+    def decide_numbers(numbers: list[int]) -> dict[int, dict[str, Any]]:
         contexts = torch.from_numpy(encoded.matrix[numbers])
         try:
-            found = decide(row, loaded, contexts, request, theta, seconds, solver_seconds)
+            answers = decide(prepared, contexts, seconds, solver_seconds)
         except InvalidInput as error:
-            blamed = [number for number in numbers if number in far]
-            if error.where != ("contexts",) or not blamed:
+            suspects = [number for number in numbers if number in far]
+            if error.where != ("contexts",) or not suspects:
                 raise
             if len(numbers) == 1:
                 encoded.refused[numbers[0]] = Refusal("", str(error))
                 return {}
-            # Only those far from the history can be to blame: each goes on alone, the others together.
+            # Only contexts far from the history can be to blame: each is decided alone, the others together.
             near = [number for number in numbers if number not in far]
-            pieces = [[number] for number in blamed] + ([near] if near else [])
-            return {number: one for piece in pieces for number, one in decided(piece).items()}
-        return dict(zip(numbers, found, strict=True))
+            pieces = [[number] for number in suspects] + ([near] if near else [])
+            return {number: answer for piece in pieces for number, answer in decide_numbers(piece).items()}
+        return dict(zip(numbers, answers, strict=True))
 
     usable = encoded.usable.tolist()
-    answers = decided(usable) if usable else {}
-    for number, why in encoded.refused.items():
-        answers[number] = _refused(why, loaded.decisions)
+    answers = decide_numbers(usable) if usable else {}
+    for number, refusal in encoded.refused.items():
+        answers[number] = _refused(refusal, names)
     for number in {*far, *encoded.notes} - encoded.refused.keys():
-        said = [known.warning() for column in far.get(number, ()) if (known := loaded.ranges[column]) is not None]
-        answers[number]["warnings"] = encoded.notes.get(number, []) + said
+        warnings = [warning for column in far.get(number, ()) for warning in prepared.warning(column)]
+        answers[number]["warnings"] = encoded.notes.get(number, []) + warnings
     return [answers[number] for number in range(len(encoded.matrix))]
 
 
-def _refused(why: Refusal, names: list[str]) -> dict[str, Any]:
-    """In the shape of a prescription, a context for which there is none."""
+def _refused(refusal: Refusal, names: list[str]) -> dict[str, Any]:
+    """Return a refused context in the shape of ``PrescriptionAnswer``."""
     nothing = dict.fromkeys(names)
     return {
         "decision": nothing,
         "expected_cost": None,
-        "cost_quantiles": {str(level): None for level in QUANTILES},
+        "cost_quantiles": dict.fromkeys(_LABELS),
         "cvar_95": None,
         "status": REFUSED,
-        "reason": why.sentence,
+        "reason": refusal.sentence,
         "solver": "",
         "gap": None,
         "feasibility": None,
@@ -83,54 +134,23 @@ def _refused(why: Refusal, names: list[str]) -> dict[str, Any]:
     }
 
 
-def far_from_history(loaded: Ready, encoded: EncodedContexts) -> dict[int, list[int]]:
-    """The columns by which usable rows lie beyond the history's range by more than that range, by row."""
-    contexts = torch.from_numpy(encoded.matrix)
-    beyond = (contexts < loaded.lowest) | (contexts > loaded.highest)
-    found: dict[int, list[int]] = {}
-    if beyond.any():
-        for number, column in beyond.nonzero().tolist():
-            if number not in encoded.refused:
-                found.setdefault(number, []).append(column)
-    return found
-
-
 def decide(
-    row: PosteriorRow,
-    loaded: Ready,
-    contexts: Tensor,
-    request: PrescribeOptions,
-    theta: Tensor | None = None,
-    seconds: float = math.inf,
-    solver_seconds: float = math.inf,
+    prepared: PreparedRequest, contexts: Tensor, seconds: float = math.inf, solver_seconds: float = math.inf
 ) -> list[dict[str, Any]]:
-    """A prescription for each encoded context (B, width), in the shape of ``PrescriptionAnswer``.
-
-    ``theta`` (K, d) are the request's draws, if they are there already. Solvers stop with the best they have after
-    ``solver_seconds``; the whole is given up after ``seconds``.
-    """
-    options = core_options(row, request)
-    found = prescribe_for(loaded.posterior, loaded.problem, contexts, options, theta, seconds, solver_seconds)
-    metrics.count_prescriptions(found.status, [solver or "formula" for solver in found.solvers])
-    return _answers(found, loaded.decisions)
+    """Return a prescription for each encoded context (B, width), in the shape of ``PrescriptionAnswer``."""
+    prescribed = prescribe_for(
+        prepared.loaded.posterior, prepared.problem, contexts, prepared.options, prepared.draws, seconds, solver_seconds
+    )
+    metrics.count_prescriptions(prescribed.status, [solver or "formula" for solver in prescribed.solvers])
+    return _answers(prescribed, prepared.loaded.decisions)
 
 
-def core_options(row: PosteriorRow, request: PrescribeOptions) -> Options:
-    policy = request.policy or (None if request.risk else row.policy)
-    risk = Risk(**request.risk.model_dump()) if request.risk else None
-    try:
-        return Options(policy, request.alpha, request.scenarios, request.seed, request.costs_over, risk)
-    except InvalidInput as error:
-        raise of_core(error) from None
-
-
-def _answers(found: PrescribeResult, names: list[str]) -> list[dict[str, Any]]:
-    labels = [str(level) for level in QUANTILES]
+def _answers(prescribed: PrescribeResult, names: list[str]) -> list[dict[str, Any]]:
     return [
         {
             "decision": dict(zip(names, decision, strict=True)),
             "expected_cost": mean,
-            "cost_quantiles": dict(zip(labels, quantiles, strict=True)),
+            "cost_quantiles": dict(zip(_LABELS, quantiles, strict=True)),
             "cvar_95": cvar,
             "status": status,
             "reason": reason,
@@ -143,29 +163,19 @@ def _answers(found: PrescribeResult, names: list[str]) -> list[dict[str, Any]]:
             "warnings": [],
         }
         for decision, mean, quantiles, cvar, status, reason, solver, gap, share, facts, other, other_cost, gain in zip(
-            listed(found.decisions),
-            listed(found.costs.mean),
-            listed(found.costs.quantiles),
-            listed(found.costs.cvar),
-            found.status,
-            found.reasons,
-            found.solvers,
-            listed(found.gaps),
-            listed(found.feasibility),
-            found.facts,
-            listed(found.map_decisions),
-            listed(found.map_costs),
-            listed(found.hedging_gain),
+            json_numbers(prescribed.decisions),
+            json_numbers(prescribed.costs.mean),
+            json_numbers(prescribed.costs.quantiles),
+            json_numbers(prescribed.costs.cvar),
+            prescribed.status,
+            prescribed.reasons,
+            prescribed.solvers,
+            json_numbers(prescribed.gaps),
+            json_numbers(prescribed.feasibility),
+            prescribed.facts,
+            json_numbers(prescribed.map_decisions),
+            json_numbers(prescribed.map_costs),
+            json_numbers(prescribed.hedging_gain),
             strict=True,
         )
     ]
-
-
-def listed(values: Tensor) -> list[Any]:
-    """Plain numbers, with null for those that are not finite: JSON has no others."""
-    plain: list[Any] = values.tolist()
-    if torch.isfinite(values).all():
-        return plain
-    if values.ndim > 1:
-        return [listed(row) for row in values]
-    return [value if math.isfinite(value) else None for value in plain]

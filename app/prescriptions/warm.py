@@ -1,4 +1,4 @@
-"""The first prescription of a process compiles kernels, or reads them from the disk; better before anybody waits."""
+"""Compile kernels, or read them from disk, before the first request waits for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bco_core.problems.newsvendor import Newsvendor
 
 
 def warm_up() -> None:
-    """Decide once, for nobody, by what most prescriptions run through."""
+    """Make one prescription by the code that most requests use."""
     zeros, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     units, table = Standardizer(zeros, ones), torch.ones(2, 1, dtype=torch.float64)
     predictor = Linear((1, 1), StandardizedFeatures(units), units)

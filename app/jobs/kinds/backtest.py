@@ -32,7 +32,7 @@ from app.jobs.kinds.learn import check_rows, outline_of
 from app.jobs.kinds.prescribe import PRESCRIBE
 from app.posteriors import history
 from app.posteriors import service as posteriors
-from app.prescriptions.cache import load_ready
+from app.prescriptions.cache import load_posterior
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
 from bco_core.errors import InvalidInput
@@ -146,7 +146,7 @@ def read(job: JobRow) -> BacktestInputs:
     rows = [posteriors.get(job.workspace, named) for named in names]
     with transaction() as session:
         fresh, notes = existing.unseen(session, dataset, job.spec["revision"], rows)
-    loaded = tuple(ExistingPosterior(row.id, row, load_ready(row)) for row in rows)
+    loaded = tuple(ExistingPosterior(row.id, row, load_posterior(row)) for row in rows)
     return BacktestInputs(job, Backtest(problem.spec, dataset, table, options, loaded, torch.from_numpy(fresh)), notes)
 
 

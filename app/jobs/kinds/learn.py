@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.aliases.promotion import Comparison, Promotion, consider
+from app.aliases.promotion import Promotion, PromotionComparison, consider
 from app.datasets.service import MISSING as NO_DATASET
 from app.datasets.service import digest_of, read_table
 from app.db.engine import transaction
@@ -28,7 +28,7 @@ from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, Store
 from app.jobs.kinds.learn_on import LearnOnOptions, PreviousPosterior
 from app.posteriors import history
 from app.posteriors import service as posteriors
-from app.posteriors.history import Features, History, outcomes_of
+from app.posteriors.history import EncodedHistory, Features, outcomes_of
 from app.posteriors.options import AutoInference, InferenceSpec, PredictorSpec, learning_options
 from app.problems.schemas import outcome_names
 from app.problems.service import MISSING as NO_PROBLEM
@@ -178,7 +178,7 @@ class LearnInputs:
     problem: ProblemRow
     spec: dict[str, Any]
     dataset: DatasetRow
-    history: History
+    history: EncodedHistory
     learning: Learning
     previous: PreviousPosterior | None = None
 
@@ -248,7 +248,7 @@ def store_posterior(
     posterior: Posterior,
     diagnostics: dict[str, Any],
     recipe: dict[str, Any] | None = None,
-    comparison: Comparison | None = None,
+    comparison: PromotionComparison | None = None,
     spec: dict[str, Any] | None = None,
 ) -> Store:
     """Return a function that writes a job's posterior, and moves an alias to it if requested and the comparison allows.

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from app.aliases.promotion import Comparison
+from app.aliases.promotion import PromotionComparison
 from app.aliases.service import real_id
 from app.datasets.encoding import ContextEncoding
 from app.datasets.service import count_rows
@@ -19,7 +19,7 @@ from app.http.errors import InvalidRequest
 from app.http.rows import find
 from app.http.schemas import StrictModel
 from app.posteriors import service as posteriors
-from app.posteriors.history import History, in_time, outcomes_of
+from app.posteriors.history import EncodedHistory, in_time, outcomes_of
 from app.problems.schemas import outcome_names
 from bco_core.data import Sample
 from bco_core.distributions import CHAINS
@@ -77,7 +77,7 @@ class PreviousPosterior:
 
 def read(
     session: Session, dataset: DatasetRow, table: pa.Table, revision: int, how: dict[str, Any], seed: int
-) -> tuple[History, PreviousPosterior]:
+) -> tuple[EncodedHistory, PreviousPosterior]:
     """Return all rows of a revision, encoded for the old posterior, and the posterior."""
     row = session.get_one(PosteriorRow, how["posterior_id"])
     known = count_rows(session, dataset.id, posteriors.learned_revision(session, row))
@@ -89,7 +89,7 @@ def read(
         encoded = encoding.encode_table(table)
         usable = encoded.usable
         sample = Sample(torch.from_numpy(encoded.matrix[usable]), torch.from_numpy(values[usable]))
-        rows = History(sample, state, len(encoded.matrix) - len(usable))
+        rows = EncodedHistory(sample, state, len(encoded.matrix) - len(usable))
     else:
         past = lookback.past(table, revision)
         state["learned_until"] = past.last
@@ -108,7 +108,7 @@ def read(
 
 def learn(
     previous: PreviousPosterior, sample: Sample, progress: Progress
-) -> tuple[Posterior, dict[str, Any], Comparison]:
+) -> tuple[Posterior, dict[str, Any], PromotionComparison]:
     """Return the new posterior, its diagnostics, and its comparison with the old one."""
     problem = build_problem(previous.row.problem)
     updated = update(problem, sample, previous.posterior, previous.fresh, previous.options, progress)
@@ -124,4 +124,4 @@ def learn(
             "difference": {"mean": difference.mean, "standard_error": difference.standard_error},
         },
     }
-    return updated.posterior, diagnostics, Comparison(previous.row.id, rows, difference)
+    return updated.posterior, diagnostics, PromotionComparison(previous.row.id, rows, difference)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 from pydantic import ConfigDict, Field
 
-from app.datasets.encoding import REFUSED, ContextEncoding, EncodedContexts, Refusal
+from app.datasets.encoding import REFUSED, ContextEncoding, Refusal
 from app.datasets.lookback import Past
 from app.datasets.parsing import RawTable
 from app.datasets.service import MISSING as NO_DATASET
@@ -29,14 +29,14 @@ from app.http.tables import CSV, PARQUET, XLSX, csv_pieces, from_parquet, parque
 from app.jobs import queue
 from app.jobs.kinds.base import Checkpoint, JobDraft, JobKind, JobPart, ResultFormat
 from app.posteriors import service as posteriors
-from app.prescriptions import context
-from app.prescriptions import include as include_module
-from app.prescriptions.cache import NO_ROWS, Range, Ready, load_past, load_ready
-from app.prescriptions.neighbours import GONE, Similar, load_similar
-from app.prescriptions.patching import build
+from app.prescriptions.cache import NO_ROWS, LoadedPosterior, Range, load_past, load_posterior
+from app.prescriptions.context import PreparedRequest, check_include, checked_options, core_options, far_from_history
+from app.prescriptions.include import add_parts
+from app.prescriptions.neighbours import GONE, SearchableHistory, load_history
+from app.prescriptions.patching import PatchedProblem, build_patched_problem
 from app.prescriptions.prescribe import decide_usable
-from app.prescriptions.schemas import BatchOptions, NewBatch, PrescribeOptions
-from app.prescriptions.tables import flattened
+from app.prescriptions.schemas import BatchOptions, DecisionOptions, NewBatch
+from app.prescriptions.tables import flatten_parts
 from app.problems import patch as patches
 from app.problems.check import QUICK_SECONDS as CHECK_SECONDS
 from app.problems.schemas import outcome_names
@@ -102,8 +102,8 @@ def check(workspace: str, request: PrescribeJobRequest) -> JobDraft:
 
 
 def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset_id: str | None = None) -> JobDraft:
-    """Draft a job: check the contexts and cut them into parts."""
-    context.check(posterior, options)
+    """Check the contexts and cut them into parts."""
+    core = checked_options(posterior, options)
     most = get_settings().max_rows
     if not 0 < raw.rows <= most:
         detail = f"at most {most} rows (BCO_MAX_ROWS)" if raw.rows else "there are no rows; send at least one context"
@@ -111,7 +111,8 @@ def draft(posterior: PosteriorRow, options: BatchOptions, raw: RawTable, dataset
     patch_warnings = _check_patch(posterior, options)
     encoding = ContextEncoding.of(posterior.columns, posterior.recipe)
     table, refused = encoding.checked(raw)
-    include_module.check(posterior, options, raw.rows, raw.whole, times=_TIMES_INCLUDED)
+    if options.include:
+        check_include(posterior, options, core, raw.rows, raw.whole, times=_TIMES_INCLUDED)
     if "neighbours" in options.include and posterior.dataset_id is None:
         raise ConflictError(GONE)
     if len(refused) == raw.rows:
@@ -196,25 +197,46 @@ def _warnings(posterior: PosteriorRow, table: pa.Table, refused: Mapping[int, Re
 
 @dataclass(frozen=True)
 class PrescribeInputs:
-    """A posterior, ready to prescribe, and the options."""
+    """A loaded posterior, the problem and how to decide; ``history`` is searched for neighbours."""
 
     posterior: PosteriorRow
-    loaded: Ready
+    loaded: LoadedPosterior
+    patched: PatchedProblem
     past: Past | None
-    options: PrescribeOptions
-    similar: Similar | None = None
+    options: DecisionOptions
+    history: SearchableHistory | None
+
+    def prepare(self, table: pa.Table) -> PreparedRequest:
+        """Encode the contexts of a table, and prepare their decisions."""
+        options, encoding, contexts = self.options, self.loaded.encoding, []
+        encoded = encoding.encode_table(table, self.past)
+        draws = self.loaded.posterior.draws(options.scenarios, options.seed)
+        if options.include:
+            contexts = [list(row.values()) for row in table.select(encoding.names).to_pylist()]
+        return PreparedRequest(
+            self.posterior,
+            self.loaded,
+            self.patched,
+            options,
+            core_options(self.posterior, options),
+            draws,
+            encoded,
+            far_from_history(self.loaded, encoded),
+            self.past,
+            contexts,
+        )
 
 
 def read(job: JobRow) -> PrescribeInputs:
     with transaction() as session:
         posterior = session.get_one(PosteriorRow, job.posterior_id)
-    fields = {name: value for name, value in job.spec.items() if name in PrescribeOptions.model_fields}
-    loaded = load_ready(posterior)
+    fields = {name: value for name, value in job.spec.items() if name in DecisionOptions.model_fields}
+    loaded = load_posterior(posterior)
     past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.lookback else None
-    options = PrescribeOptions(**fields)
-    patched = build(posterior, loaded.problem, options.problem_patch)
-    similar = load_similar(posterior, loaded, past) if "neighbours" in options.include else None
-    return PrescribeInputs(posterior, replace(loaded, problem=patched.problem), past, options, similar)
+    options = DecisionOptions(**fields)
+    patched = build_patched_problem(posterior, loaded.problem, options.problem_patch)
+    history = load_history(posterior, loaded, past) if "neighbours" in options.include else None
+    return PrescribeInputs(posterior, loaded, patched, past, options, history)
 
 
 def work(inputs: PrescribeInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
@@ -224,26 +246,15 @@ def work(inputs: PrescribeInputs, data: bytes, progress: Progress, checkpoint: C
     answers: list[Any] = []
     for first in range(0, table.num_rows, rows):
         progress(first / table.num_rows, f"{first} of {table.num_rows} contexts")
-        piece = table.slice(first, rows)
-        encoded = inputs.loaded.encoding.encode_table(piece, inputs.past)
-        decided = decide_usable(inputs.posterior, inputs.loaded, encoded, inputs.options)
+        prepared = inputs.prepare(table.slice(first, rows))
+        prescriptions = decide_usable(prepared)
         if inputs.options.include:
-            _add_included(inputs, piece, encoded, decided)
-        answers += decided
+            add_parts(prepared, prescriptions, inputs.history)
+            for prescription in prescriptions:
+                flatten_parts(prescription, inputs.posterior, inputs.loaded)
+        answers += prescriptions
     carried = table.drop_columns([name for name in (REFUSED,) if name in table.column_names])
     return to_parquet(_side_by_side(carried, pa.Table.from_pylist(answers)))
-
-
-def _add_included(
-    inputs: PrescribeInputs, table: pa.Table, encoded: EncodedContexts, answers: list[dict[str, Any]]
-) -> None:
-    options, loaded = inputs.options, inputs.loaded
-    draws = loaded.posterior.draws(options.scenarios, options.seed)
-    opened = include_module.Opening(inputs.posterior, loaded, options, draws, inputs.past, inputs.similar)
-    contexts = [list(row.values()) for row in table.select(loaded.encoding.names).to_pylist()]
-    include_module.open_up(opened, contexts, encoded, answers)
-    for answer in answers:
-        flattened(answer, inputs.posterior, loaded)
 
 
 def _side_by_side(contexts: pa.Table, answers: pa.Table) -> pa.Table:

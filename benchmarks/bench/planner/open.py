@@ -12,7 +12,7 @@ import httpx
 
 from app.commands.serve import LocalService
 from app.demo import MORNINGS
-from app.prescriptions.include_schemas import Include
+from app.prescriptions.schemas import Include
 from benchmarks.bench.planner.bakery import learned
 
 CALLS = 60

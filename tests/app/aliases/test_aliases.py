@@ -71,7 +71,7 @@ def test_an_alias_is_used_wherever_an_id_is_and_the_answer_names_the_real_one(cl
     assert particles.content == client.get(f"/v1/posteriors/{old['id']}/particles").content
 
 
-def test_jobs_and_batches_keep_the_posterior_that_the_alias_named_when_they_were_made(
+def test_jobs_and_batches_keep_the_posterior_of_the_alias_at_their_creation(
     client: TestClient, old: Json, new: Json
 ) -> None:
     put(client, "batches", old)
@@ -332,9 +332,9 @@ def test_a_posterior_that_is_not_there_is_refused_with_its_place(client: TestCli
 
 
 def test_both_roads_know_an_alias(client: TestClient, old: Json) -> None:
-    put(client, "roads", old)
-    prescribe(client, "roads")
-    for name, status in (("roads", 200), ("no-such", 404), ("a" * 80, 404), ("..-", 404)):
+    put(client, "paths", old)
+    prescribe(client, "paths")
+    for name, status in (("paths", 200), ("no-such", 404), ("a" * 80, 404), ("..-", 404)):
         kinds = ("application/json", "application/json; profile=long")
         short, long = (
             client.post(f"/v1/posteriors/{name}/prescribe", json=BODY, headers={"content-type": kind}) for kind in kinds

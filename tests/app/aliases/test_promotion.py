@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
-from app.aliases.promotion import LEAST_ROWS, Comparison, Promotion, consider
+from app.aliases.promotion import LEAST_ROWS, Promotion, PromotionComparison, consider
 from app.db.engine import transaction
 from app.db.tables import JobRow, PosteriorRow
 from app.jobs import service as jobs
@@ -35,7 +35,7 @@ def log_of(client: TestClient, job: Json) -> list[str]:
 
 
 def considered(
-    client: TestClient, alias: str, challenger: Json, comparison: Comparison | None, when: str = "if_not_worse"
+    client: TestClient, alias: str, challenger: Json, comparison: PromotionComparison | None, when: str = "if_not_worse"
 ) -> tuple[bool, str]:
     promotion = Promotion.model_validate({"alias": alias, "when": when})
     with transaction() as session:
@@ -43,8 +43,8 @@ def considered(
         return consider(session, "default", promotion, row, comparison, challenger["job_id"])
 
 
-def of(incumbent: Json, mean: float, rows: int = 50) -> Comparison:
-    return Comparison(incumbent["id"], rows, Estimate(mean, 0.5))
+def of(incumbent: Json, mean: float, rows: int = 50) -> PromotionComparison:
+    return PromotionComparison(incumbent["id"], rows, Estimate(mean, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_jobs_make_keep_and_move_an_alias_and_say_so(client: TestClient, incumbe
     assert "there was no such alias" in log_of(client, first)[-1]
     second = learn(client, create_job(client, **ids, promote=promote, seed=5)["id"])
     assert named(client, "nightly") == first["posterior_id"]
-    assert f"names {first['posterior_id']} still" in log_of(client, second)[-1]
+    assert f"still names {first['posterior_id']}" in log_of(client, second)[-1]
     third = learn(client, create_job(client, **ids, promote=promote | {"when": "always"}, seed=6)["id"])
     assert named(client, "nightly") == third["posterior_id"]
 

@@ -21,7 +21,7 @@ from app.db.tables import JobPartRow
 from app.jobs import compute, parts, service
 from app.posteriors import portable
 from app.prescriptions import cache
-from app.prescriptions.cache import of_settings
+from app.prescriptions.cache import cache_from_settings
 from app.prescriptions.drift import judge_rows
 from bco_core.errors import InvalidInput
 from tests.support.journey import QUICK, Json, answered, create_dataset, create_job, create_problem, learn, prescribe
@@ -399,7 +399,7 @@ def test_a_posterior_takes_the_rows_it_looks_back_on_elsewhere(client: TestClien
     grown = appended(client, stored["id"], shop_rows(range(DAYS, DAYS + 1)))
     assert grown["revision"] == 2
     # It has no job here, and still knows that it has not seen the two new rows.
-    found = judge_rows(of_settings(), "default", row.id, None, monotonic() + 60)
+    found = judge_rows(cache_from_settings(), "default", row.id, None, monotonic() + 60)
     assert (found.learned_revision, found.revision, found.verdict) == (1, 2, "too_few")
     assert found.overall is not None
     assert found.overall.rows == 2

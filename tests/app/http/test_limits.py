@@ -21,8 +21,9 @@ from starlette.testclient import TestClient
 from app.datasets import unpack
 from app.http.errors import TooManyError, UnavailableError
 from app.main import create_app
-from app.prescriptions import admission, context
-from app.prescriptions.admission import Places
+from app.prescriptions import batching, service
+from app.prescriptions.admission import AdmissionLimit
+from app.prescriptions.context import PrescribeCall
 from app.problems import service as problems
 from tests.support.journey import CONTEXTS, Json, answered, counts, learned, prescribe, upload
 
@@ -136,31 +137,31 @@ def test_so_many_prescriptions_at_a_time_and_the_next_is_asked_to_come_again(
 
 
 def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
-    places = Places(3, 2)
+    places = AdmissionLimit(3, 2)
     with ExitStack() as taken:
         for workspace in ("greedy", "greedy"):
             taken.enter_context(places.of(workspace))
         with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
             pass
-        taken.enter_context(places.of("modest"))
-        with pytest.raises(UnavailableError, match="BCO_MAX_PRESCRIPTIONS"), places.of("late"):
+        taken.enter_context(places.slot("modest"))
+        with pytest.raises(UnavailableError, match="BCO_MAX_PRESCRIPTIONS"), places.slot("late"):
             pass
     assert places.taken == 0
-    with places.of("greedy"), places.of("greedy"):
+    with places.slot("greedy"), places.slot("greedy"):
         assert places.taken == 2
 
 
 def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
-    answer = context.prescribe
+    kind = service.CALL_KINDS["prescribe"]
 
     def slowly(*arguments: Any) -> Json:
         begun.release()
         assert go_on.wait(60)
-        return answer(*arguments)
+        return kind.answer(*arguments)
 
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
-    monkeypatch.setattr(context, "prescribe", slowly)
+    monkeypatch.setitem(service.CALL_KINDS, "prescribe", kind._replace(answer=slowly))
     with ThreadPoolExecutor(2) as pool:
         served = [pool.submit(client.post, path, json=body) for _ in range(2)]
         for _ in served:
@@ -171,16 +172,16 @@ def two_at_a_time(client: TestClient, posterior: Json, monkeypatch: pytest.Monke
         assert client.get(f"/v1/posteriors/{posterior['id']}").status_code == 200
         go_on.set()
         assert [one.result(60).status_code for one in served] == [200, 200]
-    assert client.app.state.places.taken == 0
+    assert client.app.state.admission.taken == 0
     assert prescribe(client, posterior["id"])["prescriptions"]
 
 
 def test_short_prescriptions_are_made_one_after_the_other(
     client: TestClient, posterior: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "TURN_SECONDS", 30.0)
+    monkeypatch.setattr(batching, "TURN_SECONDS", 30.0)
     path, body = f"/v1/posteriors/{posterior['id']}/prescribe", {"contexts": CONTEXTS[:1]}
-    answer, busy, most = context.prescribe, 0, 0
+    kind, busy, most = service.CALL_KINDS["prescribe"], 0, 0
 
     def watched(*arguments: Any) -> Json:
         nonlocal busy, most
@@ -188,9 +189,9 @@ def test_short_prescriptions_are_made_one_after_the_other(
         most = max(most, busy)
         time.sleep(0.02)
         busy -= 1
-        return answer(*arguments)
+        return kind.answer(*arguments)
 
-    monkeypatch.setattr(context, "prescribe", watched)
+    monkeypatch.setitem(service.CALL_KINDS, "prescribe", kind._replace(answer=watched))
     with ThreadPoolExecutor(6) as pool:
         served = [pool.submit(client.post, path, json=body) for _ in range(6)]
         assert [one.result(60).status_code for one in served] == [200] * 6
@@ -201,7 +202,7 @@ def test_a_place_is_given_back_when_the_prescription_is_refused(client: TestClie
     path = f"/v1/posteriors/{posterior['id']}/prescribe"
     for body in ({"contexts": [{}]}, {"contexts": CONTEXTS[:1], "scenarios": 10**6}, {"contexts": 3}):
         assert client.post(path, json=body).status_code == 422
-    assert client.app.state.places.taken == 0
+    assert client.app.state.admission.taken == 0
 
 
 def test_a_prescription_is_cut_off_when_its_time_is_up(
@@ -211,7 +212,7 @@ def test_a_prescription_is_cut_off_when_its_time_is_up(
     front_door = import_module("bco_core.prescribe")
     monkeypatch.setattr(front_door, "monotonic", lambda: next(clock))
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
-    monkeypatch.setattr(context, "prescribe_until", lambda *_: 0.0)
+    monkeypatch.setattr(PrescribeCall, "until", 0.0)
     body = {"contexts": CONTEXTS[:10]}
     response = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
     refused(response, 503, "BCO_PRESCRIBE_SECONDS")

@@ -23,6 +23,7 @@ from app.ids import first_id, new_id
 from app.jobs import retention
 from app.keys import service as keys
 from app.log import writer
+from app.prescriptions.context import AnswerBody
 from app.prescriptions.schemas import PrescribeAnswer
 from tests.app.datasets.test_histories import context, learned_from, shop_rows, shops
 from tests.app.problems.test_two_stage import SHIPMENT, posterior_for
@@ -70,9 +71,7 @@ def times(client: TestClient, path: str, **query: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.api+json"])
-def test_an_answer_is_found_again_byte_for_byte_whichever_road_it_took(
-    client: TestClient, posterior: Json, kind: str
-) -> None:
+def test_an_answer_is_found_again_byte_for_byte_by_either_path(client: TestClient, posterior: Json, kind: str) -> None:
     body = {"contexts": CONTEXTS[:3], "scenarios": 30, "policy": "averaged"}
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
     content = client.post(address, content=orjson.dumps(body), headers={"content-type": kind}).content
@@ -187,18 +186,18 @@ class Http:
         self.scope = {"caller": caller, "headers": [(b"content-length", b"10")]}
 
 
-class Asked:
+class LoggedRequest:
     contexts: list[Any] = [{}]  # noqa: RUF012
 
     def model_dump(self) -> Json:
         return {"contexts": self.contexts}
 
 
-ANSWER = b'{"posterior_id":"post_X","digest":"d","prescriptions":[]}'
+ANSWER = AnswerBody("post_X", "d", b'{"posterior_id":"post_X","digest":"d","prescriptions":[]}')
 
 
 def keep(log: writer.Writer) -> str | None:
-    return orjson.loads(log.keep("prescribe", Http(), Asked(), ANSWER))["id"]  # type: ignore[arg-type,no-any-return]
+    return orjson.loads(log.keep("prescribe", Http(), LoggedRequest(), ANSWER))["id"]  # type: ignore[arg-type,no-any-return]
 
 
 def test_an_outage_is_waited_for_and_a_full_queue_gives_no_ids(
@@ -233,7 +232,7 @@ def test_an_outage_is_waited_for_and_a_full_queue_gives_no_ids(
 def test_a_service_that_stops_writes_what_waits_and_counts_what_it_cannot(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "COMPANY_SECONDS", 60.0)
+    monkeypatch.setattr(writer, "BATCH_SECONDS", 60.0)
     log = writer.Writer()
     kept = keep(log)
     log.close()
@@ -256,9 +255,9 @@ def test_a_service_that_stops_writes_what_waits_and_counts_what_it_cannot(
 def test_the_queue_is_bounded_in_bytes_of_requests_and_answers(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "COMPANY_SECONDS", 60.0)
+    monkeypatch.setattr(writer, "BATCH_SECONDS", 60.0)
     log = writer.Writer()
-    monkeypatch.setattr(writer, "MOST_BYTES", 3 * (len(ANSWER) + 10))
+    monkeypatch.setattr(writer, "MOST_BYTES", 3 * (len(ANSWER.content) + 10))
     assert [keep(log) is None for _ in range(4)] == [False, False, False, True]
     log.close()
     assert log._bytes == 0
@@ -287,7 +286,7 @@ def test_what_the_database_will_never_take_is_dropped_and_the_next_is_kept(
 
 def test_writing_the_same_twice_is_writing_it_once(client: TestClient) -> None:
     record = writer._Record(
-        new_id("pres"), "prescribe", LOCAL, datetime.now(UTC), Asked(), b'{"id":"x",' + ANSWER[1:], 9
+        new_id("pres"), "prescribe", LOCAL, datetime.now(UTC), "post_X", "d", LoggedRequest(), ANSWER.with_id("x"), 9
     )
     row = writer._row(record)
     assert row is not None

@@ -18,7 +18,7 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.http.security import LOCAL
 from app.log import outcomes, router
-from app.prescriptions import drift_from_log
+from app.prescriptions.context import AnswerBody
 from app.prescriptions.schemas import PrescribeRequest
 from bco_core import build_problem
 from tests.app.problems.test_two_stage import SHIPMENT, SPEC, posterior_for
@@ -258,10 +258,10 @@ def test_an_evaluation_is_followed_by_what_happened_to_our_decision(client: Test
     body = {"contexts": CONTEXTS[:2]}
     answer = client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body).json()
     evaluations = [{"status": "evaluated", "ours": one, "alternatives": []} for one in answer["prescriptions"]]
-    told = {name: answer[name] for name in ("posterior_id", "digest")} | {"evaluations": evaluations}
+    body_of_answer = AnswerBody(answer["posterior_id"], answer["digest"], orjson.dumps({"evaluations": evaluations}))
     log = client.app.state.log  # type: ignore[attr-defined]
     http = Request({"type": "http", "caller": LOCAL, "headers": []})
-    kept = orjson.loads(log.keep("evaluate", http, PrescribeRequest.model_validate(body), orjson.dumps(told)))
+    kept = orjson.loads(log.keep("evaluate", http, PrescribeRequest.model_validate(body), body_of_answer))
     happened = {"croissants": 90.0, "loaves": 55.0}
     (row,) = record(client, kept, rows=[{"index": 1, "outcomes": happened}])["rows"]
     assert row["realised_cost"] == pytest.approx(newsvendor_cost(evaluations[1]["ours"]["decision"], happened))
@@ -302,7 +302,7 @@ def test_drift_of_the_log_judges_what_was_promised_by_what_was_recorded(
     found = drift(client, made)
     assert (found["verdict"], found["overall"]["rows"], found["left_out"]) == ("drifting", 110, 1)
     assert found["stretches"][0]["first"] < found["stretches"][-1]["last"]
-    monkeypatch.setattr(drift_from_log, "MOST_ROWS", 50)
+    monkeypatch.setattr("app.prescriptions.drift.MOST_ROWS", 50)
     assert drift(client, made)["overall"]["rows"] == 49
     assert "leave dataset_id out" in drift(client, made, 422, dataset_id="data_X")["detail"]
 

@@ -64,9 +64,9 @@ def test_every_array_counts_once_however_deep_it_is() -> None:
 
 
 def test_a_loaded_posterior_is_counted_with_its_problem(client: TestClient, posterior: Json) -> None:
-    client.app.state.posteriors = found = cache.of_settings()
+    client.app.state.posteriors = found = cache.cache_from_settings()
     prescribe(client, posterior["id"], scenarios=40)
-    _, ready = found.seen(posterior["id"])
+    _, ready = found.in_memory(posterior["id"])
     _, arrays = ready.posterior.to_arrays()
     alone = sum(array.nbytes for array in arrays.values())
     assert alone < found._entries.currsize == size_of(ready) < alone + 10_000
@@ -84,14 +84,14 @@ def test_processes_map_the_same_files(client: TestClient, posterior: Json, folde
 def test_what_is_read_from_files_is_what_the_database_has(client: TestClient, posterior: Json, folder: Path) -> None:
     answer = prescribe(client, posterior["id"])
     for _ in range(2):
-        client.app.state.posteriors = cache.of_settings()
+        client.app.state.posteriors = cache.cache_from_settings()
         assert prescribe(client, posterior["id"]) == answer
     assert folder.is_dir()
 
 
 def test_a_posterior_that_goes_takes_its_files_along(client: TestClient, folder: Path) -> None:
     made = learned(client)
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     prescribe(client, made["id"])
     assert (folder / made["id"]).is_dir()
     client.delete(f"/v1/posteriors/{made['id']}")
@@ -102,10 +102,10 @@ def test_fresh_draws_are_shared_between_processes_and_go_with_their_posterior(
     client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = learned(client)
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     alone = prescribe(client, made["id"], seed=5)
     # Another process has none of it in memory, and draws nothing.
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     with monkeypatch.context() as patch:
         patch.setattr(Posterior, "draws", lambda *_: pytest.fail("it was drawn again"))
         assert prescribe(client, made["id"], seed=5) == alone
@@ -115,7 +115,7 @@ def test_fresh_draws_are_shared_between_processes_and_go_with_their_posterior(
 
 
 def test_a_posterior_that_makes_room_for_another_takes_its_files_along(folder: Path) -> None:
-    kept = cache.Cache(100)
+    kept = cache.PosteriorCache(100)
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
         kept.get(name, lambda: (0, 80))

@@ -224,7 +224,7 @@ def test_particles_are_drawn_again_instead_of_stored_where_they_are_exactly_thos
     for made in (posterior, split):
         for changes in ({}, {"policy": "thompson"}, {"scenarios": 60}, {"seed": 3}):
             # Loaded from the database, as after a restart.
-            client.app.state.posteriors = cache.of_settings()
+            client.app.state.posteriors = cache.cache_from_settings()
             answers.append(prescribe(client, made["id"], **changes)["prescriptions"])
     assert answers[:4] == answers[4:]
 
@@ -234,7 +234,7 @@ def test_the_particles_of_chains_are_stored(client: TestClient) -> None:
     assert "particles" in stored_arrays(learned(client, inference=chains)["id"])
 
 
-def test_particles_that_another_machine_draws_with_other_digits_serve_and_are_told_of(
+def test_particles_with_digits_of_another_machine_serve_with_a_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = learned(client)
@@ -286,7 +286,7 @@ def damaged(client: TestClient) -> Json:
 
 @pytest.mark.parametrize("array", sorted(ARRAYS))
 def test_a_posterior_with_a_flipped_byte_is_refused(client: TestClient, damaged: Json, array: str) -> None:
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     flip_a_byte(damaged["id"], array)
     with transaction() as session, pytest.raises(CorruptBlob):
         service.load(session, session.get_one(PosteriorRow, damaged["id"]))
@@ -335,7 +335,7 @@ def test_a_deleted_posterior_is_gone_with_its_blocks_even_from_memory(client: Te
 
 
 def test_the_memory_for_loaded_posteriors_is_bounded_and_keeps_the_latest() -> None:
-    kept = cache.Cache(100)
+    kept = cache.PosteriorCache(100)
     for key in range(5):
         assert kept.get(key, lambda key=key: (key * 10, 40)) == key * 10
     assert list(kept._entries) == [3, 4]
@@ -354,6 +354,6 @@ def test_two_applications_in_one_process_share_no_loaded_posteriors(client: Test
 
 
 def test_a_value_larger_than_the_whole_budget_still_serves() -> None:
-    kept = cache.Cache(100)
+    kept = cache.PosteriorCache(100)
     assert kept.get("big", lambda: ("value", 1000)) == "value"
     assert kept.get("big", lambda: ("made again", 1000)) == "value"

@@ -20,8 +20,8 @@ from app.db.tables import PosteriorRow
 from app.http.errors import NotFoundError
 from app.http.security import LookupCache
 from app.main import create_app
-from app.prescriptions import cache, context
-from app.prescriptions.batching import Together
+from app.prescriptions import cache, service
+from app.prescriptions.batching import Batcher
 from bco_core.policies import POLICIES
 from tests.support.journey import CONTEXTS, QUICK, Json, learned, prescribe, without_id
 
@@ -41,19 +41,19 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.sizes: list[int] = []
-        self._prescribe = context.prescribe
-        monkeypatch.setattr(context, "prescribe", self)
+        self._kind = service.CALL_KINDS["prescribe"]
+        monkeypatch.setitem(service.CALL_KINDS, "prescribe", self._kind._replace(answer=self))
 
     def __call__(self, *arguments: Any) -> Any:
-        self.sizes.append(len(arguments[3]))
+        self.sizes.append(len(arguments[1]))
         self.begun.set()
         assert self.go_on.wait(60)
-        return self._prescribe(*arguments)
+        return self._kind.answer(*arguments)
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr("app.prescriptions.admission.TURN_SECONDS", 60.0)
+    monkeypatch.setattr("app.prescriptions.batching.TURN_SECONDS", 60.0)
     made = Watched(monkeypatch)
     yield made
     made.go_on.set()
@@ -61,12 +61,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 def all_at_once(client: TestClient, watched: Watched, url: str, bodies: Sequence[Json]) -> list[Json]:
     """The answers to bodies of which the first is held up until all the others wait."""
-    places = client.app.state.places
+    admission = client.app.state.admission
     with ThreadPoolExecutor(len(bodies)) as pool:
         first = pool.submit(client.post, url, json=bodies[0])
         assert watched.begun.wait(60)
         others = [pool.submit(client.post, url, json=body) for body in bodies[1:]]
-        while places.taken < len(bodies):
+        while admission.taken < len(bodies):
             assert not first.done()
         watched.go_on.set()
         responses = [one.result(60) for one in (first, *others)]
@@ -135,7 +135,7 @@ def test_nobody_waits_where_nobody_is_before_them() -> None:
     """Each of some calls, one after the other, is begun at the very next moments of the loop."""
 
     async def calls() -> list[Sequence[int]]:
-        together: Together[int, int] = Together(64, anyio.CapacityLimiter(1))
+        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
         groups: list[Sequence[int]] = []
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
@@ -151,7 +151,7 @@ def test_nobody_waits_where_nobody_is_before_them() -> None:
 
 def test_an_error_reaches_everybody_in_the_group_and_the_next_group_is_served() -> None:
     async def calls() -> list[Any]:
-        together: Together[int, int] = Together(64, anyio.CapacityLimiter(1))
+        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
             if 1 in numbers:
@@ -168,7 +168,7 @@ def test_an_error_reaches_everybody_in_the_group_and_the_next_group_is_served() 
 
 def test_a_client_that_leaves_takes_nobody_along() -> None:
     async def calls() -> list[Any]:
-        together: Together[int, int] = Together(64, anyio.CapacityLimiter(1))
+        together: Batcher[int, int] = Batcher(64, anyio.CapacityLimiter(1))
         go_on = threading.Event()
 
         def decide(numbers: Sequence[int]) -> list[int | Exception]:
@@ -222,7 +222,7 @@ def test_a_warm_call_does_not_read_the_database(
     client: TestClient, posterior: Json, statements: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "FRESH_SECONDS", 60.0)
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     prescribe(client, posterior["id"])
     statements.clear()
     for _ in range(5):
@@ -241,7 +241,7 @@ def test_a_posterior_that_another_process_deletes_is_gone_after_a_second(
     monkeypatch.setattr(cache, "monotonic", lambda: 1e12)
     response = client.post(path(made), json={"contexts": CONTEXTS[:1]})
     assert response.status_code == 404
-    assert client.app.state.posteriors.seen(made["id"]) is None
+    assert client.app.state.posteriors.in_memory(made["id"]) is None
 
 
 def test_a_remembered_posterior_is_not_shown_to_another_workspace(client: TestClient, posterior: Json) -> None:

@@ -15,7 +15,7 @@ from app.db.tables import PosteriorRow
 from app.demo import bakery_rows
 from app.http.errors import InvalidRequest, NotFoundError
 from app.prescriptions import drift
-from app.prescriptions.cache import of_settings, ready
+from app.prescriptions.cache import cache_from_settings, cached_posterior
 from app.prescriptions.drift import DriftAnswer, judge_rows
 from bco_core.errors import OutOfTime
 from bco_core.prescribe import PrescribeOptions, prescribe
@@ -42,7 +42,7 @@ def floats(rows: list[Json], **factors: float) -> list[Json]:
 
 
 def judged(posterior: Json, dataset_id: str | None = None, seconds: float = 60.0) -> DriftAnswer:
-    return judge_rows(of_settings(), "default", posterior["id"], dataset_id, monotonic() + seconds)
+    return judge_rows(cache_from_settings(), "default", posterior["id"], dataset_id, monotonic() + seconds)
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def test_later_rows_of_the_same_bakery_are_steady_and_a_busier_one_drifts(client
 def test_each_row_is_costed_as_prescribe_would_have_decided_for_it(client: TestClient, posterior: Json) -> None:
     append(client, posterior, floats(LATER[:30]))
     found = judged(posterior)
-    cache = of_settings()
+    cache = cache_from_settings()
     row: PosteriorRow = cache.row("default", posterior["id"])
-    loaded = ready(cache, row)
+    loaded = cached_posterior(cache, row)
     contexts = [{name: value for name, value in one.items() if name not in OUTCOMES} for one in floats(LATER[:30])]
     encoded = torch.from_numpy(loaded.encoding.encode_rows(loaded.encoding.in_order(contexts)).matrix)
     decided = prescribe(loaded.posterior, loaded.problem, encoded, PrescribeOptions(policy=row.policy))
@@ -188,7 +188,7 @@ def test_a_data_set_without_a_needed_column_is_refused(client: TestClient, poste
 
 def test_what_belongs_to_others_is_not_there(client: TestClient, posterior: Json) -> None:
     with pytest.raises(NotFoundError):
-        judge_rows(of_settings(), "elsewhere", posterior["id"], None, monotonic() + 60)
+        judge_rows(cache_from_settings(), "elsewhere", posterior["id"], None, monotonic() + 60)
 
 
 def test_it_is_answered_by_a_solver_process_for_an_alias_too(client: TestClient, posterior: Json) -> None:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from app.demo import example_problem
 from app.prescriptions import offload
-from app.prescriptions.evaluate_schemas import EvaluateAnswer
+from app.prescriptions.schemas import EvaluateAnswer
 from bco_core import deadline
 from bco_core.errors import OutOfTime
 from bco_core.problems.linear import two_stage as linear
@@ -296,7 +296,7 @@ def test_alternatives_that_had_no_turn_say_so_beside_ours(
 
 
 def test_no_more_calls_at_a_time_than_there_are_places(client: TestClient, posterior: Json) -> None:
-    places = client.app.state.places  # type: ignore[attr-defined]
+    places = client.app.state.admission  # type: ignore[attr-defined]
     total, places._total = places._total, 0
     try:
         assert ask(client, posterior["id"], decisions=[{}]).status_code == 503

@@ -1,4 +1,4 @@
-"""The short road answers what the router would have answered, and records it alike."""
+"""The fast path answers what the router would have answered, and records it alike."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def posterior(client: TestClient) -> Json:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each request took the short road."""
+    """Whether each request took the fast path."""
     taken: list[bool] = []
     is_plain = fast_path._is_plain
 
@@ -85,13 +85,13 @@ def path(posterior: Json) -> str:
 
 
 def both_ways(client: TestClient, url: str, content: bytes, **headers: str) -> list[httpx.Response]:
-    """The answers by the short road and by the router, which takes a type of content with a parameter."""
+    """The answers by the fast path and by the router, which takes a content type with a parameter."""
     kinds = ("application/json", "application/json; profile=long")
     return [client.post(url, content=content, headers=headers | {"content-type": kind}) for kind in kinds]
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_both_roads_give_the_same_answer(client: TestClient, posterior: Json, short: list[bool], name: str) -> None:
+def test_both_paths_give_the_same_answer(client: TestClient, posterior: Json, short: list[bool], name: str) -> None:
     first, second = both_ways(client, path(posterior), ALL[name])
     assert short == [True, False]
     assert first.status_code == second.status_code
@@ -102,7 +102,7 @@ def test_both_roads_give_the_same_answer(client: TestClient, posterior: Json, sh
 
 
 @pytest.mark.parametrize("identifier", ["post_x", "post_01M7MPTHJ1DCFSMQB79MNFQ5XR", "job_01M7MPTHJ1DCFSMQB79MNFQ5XR"])
-def test_both_roads_know_no_such_posterior(client: TestClient, identifier: str) -> None:
+def test_both_paths_know_no_such_posterior(client: TestClient, identifier: str) -> None:
     first, second = both_ways(client, f"/v1/posteriors/{identifier}/prescribe", ALL["one context"])
     assert first.status_code == second.status_code == 404
     assert first.content == second.content
@@ -161,7 +161,7 @@ def test_a_client_that_leaves_while_it_sends_is_no_error_of_ours(
     assert "unexpected error" not in caplog.text
 
 
-def test_both_roads_are_counted_and_logged_alike(
+def test_both_paths_are_counted_and_logged_alike(
     client: TestClient, posterior: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = {"method": "POST", "route": "/v1/posteriors/{posterior_id}/prescribe"}
@@ -180,7 +180,7 @@ def test_both_roads_are_counted_and_logged_alike(
         ] * 2
 
 
-def test_a_key_without_the_right_to_read_is_refused_on_both_roads(
+def test_a_key_without_the_right_to_read_is_refused_on_both_paths(
     posterior: Json, settings: Callable[..., None]
 ) -> None:
     settings(host="0.0.0.0")  # noqa: S104

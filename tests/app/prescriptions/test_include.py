@@ -138,7 +138,7 @@ def test_scenarios_are_served_as_one_long_table(client: TestClient, bakery: Json
     assert table["context"].to_pylist() == [0] * 15 + [1] * 15
     assert table["cost"].to_pylist() == [cost for one in plain for cost in one["scenarios"]["costs"]]
     refused = client.post(address, json=body | {"include": ["outcomes"]}, headers={"accept": PARQUET})
-    assert "scenarios alone" in answered(refused, 422)["detail"]
+    assert "only scenarios" in answered(refused, 422)["detail"]
 
 
 def test_what_is_not_asked_for_is_absent_and_changes_nothing(client: TestClient, bakery: Json) -> None:

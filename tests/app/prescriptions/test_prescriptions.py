@@ -14,8 +14,7 @@ from app.db.tables import PosteriorRow
 from app.demo import example_problem
 from app.posteriors.service import load
 from app.prescriptions import cache
-from app.prescriptions.include_schemas import Opened
-from app.prescriptions.schemas import PrescribeAnswer
+from app.prescriptions.schemas import IncludedAnswer, PrescribeAnswer
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.problems.registry import build_problem
@@ -62,7 +61,7 @@ def test_the_answer_is_exactly_what_the_docs_promise(client: TestClient, posteri
     body = {"contexts": CONTEXTS[:3]}
     answer = answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
     promised = PrescribeAnswer.model_validate(answer)
-    absent = {"prescriptions": {"__all__": set(Opened.model_fields)}}
+    absent = {"prescriptions": {"__all__": set(IncludedAnswer.model_fields)}}
     assert promised.model_dump(exclude=absent) == answer
     assert (answer["posterior_id"], answer["digest"]) == (posterior["id"], posterior["digest"])
     assert (answer["policy"], answer["quality"]) == ("bcp", posterior["quality"])
@@ -284,7 +283,7 @@ def test_a_posterior_loaded_again_prescribes_bit_for_bit_the_same(
     path = f"/v1/posteriors/{network['id']}/prescribe"
     requests = [body, body | {"seed": 3}, body | {"scenarios": 17}]
     first = [without_id(client.post(path, json=request).content) for request in requests]
-    client.app.state.posteriors = cache.of_settings()
+    client.app.state.posteriors = cache.cache_from_settings()
     assert [without_id(client.post(path, json=request).content) for request in requests] == first
 
 

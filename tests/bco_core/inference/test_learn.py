@@ -17,7 +17,7 @@ from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import MINIMUM_ROWS, learn
 from bco_core.inference.options import LearningOptions, make_options
-from bco_core.inference.vi import plain
+from bco_core.inference.vi import method as vi_method
 from bco_core.inference.vi.cross_validation import OutOfFoldView, out_of_fold
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
 from bco_core.policies import POLICIES, decide
@@ -166,7 +166,7 @@ def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatc
         views.append(replace(seen, scenarios=replace(seen.scenarios, mode=seen.scenarios.mode + 1000)))
         return views[-1]
 
-    monkeypatch.setattr(plain, "out_of_fold", with_an_odd_mode)
+    monkeypatch.setattr(vi_method, "out_of_fold", with_an_odd_mode)
     posterior = learn(PROBLEM, make_sample(), BRIEF).posterior
     assert posterior.history is not None
     kept = posterior.history.predictions.sort(dim=0).values
