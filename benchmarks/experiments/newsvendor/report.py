@@ -40,7 +40,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Summary:
+class CellSummary:
     """One cell: every method's gap, and the comparisons of ``auto`` with its strongest rival and with ``ieo``."""
 
     cell: Cell
@@ -52,7 +52,7 @@ class Summary:
         return method in self.gaps and self.gaps[method].mean < PAPER[self.cell].bcp_mean
 
 
-def summarize(results: Iterable[Result]) -> list[Summary]:
+def summarize(results: Iterable[Result]) -> list[CellSummary]:
     """Return a summary of each cell that has results, in the paper's order."""
     return [_summary(cell, gaps) for cell, gaps in by_cell(results).items()]
 
@@ -65,16 +65,16 @@ def by_cell(results: Iterable[Result]) -> dict[Cell, dict[str, dict[Any, float]]
     return {cell: cells[cell] for cell in PAPER if cell in cells}
 
 
-def _summary(cell: Cell, gaps: dict[str, dict[Any, float]]) -> Summary:
+def _summary(cell: Cell, gaps: dict[str, dict[Any, float]]) -> CellSummary:
     spreads = {}
     for method, by_run in gaps.items():
         values = torch.tensor(list(by_run.values()), dtype=torch.float64)
         std = values.std().item() if len(values) > 1 else 0.0
         spreads[method] = Spread(values.mean().item(), std, len(values))
-    return Summary(cell, spreads, strongest(gaps, "auto", RIVALS), compare(gaps, "auto", "ieo"))
+    return CellSummary(cell, spreads, strongest(gaps, "auto", RIVALS), compare(gaps, "auto", "ieo"))
 
 
-def overall(summaries: Sequence[Summary]) -> dict[str, float | int | None]:
+def overall(summaries: Sequence[CellSummary]) -> dict[str, float | int | None]:
     """Return averages over cells; the standard error is that of the average difference, None where it is unknown."""
     figures: dict[str, float | int | None] = {"cells": len(summaries)}
     for method in TITLES:
@@ -96,7 +96,7 @@ def overall(summaries: Sequence[Summary]) -> dict[str, float | int | None]:
     return figures
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
+def markdown(summaries: Sequence[CellSummary]) -> str:
     """Return the table of all cells, with the paper's figures and ours."""
     methods = [method for method in TITLES if any(method in summary.gaps for summary in summaries)]
     head = ["DGP", "τ", "n", "runs", "paper's IEO", "paper's BCP", *(TITLES[m] for m in methods)]
@@ -150,7 +150,7 @@ def _conclusions(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def plot(summaries: Sequence[Summary], path: Path) -> None:
+def plot(summaries: Sequence[CellSummary], path: Path) -> None:
     """Gap by n on logarithmic axes, a panel for each generator and fractile. Needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator

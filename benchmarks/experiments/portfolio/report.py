@@ -52,7 +52,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SizeSummary:
     """One size: every method's figures, and the difference of BCP's regret from the control's at equal feasibility."""
 
     n: int
@@ -60,14 +60,14 @@ class Summary:
     differences: dict[str, Estimate]
 
 
-def summarize(results: Iterable[Result]) -> list[Summary]:
+def summarize(results: Iterable[Result]) -> list[SizeSummary]:
     found: dict[int, dict[str, dict[Run, Result]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
         found[result.run.n][result.method][result.run] = result
     return [_summary(n, found[n]) for n in sorted(found)]
 
 
-def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> Summary:
+def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> SizeSummary:
     def column(method: str, name: str) -> torch.Tensor:
         return torch.tensor([getattr(result, name) for result in by_method[method].values()], dtype=torch.float64)
 
@@ -92,10 +92,10 @@ def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> Summary:
                 for name in (method, f"control_{method}")
             )
             differences[method] = paired_difference(ours, theirs)
-    return Summary(n, figures, differences)
+    return SizeSummary(n, figures, differences)
 
 
-def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
+def as_json(summaries: Sequence[SizeSummary]) -> dict[str, Any]:
     """Return plain figures: feasibility, regret and runs of each method by size, and the paired differences."""
     return {
         f"n{summary.n}": {figures.method: _finite(asdict(figures)) for figures in summary.figures}
@@ -116,7 +116,7 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def markdown(summaries: Sequence[Summary], remarks: str = "") -> str:
+def markdown(summaries: Sequence[SizeSummary], remarks: str = "") -> str:
     """Return the table of all sizes and the paired differences."""
     head = ["n", "method", "runs", "feasibility ± se", "regret ± se", "beyond reach", "CPU s"]
     lines = [line(head), line(["---:", "---", *["---:"] * 5])]
