@@ -18,7 +18,7 @@ the argument that is wrong.
 
 from bco_core.data import Sample
 from bco_core.errors import BcoError, Cancelled, Diverged, InvalidInput, OutOfTime, SolverFailure
-from bco_core.evaluate import Evaluation, evaluate
+from bco_core.evaluate import EvaluateResult, evaluate
 from bco_core.inference.diagnostics import Diagnostics
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
@@ -38,7 +38,7 @@ __all__ = [
     "CostDistribution",
     "Diagnostics",
     "Diverged",
-    "Evaluation",
+    "EvaluateResult",
     "InvalidInput",
     "Learned",
     "LearningOptions",

@@ -30,39 +30,39 @@ def compiled(function: Any) -> Any:
 def mean_of_atoms(values: Tensor, weights: Tensor) -> Tensor:
     """Return Σ_k w_k v_bk: values (B, K, m) or (B, K), weights (K,) → (B, m) or (B,)."""
     atoms = _array(values).reshape(*values.shape[:2], values.shape[2:].numel())
-    found = np.empty((atoms.shape[0], atoms.shape[2]))
-    _mean(atoms, _array(weights), found)
-    return torch.from_numpy(found.reshape(len(values), *values.shape[2:]))
+    result = np.empty((atoms.shape[0], atoms.shape[2]))
+    _mean(atoms, _array(weights), result)
+    return torch.from_numpy(result.reshape(len(values), *values.shape[2:]))
 
 
 def sum_of_rows(values: Tensor) -> Tensor:
     """Return Σ_k v_k: (..., K) → (...)."""
     rows = _array(values).reshape(values.shape[:-1].numel(), values.shape[-1])
-    found = np.empty(len(rows))
-    _sum(rows, found)
-    return torch.from_numpy(found.reshape(values.shape[:-1]))
+    result = np.empty(len(rows))
+    _sum(rows, result)
+    return torch.from_numpy(result.reshape(values.shape[:-1]))
 
 
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Multiply rows (..., m) by a matrix (m, n): (..., n)."""
     flat = _array(rows).reshape(rows.shape[:-1].numel(), rows.shape[-1])
-    found = np.empty((len(flat), matrix.shape[1]))
-    _product(flat, _array(matrix), found)
-    return torch.from_numpy(found.reshape(*rows.shape[:-1], matrix.shape[1]))
+    result = np.empty((len(flat), matrix.shape[1]))
+    _product(flat, _array(matrix), result)
+    return torch.from_numpy(result.reshape(*rows.shape[:-1], matrix.shape[1]))
 
 
 def exp_affine(features: Tensor, slopes: Tensor) -> Tensor:
     """Return exp of an affine function of features (B, width), with slopes (width + 1, m), constant last: (B, m)."""
-    found = np.empty((len(features), slopes.shape[1]))
-    _exp_affine(_array(features), _array(slopes), found)
-    return torch.from_numpy(found)
+    result = np.empty((len(features), slopes.shape[1]))
+    _exp_affine(_array(features), _array(slopes), result)
+    return torch.from_numpy(result)
 
 
 def sample_near(here: Tensor, there: Tensor, bandwidth: float, count: int) -> Tensor:
     """Sample rows (B, count) of ``there`` (H, m) systematically, weighted ∝ exp(−‖here − there‖ / h), here (B, m)."""
-    found = np.empty((len(here), count), np.int64)
-    _sample_near(_array(here), _array(there), bandwidth, found)
-    return torch.from_numpy(found)
+    result = np.empty((len(here), count), np.int64)
+    _sample_near(_array(here), _array(there), bandwidth, result)
+    return torch.from_numpy(result)
 
 
 def _array(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -71,48 +71,48 @@ def _array(values: Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 @compiled
-def _mean(atoms, weights, found):  # type: ignore[no-untyped-def]
+def _mean(atoms, weights, result):  # type: ignore[no-untyped-def]
     for b in range(atoms.shape[0]):
         for j in range(atoms.shape[2]):
-            found[b, j] = 0.0
+            result[b, j] = 0.0
         for k in range(atoms.shape[1]):
             for j in range(atoms.shape[2]):
-                found[b, j] += weights[k] * atoms[b, k, j]
+                result[b, j] += weights[k] * atoms[b, k, j]
 
 
 @compiled
-def _sum(rows, found):  # type: ignore[no-untyped-def]
+def _sum(rows, result):  # type: ignore[no-untyped-def]
     for b in range(len(rows)):
         total = 0.0
         for k in range(rows.shape[1]):
             total += rows[b, k]
-        found[b] = total
+        result[b] = total
 
 
 @compiled
-def _product(rows, matrix, found):  # type: ignore[no-untyped-def]
+def _product(rows, matrix, result):  # type: ignore[no-untyped-def]
     for b in range(len(rows)):
         for j in range(matrix.shape[1]):
-            found[b, j] = 0.0
+            result[b, j] = 0.0
         for i in range(matrix.shape[0]):
             for j in range(matrix.shape[1]):
-                found[b, j] += rows[b, i] * matrix[i, j]
+                result[b, j] += rows[b, i] * matrix[i, j]
 
 
 @compiled
-def _exp_affine(features, slopes, found):  # type: ignore[no-untyped-def]
+def _exp_affine(features, slopes, result):  # type: ignore[no-untyped-def]
     width = features.shape[1]
     for b in range(features.shape[0]):
         for j in range(slopes.shape[1]):
             total = slopes[width, j]
             for i in range(width):
                 total += features[b, i] * slopes[i, j]
-            found[b, j] = math.exp(total)
+            result[b, j] = math.exp(total)
 
 
 @compiled
-def _sample_near(here, there, bandwidth, found):  # type: ignore[no-untyped-def]
-    rows, count = len(there), found.shape[1]
+def _sample_near(here, there, bandwidth, result):  # type: ignore[no-untyped-def]
+    rows, count = len(there), result.shape[1]
     share = np.empty(rows)
     for b in range(len(here)):
         least = math.inf
@@ -133,4 +133,4 @@ def _sample_near(here, there, bandwidth, found):  # type: ignore[no-untyped-def]
             wanted = (k + 0.5) / count * total
             while i < rows - 1 and share[i] < wanted:
                 i += 1
-            found[b, k] = i
+            result[b, k] = i

@@ -57,21 +57,21 @@ class Bound(NamedTuple):
     inverse_temperature: float | None = None
 
 
-def lemma(found: Moments, divergence: float, rows: int, failure: float) -> Bound:
+def lemma(moments: Moments, divergence: float, rows: int, failure: float) -> Bound:
     complexity = divergence + math.log(len(LEMMA_GRID) / failure)
-    return _smallest(LEMMA_GRID, found.risk + complexity / (LEMMA_GRID * rows) + LEMMA_GRID / 8)
+    return _smallest(LEMMA_GRID, moments.risk + complexity / (LEMMA_GRID * rows) + LEMMA_GRID / 8)
 
 
-def kl(found: Moments, divergence: float, rows: int, failure: float) -> Bound:
+def kl(moments: Moments, divergence: float, rows: int, failure: float) -> Bound:
     budget = (divergence + math.log(2 * math.sqrt(rows) / failure)) / rows
-    return Bound(largest_mean(min(found.risk, 1.0), budget))
+    return Bound(largest_mean(min(moments.risk, 1.0), budget))
 
 
-def bernstein(found: Moments, divergence: float, rows: int, failure: float) -> Bound:
+def bernstein(moments: Moments, divergence: float, rows: int, failure: float) -> Bound:
     grid = BERNSTEIN_GRID
     complexity = divergence + math.log(len(grid) / failure)
     by_square = (-torch.log1p(-grid) - grid) / grid
-    return _smallest(grid, found.risk + complexity / (grid * rows) + by_square * found.square)
+    return _smallest(grid, moments.risk + complexity / (grid * rows) + by_square * moments.square)
 
 
 # Every bound by name: a function of the moments, KL, the number of rows and the probability of failure.

@@ -43,7 +43,7 @@ _LEVELS = torch.tensor(QUANTILES, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluateResult:
     """N decisions (N, d_z), with open entries decided, and their costs; NaN where nothing is known.
 
     ``status`` is GIVEN, OURS, or the status of deciding the open entries. ``costs`` has quantiles at QUANTILES and CVaR
@@ -78,7 +78,7 @@ def evaluate(
     options: PrescribeOptions | None = None,
     draws: Tensor | None = None,
     seconds: float = math.inf,
-) -> Evaluation:
+) -> EvaluateResult:
     """Evaluate N decisions ``given`` (N, d_z), each for the context of (B, d_x) that ``owners`` (N,) names by number.
 
     ``ours`` (B, d_z) are the decisions of :func:`bco_core.prescribe.prescribe` with the same options and draws. ``fix``
@@ -270,11 +270,11 @@ class _EvaluationBuilder:
             self._broken[key] = self._problem.breaches(decision)
         return self._broken[key]
 
-    def build(self) -> Evaluation:
+    def build(self) -> EvaluateResult:
         # Given decisions that were not reached are returned unpriced.
         late = [reason == NO_TURN for reason in self.reasons]
         status = [str(Status.TIME_LIMIT) if one else own for one, own in zip(late, self.status, strict=True)]
-        return Evaluation(
+        return EvaluateResult(
             self.decisions,
             status,
             self.reasons,

@@ -56,9 +56,9 @@ class Posterior:
 
     def scenarios(self, contexts: Tensor, draws: Tensor, encoded: Tensor | None = None) -> Scenarios:
         """Return the posterior predictive distribution for contexts (B, d_x), from draws (K, d) of equal weight."""
-        seen = (self.encode(contexts) if encoded is None else encoded).to(draws.dtype)
-        outcomes = self.predictor.predict_each_encoded(draws, seen)
-        return Scenarios.equal(outcomes, self.predictor.predict_each_encoded(self._mode, seen)[:, 0])
+        features = (self.encode(contexts) if encoded is None else encoded).to(draws.dtype)
+        outcomes = self.predictor.predict_each_encoded(draws, features)
+        return Scenarios.equal(outcomes, self.predictor.predict_each_encoded(self._mode, features)[:, 0])
 
     @cached_property
     def _mode(self) -> Tensor:
@@ -71,8 +71,8 @@ class Posterior:
         """Return predictive scenarios for contexts (B, d_x) with mean predictions (B, d_y); None without a history."""
         if self.history is None:
             return None
-        seen = self.encode(contexts) if encoded is None else encoded
-        return predictive_scenarios(self.history, predictions, count, seen)
+        features = self.encode(contexts) if encoded is None else encoded
+        return predictive_scenarios(self.history, predictions, count, features)
 
     def to_arrays(self) -> tuple[dict[str, Any], Arrays]:
         """Return a JSON-able description and plain arrays; :meth:`from_arrays` restores exactly this posterior."""

@@ -1,1 +1,1 @@
-"""Models as files: MPS, LP and SMPS in, MPS out."""
+"""Model files: import MPS, LP and SMPS, export MPS."""

@@ -1,6 +1,6 @@
-"""Reads models in a process of its own, which ends if a file takes too much memory or time.
+"""Read model files in a process of its own, which ends if a file takes too much memory or time.
 
-Run by :mod:`app.model_files.service`. It imports HiGHS and readers of ours alone.
+Run by :mod:`app.model_files.service`. It imports only HiGHS and our own readers.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from app.model_files.smps import entry_name, read_groups, read_periods
 from app.model_files.specification import first_stage_columns, write_specification
 
 
-def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Writes the specification, rows of scenarios and notes as JSON into the folder that was named."""
-    folder = Path(asked["folder"])
-    texts = {part: decode_text((folder / part).read_bytes(), part) for part in asked["parts"]}
-    description = asked["description"]
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the specification, rows of scenarios and notes as JSON into the folder of the request."""
+    folder = Path(request["folder"])
+    texts = {part: decode_text((folder / part).read_bytes(), part) for part in request["parts"]}
+    description = request["description"]
     _check_parts(texts, description)
-    model = read_model(texts["file"], folder, asked["rows"], asked["columns"], asked["entries"])
+    model = read_model(texts["file"], folder, request["rows"], request["columns"], request["entries"])
     decided = first_stage_columns(model, description)
     periods: list[str] = []
     if "time" in texts:
         decided, periods = read_periods(texts["time"], model)
     table = to_table(read_groups(texts["scenarios"], model, periods)) if "scenarios" in texts else None
     spec, notes = write_specification(model, description, decided, table)
-    made: dict[str, Any] = {"spec": spec, "notes": notes}
+    result: dict[str, Any] = {"spec": spec, "notes": notes}
     if table is not None:
-        made |= {"names": [entry_name(entry) for entry in table.entries], "rows": table.rows}
-        made["notes"] += table.notes
-    (folder / "made").write_text(json.dumps(made), encoding="utf-8")
+        result |= {"names": [entry_name(entry) for entry in table.entries], "rows": table.rows}
+        result["notes"] += table.notes
+    (folder / "result").write_text(json.dumps(result), encoding="utf-8")
     return {"done": True}
 
 

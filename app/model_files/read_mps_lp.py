@@ -17,7 +17,7 @@ from app.child_processes import InvalidFile
 
 LONGEST_LINE = 100_000
 LONGEST_NAME = 200
-# Beyond it, numbers are refused in specifications too.
+# Specifications refuse larger numbers, too.
 LARGEST = 1e12
 _MPS_SECTIONS = {"NAME", "ROWS", "COLUMNS", "RHS", "RANGES", "BOUNDS", "OBJSENSE", "OBJNAME", "OBJSECT", "ENDATA"}
 _MPS_REFUSED = {
@@ -47,10 +47,10 @@ NOT_LINEAR = "the model has {what}; only linear rows with continuous, whole and 
 
 
 class FileModel(NamedTuple):
-    """What a file says: columns, rows from ``row_lower`` to ``row_upper``, and the entries of each row by column.
+    """The content of a file: columns, rows from ``row_lower`` to ``row_upper``, and the entries of each row by column.
 
-    ``rhs_names`` is what its right-hand sides are called, ``objective`` the name of its objective, and ``free`` those
-    of rows that bound nothing. Rows without a name have None. ``notes`` is what was passed over.
+    ``rhs_names`` are the names of its right-hand sides, ``objective`` that of its objective, and ``free`` those of rows
+    that bound nothing. Rows without a name have None. ``notes`` lists what was ignored.
     """
 
     maximize: bool
@@ -71,7 +71,7 @@ class FileModel(NamedTuple):
 
 
 class MpsOutline(NamedTuple):
-    """What a look at an MPS file's lines tells that HiGHS does not."""
+    """Names in an MPS file that HiGHS does not report."""
 
     objective: str | None
     rhs_names: set[str]
@@ -79,7 +79,7 @@ class MpsOutline(NamedTuple):
 
 
 def decode_text(content: bytes, where: str = "file") -> str:
-    """The text of an uploaded file; compressed and binary ones are refused."""
+    """Decode an uploaded file; refuse compressed and binary ones."""
     if content[:2] == b"\x1f\x8b" or (content[:1] == b"x" and content[1:2] in (b"\x01", b"\x9c", b"\xda")):
         raise InvalidFile("the file is compressed; unpack it first and send the text", (where,))
     try:
@@ -99,7 +99,7 @@ def decode_text(content: bytes, where: str = "file") -> str:
 
 
 def detect_format(text: str) -> str:
-    """``mps`` or ``lp``, whatever the file is called."""
+    """Return ``mps`` or ``lp``, whatever the file's name."""
     for line in text.split("\n"):
         stripped = line.strip()
         if not stripped or stripped.startswith(("*", "\\")):
@@ -114,18 +114,18 @@ def detect_format(text: str) -> str:
 
 
 def read_model(text: str, folder: Path, most_rows: int, most_columns: int, most_entries: int) -> FileModel:
-    """The model in a file of MPS or LP. ``folder`` is ours alone."""
+    """Read the model of an MPS or LP file. ``folder`` is for this file alone."""
     kind = detect_format(text)
     outline = _outline(text) if kind == "mps" else _checked_lp(text)
     path = folder / f"model.{kind}"
     path.write_text(text, encoding="utf-8")
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    told: list[str] = []
+    messages: list[str] = []
     solver.setOptionValue("log_to_console", False)
     solver.setOptionValue("small_matrix_value", 1e-12)
-    solver.cbLogging.subscribe(lambda event: told.append(event.message.strip()))
+    solver.cbLogging.subscribe(lambda event: messages.append(event.message.strip()))
     status = solver.readModel(str(path))
-    notes = _judged(told, status, kind)
+    notes = _notes(messages, status, kind)
     lp = solver.getLp()
     for what, count, most in (
         ("rows", lp.num_row_, most_rows),
@@ -168,7 +168,7 @@ def _outline(text: str) -> MpsOutline:
 
 
 def _check_numbers(line: str, fields: list[str], section: str, number: int) -> None:
-    """HiGHS takes what is no number for zero."""
+    """Refuse values that are not numbers, which HiGHS would read as zero."""
     if section == "BOUNDS" and fields[0].upper() in ("FR", "MI", "PL", "BV"):
         return
     values = [fields[-1]]
@@ -191,10 +191,10 @@ def _checked_lp(text: str) -> MpsOutline:
     return MpsOutline(None, set(), [])
 
 
-def _judged(told: list[str], status: Any, kind: str) -> list[str]:
-    """What HiGHS passed over that does no harm; its other complaints refuse the file."""
+def _notes(messages: list[str], status: Any, kind: str) -> list[str]:
+    """Return HiGHS's harmless warnings; refuse the file for all others."""
     notes = []
-    for line in told:
+    for line in messages:
         level, _, words = line.partition(":")
         words = words.strip()
         if level == "WARNING" and ("values summed" in words or "less than or equal to" in words):
@@ -272,7 +272,7 @@ def _number(value: float, what: str) -> float:
 
 
 def _limit(value: float, what: str) -> float:
-    """A bound, which may be infinite."""
+    """Read a bound, which may be infinite."""
     if math.isnan(value) or (LARGEST < abs(value) < 1e20):
         raise InvalidFile(f"a bound of {what} is neither infinite nor a number between −1e12 and 1e12", ("file",))
     return math.copysign(math.inf, value) if abs(value) >= 1e20 else float(value)

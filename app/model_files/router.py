@@ -32,22 +32,22 @@ async def import_problem(
     http: Request,
     response: Response,
 ) -> ImportAnswer:
-    """Make a problem of a model in MPS, free MPS or LP, and a data set of the scenarios that an SMPS file has."""
+    """Create a problem from a model in MPS, free MPS or LP, and a data set from the scenarios of an SMPS file."""
     text = upload.description if isinstance(upload.description, str) else await upload.description.read()
     description = service.parse_description(text.encode() if isinstance(text, str) else text)
     sent = {"file": upload.file, "time": upload.time, "scenarios": upload.scenarios}
     parts = {part: await file.read() for part, file in sent.items() if file is not None}
-    found = await run_in_threadpool(service.read_import, parts, description, get_settings())
+    model = await run_in_threadpool(service.read_import, parts, description, get_settings())
     try:
-        await check(http, found.problem)
+        await check(http, model.problem)
     except InvalidRequest as error:
         where = error.fields[0].pointer.removeprefix("#/").split("/")
         path = tuple(int(part) if part.isdigit() else part for part in where)
-        raise service.refuse_in_file(path, error.detail, found.problem.spec.model_dump()) from None
-    row, dataset_id = await run_in_threadpool(service.create, caller.workspace, found)
+        raise service.refuse_in_file(path, error.detail, model.problem.spec.model_dump()) from None
+    row, dataset_id = await run_in_threadpool(service.create, caller.workspace, model)
     response.headers["Location"] = f"/v1/problems/{row.id}"
     answer = ImportAnswer.model_validate(row, from_attributes=True)
-    return answer.model_copy(update={"dataset_id": dataset_id, "notes": found.notes})
+    return answer.model_copy(update={"dataset_id": dataset_id, "notes": model.notes})
 
 
 @router.get(

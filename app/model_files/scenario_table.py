@@ -1,4 +1,4 @@
-"""What may happen as rows of a table, each as likely as the others: scenarios are repeated in proportion."""
+"""Scenarios as rows of a table, each equally likely: scenarios are repeated in proportion to their probability."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import NamedTuple
 from app.child_processes import InvalidFile
 from app.model_files.smps import Entry, IndependentGroup, entry_name
 
-# Rows of the table; more could tell probabilities apart that nobody means.
+# Rows of the table; more would resolve probabilities finer than anybody means.
 MOST_ROWS = 10_000
-# Fewer leave nothing to judge what was learned by.
+# Fewer rows leave no validation data for learning.
 LEAST_ROWS = 200
 SEED = 0
 
 
 class ScenarioTable(NamedTuple):
-    """Rows of values, the entries that they are of, those that never vary, and what is to be said."""
+    """Rows of values, their entries, the entries that never vary, and notes."""
 
     entries: list[Entry]
     rows: list[list[float]]
@@ -28,7 +28,7 @@ class ScenarioTable(NamedTuple):
 
 
 def to_table(groups: list[IndependentGroup]) -> ScenarioTable:
-    """All combinations of what the groups do where there are few enough, or a sample of them with a seed."""
+    """Combine the realisations of all groups, or a seeded sample of them where there are too many."""
     fixed = {
         entry: group.realisations[0][1][index]
         for group in groups
@@ -79,7 +79,7 @@ def _repeated(values: list[list[float]], counts: list[int]) -> list[list[float]]
 
 
 def _rounded(probabilities: list[Fraction], total: int) -> list[int]:
-    """Whole numbers in proportion that sum to a total: the largest remainders are rounded up."""
+    """Round proportions to integers that sum to a total: the largest remainders are rounded up."""
     exact = [probability * total for probability in probabilities]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda index: counts[index] - exact[index])
@@ -89,7 +89,7 @@ def _rounded(probabilities: list[Fraction], total: int) -> list[int]:
 
 
 def _sampled(groups: list[IndependentGroup], count: int) -> tuple[list[list[float]], list[str]]:
-    """Each group's realisations in proportion, joined at random."""
+    """Repeat each group's realisations in proportion and join the groups at random."""
     # Not for secrets: the same file makes the same rows.
     shuffler = random.Random(SEED)  # noqa: S311
     rows: list[list[float]] = [[] for _ in range(MOST_ROWS)]

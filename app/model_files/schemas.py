@@ -1,4 +1,4 @@
-"""Imported models as sent and as answered."""
+"""Schemas of model import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXAMPLE = (
 
 
 class ImportEntry(StrictModel):
-    """An entry of the file that depends on outcomes: it is constant + Σ factor · outcome, whatever the file has."""
+    """An entry of the file that depends on outcomes: constant + Σ factor · outcome replaces its value in the file."""
 
     row: Name | None = Field(description="the name of its row; null for the objective")
     column: Name | None = Field(
@@ -28,7 +28,7 @@ class ImportEntry(StrictModel):
 
 
 class ImportDescription(Body):
-    """What a file cannot say: what is decided now, and what is uncertain."""
+    """The information that a model file lacks: first-stage decisions and uncertain entries."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -45,7 +45,7 @@ class ImportDescription(Body):
 
     name: Name
     decisions: list[Name] | None = Field(None, description="columns that are decided now; all of them by default")
-    outcomes: list[LinearOutcome] = Field([], description="what is uncertain; a .sto file says it otherwise")
+    outcomes: list[LinearOutcome] = Field([], description="uncertain quantities; a .sto file replaces them")
     entries: list[ImportEntry] = Field([], description="which entries depend on outcomes")
     columns: dict[Name, Name] = Field({}, description="other names for columns of the file")
     rows: dict[Name, Name] = Field({}, description="other names for rows of the file")
@@ -54,7 +54,7 @@ class ImportDescription(Body):
 
 
 class ProblemImport(StrictModel):
-    """A model in a file and what it means: the parts of a multipart form."""
+    """A model file and its description: the parts of a multipart form."""
 
     file: UploadFile = Field(description="the model: MPS, free MPS or LP, not compressed")
     description: str | UploadFile = Field(
@@ -67,7 +67,7 @@ class ProblemImport(StrictModel):
 
 
 class ImportAnswer(ProblemAnswer):
-    """The problem, the data set of its scenarios if it came with some, and how the file was read."""
+    """The problem, the data set of its scenarios if it has any, and notes on how the file was read."""
 
     dataset_id: str | None = Field(None, description="the data set of the scenarios, without contexts")
-    notes: list[str] = Field([], description="what was left out of the file, or is only approximately as in it")
+    notes: list[str] = Field([], description="parts of the file that were left out or approximated")

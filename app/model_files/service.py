@@ -1,4 +1,4 @@
-"""Importing models, with the scenarios that came with them, and writing them back."""
+"""Import model files with their scenarios, and export models."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from bco_core.problems.registry import PROBLEMS
 
 # HiGHS and numpy start threads, whose stacks count as memory.
 readers = FileReaders("app.model_files.child", {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
-NOT_LINEAR = "a problem of this kind is no linear model, so it cannot be written as MPS"
+NOT_LINEAR = "a problem of this kind is not a linear model, so it cannot be written as MPS"
 
 
 class ImportedModel(NamedTuple):
-    """What a file came to: a problem as it would be posted, the table of its scenarios, and notes."""
+    """The content of an imported file: a problem as it would be posted, the table of its scenarios, and notes."""
 
     problem: NewProblem
     table: RawTable | None
@@ -42,7 +42,7 @@ class ImportedModel(NamedTuple):
 
 
 def parse_description(text: bytes) -> ImportDescription:
-    """The description that came with a file."""
+    """Parse the description that came with a file."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -55,7 +55,7 @@ def parse_description(text: bytes) -> ImportDescription:
 
 
 def read_import(parts: Mapping[str, bytes], description: ImportDescription, settings: Settings) -> ImportedModel:
-    """Have the files of an import read by another process."""
+    """Read the files of an import in a child process."""
     with tempfile.TemporaryDirectory(prefix="bco-import-") as folder:
         for part, content in parts.items():
             Path(folder, part).write_bytes(content)
@@ -68,14 +68,16 @@ def read_import(parts: Mapping[str, bytes], description: ImportDescription, sett
             "entries": settings.max_json_values,
         }
         ask_reader(readers, question, settings, "send a smaller model")
-        found: dict[str, Any] = orjson.loads(Path(folder, "made").read_bytes())
+        result: dict[str, Any] = orjson.loads(Path(folder, "result").read_bytes())
     try:
-        problem = NewProblem.model_validate({"name": description.name, "spec": found["spec"]})
+        problem = NewProblem.model_validate({"name": description.name, "spec": result["spec"]})
     except ValidationError as error:
         first = error.errors()[0]
         detail = first["msg"].removeprefix("Value error, ")
-        raise refuse_in_file(("spec", *first["loc"][2:]), detail, found["spec"]) from None
-    return ImportedModel(problem, _table(found["names"], found["rows"]) if "rows" in found else None, found["notes"])
+        raise refuse_in_file(("spec", *first["loc"][2:]), detail, result["spec"]) from None
+    return ImportedModel(
+        problem, _table(result["names"], result["rows"]) if "rows" in result else None, result["notes"]
+    )
 
 
 def _table(names: list[str], rows: list[list[float]]) -> RawTable:
@@ -84,7 +86,7 @@ def _table(names: list[str], rows: list[list[float]]) -> RawTable:
 
 
 def refuse_in_file(where: tuple[str | int, ...], detail: str, spec: dict[str, Any]) -> InvalidRequest:
-    """A refusal of a place in the specification, which the caller has not seen, in words of the file."""
+    """Return a refusal of a place in the specification, which the caller has not seen, in terms of the file."""
     _, part, *rest = (*where, "")
     if part in ("decisions", "recourse", "outcomes", "rows") and rest and isinstance(rest[0], int):
         word = {"decisions": "decision", "recourse": "recourse", "outcomes": "outcome", "rows": "row"}[str(part)]
@@ -93,19 +95,19 @@ def refuse_in_file(where: tuple[str | int, ...], detail: str, spec: dict[str, An
     return InvalidRequest.at(("file",), detail)
 
 
-def create(workspace: str, found: ImportedModel) -> tuple[ProblemRow, str | None]:
+def create(workspace: str, model: ImportedModel) -> tuple[ProblemRow, str | None]:
     """Store a problem that has been checked and the data set of its scenarios, both or neither."""
-    name = found.problem.name
+    name = model.problem.name
     dataset_id = None
     with transaction() as session:
-        if found.table is not None:
-            roles = ColumnRoles(list(found.table.columns), [], [])
-            dataset_id = datasets.add(session, workspace, f"scenarios of {name}"[:200], found.table, roles).id
-        return problems.add(session, workspace, found.problem), dataset_id
+        if model.table is not None:
+            roles = ColumnRoles(list(model.table.columns), [], [])
+            dataset_id = datasets.add(session, workspace, f"scenarios of {name}"[:200], model.table, roles).id
+        return problems.add(session, workspace, model.problem), dataset_id
 
 
 def export_mps(row: ProblemRow, at: list[str]) -> tuple[str, dict[str, Any]]:
-    """A problem as free MPS with uncertain numbers ``at`` values such as demand=120, and the description of them."""
+    """Write a problem as free MPS, uncertain numbers ``at`` values such as demand=120, and its description."""
     compiled = PROBLEMS[row.spec["kind"]].compiled
     if compiled is None:
         raise ConflictError(NOT_LINEAR)

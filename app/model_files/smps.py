@@ -1,6 +1,6 @@
-"""The two files that SMPS puts beside an MPS file: which columns come when (.tim), and what may happen (.sto).
+"""Read the two files that SMPS adds to an MPS file: periods (.tim) and scenarios (.sto).
 
-A small reader of our own: strict, bounded, and every refusal names its line. Fields are separated by blanks.
+The reader is strict and bounded, and every refusal names its line. Fields are separated by blanks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.model_files.read_mps_lp import LARGEST, FileModel
 MOST_LINES = 2_000_000
 # Realisations of all groups together, each times its entries.
 MOST_VALUES = 2_000_000
-# What probabilities may miss one by: they are often written in a few digits.
+# Tolerance of the sum of probabilities, which are often written in a few digits.
 SLACK = Fraction(1, 1000)
 
 # A random entry: its column, None for the right-hand side, and its row, None for the objective.
@@ -37,7 +37,7 @@ class SmpsLine(NamedTuple):
 
 
 class _File:
-    """Lines that are neither blank nor comments, and refusals at them."""
+    """Reader of lines that are neither blank nor comments."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
@@ -80,7 +80,7 @@ class _File:
 
 
 def read_periods(text: str, model: FileModel) -> tuple[list[str], list[str]]:
-    """The columns that are decided now, and the names of the two periods."""
+    """Return the first-stage columns and the names of the two periods."""
     file = _File(text, "time")
     section, periods = "", []
     for line in file.lines():
@@ -97,8 +97,8 @@ def read_periods(text: str, model: FileModel) -> tuple[list[str], list[str]]:
             raise file.refusal(line, "this is neither TIME, PERIODS nor a period: a column, a row and a name")
     if len(periods) != 2:
         raise InvalidFile(
-            f"the file names {len(periods)} periods; two can be used: what is decided now, and what can be mended once "
-            "the outcome is known",
+            f"the file names {len(periods)} periods; two can be used: the decisions now, and the recourse once the "
+            "outcome is known",
             ("time",),
         )
     places = {name: index for index, name in enumerate(model.columns)}
@@ -121,7 +121,7 @@ def read_periods(text: str, model: FileModel) -> tuple[list[str], list[str]]:
 
 
 def read_groups(text: str, model: FileModel, periods: list[str]) -> list[IndependentGroup]:
-    """What varies, in groups that vary independently of each other."""
+    """Return the random entries, in groups that are independent of each other."""
     return _Stochastic(text, model, periods).read()
 
 
@@ -196,7 +196,7 @@ class _Stochastic(_File):
         if len(line.fields) == 4:
             self._check_period(line, line.fields[2])
         known = self.blocks.setdefault(line.fields[1], [])
-        # What a realisation leaves out is as in the first one of its block.
+        # Entries that a realisation leaves out are as in the first one of its block.
         self.given = dict(known[0][1]) if known else {}
         self._count(line, len(self.given))
         known.append((self.probability(line, line.fields[-1]), self.given))
@@ -212,7 +212,7 @@ class _Stochastic(_File):
             self._check_period(line, line.fields[4])
         if name in self.scenarios:
             raise self.refusal(line, f"two scenarios are called '{name}'")
-        # What a scenario leaves out is as in its parent.
+        # Entries that a scenario leaves out are as in its parent.
         if parent.strip("'\"").upper() == "ROOT":
             self.given = {}
         elif parent in self.scenarios:
@@ -250,7 +250,7 @@ class _Stochastic(_File):
         return (column if column in self.columns else None), row
 
     def _completed(self, found: list[tuple[Fraction, dict[Entry, float]]]) -> IndependentGroup:
-        """Every realisation with a value of every entry: what none names is as in the model."""
+        """Give every realisation a value of every entry; missing ones are as in the model."""
         entries = list(dict.fromkeys(entry for _, values in found for entry in values))
         if len(entries) * len(found) > MOST_VALUES:
             raise InvalidFile(f"the file has more than {MOST_VALUES} values", ("scenarios",))
@@ -291,7 +291,7 @@ class _Stochastic(_File):
 
 
 def entry_name(entry: Entry) -> str:
-    """What an outcome is called."""
+    """Return the name of an entry's outcome."""
     column, row = entry
     if row is None:
         return "rhs of the objective" if column is None else f"cost of {column}"

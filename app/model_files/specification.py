@@ -1,4 +1,4 @@
-"""From a file's model and a description to a specification of kind ``linear``."""
+"""Write the specification of kind ``linear`` for a file's model and its description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UncertainEntry(NamedTuple):
 def write_specification(
     model: FileModel, description: Json, decided: list[str], table: ScenarioTable | None
 ) -> tuple[Json, list[str]]:
-    """The specification, and what is to be said of how it was made. ``decided`` are columns that are decided now."""
+    """Return the specification and notes on it. ``decided`` are the first-stage columns."""
     renamed = _Renamed(model, description)
     entries = _described(model, description) if table is None else _varying(table)
     outcomes = description["outcomes"] if table is None else _bounded(table)
@@ -68,7 +68,7 @@ def write_specification(
 
 
 class _Renamed:
-    """What columns and rows are called in the problem, where the description gives them other names."""
+    """New names of columns and rows from the description."""
 
     def __init__(self, model: FileModel, description: Json) -> None:
         self.columns: dict[str, str] = description["columns"]
@@ -85,7 +85,7 @@ def _numbered(name: str) -> Any:
 
 
 def first_stage_columns(model: FileModel, description: Json) -> list[str]:
-    """The columns that a description says are decided now; all of them by default."""
+    """Return the columns that a description lists as decided now; all of them by default."""
     named = description["decisions"]
     if named is None:
         return model.columns
@@ -128,12 +128,12 @@ def _varying(table: ScenarioTable) -> dict[Entry, UncertainEntry]:
 
 
 def _sign(entry: Entry) -> float:
-    """In MPS, a right-hand side of the objective is taken from it."""
+    """Return the sign of an entry: in MPS, a right-hand side of the objective is subtracted."""
     return -1.0 if entry == (None, None) else 1.0
 
 
 def _bounded(table: ScenarioTable) -> list[Json]:
-    """An outcome for each entry that varies, between the least and the largest of its values."""
+    """Return an outcome for each varying entry, bounded by its smallest and largest value."""
     return [
         {"name": entry_name(entry), "minimum": min(values), "maximum": max(values)}
         for entry, values in zip(table.entries, zip(*table.rows, strict=True), strict=True)

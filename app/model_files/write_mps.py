@@ -1,4 +1,4 @@
-"""A specification of kind ``linear`` as free MPS, and the description that makes the same problem of it again."""
+"""Write a specification of kind ``linear`` as free MPS, with the description that restores it on import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SENSES = {"<=": "L", ">=": "G", "=": "E"}
 
 
 def write_mps(spec: Json, title: str, values: Mapping[str, float]) -> tuple[str, Json]:
-    """Free MPS and its description. Uncertain numbers are written at some values of the outcomes, 0 by default."""
+    """Return free MPS and its description. Uncertain numbers are written at given outcome values, 0 by default."""
     writer = _Writer(spec, {outcome["name"]: values.get(outcome["name"], 0.0) for outcome in spec["outcomes"]})
     body = list(writer.body())
     return "\n".join([*writer.comments(title), *body, "ENDATA", ""]), writer.description(title)
@@ -42,7 +42,7 @@ class _Writer:
         self.entries: list[Json] = []
 
     def _value(self, number: Any, row: str | None, column: str | None) -> float:
-        """A number as the file has it; an uncertain one is noted for the description."""
+        """Return the value of a number for the file; record an uncertain one for the description."""
         if not isinstance(number, Mapping):
             return float(number)
         constant, outcomes = float(number.get("constant") or 0.0), dict(number.get("outcomes") or {})
@@ -125,12 +125,12 @@ def _bounds(variable: Json, code: str) -> Iterator[str]:
         if upper is not None:
             yield f" UP BND {code} {float(upper)!r}"
         elif whole:
-            # Without it, readers take a whole number for a binary one.
+            # Without it, readers take an integer for a binary.
             yield f" PL BND {code}"
 
 
 def _file_names(names: Sequence[str], what: str) -> list[str]:
-    """Different names that MPS can hold: as they are where they can be, or close to it."""
+    """Return unique names that MPS can hold, unchanged where possible."""
     plain = {name for name in names if _is_plain(name)}
     taken: set[str] = set()
     found = []

@@ -17,7 +17,7 @@ from app.prescriptions.prescribe import decide_usable
 from app.prescriptions.schemas import EVALUATED, REFUSED, EvaluateRequest
 from app.problems.schemas import outcome_names
 from app.settings import get_settings
-from bco_core.evaluate import Evaluation
+from bco_core.evaluate import EvaluateResult
 from bco_core.evaluate import evaluate as evaluate_decisions
 from bco_core.prescribe import QUANTILES
 from bco_core.problems.base import Breach
@@ -122,7 +122,7 @@ def _unknown(names: list[str]) -> str:
 
 def _judge(
     prepared: PreparedRequest, alternatives: _Alternatives, ours: list[Json], usable: list[int], seconds: float
-) -> Evaluation:
+) -> EvaluateResult:
     """Judge the alternatives of usable contexts, numbered among these."""
     place = torch.full((len(ours),), -1)
     place[usable] = torch.arange(len(usable))
@@ -143,7 +143,11 @@ def _judge(
 
 
 def _evaluations(
-    prepared: PreparedRequest, alternatives: _Alternatives, ours: list[Json], usable: list[int], evaluated: Evaluation
+    prepared: PreparedRequest,
+    alternatives: _Alternatives,
+    ours: list[Json],
+    usable: list[int],
+    evaluated: EvaluateResult,
 ) -> list[Json]:
     """Return every context with its alternatives, in the shape of ``EvaluationAnswer``."""
     judged = set(usable)
@@ -167,7 +171,7 @@ def _evaluations(
 
 
 def _alternatives(
-    prepared: PreparedRequest, evaluated: Evaluation, decisions: Tensor, outcomes: list[str]
+    prepared: PreparedRequest, evaluated: EvaluateResult, decisions: Tensor, outcomes: list[str]
 ) -> list[Json]:
     """Return every decision in the shape of ``AlternativeAnswer``, without its name."""
     names, spec = prepared.loaded.decisions, prepared.patched.spec

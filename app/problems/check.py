@@ -1,5 +1,5 @@
-"""Whether a problem can be built from a specification: small ones are checked here, for a moment, others in a solver
-process, where a check that takes long keeps nobody waiting."""
+"""Check that a problem can be built from a specification: small ones here, for a moment, others in a solver process,
+where a long check blocks no other request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.problems.registry import check_problem
 
 QUICK_SECONDS = 0.2
-# Bytes of a specification, beyond which it is not even tried here.
+# Bytes of a specification beyond which it goes to a solver process at once.
 LARGE = 20_000
 
 
@@ -27,7 +27,7 @@ async def check(http: Request, request: NewProblem) -> None:
     state, seconds = http.app.state, get_settings().prescribe_seconds
     until = monotonic() + seconds
     try:
-        body = await anyio.to_thread.run_sync(_tried, request, until, limiter=state.checkers)
+        body = await anyio.to_thread.run_sync(_check_here, request, until, limiter=state.checkers)
         if body is not None:
             await state.solvers.solve(http, http.scope["caller"].workspace, "check_problem", "", body, until)
     except InvalidInput as error:
@@ -37,8 +37,8 @@ async def check(http: Request, request: NewProblem) -> None:
         raise UnavailableError(detail) from None
 
 
-def _tried(request: NewProblem, until: float) -> bytes | None:
-    """None if the problem was built here, or what to ask a solver process."""
+def _check_here(request: NewProblem, until: float) -> bytes | None:
+    """Return None if the problem was built here, or the body for a solver process."""
     spec: dict[str, Any] = request.spec.model_dump()
     body = orjson.dumps({"spec": spec, "until": until})
     if len(body) > LARGE:

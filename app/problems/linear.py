@@ -1,4 +1,4 @@
-"""The specification of any linear model: every cost, coefficient and limit may depend on outcomes."""
+"""Schema of kind ``linear``: any linear model whose costs, coefficients and limits may depend on outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bco_core.problems.linear.model import MAXIMUM_PARTS
 
 
 class UncertainNumber(StrictModel):
-    """A number that is not known yet: constant + Σ factor · outcome."""
+    """An uncertain number: constant + Σ factor · outcome."""
 
     constant: Coefficient = 0.0
     outcomes: Coefficients = Field({}, examples=[{"fuel price": 0.3}])
@@ -34,11 +34,13 @@ class LinearDecision(StrictModel):
 
     name: Name = Field(examples=["order"])
     cost: NumberOrUncertain = Field(
-        0.0, description=f"cost of each unit, what it brings where the sense is maximize: {_VALUE}"
+        0.0, description=f"cost of each unit, or its value where the sense is maximize: {_VALUE}"
     )
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
-    integer: bool = Field(False, description="only whole numbers will do; with bounds 0 and 1 it is yes or no")
+    integer: bool = Field(
+        False, description="must be an integer; with bounds 0 and 1 it is a choice between yes and no"
+    )
 
 
 class LinearRecourse(StrictModel):
@@ -48,7 +50,7 @@ class LinearRecourse(StrictModel):
     cost: NumberOrUncertain = Field(0.0, description=f"cost of each unit: {_VALUE}")
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
-    integer: bool = Field(False, description="only whole numbers will do")
+    integer: bool = Field(False, description="must be an integer")
 
 
 class LinearOutcome(StrictModel):
@@ -60,9 +62,9 @@ class LinearOutcome(StrictModel):
 
 
 class LinearRow(StrictModel):
-    """A rule: Σ decisions + Σ recourse (sense) limit, each with its coefficients.
+    """A constraint: Σ decisions + Σ recourse (sense) limit, each with its coefficients.
 
-    A row without recourse is kept whatever the outcome, within the bounds of the outcomes.
+    A row without recourse must hold for every outcome within the bounds of the outcomes.
     """
 
     name: Name | None = None
@@ -73,7 +75,7 @@ class LinearRow(StrictModel):
 
 
 class LinearSpec(StrictModel):
-    """Any linear model, in whole numbers or not, in which some numbers are not known when the decision is made."""
+    """Any linear model, with or without integers, some of whose numbers are uncertain when the decision is made."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -99,7 +101,7 @@ class LinearSpec(StrictModel):
 
     kind: Literal["linear"]
     sense: Literal["minimize", "maximize"] = Field(
-        "minimize", description="maximize: costs are what a unit brings, and an answer's costs are minus the value"
+        "minimize", description="maximize: costs are values of a unit, and the costs in an answer are negative values"
     )
     decisions: list[LinearDecision] = Field(min_length=1, max_length=MAXIMUM_PARTS["decisions"])
     recourse: list[LinearRecourse] = Field([], max_length=MAXIMUM_PARTS["recourse"])

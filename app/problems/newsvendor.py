@@ -1,4 +1,4 @@
-"""The newsvendor's specification, and the numbers and rows that other kinds share."""
+"""Schema of kind ``newsvendor``, and the numbers and rows that other kinds share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ ServiceLevel = Annotated[float, Field(ge=0, lt=1)]
 RelativeGap = Annotated[
     Annotated[float, Field(ge=0, le=1)] | None,
     Field(
-        description="how far an optimal cost may be above its proven bound, as a share of the cost without fixed ones; "
-        "1e-6 by default"
+        description="relative optimality gap, fixed cost excluded, within which a decision counts as optimal; 1e-6 by "
+        "default"
     ),
 ]
 AbsoluteGap = Annotated[
     Amount | None,
-    Field(description="the same as an amount; by default 1e-9, or 1e-9 of the largest unit cost if all are below one"),
+    Field(
+        description="absolute optimality gap within which a decision counts as optimal; by default 1e-9, or 1e-9 of "
+        "the largest unit cost if all are below one"
+    ),
 ]
 
 
 class DecisionRow(StrictModel):
-    """A rule that decisions keep: Σ coefficient · decision (sense) limit."""
+    """A constraint on decisions: Σ coefficient · decision (sense) limit."""
 
     name: Name | None = None
     coefficients: Coefficients
@@ -42,31 +45,31 @@ class DecisionRow(StrictModel):
 class NewsvendorItem(StrictModel):
     """One item to order: its name is the outcome column that holds its demand.
 
-    Too few and too many cost ``underage_cost`` and ``overage_cost`` a unit, or what follows from ``price`` and
-    ``unit_cost``: price − unit_cost + shortage_penalty, and unit_cost − salvage_value.
+    A unit too few costs ``underage_cost``, a unit too many ``overage_cost``. Both follow from ``price`` and
+    ``unit_cost`` where these are given: price − unit_cost + shortage_penalty, and unit_cost − salvage_value.
     """
 
     name: Name = Field(examples=["croissants"])
     underage_cost: Cost | None = Field(None, description="cost of each unit of demand not met", examples=[1.8])
-    overage_cost: Cost | None = Field(None, description="cost of each unit ordered in vain", examples=[0.6])
-    price: Amount | None = Field(None, description="what a unit sells for; instead of the two costs")
-    unit_cost: Amount | None = Field(None, description="what a unit is bought for; with price")
+    overage_cost: Cost | None = Field(None, description="cost of each unit left over", examples=[0.6])
+    price: Amount | None = Field(None, description="selling price of a unit; instead of the two costs")
+    unit_cost: Amount | None = Field(None, description="purchase price of a unit; with price")
     salvage_value: Coefficient | None = Field(
-        None, description="what a unit left over still brings, negative if it costs; 0 by default, with price"
+        None, description="value of a unit left over, negative if it costs; 0 by default, with price"
     )
     shortage_penalty: Amount | None = Field(
-        None, description="what a unit of demand not met costs besides its margin; 0 by default, with price"
+        None, description="cost of a unit of demand not met besides its margin; 0 by default, with price"
     )
     minimum_order: float | None = Field(0.0, description="smallest order; null for no limit, or 0 with stock")
     maximum_order: float | None = Field(None, description="largest order; null for no limit")
     maximum_demand: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="most demand there can be, if known; certificates need it"
+        None, description="largest possible demand, if known; certificates need it"
     )
     stock: Amount = Field(0.0, description="on hand before ordering; it meets demand first")
-    integer: bool = Field(False, description="only whole numbers will do")
+    integer: bool = Field(False, description="must be an integer")
     pack_size: Cost | None = Field(None, description="orders are multiples of this; null for any amount")
     minimum_service_level: ServiceLevel = Field(
-        0.0, description="in at least this share of what may happen stock and order meet the item's demand"
+        0.0, description="probability with which stock and order must meet the item's demand"
     )
 
     @model_validator(mode="after")
@@ -82,11 +85,9 @@ class NewsvendorSpec(StrictModel):
 
     kind: Literal["newsvendor"]
     items: list[NewsvendorItem] = Field(min_length=1, max_length=200)
-    decision_rows: list[DecisionRow] = Field(
-        [], max_length=50, description="budgets and capacities that items share: rules for orders"
-    )
+    decision_rows: list[DecisionRow] = Field([], max_length=50, description="budgets and capacities that items share")
     minimum_service_level: ServiceLevel = Field(
-        0.0, description="at least this share of all items' demand together is expected to be met from stock and order"
+        0.0, description="expected share of all items' demand that must be met from stock and order"
     )
 
     @model_validator(mode="after")
@@ -98,9 +99,9 @@ class NewsvendorSpec(StrictModel):
         return self
 
     def outcome_names(self) -> list[str]:
-        """The outcome columns the problem needs, in the order the core has them."""
+        """Return the outcome columns of the problem, in the order of the core."""
         return [item.name for item in self.items]
 
     def decision_names(self) -> list[str]:
-        """What each entry of a decision is called."""
+        """Return the names of a decision's entries."""
         return [item.name for item in self.items]

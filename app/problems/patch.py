@@ -2,8 +2,8 @@
 
 A patch has the shape of the specification, but lists of named things are mappings from names:
 ``{"items": {"croissants": {"underage_cost": 2}}, "decision_rows": {"budget": {"limit": 900}}}``. Mappings are patched
-entry by entry; numbers, texts and matrices are replaced. What the problem is made of stays: its kind, its names and how
-many there are.
+entry by entry; numbers, texts and matrices are replaced. The structure stays: the kind, the
+names and their number.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ Path = tuple[str | int, ...]
 
 # Where a patch stands in a request.
 PLACE = "problem_patch"
-# So many changes are listed, the largest first.
+# Changes to list, the largest first.
 MOST_LISTED = 100
-# Whole numbers beyond are not all told apart by those who read JSON.
+# JSON readers may not distinguish larger integers.
 _LARGEST = 2**53
 _MOST_NAMED = 10
-# Values of a patch: they are looked at where requests are read.
+# Values of a patch, which are checked where requests are parsed.
 _MOST_VALUES = 100_000
 _SPEC: TypeAdapter[Any] = TypeAdapter(ProblemSpec)
 
 
 class Difference(BaseModel):
-    """A number of the problem that a request changes, what the posterior was learned for, and what is asked."""
+    """A number of the problem that a request changes: the value learned for, and the value requested."""
 
     where: str = Field(examples=["items/croissants/underage_cost"])
     learned: Any = Field(examples=[1.8])
     asked: Any = Field(examples=[2.0])
     change: float | None = Field(
-        description="as a share of what was learned for; null where that is zero, or one of them is no number",
+        description="relative change; null where the value learned for is zero, or one of them is no number",
         examples=[0.111],
     )
 
 
 class PatchedSpec(NamedTuple):
-    """A whole specification and how it differs from the one that was patched, the largest change first."""
+    """A complete specification and its differences from the one that was patched, the largest change first."""
 
     spec: Spec
     differs: list[Difference]
 
 
-def _sound(patch: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what cannot be written as JSON again: it would be another patch elsewhere."""
+def _check_patch(patch: dict[str, Any]) -> dict[str, Any]:
+    """Refuse values that cannot be written as JSON again without loss."""
     for number, value in enumerate(_values(patch)):
         if number >= _MOST_VALUES:
             raise ValueError(f"it holds more than {_MOST_VALUES} values; make a problem of it, and learn for that")
@@ -70,7 +70,7 @@ def _sound(patch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Everything in a JSON value that has no parts, names included."""
+    """Iterate over the leaves of a JSON value, names included."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield name
@@ -85,18 +85,18 @@ def _values(value: Any) -> Iterator[Any]:
 _EXAMPLE = {"items": {"croissants": {"underage_cost": 2.0}}}
 Patch = Annotated[
     dict[str, Any],
-    AfterValidator(_sound),
+    AfterValidator(_check_patch),
     WithJsonSchema({"type": "object", "additionalProperties": True, "examples": [_EXAMPLE]}),
 ]
 
 
 def digest(patch: Spec) -> str:
-    """The same for the same patch, however its fields are ordered."""
+    """Return a digest of a patch that does not depend on the order of its fields."""
     return hashlib.sha256(orjson.dumps(patch, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def apply(spec: Spec, patch: Spec) -> PatchedSpec:
-    """The specification with the patch in it, as valid as any; 422 with the patch's place if it is not."""
+    """Apply a patch to a specification and validate the result; 422 names the place in the patch."""
     learned = _SPEC.validate_python(spec)
     before: Spec = learned.model_dump()
     fields = [name for name in before if name != "kind"]
@@ -121,7 +121,7 @@ def apply(spec: Spec, patch: Spec) -> PatchedSpec:
 
 
 def warning(differs: Sequence[Difference]) -> str:
-    """What an answer says of a patched problem."""
+    """Return the warning of an answer for a patched problem."""
     if not differs:
         return "the problem's patch changes nothing: the posterior was learned for just these values"
     first = differs[0]
@@ -147,14 +147,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _names(parts: Any) -> list[str] | None:
-    """What the entries of a list are called, if it is one of named things; unnamed rows go by their number."""
+    """Return the names of a list of named things, None for other values; unnamed rows are numbered."""
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) and "name" in part for part in parts):
         return None
     return [part["name"] or f"row {number}" for number, part in enumerate(parts, start=1)]
 
 
 def _put(before: Any, patch: Any, where: Path) -> Any:
-    """A part of the specification with its part of the patch in it."""
+    """Apply a part of the patch to its part of the specification."""
     names = _names(before)
     if names is not None:
         if not isinstance(patch, dict):
@@ -178,7 +178,7 @@ def _put(before: Any, patch: Any, where: Path) -> Any:
 
 
 def _in_patch(error: ValidationError, spec: Spec) -> InvalidRequest:
-    """The first mistakes of a specification, at the places of the patch that made them."""
+    """Return the first mistakes of a specification, at the places of the patch that cause them."""
     # The first place of each is the tag that tells kinds apart.
     found = [
         ((PLACE, *named(spec, entry["loc"][1:])), entry["msg"].removeprefix("Value error, "))
@@ -188,7 +188,7 @@ def _in_patch(error: ValidationError, spec: Spec) -> InvalidRequest:
 
 
 def named(spec: Spec, where: Path) -> Path:
-    """A place in a specification by names instead of numbers, as a patch has it."""
+    """Return a place in a specification by names instead of numbers, as in a patch."""
     found: list[str | int] = []
     part: Any = spec
     for place in where:
@@ -223,7 +223,7 @@ def _differing(before: Any, after: Any, where: Path) -> Iterator[Difference]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as an answer shows it: a matrix or mapping that came or went is not repeated."""
+    """Return a value for an answer: a matrix or mapping is not repeated."""
     return value if value is None or isinstance(value, bool | int | float | str) else "given"
 
 

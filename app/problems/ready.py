@@ -1,4 +1,4 @@
-"""Ready-made problems: descriptions that planners know, each compiled to a linear model by names."""
+"""Schemas of ready-made problems, each compiled to a linear model by names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.problems.linear import UncertainNumber
 from app.problems.newsvendor import AbsoluteGap, Amount, Coefficient, RelativeGap
 from bco_core.problems.ready.kinds import compile_ready
 
-# Names are put together, as in "north to city", and the whole must still be a name.
+# Names are joined, as in "north to city", and the result must still be a valid name.
 Label = Annotated[Name, StringConstraints(max_length=80)]
 Node = Annotated[Name, StringConstraints(max_length=45)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -33,7 +33,7 @@ _QUANTITY = "a number, the outcome column that holds it, or constant and outcome
 
 
 class ReadyMadeSpec(StrictModel):
-    """What all ready-made problems share."""
+    """Fields of all ready-made problems."""
 
     relative_gap: RelativeGap = None
     absolute_gap: AbsoluteGap = None
@@ -46,67 +46,66 @@ class ReadyMadeSpec(StrictModel):
 
 
 class Edge(StrictModel):
-    """A way from one node to another."""
+    """An edge from one node to another."""
 
     name: Annotated[Name, StringConstraints(max_length=95)] | None = Field(
-        None, description="'a to b' by default; needed where two edges lead the same way"
+        None, description="'a to b' by default; needed where two edges join the same nodes"
     )
     start: Node = Field(examples=["a"])
     end: Node = Field(examples=["b"])
-    cost: Quantity | None = Field(None, description=f"{_QUANTITY}; by default the outcome column called as the edge is")
+    cost: Quantity | None = Field(None, description=f"{_QUANTITY}; by default the outcome column with the edge's name")
 
     @model_validator(mode="after")
     def has_a_name(self) -> Self:
-        """Patches find an edge by it."""
+        """Name every edge, so that patches can refer to it."""
         self.name = self.name or f"{self.start} to {self.end}"
         return self
 
 
 class ShortestPathSpec(ReadyMadeSpec):
-    """The cheapest way from a source to a target, where the costs of edges are uncertain.
+    """The cheapest path from a source to a target, where the costs of edges are uncertain.
 
-    An edge is one where the way leads over it and zero elsewhere. In a graph with a cycle costs count as zero at least.
+    An edge is one if it is on the path, else zero. In a graph with a cycle, negative costs count as zero.
     """
 
     kind: Literal["shortest_path"]
     source: Node
     target: Node
     edges: list[Edge] = Field(min_length=1, max_length=10_000)
-    directed: bool = Field(True, description="false: every edge can be used both ways, at one cost")
-    nodes: list[Node] | None = Field(
-        None, max_length=10_000, description="if given, edges may lead between these nodes only"
-    )
+    directed: bool = Field(True, description="false: every edge can be used in both directions, at one cost")
+    nodes: list[Node] | None = Field(None, max_length=10_000, description="if given, edges may join these nodes only")
 
 
 class AssignmentSpec(ReadyMadeSpec):
-    """Who does what: every task goes to an agent, or, where tasks are more, every agent is busy."""
+    """Assign every task to an agent or, where there are more tasks than agents can do, keep every agent busy."""
 
     kind: Literal["assignment"]
     agents: list[Label] = Field(min_length=1, max_length=1000)
     tasks: list[Label] = Field(min_length=1, max_length=1000)
-    sense: Literal["minimize", "maximize"] = Field("minimize", description="maximize: costs are what a pair brings")
+    sense: Literal["minimize", "maximize"] = Field("minimize", description="maximize: costs are the values of pairs")
     costs: dict[Label, dict[Label, Quantity]] = Field(
         {},
-        description=f"by agent and task: {_QUANTITY}; other pairs are outcome columns called 'agent to task'",
+        description=f"by agent and task: {_QUANTITY}; other pairs are outcome columns named 'agent to task'",
         examples=[{"ann": {"roof": 40, "wall": "ann's hours"}}],
     )
     forbidden: list[Annotated[list[Label], Field(min_length=2, max_length=2)]] = Field(
-        [], max_length=10_000, description="pairs of an agent and a task that cannot be", examples=[[["ann", "roof"]]]
+        [],
+        max_length=10_000,
+        description="pairs of an agent and a task that are not allowed",
+        examples=[[["ann", "roof"]]],
     )
-    capacities: dict[Label, Count] = Field({}, description="how many tasks an agent can do; one by default")
+    capacities: dict[Label, Count] = Field({}, description="number of tasks an agent can do; one by default")
 
 
 class KnapsackItem(StrictModel):
-    """Something to take, for what it may be worth."""
+    """An item with an uncertain value."""
 
     name: Label
-    value: Quantity | None = Field(
-        None, description=f"{_QUANTITY}; by default the outcome column called as the item is"
-    )
+    value: Quantity | None = Field(None, description=f"{_QUANTITY}; by default the outcome column with the item's name")
     weights: dict[Label, Amount] = Field(
-        {}, description="how much of each capacity one copy takes", examples=[{"kg": 3}]
+        {}, description="amount of each capacity that one copy takes", examples=[{"kg": 3}]
     )
-    copies: Count | None = Field(1, description="how many there are; null for as many as fit")
+    copies: Count | None = Field(1, description="number of copies; null for as many as fit")
 
 
 class KnapsackSpec(ReadyMadeSpec):
@@ -115,7 +114,7 @@ class KnapsackSpec(ReadyMadeSpec):
     kind: Literal["knapsack"]
     items: list[KnapsackItem] = Field(min_length=1, max_length=10_000)
     capacities: dict[Label, Amount] = Field(min_length=1, max_length=1000, examples=[{"kg": 10, "litres": 60}])
-    shares: bool = Field(False, description="true: any share of an item can be taken, not only whole ones")
+    shares: bool = Field(False, description="true: any fraction of an item can be taken")
 
 
 class Facility(StrictModel):
@@ -123,18 +122,18 @@ class Facility(StrictModel):
 
     name: Label = Field(examples=["north"])
     opening_cost: Amount = Field(examples=[400])
-    capacity: Amount = Field(description="the most it can ship once it is open", examples=[120])
-    unit_cost: Amount = Field(0.0, description="of each unit that it ships, besides transport")
+    capacity: Amount = Field(description="largest amount that it can ship once it is open", examples=[120])
+    unit_cost: Amount = Field(0.0, description="cost of each unit that it ships, besides transport")
 
 
 class Customer(StrictModel):
-    """Somebody whose demand is known later."""
+    """A customer whose demand is known later."""
 
     name: Label = Field(examples=["city"])
     demand: Quantity | None = Field(
-        None, description=f"{_QUANTITY}; by default the outcome column called as the customer is"
+        None, description=f"{_QUANTITY}; by default the outcome column with the customer's name"
     )
-    shortage_cost: Amount | None = Field(None, description="of each unit not served; by default the problem's")
+    shortage_cost: Amount | None = Field(None, description="cost of each unit not served; by default the problem's")
 
 
 class FacilityLocationSpec(ReadyMadeSpec):
@@ -147,12 +146,12 @@ class FacilityLocationSpec(ReadyMadeSpec):
         description="a row for each facility: its cost to each customer, null where there is no route",
         examples=[[[1.0, 4.0], [3.0, None]]],
     )
-    shortage_cost: Amount | None = Field(None, description="of each unit of demand that is not served")
-    maximum_open: Count | None = Field(None, description="how many facilities may be opened; null for no limit")
+    shortage_cost: Amount | None = Field(None, description="cost of each unit of demand that is not served")
+    maximum_open: Count | None = Field(None, description="largest number of open facilities; null for no limit")
 
 
 class QualityLimits(StrictModel):
-    """What a quality of a blend may be."""
+    """Limits of a quality of a blend."""
 
     minimum: Coefficient | None = None
     maximum: Coefficient | None = None
@@ -162,22 +161,27 @@ class Product(StrictModel):
     """Something made now and sold later."""
 
     name: Label = Field(examples=["regular"])
-    unit_cost: Coefficient = Field(0.0, description="of making a unit, besides ingredients")
+    unit_cost: Coefficient = Field(0.0, description="cost of making a unit, besides ingredients")
     minimum: Amount = 0.0
-    maximum: Amount | None = Field(None, description="the most that can be made; null for no limit")
-    integer: bool = Field(False, description="only whole numbers are made")
-    uses: dict[Label, Amount] = Field({}, description="how much of each resource a unit takes", examples=[{"hours": 2}])
+    maximum: Amount | None = Field(None, description="largest amount; null for no limit")
+    integer: bool = Field(False, description="must be an integer")
+    uses: dict[Label, Amount] = Field(
+        {}, description="amount of each resource that a unit takes", examples=[{"hours": 2}]
+    )
     blend_of: list[Label] | None = Field(
-        None, min_length=1, max_length=1000, description="the ingredients that it may be blended of; null for no blend"
+        None,
+        min_length=1,
+        max_length=1000,
+        description="ingredients that it may be blended from; null if it is no blend",
     )
     qualities: dict[Label, QualityLimits] = Field({}, description="limits of the blend's qualities")
     demand: Quantity | None = Field(
-        None, description=f"{_QUANTITY}; by default the outcome column called as the product is"
+        None, description=f"{_QUANTITY}; by default the outcome column with the product's name"
     )
-    unlimited_demand: bool = Field(False, description="true: all that is made can be sold, and there is no demand")
-    price: Quantity = Field(0.0, description=f"what a unit sells for: {_QUANTITY}")
-    holding_cost: Coefficient = Field(0.0, description="of each unit left over; negative for what it still brings")
-    shortage_cost: Amount = Field(0.0, description="of each unit of demand that is not met, besides its price")
+    unlimited_demand: bool = Field(False, description="true: everything made can be sold, and there is no demand")
+    price: Quantity = Field(0.0, description=f"selling price of a unit: {_QUANTITY}")
+    holding_cost: Coefficient = Field(0.0, description="cost of each unit left over; negative if it has a value")
+    shortage_cost: Amount = Field(0.0, description="cost of each unit of demand that is not met, besides its price")
     stock: Amount = Field(0.0, description="on hand already")
 
 
@@ -189,7 +193,7 @@ class ProductionResource(StrictModel):
 
 
 class Ingredient(StrictModel):
-    """Something that blends are made of."""
+    """An ingredient of blends."""
 
     name: Label = Field(examples=["crude"])
     unit_cost: Coefficient = 0.0
@@ -207,23 +211,23 @@ class ProductionSpec(ReadyMadeSpec):
 
 
 class GeneratingUnit(StrictModel):
-    """Something that runs or does not run in each hour."""
+    """A unit that is on or off in each hour."""
 
     name: Label = Field(examples=["coal"])
-    minimum_output: Amount = Field(0.0, description="while it runs")
+    minimum_output: Amount = Field(0.0, description="smallest output while it is on")
     maximum_output: Amount = Field(examples=[120])
-    unit_cost: Coefficient = Field(0.0, description="of each unit of output")
-    fixed_cost: Coefficient = Field(0.0, description="of each hour that it runs")
-    startup_cost: Amount = Field(0.0, description="of each start")
-    minimum_up: Annotated[int, Field(ge=1, le=10_000)] = Field(1, description="the hours that it runs at least")
-    minimum_down: Annotated[int, Field(ge=1, le=10_000)] = Field(1, description="the hours that it rests at least")
-    ramp_up: Amount | None = Field(None, description="how much output may grow in an hour; null for no limit")
-    ramp_down: Amount | None = Field(None, description="how much output may fall in an hour; null for no limit")
-    initially_on: bool = Field(False, description="whether it runs before the first hour, and has long done so")
+    unit_cost: Coefficient = Field(0.0, description="cost of each unit of output")
+    fixed_cost: Coefficient = Field(0.0, description="cost of each hour that it is on")
+    startup_cost: Amount = Field(0.0, description="cost of each start")
+    minimum_up: Annotated[int, Field(ge=1, le=10_000)] = Field(1, description="minimum hours on after a start")
+    minimum_down: Annotated[int, Field(ge=1, le=10_000)] = Field(1, description="minimum hours off after a stop")
+    ramp_up: Amount | None = Field(None, description="largest rise of output in an hour; null for no limit")
+    ramp_down: Amount | None = Field(None, description="largest fall of output in an hour; null for no limit")
+    initially_on: bool = Field(False, description="whether it is on before the first hour, and has been for long")
 
 
 class UnitCommitmentSpec(ReadyMadeSpec):
-    """Which units run in which hours, decided now; what they give, once demand is known."""
+    """Decide now which units are on in which hours; decide their output once demand is known."""
 
     kind: Literal["unit_commitment"]
     hours: Annotated[int, Field(ge=1, le=200)]
@@ -233,8 +237,8 @@ class UnitCommitmentSpec(ReadyMadeSpec):
         max_length=200,
         description=f"for each hour {_QUANTITY}; by default the outcome columns 'demand in hour 1' and so on",
     )
-    shedding_cost: Amount = Field(description="of each unit of demand that is not met", examples=[1000])
-    curtailment_cost: Amount = Field(0.0, description="of each unit that is too much")
+    shedding_cost: Amount = Field(description="cost of each unit of demand that is not met", examples=[1000])
+    curtailment_cost: Amount = Field(0.0, description="cost of each unit of excess output")
 
 
 AnyReadyMadeSpec = (

@@ -39,7 +39,7 @@ async def create_problem(request: NewProblem, caller: Trainer, http: Request, re
 
 @router.post("/check")
 async def check_problem(request: NewProblem, caller: Trainer, http: Request) -> ProblemCheckAnswer:
-    """Whether a problem could be made as it is: refuses what POST /v1/problems would refuse, and makes nothing."""
+    """Check a problem: refuse what POST /v1/problems would refuse, and store nothing."""
     await check(http, request)
     return await run_in_threadpool(service.describe_check, request)
 
@@ -52,7 +52,7 @@ def list_problems(
     name: Name | None = None,
     kind: KnownKind | None = None,
 ) -> Page[ProblemSummary]:
-    """All problems, or those with a name or of a kind."""
+    """List problems, optionally with a name or of a kind."""
     rows, next_cursor = service.list_problems(caller.workspace, limit, cursor, name, kind)
     return Page(
         items=[ProblemSummary.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor
@@ -66,7 +66,7 @@ def read_problem(problem_id: str, caller: Reader) -> ProblemAnswer:
 
 @router.get("/{problem_id}/compiled")
 def read_compiled_problem(problem_id: str, caller: Reader) -> CompiledProblemAnswer:
-    """The problem as a specification of kind ``linear``: the model by names that ready-made problems stand for."""
+    """Return the problem as a specification of kind ``linear``, the model by names behind ready-made problems."""
     return service.compile_problem(caller.workspace, problem_id)
 
 

@@ -30,7 +30,7 @@ class FirstStageDecision(StrictModel):
     cost: Coefficient = Field(0.0, description="cost of each unit", examples=[5])
     minimum: Bound = Field(0.0, description="null for no limit")
     maximum: Bound = Field(None, description="null for no limit")
-    integer: bool = Field(False, description="only whole numbers will do")
+    integer: bool = Field(False, description="must be an integer")
 
 
 class UncertainOutcome(StrictModel):
@@ -42,11 +42,13 @@ class UncertainOutcome(StrictModel):
 
 
 class RecourseVariable(StrictModel):
-    """Something that can still be done once the outcome is known."""
+    """Something that can still be decided once the outcome is known."""
 
     name: Name = Field(examples=["express"])
     cost: Coefficient = Field(0.0, description="cost of each unit", examples=[100])
-    cost_outcomes: Coefficients | None = Field(None, description="not supported: recourse costs must be certain")
+    cost_outcomes: Coefficients | None = Field(
+        None, description="not supported here: use kind linear for uncertain recourse costs"
+    )
     minimum: Bound = 0.0
     maximum: Bound = None
 
@@ -60,7 +62,7 @@ class RecourseVariable(StrictModel):
 
 
 class RecourseRow(StrictModel):
-    """A rule between them: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
+    """A constraint: Σ recourse + Σ decisions (sense) constant + Σ outcomes, each with its coefficients."""
 
     name: Name | None = None
     recourse: Coefficients = Field({})
@@ -71,7 +73,7 @@ class RecourseRow(StrictModel):
 
 
 class TwoStageLinearSpec(StrictModel):
-    """Decide now, see the outcome, then mend at least cost: any linear program with recourse."""
+    """Decide now, see the outcome, then choose the cheapest recourse: any linear program with certain coefficients."""
 
     kind: Literal["two_stage_linear"]
     decisions: list[FirstStageDecision] = Field(min_length=1, max_length=200)
@@ -90,7 +92,7 @@ class TwoStageLinearSpec(StrictModel):
 
 
 class ShipmentSource(StrictModel):
-    """A place to order to now, and at a higher cost once demand is known."""
+    """A source that can be supplied now, and at a higher cost once demand is known."""
 
     name: Name = Field(examples=["north"])
     order_cost: Cost = Field(examples=[5])
@@ -103,9 +105,9 @@ class ShipmentSpec(StrictModel):
 
     kind: Literal["shipment"]
     sources: list[ShipmentSource] = Field(min_length=1, max_length=50)
-    destinations: list[Name] = Field(min_length=1, max_length=100, description="the outcome columns with their demand")
+    destinations: list[Name] = Field(min_length=1, max_length=100, description="outcome columns that hold their demand")
     transport_costs: list[list[Annotated[float, Field(ge=0, le=1e12)]]] = Field(
-        description="a row for each source: its cost to each destination", examples=[[[1.0, 4.0], [3.0, 1.5]]]
+        description="a row for each source: the unit cost to each destination", examples=[[[1.0, 4.0], [3.0, 1.5]]]
     )
 
     def outcome_names(self) -> list[str]:
@@ -119,19 +121,19 @@ class Asset(StrictModel):
     """One asset: its name is the outcome column that holds its return."""
 
     name: Name = Field(examples=["bonds"])
-    minimum: Coefficient = Field(0.0, description="smallest position; negative is short")
+    minimum: Coefficient = Field(0.0, description="smallest position; negative means short")
     maximum: Bound = Field(None, description="largest position; null for no limit but the budget")
 
 
 class FactorRisk(StrictModel):
-    """The covariance as loadings·loadings' + diag(residual_variances): quick to solve with."""
+    """The covariance as loadings·loadings' + diag(residual_variances), which is fast to solve with."""
 
     loadings: list[list[float]] = Field(min_length=1, description="a row for each asset, a column for each factor")
     residual_variances: list[Cost] = Field(min_length=1, description="one for each asset")
 
 
-class AssetGroup(StrictModel):
-    """Assets whose positions sum to something between two bounds."""
+class AssetGroupSpec(StrictModel):
+    """Bounds on the sum of some assets' positions."""
 
     name: Name | None = None
     assets: list[Name] = Field(min_length=1, max_length=500)
@@ -142,28 +144,28 @@ class AssetGroup(StrictModel):
 class _Portfolio(StrictModel):
     assets: list[Asset] = Field(min_length=1, max_length=500)
     covariance: list[list[float]] | None = Field(
-        None, description="of the assets' returns; without it and factors it is estimated from the history's returns"
+        None, description="covariance of the returns; estimated from the history where neither it nor factors are given"
     )
-    factors: FactorRisk | None = Field(None, description="the same as a factor model")
+    factors: FactorRisk | None = Field(None, description="the covariance as a factor model")
     estimate: Literal["shrinkage", "factors"] | None = Field(
         None,
-        description="how a covariance that is not given is estimated: by Ledoit–Wolf shrinkage, or by principal "
-        "factors, which is the default for more than 40 assets",
+        description="how to estimate a covariance that is not given: by Ledoit–Wolf shrinkage, or by principal "
+        "factors, the default for more than 40 assets",
     )
     covariance_source: Annotated[str, Field(max_length=200)] | None = Field(
-        None, description="what an estimated covariance was made of: written by learning, into the posterior's problem"
+        None, description="origin of an estimated covariance; written by learning into the posterior's problem"
     )
     budget: Cost = Field(1.0, description="the positions sum to at most this")
     fully_invested: bool = Field(False, description="the positions sum to the budget, not less")
-    groups: list[AssetGroup] = Field([], max_length=100, description="rules for sums of positions")
+    groups: list[AssetGroupSpec] = Field([], max_length=100, description="bounds on sums of positions")
     current: dict[Name, Coefficient] | None = Field(
-        None, description="what is held now, by asset; nothing of those that are missing. Turnover is counted from it"
+        None, description="positions held now, by asset, zero for those left out; turnover is measured from them"
     )
     turnover_cost: Annotated[float, Field(ge=0, le=1e12)] = Field(
-        0.0, description="what each unit bought or sold takes from the return", examples=[0.001]
+        0.0, description="cost of each unit bought or sold, subtracted from the return", examples=[0.001]
     )
     maximum_turnover: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
-        None, description="the most that may be bought and sold, Σ |position − current|; null for no limit"
+        None, description="largest Σ |position − current|; null for no limit"
     )
 
     @model_validator(mode="after")
@@ -184,19 +186,23 @@ class ReturnConstrainedPortfolioSpec(_Portfolio):
     """The positions of least variance whose return reaches a target, with a stated confidence."""
 
     kind: Literal["return_constrained_portfolio"]
-    target_return: Coefficient = Field(description="what is to be returned after the cost of turnover")
+    target_return: Coefficient = Field(description="return to reach after the cost of turnover")
     target_on: Literal["tail", "mean"] = Field(
-        "tail", description="whether the worst scenarios' mean return or that of all must reach the target"
+        "tail", description="tail: the mean return of the worst scenarios must reach the target; mean: that of all"
     )
     confidence: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None,
         description="for a target on the tail: the mean return of the worst 1 − confidence of the scenarios must reach "
         "it; 0.95 by default",
     )
-    maximum_long: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="of all long positions")
-    maximum_short: Annotated[float, Field(ge=0, le=1e12)] | None = Field(None, description="of all short positions")
+    maximum_long: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
+        None, description="largest sum of long positions; null for no limit"
+    )
+    maximum_short: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
+        None, description="largest sum of short positions; null for no limit"
+    )
     infeasible: Literal["best_effort", "error"] = Field(
-        "best_effort", description="what to answer where no portfolio reaches the target"
+        "best_effort", description="answer where no portfolio reaches the target"
     )
 
 
@@ -207,7 +213,7 @@ class MeanVariancePortfolioSpec(_Portfolio):
     risk_aversion: Cost = 1.0
 
 
-# A new kind is a model with ``kind``, ``outcome_names`` and ``decision_names``, and its name here.
+# A new kind is a schema with ``kind``, ``outcome_names`` and ``decision_names``, listed here.
 ProblemSpec = Annotated[
     NewsvendorSpec
     | LinearSpec
@@ -252,36 +258,36 @@ class CompiledProblemAnswer(BaseModel):
     """A problem written as one of kind ``linear``."""
 
     id: str
-    kind: str = Field(description="of the problem itself", examples=["shortest_path"])
-    spec: dict[str, Any] = Field(description="a specification of kind linear, which could be sent as it is")
+    kind: str = Field(description="kind of the problem itself", examples=["shortest_path"])
+    spec: dict[str, Any] = Field(description="a specification of kind linear, ready to be sent")
 
 
 class ProblemCheckAnswer(BaseModel):
-    """A problem that could be made as it is."""
+    """A valid problem, which was not stored."""
 
     kind: str = Field(examples=["newsvendor"])
-    outcomes: list[str] = Field(description="the outcome columns that a data set for it needs")
-    decisions: list[str] = Field(description="what the entries of a decision are called")
+    outcomes: list[str] = Field(description="outcome columns that its data set needs")
+    decisions: list[str] = Field(description="names of the entries of a decision")
     compiled: dict[str, Any] | None = Field(
-        description="the specification of kind linear that it stands for; null for linear itself, and for other models"
+        description="the equivalent specification of kind linear; null for kind linear itself, and for other models"
     )
 
 
 class ProblemAnswer(Resource):
     spec: dict[str, Any]
 
-    @computed_field(description="the outcome columns that a data set for it needs")  # type: ignore[prop-decorator]
+    @computed_field(description="outcome columns that its data set needs")  # type: ignore[prop-decorator]
     @property
     def outcomes(self) -> list[str]:
         return outcome_names(self.spec)
 
-    @computed_field(description="what the entries of a decision are called")  # type: ignore[prop-decorator]
+    @computed_field(description="names of the entries of a decision")  # type: ignore[prop-decorator]
     @property
     def decisions(self) -> list[str]:
         return decision_names(self.spec)
 
 
-# Where a stored specification has the names of its outcomes and decisions; ready-made ones are compiled for them.
+# Parts of a stored specification that name outcomes and decisions; ready-made kinds are compiled first.
 _NAMED = {
     "newsvendor": ("items", "items"),
     "linear": ("outcomes", "decisions"),
@@ -293,14 +299,14 @@ _NAMED = {
 
 
 def outcome_names(spec: dict[str, Any]) -> list[str]:
-    """The outcome columns a stored specification needs."""
+    """Return the outcome columns of a stored specification."""
     if spec["kind"] in READY:
         return _names(compile_ready(spec)["outcomes"])
     return _names(spec[_NAMED[spec["kind"]][0]])
 
 
 def decision_names(spec: dict[str, Any]) -> list[str]:
-    """What each entry of a stored specification's decision is called."""
+    """Return the names of a decision's entries in a stored specification."""
     if spec["kind"] in READY:
         return _names(compile_ready(spec)["decisions"])
     return _names(spec[_NAMED[spec["kind"]][1]])

@@ -1,4 +1,4 @@
-"""Creating, listing, reading and deleting problems."""
+"""Create, list, read and delete problems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def create(workspace: str, request: NewProblem) -> ProblemRow:
 
 
 def add(session: Session, workspace: str, request: NewProblem) -> ProblemRow:
-    """The same in a transaction that stores more."""
+    """Store a problem that has been checked, within a transaction."""
     row = ProblemRow(id=new_id("prob"), workspace=workspace, name=request.name, spec=request.spec.model_dump())
     session.add(row)
     record_location(session, f"/v1/problems/{row.id}")
@@ -36,7 +36,7 @@ def add(session: Session, workspace: str, request: NewProblem) -> ProblemRow:
 def list_problems(
     workspace: str, limit: int, cursor: str | None, name: str | None = None, kind: str | None = None
 ) -> tuple[list[sa.Row[Any]], str | None]:
-    """Problems with a name and of a kind, all of them by default, a page at a time."""
+    """Return a page of problems, optionally with a name and of a kind."""
     conditions = matching(ProblemRow, name=name)
     if kind is not None:
         conditions.append(ProblemRow.spec["kind"].as_string() == kind)
@@ -50,7 +50,7 @@ def get(workspace: str, problem_id: str) -> ProblemRow:
 
 
 def compile_problem(workspace: str, problem_id: str) -> CompiledProblemAnswer:
-    """The linear model by names that a problem is; 409 where it is none."""
+    """Write a problem as a linear model by names; 409 where it is none."""
     row = get(workspace, problem_id)
     kind = row.spec["kind"]
     compile_ = PROBLEMS[kind].compiled
@@ -61,7 +61,7 @@ def compile_problem(workspace: str, problem_id: str) -> CompiledProblemAnswer:
 
 
 def describe_check(request: NewProblem) -> ProblemCheckAnswer:
-    """What is told of a problem that has been checked and is not stored."""
+    """Describe a problem that has been checked and is not stored."""
     spec = request.spec.model_dump()
     kind = spec["kind"]
     compile_ = None if kind == "linear" else PROBLEMS[kind].compiled

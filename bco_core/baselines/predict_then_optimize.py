@@ -52,19 +52,19 @@ def additive(sample: Sample, contexts: Tensor) -> Tensor:
     """Predict by ridge regression on cubic splines of every context, for several numbers of knots."""
     from sklearn.preprocessing import SplineTransformer
 
-    found = []
+    result = []
     for knots in KNOTS:
         basis = SplineTransformer(n_knots=knots, degree=3, knots="quantile", extrapolation="linear", include_bias=False)
         inputs = torch.from_numpy(basis.fit_transform(sample.contexts.numpy()))
-        found.append(_ridge(inputs, sample.outcomes, torch.from_numpy(basis.transform(contexts.numpy()))))
-    return torch.stack(found)
+        result.append(_ridge(inputs, sample.outcomes, torch.from_numpy(basis.transform(contexts.numpy()))))
+    return torch.stack(result)
 
 
 def boosted(sample: Sample, contexts: Tensor) -> Tensor:
     """Predict by boosted trees, one model for each outcome, for several sizes and numbers of trees."""
     import lightgbm
 
-    found = []
+    result = []
     for leaves in LEAVES:
         parameters = {
             "objective": "regression",
@@ -80,8 +80,8 @@ def boosted(sample: Sample, contexts: Tensor) -> Tensor:
         ]
         for rounds in ROUNDS:
             each = [torch.from_numpy(model.predict(contexts.numpy(), num_iteration=rounds)) for model in models]
-            found.append(torch.stack(each, dim=1))
-    return torch.stack(found)
+            result.append(torch.stack(each, dim=1))
+    return torch.stack(result)
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,15 @@ class RegressionRule:
     def scenarios(self, contexts: Tensor, atoms: int) -> Scenarios:
         """Return ``atoms`` equally weighted outcomes, carried to the prediction for each of the contexts (m, d_x)."""
         features = Standardizer.fit(self.sample.contexts).apply(contexts)
-        found = predictive_scenarios(self.history, self.predictions(contexts), atoms, features)
+        result = predictive_scenarios(self.history, self.predictions(contexts), atoms, features)
         lowest = 0.0 if (self.sample.outcomes >= 0).all() else -torch.inf
-        return replace(found, outcomes=found.outcomes.clamp_min(lowest))
+        return replace(result, outcomes=result.outcomes.clamp_min(lowest))
 
     def decisions(self, problem: DecisionProblem, contexts: Tensor, atoms: int) -> Tensor:
         """Return decisions (m, d_z) of least mean cost over those outcomes."""
-        found = self.scenarios(contexts, atoms)
-        chunks = found.outcomes.split(max(1, _CHUNK_NUMBERS // (atoms * problem.outcome_dim)))
-        return torch.cat([problem.prescribe(chunk, found.weights).decisions for chunk in chunks])
+        result = self.scenarios(contexts, atoms)
+        chunks = result.outcomes.split(max(1, _CHUNK_NUMBERS // (atoms * problem.outcome_dim)))
+        return torch.cat([problem.prescribe(chunk, result.weights).decisions for chunk in chunks])
 
 
 def fit_regressions(sample: Sample, regressions: Sequence[Regression], seed: int) -> RegressionRule:
@@ -130,14 +130,14 @@ def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[RegressionR
         predictions[:, inside] = predicted
     spread = Standardizer.fit(sample.outcomes).scale
     setting = int(((predictions - sample.outcomes) / spread).square().mean(dim=(1, 2)).argmin())
-    kept = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))[:HISTORY_ROWS]
-    features = Standardizer.fit(sample.contexts).apply(sample.contexts)[kept]
+    history_rows = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))[:HISTORY_ROWS]
+    features = Standardizer.fit(sample.contexts).apply(sample.contexts)[history_rows]
     choice = choose_history(
-        predictions[setting][kept], sample.outcomes[kept], spread, features, torch.ones_like(spread)
+        predictions[setting][history_rows], sample.outcomes[history_rows], spread, features, torch.ones_like(spread)
     )
     # The history orders rows in its own way; regressions are compared row by row.
-    scores = torch.empty(len(kept), dtype=torch.float64)
-    scores[choice.order] = score(choice.history, torch.arange(len(kept)), features[choice.order])
+    scores = torch.empty(len(history_rows), dtype=torch.float64)
+    scores[choice.order] = score(choice.history, torch.arange(len(history_rows)), features[choice.order])
     return RegressionRule(sample, regression, setting, choice.history), scores
 
 

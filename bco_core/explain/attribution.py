@@ -56,8 +56,8 @@ def attribute(posterior: Posterior, context: Tensor, columns: Sequence[Sequence[
     baseline = mean_context(posterior)
 
     def predict(contexts: Tensor) -> Tensor:
-        seen = posterior.encode(contexts).to(draws.dtype)
-        return posterior.predictor.predict_encoded(draws, seen).mean(dim=0)
+        features = posterior.encode(contexts).to(draws.dtype)
+        return posterior.predictor.predict_encoded(draws, features).mean(dim=0)
 
     predictor = posterior.predictor
     linear = isinstance(predictor, Linear) and not isinstance(predictor, ReluAffine)

@@ -33,12 +33,12 @@ class Neighbourhood:
         rows, distances = [], []
         for chunk in wanted.split(max(1, _CHUNK_NUMBERS // len(self.contexts))):
             deadline.check()
-            found = torch.cdist(chunk.float(), self.contexts).topk(count, largest=False).indices
+            nearest_rows = torch.cdist(chunk.float(), self.contexts).topk(count, largest=False).indices
             # Once more in full precision: of equal rows the earlier one comes first.
-            exact = (chunk[:, None] - self.contexts[found].double()).square().mean(dim=2).sqrt()
-            order = torch.argsort(found, dim=1)
-            found, exact = found.gather(1, order), exact.gather(1, order)
+            exact = (chunk[:, None] - self.contexts[nearest_rows].double()).square().mean(dim=2).sqrt()
+            order = torch.argsort(nearest_rows, dim=1)
+            nearest_rows, exact = nearest_rows.gather(1, order), exact.gather(1, order)
             order = torch.argsort(exact, dim=1, stable=True)
-            rows.append(found.gather(1, order))
+            rows.append(nearest_rows.gather(1, order))
             distances.append(exact.gather(1, order))
         return torch.cat(rows), torch.cat(distances)

@@ -124,8 +124,8 @@ def _in_order(sample: Sample, rows: Tensor) -> Tensor:
 def _target(
     problem: DecisionProblem, sample: Sample, posterior: Posterior, mixture: Mixture, scale: float
 ) -> GibbsTarget:
-    seen = posterior.encode(sample.contexts)
-    return make_target(problem, posterior.predictor, sample, mixture.family, scale, seen)
+    features = posterior.encode(sample.contexts)
+    return make_target(problem, posterior.predictor, sample, mixture.family, scale, features)
 
 
 def _continue_learning(
@@ -162,8 +162,8 @@ def _continue_learning(
     def judge(value: Tensor, members: Tensor) -> Tensor:
         held_out = folds.validation[members]
         scenarios = member_scenarios(target, held_out, encoded, value[0], softplus(value[1]), noise[members])
-        found = decide(problem, scenarios, first_policy(problem)).decisions
-        return problem.cost(found, outcomes[held_out.flatten()]).view(held_out.shape).mean(dim=1) / target.cost_scale
+        chosen = decide(problem, scenarios, first_policy(problem)).decisions
+        return problem.cost(chosen, outcomes[held_out.flatten()]).view(held_out.shape).mean(dim=1) / target.cost_scale
 
     rho = start.scale + torch.log(-torch.expm1(-start.scale))
     how = TrainingOptions(epochs=_EPOCHS, patience=_PATIENCE, batch_size=_BATCH, learning_rate=_RATE)
@@ -178,8 +178,8 @@ def _compare(
     for posterior in (previous, challenger):
         draws = posterior.distribution.sample(len(previous.particles), torch.Generator().manual_seed(options.seed))
         own = replace(posterior, particles=draws)
-        found = decisions(own, problem, newest.contexts, PrescribeOptions(policy=options.policy))
-        costs.append(problem.cost(found, newest.outcomes))
+        own_decisions = decisions(own, problem, newest.contexts, PrescribeOptions(policy=options.policy))
+        costs.append(problem.cost(own_decisions, newest.outcomes))
     return UpdateComparison(len(newest), paired_difference(costs[1], costs[0]))
 
 

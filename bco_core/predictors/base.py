@@ -151,9 +151,9 @@ class Predictor(ABC):
         encoded = features.numpy()
         rows = np.zeros((-(-len(encoded) // ROWS) * ROWS, self.widths[0]), encoded.dtype)
         rows[: len(encoded)] = encoded[:, : self.widths[0]]
-        found = np.empty((len(rows), len(theta), self.outcome_dim), encoded.dtype)
-        _layer_outputs(theta.contiguous().numpy(), rows, np.array(self.widths), self.skips, found)
-        outputs = torch.from_numpy(found[: len(encoded)]).double()
+        result = np.empty((len(rows), len(theta), self.outcome_dim), encoded.dtype)
+        _layer_outputs(theta.contiguous().numpy(), rows, np.array(self.widths), self.skips, result)
+        outputs = torch.from_numpy(result[: len(encoded)]).double()
         return self.clip(self._from_outputs(outputs, torch.from_numpy(encoded)[:, None]))
 
     def predict_encoded(self, theta: Tensor, encoded: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def _add_layer(theta, at, fan_in, fan_out, inputs, into):  # type: ignore[no-unt
 
 
 @compiled
-def _layer_outputs(theta, encoded, widths, skip, found):  # type: ignore[no-untyped-def]
+def _layer_outputs(theta, encoded, widths, skip, result):  # type: ignore[no-untyped-def]
     """Fill ``found`` (n, S, d_y) with standardised predictions for parameters (S, d) and features (n, width).
 
     n is a multiple of ``ROWS``. Layers of these ``widths`` have ReLU between them; with ``skip`` a linear path from
@@ -249,4 +249,4 @@ def _layer_outputs(theta, encoded, widths, skip, found):  # type: ignore[no-unty
                 _add_layer(one, at, features, outcomes, first, inputs)
             for row in range(ROWS):
                 for j in range(outcomes):
-                    found[begin + row, number, j] = inputs[row * _B + j]
+                    result[begin + row, number, j] = inputs[row * _B + j]

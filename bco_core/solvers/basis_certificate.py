@@ -17,7 +17,7 @@ from bco_core.solvers.linear_form import Array, LinearForm
 _REPRODUCED = 1e-8
 # That holds if B B⁻¹ − I is below the first and no x_B is below zero by more than the second share of its row's terms.
 SHARP, _CLEAN = 1e-13, 1e-13
-# What errors of x and π may cost together: a share of the cost, plus the cost of rounding b.
+# Allowed cost of errors of x and π together: a share of the cost, plus the cost of rounding b.
 _LOSS, _LOSS_ROUNDING = 1e-9, 1e-15
 _REFINEMENTS = 2
 

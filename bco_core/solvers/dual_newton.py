@@ -428,7 +428,7 @@ def newton(  # type: ignore[no-untyped-def]
                     trial[a] = max(trial[a], 0.0)
                 slope += gradient[a] * (trial[a] - value[a])
             reached = _dual(columns, size, rank, linear, low, high, trial, point)
-            # A step so small that only rounding is left to gain is taken as it is.
+            # Accept a step whose gain is only rounding.
             if reached <= current + _ENOUGH * slope + _STEP_ROUNDING * abs(current):
                 found = True
                 break

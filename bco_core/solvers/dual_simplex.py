@@ -195,6 +195,24 @@ def set_column(tableaus, at, entering, matrix, column):  # type: ignore[no-untyp
 
 
 @piece
+def exchange(tableaus, at, leaving, entering, column, basic):  # type: ignore[no-untyped-def]  # pragma: no cover
+    """Update columns, B⁻¹ and x_B, where ``column`` (m,) is B⁻¹ times the entering column."""
+    columns, inverse, _ = tableaus
+    rows = len(column)
+    pivot = column[leaving]
+    for k in range(rows):
+        inverse[at, leaving, k] /= pivot
+    basic[leaving] /= pivot
+    for i in range(rows):
+        if i != leaving and column[i] != 0.0:
+            factor = column[i]
+            for k in range(rows):
+                inverse[at, i, k] -= factor * inverse[at, leaving, k]
+            basic[i] -= factor * basic[leaving]
+    columns[at, leaving] = entering
+
+
+@piece
 def continue_dual_simplex(tableaus, at, size, matrix, tolerance, room):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Pivot basis ``at`` in place until B⁻¹b ≥ 0 up to rounding, where b is a sum of terms of this ``size`` (m,).
 
@@ -249,7 +267,7 @@ def _entering(tableaus, at, leaving, matrix, room):  # type: ignore[no-untyped-d
 @piece
 def _pivot(tableaus, at, leaving, entering, matrix, room):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Exchange the two columns in the basis."""
-    columns, inverse, reduced = tableaus
+    columns, _, reduced = tableaus
     basic, row, column = room.basic, room.row, room.column
     rows, count = matrix.shape
     step = reduced[at, entering] / row[entering]
@@ -260,14 +278,4 @@ def _pivot(tableaus, at, leaving, entering, matrix, room):  # type: ignore[no-un
     reduced[at, columns[at, leaving]] = -step
     reduced[at, entering] = 0.0
     set_column(tableaus, at, entering, matrix, column)
-    pivot = column[leaving]
-    for k in range(rows):
-        inverse[at, leaving, k] /= pivot
-    basic[leaving] /= pivot
-    for i in range(rows):
-        if i != leaving and column[i] != 0.0:
-            factor = column[i]
-            for k in range(rows):
-                inverse[at, i, k] -= factor * inverse[at, leaving, k]
-            basic[i] -= factor * basic[leaving]
-    columns[at, leaving] = entering
+    exchange(tableaus, at, leaving, entering, column, basic)

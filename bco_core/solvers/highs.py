@@ -170,7 +170,7 @@ def dual_feasible_basis(form: LinearForm) -> NDArray[np.int64]:
     rhs = form.matrix.sum(axis=1) - 1
     solver = _model_of_form(form.matrix, form.perturbed, rhs)
     if run(solver).status is not Status.OPTIMAL:
-        raise InvalidInput("the cost is unbounded below: no row or bound limits a direction of negative cost")
+        raise InvalidInput("the cost can fall without limit: no row or bound limits a direction of negative cost")
     return _basic_columns(solver, count)
 
 

@@ -44,6 +44,7 @@ from bco_core.solvers.dual_simplex import (
     PivotWorkspace,
     Tableaus,
     continue_dual_simplex,
+    exchange,
     is_optimal,
     kernel,
     piece,
@@ -430,7 +431,7 @@ def _leaving(tableaus, at, entering, matrix, unit, room):  # type: ignore[no-unt
 @piece
 def _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room):  # type: ignore[no-untyped-def]  # pragma: no cover
     """Exchange the two columns in the basis."""
-    columns, inverse, reduced = tableaus
+    columns, _, reduced = tableaus
     basic, row, column = room.basic, room.row, room.column
     rows, count = matrix.shape
     set_row(tableaus, at, leaving, matrix, row)
@@ -442,18 +443,10 @@ def _pivot(tableaus, at, leaving, entering, matrix, unit, lift, room):  # type: 
         reduced[at, columns[at, i]] = 0.0
     reduced[at, columns[at, leaving]] = -step
     reduced[at, entering] = 0.0
-    for k in range(rows):
-        inverse[at, leaving, k] /= pivot
-    basic[leaving] /= pivot
+    exchange(tableaus, at, leaving, entering, column, basic)
     for i in range(rows):
-        if i != leaving and column[i] != 0.0:
-            factor = column[i]
-            for k in range(rows):
-                inverse[at, i, k] -= factor * inverse[at, leaving, k]
-            basic[i] -= factor * basic[leaving]
-            if basic[i] <= 0.0:
-                basic[i] = unit * lift[i]
-    columns[at, leaving] = entering
+        if i != leaving and column[i] != 0.0 and basic[i] <= 0.0:
+            basic[i] = unit * lift[i]
 
 
 @piece

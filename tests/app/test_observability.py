@@ -359,6 +359,7 @@ def test_metrics_can_be_read_while_the_database_is_away() -> None:
 # the real processes
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_running_service_are_json_with_request_and_job_ids(tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     environment = os.environ | {

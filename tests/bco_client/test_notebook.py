@@ -22,6 +22,7 @@ def cells() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_cell_is_as_it_was_before_it_ran(cells: list[dict[str, Any]]) -> None:
     assert len({cell["id"] for cell in cells}) == len(cells)
     assert {cell["cell_type"] for cell in cells} == {"code", "markdown"}
@@ -30,6 +31,7 @@ def test_every_cell_is_as_it_was_before_it_ran(cells: list[dict[str, Any]]) -> N
             assert (cell["outputs"], cell["execution_count"]) == ([], None), cell["id"]
 
 
+@pytest.mark.slow
 def test_the_cells_run_in_order(
     cells: list[dict[str, Any]], service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

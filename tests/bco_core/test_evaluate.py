@@ -18,7 +18,7 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.evaluate import GIVEN, OURS, Evaluation, evaluate
+from bco_core.evaluate import GIVEN, OURS, EvaluateResult, evaluate
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
 from bco_core.posterior import Posterior
@@ -74,7 +74,7 @@ def tensor(*rows: Any) -> Tensor:
 
 def judged(
     spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
-) -> tuple[Tensor, Evaluation]:
+) -> tuple[Tensor, EvaluateResult]:
     """Ours for all contexts, and what is found of the given decisions."""
     problem, asked = build_problem(spec), PrescribeOptions(**options)
     ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
@@ -365,7 +365,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
     problem = build_problem(ITEMS)
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
 
-    def found(given_: Tensor, seconds: float) -> Evaluation:
+    def found(given_: Tensor, seconds: float) -> EvaluateResult:
         return evaluate(
             POSTERIOR,
             problem,

@@ -57,6 +57,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"baselines"},
         {"backtest"},
         {"bco_core"},
+        {"compile_kernels"},
     ],
     "app": [
         {"app", "child_processes", "ids", "logs", "settings", "tracing"},
@@ -72,11 +73,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"commands", "main", "pages"},
     ],
     "bco_client": [
-        {"errors", "options", "plain"},
+        {"errors", "options", "to_json"},
         {"records", "webhooks"},
-        {"endings", "models", "progress", "steps", "tables"},
+        {"job_errors", "models", "progress", "steps", "tables"},
         {"operations"},
-        {"driving"},
+        {"base_client"},
         {"aio", "client"},
         {"bco_client"},
     ],

@@ -210,10 +210,10 @@ def test_hidden_layers_not_given_are_the_predictors_own() -> None:
 def test_boosted_departures_are_for_auto_alone_and_leave_nothing_to_certify() -> None:
     assert make_options(predictor="boosted").predictor.kinds == ()
     for method in ("vi", "mh"):
-        with pytest.raises(InvalidInput, match="learned by auto alone") as refusal:
+        with pytest.raises(InvalidInput, match="needs the method auto") as refusal:
             make_options(method=method, predictor="boosted")
         assert refusal.value.where == ("predictor", "kind")
-    with pytest.raises(InvalidInput, match="leave no prior to certify with"):
+    with pytest.raises(InvalidInput, match="a certificate needs a prior without outcomes"):
         make_options(predictor="boosted", certify=True)
-    with pytest.raises(InvalidInput, match="learned by auto alone"):
+    with pytest.raises(InvalidInput, match="needs the method auto"):
         make_options(predictor="boosted").for_chains()  # type: ignore[attr-defined]

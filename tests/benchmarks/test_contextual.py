@@ -143,6 +143,7 @@ def findings() -> dict[str, list[Finding]]:
         return {name: run.perform(name, (4, 100, 0), list(run.METHODS)) for name in run.EXPERIMENTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(run.EXPERIMENTS))
 def test_every_method_learns_and_the_true_means_decide_best(name: str, findings: dict[str, list[Finding]]) -> None:
     regrets = {one.method: one.value for one in findings[name]}
@@ -162,6 +163,7 @@ def test_what_prescribe_decides_is_the_packing_that_is_looked_up() -> None:
     assert (prescribed.decisions.numpy() * costs).sum(1) == pytest.approx(ours, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_pyepo_learns_apart_and_tells_its_seconds() -> None:
     if not pyepo_process.installed():
         pytest.skip(pyepo_process.MISSING)
@@ -218,6 +220,7 @@ def test_few_rows_come_before_many_and_every_degree_before_the_next_seed() -> No
     assert len(set(planned)) == 8
 
 
+@pytest.mark.slow
 def test_the_command_runs_what_is_missing_and_ends_with_json(tmp_path: Path) -> None:
     asked = ["experiment", "shortest-path", "--seeds", "2", "--degrees", "4", "--rows", "100", "--out", str(tmp_path)]
     asked += ["--method", "ols", "--method", "floor", "--json"]

@@ -48,6 +48,7 @@ def ids(service: Service) -> dict[str, str]:
     return {"dataset": dataset["id"], "problem": problem["id"], "posterior": job["posterior_id"]}
 
 
+@pytest.mark.slow
 def test_a_backtest_is_asked_for_watched_and_read(
     page: Page, service: Service, ids: dict[str, str], watch: Watch
 ) -> None:
@@ -63,15 +64,15 @@ def test_a_backtest_is_asked_for_watched_and_read(
         page.locator(f"input[value={rule}]").uncheck()
     axe(page)
     shoot(page, "backtest-new")
-    page.get_by_label("Parts").fill("sixty")
-    page.get_by_label("Parts").blur()
+    page.get_by_label("Splits").fill("sixty")
+    page.get_by_label("Splits").blur()
     expect(page.locator("#asked")).to_contain_text('"splits": "sixty"')
     page.get_by_role("button", name="Start the backtest").click()
     expect(page.locator("#splits-wrong")).to_have_text("Input should be a valid integer")
-    expect(page.get_by_label("Parts")).to_have_value("sixty")
+    expect(page.get_by_label("Splits")).to_have_value("sixty")
     axe(page)
-    page.get_by_label("Parts").fill("2")
-    page.get_by_label("Parts").blur()
+    page.get_by_label("Splits").fill("2")
+    page.get_by_label("Splits").blur()
     expect(page.locator("#asked")).to_contain_text('"splits": 2')
     page.get_by_role("button", name="Start the backtest").click()
     page.wait_for_url("**/backtests/job_*")
@@ -114,6 +115,7 @@ def read_closely(page: Page) -> None:
     assert begun.value.path().read_text().startswith('"row","time"')
 
 
+@pytest.mark.slow
 def test_a_running_backtest_can_be_cancelled(page: Page, ids: dict[str, str]) -> None:
     page.goto(f"/backtests/new?posterior={ids['posterior']}")
     page.get_by_role("button", name="Start the backtest").click()
@@ -123,6 +125,7 @@ def test_a_running_backtest_can_be_cancelled(page: Page, ids: dict[str, str]) ->
     axe(page)
 
 
+@pytest.mark.slow
 def test_what_was_prescribed_is_found_recorded_and_decided_again(
     page: Page, service: Service, ids: dict[str, str], watch: Watch
 ) -> None:

@@ -89,8 +89,8 @@ def test_a_file_is_dropped_corrected_and_kept(page: Page, watch: Watch) -> None:
 def test_a_data_set_shows_what_it_holds(page: Page, file: Path) -> None:
     keep(page, file, "shops to look at")
     expect(page.locator(".u-over")).to_have_count(1)
-    expect(page.get_by_text("No rows of 2 series after 2024-02-19 and before 2024-02-27: 7 days.")).to_be_visible()
-    expect(page.get_by_text("% higher than before").first).to_be_visible()
+    expect(page.get_by_text("No rows of 2 series between 2024-02-19 and 2024-02-27: 7 days.")).to_be_visible()
+    expect(page.get_by_text("% higher:").first).to_be_visible()
     page.locator(".u-over").hover()
     expect(page.locator(".plot .hover")).to_contain_text("mean")
     page.get_by_label("Series").select_option("north")
@@ -108,6 +108,7 @@ def test_a_data_set_shows_what_it_holds(page: Page, file: Path) -> None:
     axe(page)
 
 
+@pytest.mark.slow
 def test_rows_are_appended_and_the_data_set_is_deleted(page: Page, file: Path, watch: Watch, tmp_path: Path) -> None:
     watch.expected.append("422")
     keep(page, file, "shops that grow")
@@ -139,7 +140,7 @@ def test_what_is_no_table_and_what_is_too_large_is_said_beside_the_file(
     with large.open("wb") as written:
         written.truncate(70_000_000)
     page.get_by_label("Drop a file here").set_input_files(large)
-    expect(page.get_by_role("alert").first).to_contain_text("at most 64 MB can be sent at once")
+    expect(page.get_by_role("alert").first).to_contain_text("the limit is 64 MB")
 
 
 def test_names_that_are_markup_are_only_shown(page: Page, tmp_path: Path) -> None:
@@ -155,6 +156,7 @@ def test_names_that_are_markup_are_only_shown(page: Page, tmp_path: Path) -> Non
     fits(page)
 
 
+@pytest.mark.slow
 def test_on_a_phone(new_context: Callable[..., BrowserContext], service: Service, file: Path) -> None:
     page = new_context(base_url=service.url, viewport=PHONE).new_page()
     page.goto("/datasets/new")

@@ -60,7 +60,7 @@ def test_a_decision_is_dragged_and_its_cost_moves(page: Page, posterior: str) ->
     mine = page.get_by_role("textbox", name="croissants")
     ours, cost = mine.input_value(), page.locator("[data-cost]")
     # By the handle, with keys.
-    handle = page.get_by_role("slider", name="croissants, by handle")
+    handle = page.get_by_role("slider", name="croissants slider")
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
@@ -99,6 +99,7 @@ def _refusals_are_expected(watch: Watch) -> None:
     watch.expected.append("422")
 
 
+@pytest.mark.slow
 def test_risk_aversion_decides_anew_and_a_link_shares_it(
     page: Page, posterior: str, new_context: Callable[..., BrowserContext], service: Service
 ) -> None:
@@ -163,6 +164,7 @@ def test_pressing_the_button_keeps_the_decision(page: Page, posterior: str, serv
     expect(page).to_have_url(re.compile("c.temperature=18"))
 
 
+@pytest.mark.slow
 def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
     page.goto(f"/posteriors/{posterior}/decide")
     page.get_by_role("link", name="A whole table").click()
@@ -185,6 +187,7 @@ def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
     fits(page)
 
 
+@pytest.mark.slow
 def test_everybody_can_read_it_on_every_screen(page: Page, posterior: str) -> None:
     page.goto(address(posterior))
     ready(page)

@@ -72,7 +72,7 @@ def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> Non
     check, text = page.locator("#check"), page.get_by_label("Specification")
     expect(check).to_contain_text("Valid")
     text.fill('{"kind": "linear"')
-    expect(check).to_contain_text("Invalid JSON: line 1")
+    expect(check).to_contain_text("Invalid JSON at line 1")
     text.fill(KINDS["linear"].text.replace('"limit": 500', '"limit": "much"'))
     expect(check).to_contain_text("rows › 1 › limit")
     check.get_by_role("button", name="line").click()
@@ -91,11 +91,12 @@ def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> Non
     shoot(page, "problem-linear")
 
 
+@pytest.mark.slow
 def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     page: Page, watch: Watch, bakery: dict[str, str]
 ) -> None:
     page.goto(f"/problems/{bakery['problem']}")
-    page.get_by_role("link", name="Train").click()
+    page.get_by_role("link", name="Train", exact=True).click()
     data = page.get_by_label("Data", exact=True)
     data.focus()
     data.select_option(bakery["dataset"])
@@ -124,6 +125,7 @@ def test_a_job_is_asked_for_refused_started_and_watched_to_its_end(
     fits_soon(page)
 
 
+@pytest.mark.slow
 def test_a_job_shows_what_it_meets_and_can_be_cancelled(page: Page, service: Service, bakery: dict[str, str]) -> None:
     body = {"problem_id": bakery["problem"], "dataset_id": bakery["dataset"], "name": "a long one"}
     chains = {"method": "mh", "chains": 2, "steps": 200_000, "burn_in": 5_000}

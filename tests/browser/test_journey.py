@@ -68,6 +68,7 @@ def looked_at(page: Page, name: str) -> None:
     shoot(page, name)
 
 
+@pytest.mark.slow
 def test_from_an_empty_workspace_to_a_decision(someone: Callable[..., Page], locked: Service, tmp_path: Path) -> None:
     page = someone("read", "train")
     looked_at(page, "home-empty")
@@ -119,7 +120,7 @@ def test_from_an_empty_workspace_to_a_decision(someone: Callable[..., Page], loc
 
     page.goto(f"/posteriors/{posterior}/decide")
     expect(page.locator("#cost-curve .handle")).to_be_attached()
-    handle = page.get_by_role("slider", name="sold, by handle")
+    handle = page.get_by_role("slider", name="sold slider")
     handle.focus()
     for _ in range(20):
         page.keyboard.press("ArrowRight")
@@ -165,6 +166,7 @@ def others_and_readers_see_what_is_theirs(
     expect(reader.locator("[data-decision]").first).to_be_visible()
 
 
+@pytest.mark.slow
 def test_other_workspaces_are_as_if_they_were_not_there(
     someone: Callable[..., Page], watch: Watch, tmp_path: Path
 ) -> None:
@@ -181,6 +183,7 @@ def test_other_workspaces_are_as_if_they_were_not_there(
     expect(theirs.get_by_text("corner shop")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_pages_are_small_quick_and_do_not_jump(page: Page, service: Service) -> None:
     for address in ("/", "/datasets", "/problems/new", "/posteriors"):
         paints = []

@@ -75,7 +75,7 @@ def test_a_posterior_is_read_from_the_verdict_to_its_names(
     expect(verdict).to_contain_text(f"judged on {told['held_out_rows']} later rows")
     ready(page)
     expect(verdict).to_contain_text("Drift detected")
-    expect(page.locator("#drivers")).to_contain_text("rows drawn from the latest 120")
+    expect(page.locator("#drivers")).to_contain_text("rows sampled from the latest 120")
     expect(page.locator("#drivers th[scope=row]")).to_have_count(3)
     expect(page.locator("#since")).to_contain_text("drifting")
     axe(page)
@@ -102,6 +102,7 @@ def test_a_chart_tells_its_values_to_who_points_at_it_or_opens_its_table(page: P
     expect(rows.first).to_contain_text("2024-")
 
 
+@pytest.mark.slow
 def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: dict[str, str], service: Service) -> None:
     page.goto(f"/posteriors/{learned['chains to read of']}")
     ready(page)
@@ -110,7 +111,7 @@ def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: di
     axe(page)
     field = page.get_by_label("New alias")
     field.fill("read.live")
-    page.get_by_role("button", name="Add").click()
+    page.get_by_role("button", name="Add", exact=True).click()
     expect(page.locator("#names")).to_contain_text("read.live points to this posterior")
     page.goto(f"/posteriors/{learned['read of']}")
     page.get_by_role("button", name="Move read.live here").click()
@@ -118,7 +119,7 @@ def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: di
     assert service.http.get("/v1/aliases/read.live").json()["posterior_id"] == learned["read of"]
     page.get_by_text("History of read.live").click()
     expect(page.get_by_role("region", name="History of read.live").locator("tbody tr")).to_have_count(2)
-    page.get_by_label("Then").select_option("read.live")
+    page.get_by_label("After training").select_option("read.live")
     axe(page)
 
 
@@ -126,13 +127,14 @@ def test_a_wrong_name_is_refused_beside_its_field(page: Page, learned: dict[str,
     watch.expected.append("422")
     page.goto(f"/posteriors/{learned['read of']}")
     page.get_by_label("New alias").fill("two words")
-    page.get_by_role("button", name="Add").click()
+    page.get_by_role("button", name="Add", exact=True).click()
     expect(page.get_by_label("New alias")).to_have_value("two words")
     expect(page.get_by_label("New alias")).to_be_focused()
     expect(page.locator("#alias-wrong")).to_contain_text("An alias is 1 to 64 letters")
     axe(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [TABLET, PHONE], ids=["tablet", "phone"])
 def test_it_fits_smaller_screens(
     new_context: Callable[..., BrowserContext], service: Service, learned: dict[str, str], size: dict[str, int]
@@ -149,6 +151,7 @@ def test_it_fits_smaller_screens(
         shoot(page, f"posterior-{name.replace(' ', '-')}-{size['width']}")
 
 
+@pytest.mark.slow
 def test_the_first_answer_is_quick_and_small(service: Service, learned: dict[str, str]) -> None:
     for posterior in learned.values():
         answer = service.http.get(f"/posteriors/{posterior}", headers={"Accept": "text/html"})

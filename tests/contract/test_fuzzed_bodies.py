@@ -31,7 +31,11 @@ from tests.support.journey import CONTEXTS, OUTCOMES, ROWS, Json, counts, create
 
 REFUSALS = (400, 404, 409, 413, 422)
 # The same few every time in the short run, other ones for minutes in the long one.
-EXAMPLES = [60, pytest.param(2000, marks=pytest.mark.torture)]
+EXAMPLES = [
+    15,
+    pytest.param(60, marks=pytest.mark.slow),
+    pytest.param(2000, marks=pytest.mark.torture),
+]
 
 
 @pytest.fixture(scope="module")

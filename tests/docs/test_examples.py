@@ -49,6 +49,11 @@ curl() {
 """
 
 
+def readme_first(pages: list[str]) -> list[Any]:
+    """The README is in the first tier, other pages in the second."""
+    return [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in pages]
+
+
 def is_known(block: Block) -> bool:
     if block.language == "bash":
         return block.mark in ("run", "refused", "check")
@@ -105,7 +110,7 @@ def script(page: str, port: int) -> str:
     return "\n".join(parts)
 
 
-@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "bash", "run")])
+@pytest.mark.parametrize("page", readme_first([name for name in NAMES if blocks(name, "bash", "run")]))
 def test_the_commands_of_a_page_run_and_answer_as_it_says(page: str, service: LocalService, checkout: Path) -> None:
     refused = checkout.parent / "refused"
     paths = [str(checkout / ".venv" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -197,7 +202,7 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
     assert ended.stdout.startswith("ok ")
 
 
-@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "run")])
+@pytest.mark.parametrize("page", readme_first([name for name in NAMES if blocks(name, "python", "run")]))
 def test_the_programs_of_a_page_run_with_a_service(page: str, service: LocalService, tmp_path: Path) -> None:
     text = "\n".join(block.text for block in blocks(page, "python", "run"))
     assert "http://127.0.0.1:8000" in text

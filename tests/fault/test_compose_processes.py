@@ -224,6 +224,7 @@ def ids(fleet: Fleet) -> Json:
     return prepare(fleet.http)
 
 
+@pytest.mark.slow
 def test_the_parts_serve_only_those_with_a_key(fleet: Fleet, ids: Json) -> None:
     assert httpx.get(f"{fleet.url_of_api}/v1/jobs").status_code == 401
     assert httpx.get(f"{fleet.url_of_api}/readyz").status_code == 200
@@ -233,6 +234,7 @@ def test_the_parts_serve_only_those_with_a_key(fleet: Fleet, ids: Json) -> None:
     assert len(answer["prescriptions"]) == 3
 
 
+@pytest.mark.slow
 def test_no_process_has_more_connections_than_it_may(fleet: Fleet, ids: Json) -> None:
     """An API and two workers while a job computes and many ask at once."""
     job = submit(fleet.http, ids, epochs=100_000)
@@ -246,6 +248,7 @@ def test_no_process_has_more_connections_than_it_may(fleet: Fleet, ids: Json) ->
     assert 3 < counted[0][0] <= (1 + 2 * 3) * DEFAULT + 1
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_too_long_fails_with_that_reason_and_can_be_run_again(fleet: Fleet, ids: Json) -> None:
     job_id = submit(fleet.http, ids, epochs=100_000, time_limit_seconds=1)
     job = finished(fleet.http, job_id)
@@ -260,6 +263,7 @@ def computing(fleet: Fleet, before: set[psutil.Process]) -> set[psutil.Process]:
     return alive(fleet.processes() - before)
 
 
+@pytest.mark.slow
 def test_a_job_whose_computation_is_killed_three_times_fails_with_that_reason(fleet: Fleet, ids: Json) -> None:
     before = fleet.processes()
     job_id = submit(fleet.http, ids, epochs=100_000)
@@ -275,6 +279,7 @@ def test_a_job_whose_computation_is_killed_three_times_fails_with_that_reason(fl
     assert texts.count("started") == 4
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_frees_its_cpu_and_a_follower_hears_of_it(fleet: Fleet, ids: Json) -> None:
     before = fleet.processes()
     job_id = submit(fleet.http, ids, epochs=100_000)
@@ -309,6 +314,7 @@ def contexts_of(days: int) -> list[Json]:
     return [{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(days, seed=5)]
 
 
+@pytest.mark.slow
 def test_jobs_and_batches_survive_the_death_of_database_worker_and_api(
     fleet: Fleet, ids: Json, mortal_postgres: Postgres
 ) -> None:
@@ -364,6 +370,7 @@ def ten_members(fleet: Fleet) -> Json:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [four_chains, ten_members])
 def test_the_parts_of_one_job_run_on_several_workers_and_survive_the_death_of_one(
     fleet: Fleet, job: Callable[[Fleet], Json]
@@ -391,6 +398,7 @@ def test_the_parts_of_one_job_run_on_several_workers_and_survive_the_death_of_on
     assert in_database(fleet.url, "SELECT seq FROM job_parts WHERE job_id = :job_id", job_id) == []
 
 
+@pytest.mark.slow
 def test_told_to_stop_the_api_ends_its_stories_and_workers_hand_their_jobs_back(fleet: Fleet, ids: Json) -> None:
     job_id = submit(fleet.http, ids, epochs=100_000)
     wait_until("it computes", lambda: is_computing(fleet.http, job_id))

@@ -205,6 +205,7 @@ def load(url: str, seconds: float) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_a_hundred_clients_for_some_seconds(tmp_path: Path) -> None:
     load(f"sqlite:///{tmp_path / 'bco.db'}", 5)
 

@@ -100,9 +100,9 @@ def report_chains(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) 
     info, scale = chains.info, target.cost_scale
     sampled = info.risks[plan.burn_in :]
     steps, count, _ = info.kept.shape
-    seen = probe_predictions(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
-    between = seen.mean(dim=0).std(dim=0) if count > 1 else torch.zeros(seen.shape[2])
-    within = seen.std(dim=0).mean(dim=0) if steps > 1 else torch.ones(seen.shape[2])
+    probes = probe_predictions(target.predictor, info.kept.flatten(0, 1), target.sample.contexts).view(steps, count, -1)
+    between = probes.mean(dim=0).std(dim=0) if count > 1 else torch.zeros(probes.shape[2])
+    within = probes.std(dim=0).mean(dim=0) if steps > 1 else torch.ones(probes.shape[2])
     picks = torch.linspace(0, len(info.risks) - 1, min(_TRACE_POINTS, len(info.risks))).long()
     return ChainReport(
         count=count,
@@ -111,7 +111,7 @@ def report_chains(chains: Chains, plan: MetropolisOptions, target: GibbsTarget) 
         draws=steps * count,
         acceptance=info.accepted[plan.burn_in :].double().mean(dim=0).tolist(),
         loss=convergence(sampled.T.numpy()[:, :, None]),
-        predictions=convergence(seen.transpose(0, 1).numpy()),
+        predictions=convergence(probes.transpose(0, 1).numpy()),
         between_over_within=(between / within.clamp_min(1e-12)).median().item(),
         mean_loss=(sampled.mean(dim=0) * scale).tolist(),
         trace=[{"step": int(step) + 1, "loss": (info.risks[step] * scale).tolist()} for step in picks],
@@ -126,14 +126,14 @@ def report_learned_rows(
     """Report BCP's decisions on the rows that the chains learned from."""
     sample, particles = target.sample, posterior.particles
     outcomes = target.predictor.predict_encoded(particles, target.encoded(particles.dtype)).transpose(0, 1)
-    found = decide(target.problem, Scenarios.equal(outcomes, outcomes.mean(dim=1)), "bcp")
+    prescription = decide(target.problem, Scenarios.equal(outcomes, outcomes.mean(dim=1)), "bcp")
     return LearnedRowsReport(
         rows=len(sample),
-        cost=estimate(target.problem.cost(found.decisions, sample.outcomes)),
-        feasibility=target.problem.feasible(found.decisions, sample.outcomes).double().mean().item(),
+        cost=estimate(target.problem.cost(prescription.decisions, sample.outcomes)),
+        feasibility=target.problem.feasible(prescription.decisions, sample.outcomes).double().mean().item(),
         chain_feasibility=(1 - chains.state.failures.double() / len(sample)).tolist(),
         required_feasibility=plan.minimum_feasibility,
-        not_optimal=sum(status != "optimal" for status in found.status) / len(found.status),
+        not_optimal=sum(status != "optimal" for status in prescription.status) / len(prescription.status),
     )
 
 
@@ -162,8 +162,8 @@ def convergence(values: np.ndarray[Any, Any]) -> Convergence:
     bulk = stats.ess(values, method="bulk", **axes)
     tail = stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
     worst = stats.rhat(values, method="rank", **axes)
-    found = (np.max(worst), np.min(bulk), np.min(tail))
-    return Convergence(*(float(value) if np.isfinite(value) else None for value in found))
+    worst_figures = (np.max(worst), np.min(bulk), np.min(tail))
+    return Convergence(*(float(value) if np.isfinite(value) else None for value in worst_figures))
 
 
 def judge_chains(

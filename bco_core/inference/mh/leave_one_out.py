@@ -31,9 +31,9 @@ class LeaveOneOut:
 
 def leave_one_out(target: GibbsTarget, rows: Tensor, draws: Tensor, inverse_temperature: float) -> LeaveOneOut:
     """Predict rows (H,) of the sample from draws (K, d) of the posterior of all rows, each row without itself."""
-    seen, count = target.rows(rows), len(draws)
-    predictions = target.predictor.predict_encoded(draws, seen.encoded(draws.dtype))
-    costs = target.problem.cost(target.problem.decide(predictions), seen.sample.outcomes) / target.cost_scale
+    held_out, count = target.rows(rows), len(draws)
+    predictions = target.predictor.predict_encoded(draws, held_out.encoded(draws.dtype))
+    costs = target.problem.cost(target.problem.decide(predictions), held_out.sample.outcomes) / target.cost_scale
     weight = inverse_temperature / len(target.sample) * costs
     share = (weight - weight.amax(dim=0)).exp()
     share = share.minimum(math.sqrt(count) * share.mean(dim=0))

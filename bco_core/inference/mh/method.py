@@ -116,23 +116,28 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     # Few rows are enough for judgement and for predictive scenarios.
     rows = torch.randperm(len(target.sample), generator=torch.Generator().manual_seed(options.seed))[:HISTORY_ROWS]
     without = leave_one_out(target, rows, chosen, plan.inverse_temperature)
-    stored, judged = _judge(target, rows, without, options)
-    held_out = summarize(target, stored, judged)
+    stored, policy_results = _judge(target, rows, without, options)
+    held_out = summarize(target, stored, policy_results)
     posterior = Posterior(target.predictor, ChainDraws(draws, best), chosen, options.seed, stored.history)
-    found = report_chains(chains, plan, target)
-    share = target.problem.feasible(judged.policy_decisions, target.sample.outcomes[stored.rows]).double().mean().item()
-    quality = judge_chains(len(task.sample), found, plan, task.problem, held_out, share)
+    chain_report = report_chains(chains, plan, target)
+    share = (
+        target.problem.feasible(policy_results.policy_decisions, target.sample.outcomes[stored.rows])
+        .double()
+        .mean()
+        .item()
+    )
+    quality = judge_chains(len(task.sample), chain_report, plan, task.problem, held_out, share)
     diagnostics = ChainDiagnostics(
         quality=quality.verdict,
         reason=quality.reason,
-        policy=judged.policy,
+        policy=policy_results.policy,
         kl_weight=1 / plan.inverse_temperature,
         inverse_temperature=plan.inverse_temperature,
         cost_scale=target.cost_scale,
         certificate=Certificate.absent("a certificate needs variational inference"),
         candidates=_candidates(facts),
         temperatures=temperature_table(facts["ladder"], options.temperature),
-        chains=found,
+        chains=chain_report,
         prior=PriorReport(target.family.name, target.prior_scale.item()),
         start=StartReport(facts["shift"].tolist(), facts["start_feasibility"].tolist()),
         history=report_learned_rows(target, plan, chains, posterior),
@@ -214,8 +219,8 @@ def _judge(
     ordered = Scenarios(seen.outcomes[choice.order], seen.weights, seen.mode[choice.order])
     everything, one_block = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.long)
     generator = torch.Generator().manual_seed(options.seed)
-    judged = judge_policies(target, [(everything, ordered)], stored, one_block, generator)
-    return stored, judged.under(options.policy or policy_of_paper(target.problem))
+    policy_results = judge_policies(target, [(everything, ordered)], stored, one_block, generator)
+    return stored, policy_results.under(options.policy or policy_of_paper(target.problem))
 
 
 def _candidates(facts: Arrays) -> Table:

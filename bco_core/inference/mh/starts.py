@@ -54,9 +54,9 @@ def choose_predictor(
         folds = make_folds(len(sample), FOLDS, generator)
         theta = fit_squared_error(target, folds, generator)
         with torch.no_grad():
-            seen = predictor.forward(theta, target.encoded(torch.float32)[folds.validation])
+            validation = predictor.forward(theta, target.encoded(torch.float32)[folds.validation])
         surrogate = SquaredError(predictor.outcomes.scale)
-        errors.append(surrogate.cost(seen, sample.outcomes[folds.validation]).flatten())
+        errors.append(surrogate.cost(validation, sample.outcomes[folds.validation]).flatten())
     gain = paired_difference(errors[1], errors[0])
     chosen = int(gain.mean < -max(2 * gain.standard_error, 0.02 * errors[0].mean().item()))
     return AUTO[chosen], [estimate(error) for error in errors]

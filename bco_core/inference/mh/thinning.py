@@ -20,13 +20,13 @@ _PROBES = 10
 _PASSES = 10
 
 
-def thin(predictor: Predictor, kept: Tensor, contexts: Tensor, count: int, how: str) -> Tensor:
+def thin(predictor: Predictor, chain_draws: Tensor, contexts: Tensor, count: int, how: str) -> Tensor:
     """Return the numbers of ``count`` of the draws (k, C, d), flattened: at regular intervals, or support points.
 
     Support points are chosen by predictions at up to ten contexts.
     """
-    steps, chains, _ = kept.shape
-    draws = kept.flatten(0, 1)
+    steps, chains, _ = chain_draws.shape
+    draws = chain_draws.flatten(0, 1)
     count = min(count, len(draws))
     if how == "regular":
         # Every chain contributes the same share, at regular intervals, in an order that mixes chains.

@@ -173,16 +173,16 @@ def _join(task: Task, results: Sequence[Arrays], progress: Progress) -> Learned:
     rest = part_of(rest, 0.0 if boosted is None else 0.3, 1.0)
     for index, kind in enumerate(kinds):
         family, is_network = ModelFamily(kind, plan.settings.sweeps[kind]), PREDICTORS[kind].is_network
-        beside = is_network and residual is not None
-        if beside and not task.options.has_temperature:
+        with_boosted = is_network and residual is not None
+        if with_boosted and not task.options.has_temperature:
             family = replace(family, sweep=BESIDE_BOOSTED)
         part = part_of(rest, 0.0 if index == 0 else 0.1, 1.0 if index == len(kinds) - 1 else 0.1)
-        if beside or (is_network and len(plan.rows) > MANY_ROWS):
+        if with_boosted or (is_network and len(plan.rows) > MANY_ROWS):
             chosen = _pilot(plan, family, residual, part_of(part, 0.0, 0.5))
             if chosen is None:
                 continue
             family, part = replace(family, sweep=(chosen,)), part_of(part, 0.5, 1.0)
-        candidate, view = _compete(plan.beside_boosted if beside else plan, [family], part)
+        candidate, view = _compete(plan.beside_boosted if with_boosted else plan, [family], part)
         learned.append(candidate)
         views.append(view)
     if residual is not None:
@@ -203,10 +203,10 @@ def _residual_families(plan: MixturePlan, boosted: BoostedFeatures) -> list[Mode
     sweep: tuple[Configuration, ...] = DEPARTING
     if plan.task.options.has_temperature:
         sweep = at_one_temperature(sweep)
-    found = [ModelFamily("linear", (AS_BOOSTED, *sweep), narrow), ModelFamily("linear", sweep, boosted)]
+    families = [ModelFamily("linear", (AS_BOOSTED, *sweep), narrow), ModelFamily("linear", sweep, boosted)]
     if len(plan.rows) <= MANY_ROWS:
-        found.append(ModelFamily("skip_mlp", (sweep[0],), boosted))
-    return found
+        families.append(ModelFamily("skip_mlp", (sweep[0],), boosted))
+    return families
 
 
 def _compete(

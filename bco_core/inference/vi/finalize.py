@@ -46,41 +46,43 @@ class Candidate:
     boosted_share: float | None = None
 
 
-def make_posterior(plan: MixturePlan, learned: Candidate, stored: StoredHistory, judged: PolicyResults) -> Learned:
+def make_posterior(
+    plan: MixturePlan, candidate: Candidate, stored: StoredHistory, policy_results: PolicyResults
+) -> Learned:
     """Return the posterior and its diagnostics on held-out rows."""
     options = plan.task.options
     diagnostics = diagnose(
-        learned.target,
-        summarize(learned.target, stored, judged, forward=plan.forward is not None),
-        learned.mixture,
-        learned.fits,
-        learned.kl_weight,
-        policy=judged.policy,
-        candidates=learned.candidates,
-        network_share=learned.share,
-        boosted_share=learned.boosted_share,
-        shares=learned.shares,
-        certificate=certify(learned.classes, plan.judged, CONFIDENCE, options.particles, plan.generator),
+        candidate.target,
+        summarize(candidate.target, stored, policy_results, forward=plan.forward is not None),
+        candidate.mixture,
+        candidate.fits,
+        candidate.kl_weight,
+        policy=policy_results.policy,
+        candidates=candidate.candidates,
+        network_share=candidate.share,
+        boosted_share=candidate.boosted_share,
+        shares=candidate.shares,
+        certificate=certify(candidate.classes, plan.judged, CONFIDENCE, options.particles, plan.generator),
     )
-    particles = learned.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
-    posterior = Posterior(learned.target.predictor, learned.mixture, particles, options.seed, stored.history)
+    particles = candidate.mixture.sample(options.particles, torch.Generator().manual_seed(options.seed))
+    posterior = Posterior(candidate.target.predictor, candidate.mixture, particles, options.seed, stored.history)
     return Learned(posterior, diagnostics)
 
 
-def keep_history(plan: MixturePlan, learned: Candidate) -> StoredHistory:
+def keep_history(plan: MixturePlan, candidate: Candidate) -> StoredHistory:
     """Return out-of-fold predictions and outcomes of up to 1,000 rows, with the carrier that scores best on them."""
-    target, rows = learned.target, learned.seen.rows
-    order = autocorrelation(target.sample.outcomes[rows] - learned.seen.scenarios.mean(), rows)
+    target, rows = candidate.target, candidate.seen.rows
+    order = autocorrelation(target.sample.outcomes[rows] - candidate.seen.scenarios.mean(), rows)
     rows = rows[torch.randperm(len(rows), generator=plan.generator)[:HISTORY_ROWS]]
-    predictions, outcomes = learned.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
-    shrink = _averaging_gain(plan, learned, rows, outcomes - predictions)
+    predictions, outcomes = candidate.seen.at(rows).scenarios.mean(), target.sample.outcomes[rows]
+    shrink = _averaging_gain(plan, candidate, rows, outcomes - predictions)
     spread, features = target.predictor.outcomes.scale, target.features[rows]
     periods = None if plan.forward is None or target.sample.timeline is None else target.sample.timeline.periods[rows]
     choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem, periods)
     return StoredHistory(choice.history, rows[choice.order], choice.table, order)
 
 
-def _averaging_gain(plan: MixturePlan, learned: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
+def _averaging_gain(plan: MixturePlan, candidate: Candidate, rows: Tensor, residuals: Tensor) -> Tensor:
     """Return the factor (d_y,) on errors (H, d_y) when all members predict instead of the few that held a row out.
 
     Members of a model class differ by a variance V, which averaging m of them divides by m.
@@ -90,7 +92,7 @@ def _averaging_gain(plan: MixturePlan, learned: Candidate, rows: Tensor, residua
         return torch.ones(residuals.shape[1], dtype=torch.float64)
     partitions = max(1, len(plan.folds.train) // FOLDS)
     removed = torch.zeros(residuals.shape[1], dtype=torch.float64)
-    for part in learned.classes:
+    for part in candidate.classes:
         members = len(part.mixture.loc)
         if part.weight == 0 or members <= partitions:
             continue

@@ -143,8 +143,8 @@ def continue_member(
     precision = np.linalg.inv(factors[0] @ factors[0].transpose(0, 2, 1))
     theta = old.loc[:1].double().numpy().reshape(1, inputs.shape[1], -1)
     start = BayesianRegression(inputs[None], theta, precision, factors[1] @ factors[1].transpose(0, 2, 1))
-    found, _ = _descend(target, rows, start, factors, np.ones(1), kl_weight, generator)
-    return MatrixGaussian.of(torch.from_numpy(found).float(), by_rows, by_columns)
+    matrix, _ = _descend(target, rows, start, factors, np.ones(1), kl_weight, generator)
+    return MatrixGaussian.of(torch.from_numpy(matrix).float(), by_rows, by_columns)
 
 
 def _descend(
@@ -347,7 +347,7 @@ def _compete(plan: MixturePlan, target: GibbsTarget, strengths: Sequence[Strengt
     members, rows = folds.train.shape
     kl_weight = _kl_weight(plan.task.options, rows)
     together = max(1, _NUMBERS_AT_ONCE // (2 * members * rows * target.predictor.outcome_dim))
-    found: list[_Competitor] = []
+    competitors: list[_Competitor] = []
     for first in range(0, len(strengths), together):
         some = strengths[first : first + together]
         widths = torch.tensor([one.width for one in some], dtype=torch.float64).repeat_interleave(members)
@@ -356,8 +356,8 @@ def _compete(plan: MixturePlan, target: GibbsTarget, strengths: Sequence[Strengt
             own = torch.arange(number * members, (number + 1) * members)
             seen = _held_out(target, folds, fit.mixture, own, plan.generator)
             costs = _costs(target, seen)
-            found.append(_Competitor(target, strength, fit, seen, costs))
-    return found
+            competitors.append(_Competitor(target, strength, fit, seen, costs))
+    return competitors
 
 
 def _held_out(

@@ -248,7 +248,7 @@ class Newsvendor(DecisionProblem):
 
     @cached_property
     def _one_pack(self) -> float | None:
-        """What a pack uses of the only row if all packs use the same amount; otherwise None."""
+        """Use of the only row by a pack if all packs use the same amount; otherwise None."""
         if len(self.rows) != 1 or self.rows.senses[0] == 0:
             return None
         use = (self.rows.matrix[0] * self.steps.numpy())[self.rows.matrix[0] != 0]
@@ -476,7 +476,7 @@ def risk_of(costs: Tensor, weights: Tensor, risk: Risk) -> Tensor:
 def judge(orders: Tensor, objective: Tensor, bound: Tensor, size: Tensor) -> Prescription:
     """Return orders (B, d) as a prescription, ``optimal`` where their cost (B,) meets its lower bound (B,).
 
-    ``size`` (B,) is the size of the costs' terms, by which rounding is told from a gap.
+    ``size`` (B,) is the size of the costs' terms, which distinguishes rounding from a gap.
     """
     above = (objective - bound).clamp_min(0)
     above = torch.where(above <= 10 * COST_ROUNDING * size, 0.0, above)

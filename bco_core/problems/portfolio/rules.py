@@ -25,7 +25,7 @@ Where = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class AssetGroup:
+class PositionGroup:
     """Assets whose positions sum to a value between two bounds; ``members`` (m,) is one for assets of the group."""
 
     name: str
@@ -48,7 +48,7 @@ class Rules:
     full: bool = False
     longest: float | None = None
     shortest: float | None = None
-    groups: tuple[AssetGroup, ...] = ()
+    groups: tuple[PositionGroup, ...] = ()
     current: Array | None = None
     turnover_cost: float = 0.0
     maximum_turnover: float | None = None
@@ -243,7 +243,7 @@ def _bounds(assets: list[dict[str, Any]], name: str, default: float) -> Array:
     return np.array(values, dtype=np.float64)
 
 
-def _group(group: dict[str, Any], index: int, names: tuple[str, ...]) -> AssetGroup:
+def _group(group: dict[str, Any], index: int, names: tuple[str, ...]) -> PositionGroup:
     place = ("groups", index)
     members = group.get("assets") or []
     if not members:
@@ -261,7 +261,7 @@ def _group(group: dict[str, Any], index: int, names: tuple[str, ...]) -> AssetGr
         raise InvalidInput("the group's minimum is above its maximum", (*place, "minimum"))
     chosen = np.array([float(name in members) for name in names])
     title = str(group.get("name") or _few(tuple(members)))
-    return AssetGroup(title, chosen, -math.inf if low == -1e300 else low, math.inf if high == 1e300 else high)
+    return PositionGroup(title, chosen, -math.inf if low == -1e300 else low, math.inf if high == 1e300 else high)
 
 
 def _few(names: tuple[str, ...]) -> str:

@@ -66,7 +66,7 @@ def test_the_alias_moves_only_to_a_posterior_that_earned_it(
     moved, sentence = considered(client, "earned", challenger, of(incumbent, mean, rows), when)
     assert moved is moves
     assert named(client, "earned") == (challenger if moves else incumbent)["id"]
-    assert (challenger["id"] if moves else f"{incumbent['id']} still") in sentence
+    assert (challenger["id"] if moves else f"still names {incumbent['id']}") in sentence
     if moves:
         move = answered(client.get("/v1/aliases/earned/moves"))["items"][0]
         assert (move["reason"], move["by"]) == (sentence, challenger["job_id"])

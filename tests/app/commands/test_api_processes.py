@@ -90,6 +90,7 @@ def several(tmp_path: Path) -> Iterator[Several]:
         kill(started)
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_service(several: Several, tmp_path: Path) -> None:
     several.reached()
     answered = 'bco_requests_total{method="POST",route="/v1/posteriors/{posterior_id}/prescribe",status="200"}'
@@ -116,6 +117,7 @@ def test_two_processes_are_one_service(several: Several, tmp_path: Path) -> None
     assert list((tmp_path / "tmp").glob("bco-*")) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(several: Several) -> None:
     several.reached(20)
     first, second = several.listening()
@@ -130,6 +132,7 @@ def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(severa
     wait_until("all are gone", lambda: not alive(processes))
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_in_a_sentence(several: Several) -> None:
     environment = os.environ | {"BCO_PORT": str(httpx.URL(several.url).port), "PYTHONPATH": ROOT}
     found = subprocess.run((*BCO, "api", "--processes", "2"), env=environment, capture_output=True, text=True)

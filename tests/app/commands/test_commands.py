@@ -83,6 +83,7 @@ def test_a_database_file_that_cannot_be_opened_is_one_sentence(tmp_path: Path, c
     assert_one_sentence(result, str(tmp_path / "bco.db"), "unable to open database file")
 
 
+@pytest.mark.slow
 def test_the_demo_without_a_database_says_so_and_ends(tmp_path: Path) -> None:
     result = bco(tmp_path, "demo", BCO_DATABASE_URL=NOBODY)
     assert result.returncode == 2
@@ -102,6 +103,7 @@ def test_a_port_that_is_none_is_refused(command: str, port: str) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_an_address_that_is_not_of_this_machine_is_not_called_a_taken_port(tmp_path: Path) -> None:
     environment = {"BCO_DATABASE_URL": f"sqlite:///{tmp_path / 'bco.db'}"}
     for command in ("serve", "api"):
@@ -109,6 +111,7 @@ def test_an_address_that_is_not_of_this_machine_is_not_called_a_taken_port(tmp_p
         assert_one_sentence(result, "203.0.113.7", "cannot be listened on")
 
 
+@pytest.mark.slow
 def test_the_api_on_a_taken_port_says_so(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -147,6 +150,7 @@ def running(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
         yield part, client
 
 
+@pytest.mark.slow
 def test_serve_says_in_one_line_where_it_is_and_where_the_docs_are(tmp_path: Path) -> None:
     with running(tmp_path, "serve") as (part, client):
         address = str(client.base_url).rstrip("/")
@@ -157,6 +161,7 @@ def test_serve_says_in_one_line_where_it_is_and_where_the_docs_are(tmp_path: Pat
         assert part.stop(60) == 0
 
 
+@pytest.mark.slow
 def test_an_api_told_by_option_to_listen_beyond_this_machine_needs_a_key(tmp_path: Path) -> None:
     assert bco(tmp_path, "migrate", BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}").returncode == 0
     with running(tmp_path, "api", "--host", "0.0.0.0") as (part, client):  # noqa: S104
@@ -206,6 +211,7 @@ def demo(tmp_path: Path) -> Iterator[Part]:
         yield part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 5], ids=["while the service starts", "while it runs"])
 def test_a_demo_that_is_told_to_stop_leaves_no_process(demo: Part, processes: int) -> None:
     """One process below the demo is ``bco serve`` itself; later there are the API, the worker and its own."""

@@ -81,6 +81,7 @@ def test_serve_makes_the_whole_journey_on_one_machine(ids: Json) -> None:
     assert set(ids) == {"problem_id", "dataset_id"}
 
 
+@pytest.mark.slow
 def test_serve_learns_the_same_posterior_from_the_same_seed(client: httpx.Client, ids: Json) -> None:
     digests = []
     for seed in (3, 3, 4):
@@ -103,10 +104,12 @@ def test_a_cancelled_job_stops_computing_within_three_seconds(
     assert response.status_code == 409
 
 
+@pytest.mark.slow
 def test_a_job_after_a_cancelled_one_runs_as_if_nothing_had_happened(client: httpx.Client, ids: Json) -> None:
     assert finished(client, submit(client, ids, epochs=3))["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_the_api_answers_while_a_job_computes(client: httpx.Client, computing: tuple[str, set[psutil.Process]]) -> None:
     times = []
     for _ in range(20):
@@ -128,6 +131,7 @@ def test_a_body_over_the_limit_is_refused_over_real_http(client: httpx.Client, d
     assert client.get("/livez").text == "ok"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json
 ) -> None:
@@ -148,6 +152,7 @@ def test_a_killed_worker_is_replaced_and_its_job_finishes_once(
     assert worker not in replaced
 
 
+@pytest.mark.slow
 def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
     service: LocalService, client: httpx.Client, ids: Json
 ) -> None:
@@ -158,6 +163,7 @@ def test_a_killed_api_is_replaced_and_knows_what_was_accepted(
     assert finished(client, accepted)["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_stopping_a_service_during_a_job_leaves_no_process_and_the_job_to_others(
     service: LocalService, sqlite_url: str, client: httpx.Client, ids: Json, tmp_path: Path
 ) -> None:
@@ -236,12 +242,14 @@ def workers(waiting: str, folder: Path, environment: dict[str, str]) -> Iterator
         yield [one, two]
 
 
+@pytest.mark.slow
 def test_a_job_stays_queued_while_no_worker_runs(remote: httpx.Client, waiting: str) -> None:
     time.sleep(1.5)
     job = read(remote, waiting)
     assert (job["state"], job["attempts"], job["message"]) == ("queued", 0, "waiting for a worker")
 
 
+@pytest.mark.slow
 def test_a_waiting_job_is_taken_up_by_the_first_worker_that_starts(
     remote: httpx.Client, waiting: str, workers: list[Part]
 ) -> None:
@@ -250,11 +258,13 @@ def test_a_waiting_job_is_taken_up_by_the_first_worker_that_starts(
     assert sum(f"{waiting} starts" in worker.messages() for worker in workers) == 1
 
 
+@pytest.mark.slow
 def test_the_whole_journey_with_the_parts_apart(remote: httpx.Client, workers: list[Part]) -> None:
     assert len(workers) == 2
     make_the_journey(remote)
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_worker_is_finished_exactly_once_by_the_other(
     postgres_url: str, remote: httpx.Client, workers: list[Part]
 ) -> None:
@@ -276,6 +286,7 @@ def test_the_job_of_a_killed_worker_is_finished_exactly_once_by_the_other(
     assert remote.post(f"/v1/posteriors/{job['posterior_id']}/prescribe", json=body).status_code == 200
 
 
+@pytest.mark.slow
 def test_cancelling_a_running_job_leaves_no_stack_trace_in_the_workers_log(
     remote: httpx.Client, workers: list[Part]
 ) -> None:
@@ -289,6 +300,7 @@ def test_cancelling_a_running_job_leaves_no_stack_trace_in_the_workers_log(
     assert "Traceback" not in worker.messages(), worker.messages()
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_during_a_job_stops_soon_and_leaves_the_job_to_others(
     remote: httpx.Client, workers: list[Part]
 ) -> None:
@@ -302,6 +314,7 @@ def test_a_worker_stopped_during_a_job_stops_soon_and_leaves_the_job_to_others(
         remote.post(f"/v1/jobs/{job_id}/cancel")
 
 
+@pytest.mark.slow
 def test_the_api_stops_cleanly_when_told_to(api: Part) -> None:
     # Its server hands the signal on once it has shut down; both are a clean end.
     assert api.stop() in (0, -signal.SIGTERM)

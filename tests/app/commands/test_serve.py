@@ -69,6 +69,7 @@ def test_what_lies_in_the_working_directory_is_not_run(serving: Serving) -> None
     assert not serving.marks.exists(), serving.marks.read_text()
 
 
+@pytest.mark.slow
 def test_an_api_that_dies_twice_is_started_again_and_the_workers_stay(serving: Serving) -> None:
     workers = worker_processes(descendants(serving.process.pid))
     assert len(workers) == 1
@@ -82,6 +83,7 @@ def test_an_api_that_dies_twice_is_started_again_and_the_workers_stay(serving: S
     assert worker_processes(descendants(serving.process.pid)) == workers
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_serve_that_is_killed(serving: Serving) -> None:
     """Comes last: the shared service is gone afterwards."""
     wait_until("it is ready", lambda: is_ready(serving.http))

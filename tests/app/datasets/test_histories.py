@@ -437,7 +437,7 @@ def test_boosted_departures_are_refused_for_methods_that_have_none(client: TestC
     }
     refusal = answered(client.post("/v1/jobs", json=body), 422)
     assert refusal["errors"][0]["pointer"] == "#/predictor/kind"
-    assert "learned by auto alone" in refusal["errors"][0]["detail"]
+    assert "needs the method auto" in refusal["errors"][0]["detail"]
     quick = {"method": "auto", "epochs": 2, "members": 5}
     job = create_job(client, **body | {"inference": quick})
     job = learn(client, job["id"])

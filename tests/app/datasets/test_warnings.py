@@ -151,6 +151,7 @@ def test_imputed_gaps_do_not_disturb() -> None:
     assert warned(U | {"weather": weather}, missing="impute") == ["1 missing values of 'weather' are filled in"]
 
 
+@pytest.mark.slow
 def test_a_million_rows_take_seconds() -> None:
     rows, shops = 1_000_000, 500
     draw = drawn()

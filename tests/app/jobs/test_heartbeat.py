@@ -142,6 +142,7 @@ def silence(url: str, pid: int) -> float:
     return clock - beat_at(url, pid)
 
 
+@pytest.mark.slow
 def test_a_worker_that_says_nothing_keeps_its_job_while_its_process_lives(fleet: Fleet, job: str) -> None:
     worker = fleet.workers[holder(fleet, job)].process
     worker.send_signal(signal.SIGSTOP)
@@ -156,6 +157,7 @@ def test_a_worker_that_says_nothing_keeps_its_job_while_its_process_lives(fleet:
     assert "taking over" not in fleet.messages()
 
 
+@pytest.mark.slow
 def test_a_worker_that_hardly_gets_a_processor_keeps_its_job(fleet: Fleet, job: str) -> None:
     """It and its computation run only when nobody else wants their processor, and others want it all the time."""
     worker = psutil.Process(fleet.workers[holder(fleet, job)].process.pid)
@@ -180,6 +182,7 @@ def test_a_worker_that_hardly_gets_a_processor_keeps_its_job(fleet: Fleet, job: 
     assert "taking over" not in fleet.messages()
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_dead_process_are_taken_over_at_once(fleet: Fleet, job: str) -> None:
     number = holder(fleet, job)
     assert "taking over" not in fleet.workers[1 - number].messages()
@@ -193,6 +196,7 @@ def test_the_jobs_of_a_dead_process_are_taken_over_at_once(fleet: Fleet, job: st
     fleet.wait_for(fleet.workers[number])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DATABASES)
 def test_the_heartbeat_shares_neither_thread_nor_connection_with_work(
     kind: str, empty_database: Callable[[str], str], tmp_path: Path

@@ -40,6 +40,7 @@ def cpu_seconds(process: psutil.Process) -> float:
     return sum(each.cpu_times().user + each.cpu_times().system for each in everyone)
 
 
+@pytest.mark.slow
 def test_an_idle_worker_uses_hardly_any_cpu(worker: Part) -> None:
     process = psutil.Process(worker.process.pid)
 
@@ -53,6 +54,7 @@ def test_an_idle_worker_uses_hardly_any_cpu(worker: Part) -> None:
     assert used(SECONDS) < 0.025
 
 
+@pytest.mark.slow
 def test_a_job_starts_at_once(worker: Part, own_database: str) -> None:
     with service_on(own_database), TestClient(create_app()) as client:
         waits = []

@@ -73,6 +73,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return made
 
 
+@pytest.mark.slow
 def test_several_processes_keep_one_log_and_what_each_answers_all_find_at_once(url: str, tmp_path: Path) -> None:
     with api_on(url, tmp_path, BCO_PROCESSES="2") as api:
         ids = []
@@ -91,6 +92,7 @@ def test_several_processes_keep_one_log_and_what_each_answers_all_find_at_once(u
         assert set(last) <= api.kept()
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_no_more_than_its_last_second(url: str, tmp_path: Path) -> None:
     with api_on(url, tmp_path) as api:
         api.ask()
@@ -105,6 +107,7 @@ def test_a_killed_process_loses_no_more_than_its_last_second(url: str, tmp_path:
         assert set(settled) <= kept
 
 
+@pytest.mark.slow
 def test_what_was_answered_while_the_database_was_out_is_in_the_log_afterwards(tmp_path: Path) -> None:
     with new_postgres() as server, api_on(server.url, tmp_path) as api:
         before = [api.ask() for _ in range(5)]

@@ -143,6 +143,7 @@ def test_a_reading_process_that_dies_meanwhile_costs_its_own_request_alone(
     assert answer.status_code == (413 if number == signal.SIGKILL else 422), answer.text
 
 
+@pytest.mark.slow
 def test_scenarios_of_a_stranger_are_bounded_too(client: TestClient) -> None:
     many = "".join(f" RHS meet {i} LATER 0.000001\n" for i in range(1_000_000))
     parts = {"time": TIM, "scenarios": f"STOCH\nINDEP DISCRETE\n{many}ENDATA\n"}

@@ -195,7 +195,7 @@ def test_what_is_written_and_read_again_is_the_same_model(tmp_path: Path, seed: 
     text, description = write_mps(spec, "title\nof two lines", {"y 1": 2.5})
     again, _ = imported(text, tmp_path, **description)
     one, other = core.read_model(spec), core.read_model(again)
-    for field in core.Model.__dataclass_fields__:
+    for field in core.LinearModel.__dataclass_fields__:
         assert same(getattr(one, field), getattr(other, field)), field
 
 

@@ -127,7 +127,7 @@ def test_what_is_wrong_stands_beside_its_field_and_what_was_typed_stays(
 
 def test_a_history_that_is_too_short_says_how_much_would_do(browser: TestClient, client: TestClient) -> None:
     page = send(browser, "/backtests", 422, **form(prepared(client, days(6)), judged="50"))
-    assert any("would do" in one for one in wrong(page, "splits"))
+    assert any("send more rows" in one for one in wrong(page, "splits"))
 
 
 def test_posteriors_that_know_all_rows_are_refused_beside_the_data(

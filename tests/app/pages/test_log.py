@@ -136,7 +136,7 @@ def test_a_call_with_many_contexts_shows_the_first_and_leads_to_all(
 ) -> None:
     answer = asked(client, posterior, contexts=CONTEXTS + CONTEXTS[:4], scenarios=20)
     page = look(browser, f"/log/{answer['id']}?context=63")
-    assert f"The first {MOST_ROWS} are shown" in words(page)
+    assert f"Showing the first {MOST_ROWS}" in words(page)
     assert f"?context={MOST_ROWS - 1}" in page.text
     assert f"?context={MOST_ROWS}" not in page.text
     assert "context 64" in words(page)

@@ -124,6 +124,7 @@ def own_api(known: Known, tmp_path: Path) -> Iterator[Api]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_hard_search_is_answered_in_its_time_with_the_best_decision_so_far(api: Api, policy: str) -> None:
     # Beside other work a search may not get any processor for all of its second.
@@ -142,6 +143,7 @@ def test_a_hard_search_is_answered_in_its_time_with_the_best_decision_so_far(api
     assert found["expected_cost"] > 0
 
 
+@pytest.mark.slow
 def test_a_hard_search_for_what_is_left_of_a_decision_is_answered_in_its_time(api: Api) -> None:
     # Beside other work a search may not get any processor for all of its time.
     for _ in range(3):
@@ -159,6 +161,7 @@ def test_a_hard_search_for_what_is_left_of_a_decision_is_answered_in_its_time(ap
     assert left["breaches"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [Api.search, Api.judge])
 def test_clients_that_leave_free_their_places(api: Api, call: Callable[..., httpx.Response]) -> None:
     def leave() -> None:
@@ -180,6 +183,7 @@ def test_clients_that_leave_free_their_places(api: Api, call: Callable[..., http
     assert time.monotonic() - began < 1.5 + PATIENCE
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_for_a_solver_process_ends_in_time_too(api: Api) -> None:
     with ThreadPoolExecutor(4) as pool:
         long = [pool.submit(api.search, time_limit_seconds=4) for _ in range(2)]
@@ -216,6 +220,7 @@ def large_problem(seed: int) -> Json:
     return {"name": f"large {seed}", "spec": spec}
 
 
+@pytest.mark.slow
 def test_livez_answers_while_large_problems_are_checked(api: Api) -> None:
     problems = [large_problem(seed) for seed in range(12)]
     waited: list[float] = []
@@ -239,6 +244,7 @@ def test_livez_answers_while_large_problems_are_checked(api: Api) -> None:
     assert max(waited) < PATIENCE
 
 
+@pytest.mark.slow
 def test_a_job_for_a_large_problem_is_made_without_building_the_problem_again(api: Api) -> None:
     problem = large_problem(0)
     names = [outcome["name"] for outcome in problem["spec"]["outcomes"]]
@@ -258,6 +264,7 @@ def test_a_job_for_a_large_problem_is_made_without_building_the_problem_again(ap
     assert spent / 3 < built / 3
 
 
+@pytest.mark.slow
 def test_sigterm_ends_searches_within_seconds(own_api: Api) -> None:
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(own_api.search, timeout=60) for _ in range(4)]
@@ -268,6 +275,7 @@ def test_sigterm_ends_searches_within_seconds(own_api: Api) -> None:
             assert "stopping" in call.result().json()["detail"]
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_leaves_no_process_behind(own_api: Api) -> None:
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(own_api.search, timeout=60) for _ in range(2)]

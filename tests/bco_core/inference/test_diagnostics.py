@@ -73,13 +73,11 @@ def test_decisions_that_plain_regression_clearly_betters_are_warned_of(gain: Est
     ("order", "rows", "warned"),
     [(0.26, 1000, True), (0.24, 1000, False), (-0.9, 1000, False), (0.34, 100, False), (0.36, 100, True)],
 )
-def test_rows_whose_errors_go_together_by_more_than_chance_look_ordered_in_time(
-    order: float, rows: int, warned: bool
-) -> None:
+def test_rows_with_correlated_errors_look_ordered_in_time(order: float, rows: int, warned: bool) -> None:
     quality = judge_held_out(rows, replace(HELD_OUT, order=order))
     assert (quality is not None) == warned
     if quality is not None:
-        assert (quality.verdict, "judge forward" in quality.reason) == ("warn", True)
+        assert (quality.verdict, "judged forward" in quality.reason) == ("warn", True)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_data_of_another_dimension_than_the_problem_are_refused_with_both_number
 
 
 def test_variational_inference_is_refused_where_there_are_no_gradients() -> None:
-    with pytest.raises(InvalidInput, match="variational inference needs one; use mh or auto") as refusal:
+    with pytest.raises(InvalidInput, match="this problem has none; use mh or auto") as refusal:
         learn(STEPWISE, make_sample(), BRIEF)
     assert refusal.value.where == ("method",)
 

@@ -105,7 +105,7 @@ def test_finding_a_temperature_is_work_and_a_solver_more_than_a_formula() -> Non
 
 def test_what_cannot_be_learned_has_neither_size_nor_work() -> None:
     for ask in (lambda: stored_vectors(STEPWISE, ViOptions(), 100), lambda: estimate(STEPWISE, ViOptions(), 100, 3)):
-        with pytest.raises(InvalidInput, match="variational inference needs one"):
+        with pytest.raises(InvalidInput, match="variational inference needs decisions with a gradient"):
             ask()
 
 

@@ -66,6 +66,7 @@ def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(degree: int,
         assert gains.mean() < -2 * gains.std(ddof=1) / np.sqrt(len(gains))
 
 
+@pytest.mark.slow
 def test_products_of_contexts_are_taken_up_where_rows_are_many() -> None:
     instance = shortest_path(900, 6, 3)
     found = learn(problem_of(instance), sample_of(instance, slice(400)))
@@ -170,6 +171,7 @@ def test_a_bend_is_noticed_and_a_straight_line_is_none() -> None:
         assert is_nonlinear(target_of(problem_of(instance), sample_of(instance, slice(None)))) is bent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["relu_affine", "skip_mlp", "mlp"])
 def test_other_predictors_learn_by_the_surrogate_too(kind: str, instance: Instance) -> None:
     options = make_options(predictor=kind, epochs=12, members=5, hidden=[16] if "mlp" in kind else None)
@@ -179,6 +181,7 @@ def test_other_predictors_learn_by_the_surrogate_too(kind: str, instance: Instan
     assert got.diagnostics.held_out_cost["bcp"].mean < got.diagnostics.constant_decision_cost.mean
 
 
+@pytest.mark.slow
 def test_boosted_departures_learn_by_the_surrogate_too() -> None:
     small = shortest_path(150, 4, 2, grid=2)
     got = learn(

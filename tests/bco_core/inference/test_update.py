@@ -113,7 +113,7 @@ def test_learning_on_costs_far_less_than_starting_over() -> None:
 def test_what_cannot_be_learned_on_is_refused(old: Posterior) -> None:
     with pytest.raises(InvalidInput, match="at least 30 rows that the posterior has not seen, and there are 20"):
         updated(old, demand(20, 1))
-    with pytest.raises(InvalidInput, match="a share, from 0 to 1"):
+    with pytest.raises(InvalidInput, match="a share from 0 to 1"):
         UpdateOptions(1e-4, "averaged", as_prior=True, forgetting=1.5)
     with pytest.raises(InvalidInput, match="only a prior can be forgotten"):
         UpdateOptions(1e-4, "averaged", forgetting=0.5)

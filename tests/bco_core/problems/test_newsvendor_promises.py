@@ -1,4 +1,4 @@
-"""What a newsvendor says of its orders: what they break, cover and pay for, and whether service promised is kept."""
+"""Reports of a newsvendor: broken rules, covered demand, prices of rules, and promised service levels."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SENSES = ("<=", ">=", "=")
 
 
 def row_for(seed: int, items: list[dict[str, Any]], sense: str, scale: float = 1.0, alike: bool = False) -> Spec:
-    """A row that binds now and then, with zero and negative coefficients unless all are ``alike``."""
+    """Return a row that binds sometimes, with zero and negative coefficients unless all are ``alike``."""
     generator = np.random.default_rng(seed + 2000)
     values = [1.0 if alike else float(generator.choice([0.0, 0.5, 1.0, 3.0, 3.0, -1.0])) for _ in items]
     least = sum(
@@ -41,7 +41,7 @@ def row_for(seed: int, items: list[dict[str, Any]], sense: str, scale: float = 1
 def check(
     spec: Spec, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, tolerance: float = 1e-7
 ) -> Prescription:
-    """Prescribe, and see that what is called optimal is, keeps all rules and costs what it says."""
+    """Prescribe, and check that optimal orders are optimal, keep all rules and cost the stated objective."""
     problem = Newsvendor.from_spec(spec)
     found = problem.prescribe(outcomes, weights, risk)
     size = outcomes.abs().max().item() * sum(

@@ -1,4 +1,4 @@
-"""What the rules of a portfolio cost: each price is what the least cost falls by when the rule gives way a little."""
+"""Prices of portfolio rules: each price is how much the least cost falls if the rule is relaxed a little."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def least(spec: Spec) -> float:
 
 
 def moved(spec: Spec, where: tuple[str | int, ...], by: float) -> Spec:
-    """The specification with more room in the rule: what is asked at least falls, what is allowed at most rises."""
+    """Return the specification with a relaxed rule: lower limits fall, upper limits rise."""
     changed = deepcopy(spec)
     if where == ("fully_invested",):
         return changed | {"budget": 1.0 - by}

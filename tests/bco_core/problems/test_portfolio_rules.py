@@ -86,7 +86,7 @@ def returns(rows: int, count: int, seed: int = 1) -> torch.Tensor:
 
 
 def stated(rules: Rules, z: cp.Variable) -> tuple[list[Any], Any]:
-    """The rules in cvxpy, in units of the budget, and what turnover takes from the return."""
+    """Return the rules in cvxpy, in units of the budget, and the cost of turnover."""
     size = rules.budget
     kept = [z >= rules.lower / size]
     kept += [z[j] <= high / size for j, high in enumerate(rules.upper) if np.isfinite(high)]
@@ -231,19 +231,19 @@ BAD: list[tuple[Spec, tuple[str | int, ...], str]] = [
     ),
     ({"groups": [{"assets": ["x"], "maximum": 1}]}, ("groups", 0, "assets", 0), "no asset is called x"),
     ({"groups": [{"assets": [], "maximum": 1}]}, ("groups", 0, "assets"), "at least one asset"),
-    ({"groups": [{"assets": ["a"]}]}, ("groups", 0), "no rule"),
+    ({"groups": [{"assets": ["a"]}]}, ("groups", 0), "needs a minimum or a maximum"),
     ({"groups": [{"assets": ["a"], "minimum": "x"}]}, ("groups", 0, "minimum"), "must be a number"),
     ({"groups": [{"assets": ["a"], "minimum": 2, "maximum": 1}]}, ("groups", 0, "minimum"), "above its maximum"),
-    ({"groups": [{"name": "home", "assets": ["a"], "minimum": 1.5}]}, ("groups", 0, "minimum"), "at most 1 beside"),
+    ({"groups": [{"name": "home", "assets": ["a"], "minimum": 1.5}]}, ("groups", 0, "minimum"), "at most 1 under"),
     (
         {"groups": [{"assets": ["a", "b"], "maximum": 0.5}], "fully_invested": True},
         ("groups", 0, "maximum"),
-        "at least 1 beside",
+        "at least 1 under",
     ),
     (
         {"groups": [{"assets": ["a"], "minimum": 0.6}, {"assets": ["b"], "minimum": 0.6}]},
         ("groups", 1, "minimum"),
-        "at most 0.4 beside",
+        "at most 0.4 under",
     ),
     ({"turnover_cost": 0.1}, ("turnover_cost",), "give current"),
     ({"maximum_turnover": 0.1}, ("maximum_turnover",), "give current"),
@@ -289,7 +289,7 @@ def test_every_rule_that_a_portfolio_breaks_is_named_with_by_how_much() -> None:
 
 
 def loosened(stated: Spec, where: tuple[str | int, ...], step: float) -> Spec:
-    """The specification with a little more room in one rule."""
+    """Return the specification with one rule relaxed a little."""
     changed = copy.deepcopy(stated)
     place: Any = changed
     for name in where[:-1]:

@@ -1,4 +1,4 @@
-"""The pool against HiGHS, which solves the planner's program as it stands, and against cvxpy with another solver."""
+"""The pool against HiGHS on the planner's own program, and against cvxpy with another solver."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def assert_optimal(
 def test_every_answer_is_the_one_that_highs_gives(
     seed: int, rows: int, columns: int, plain: bool, repeated: bool
 ) -> None:
-    """Rows of all senses, free, fixed and boxed variables, negative costs, ties, equal rows, limits of zero; what no
-    variable can keep comes with a proof."""
+    """Rows of all senses, free, fixed and boxed variables, negative costs, ties, equal rows, limits of zero;
+    infeasibility comes with a proof."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns, plain)
     again = rng.integers(0, rows, 2 if repeated else 0)
@@ -237,7 +237,7 @@ def test_what_the_kernel_gives_up_on_is_solved_by_highs(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("error", [1e-6, 1e-3, 0.5])
 def test_a_basis_with_an_inaccurate_inverse_gives_no_wrong_answer(error: float) -> None:
-    """Whether the basis is optimal as it stands or pivots lead away from it."""
+    """Holds both if the basis is optimal and if pivots leave it."""
     rng = np.random.default_rng(7)
     program = random_program(rng, 6, 9)
     limits = reachable_limits(rng, program, 40)
@@ -260,7 +260,7 @@ def test_a_cost_that_can_fall_without_limit_is_refused() -> None:
     program = LinearProgram(
         np.array([1.0, -1.0]), np.array([[1.0, 1.0]]), np.array([1]), np.zeros(2), np.array([np.inf, np.inf])
     )
-    with pytest.raises(InvalidInput, match="unbounded below"):
+    with pytest.raises(InvalidInput, match="can fall without limit"):
         pool_of(program)
     pool_of(replace(program, upper=np.array([np.inf, 5.0])))
     pool_of(replace(program, senses=np.array([-1])))

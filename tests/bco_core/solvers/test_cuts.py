@@ -1,4 +1,4 @@
-"""Cutting planes against one large program, in HiGHS and, written anew, in cvxpy with another solver."""
+"""Cutting planes against one large program, in HiGHS and, stated independently, in cvxpy with another solver."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
 
 @pytest.mark.parametrize("seed", [0, 1, 4, 6])
 def test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated(seed: int) -> None:
-    """So many scenarios make the objective all but smooth: cuts come near its optimum and do not end upon it."""
+    """Many scenarios make the objective nearly smooth: cuts approach its optimum without reaching it."""
     rng = np.random.default_rng(seed)
     problem = TwoStageLinear.from_spec(random_two_stage(rng, 3, 4))
     atoms, weights = rng.normal(size=(400, 2)), np.full(400, 1 / 400)
@@ -90,7 +90,7 @@ def test_risk_weights_are_probabilities_that_give_the_sorted_tail(
 
 
 def capped(most: float | None = None) -> TwoStageLinear:
-    """Order z, mend at most two units of what demand is short: a decision for the mean may be too little for some."""
+    """Order z; recourse covers at most two units of shortage, so the decision for the mean may be too small."""
     return TwoStageLinear.from_spec(
         {
             "decisions": [{"name": "z", "cost": 3, "maximum": most}],

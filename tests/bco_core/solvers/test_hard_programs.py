@@ -77,7 +77,7 @@ def test_no_hard_program_of_thousands_is_called_optimal_that_is_not() -> None:
 
 @pytest.mark.parametrize("lie", [1e-4, 0.1, -1e-4])
 def test_the_count_of_false_optima_notices_a_wrong_cost(lie: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision that is off, or a cost other than the decision's, is found out."""
+    """A wrong decision, or a cost that is not the decision's, is detected."""
     one = next(one for one in instances(40, 3) if one.kind == "ties" and not is_false_optimal(one))
     right = TwoStageLinear.prescribe
 
@@ -130,7 +130,7 @@ def test_the_pool_keeps_certified_bases_only_and_answers_as_highs_does(by: float
 
 
 def test_an_uncertified_answer_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel whose pivots end in a basis that is not dual feasible teaches the pool nothing."""
+    """A basis that is not dual feasible does not enter the pool."""
     _, pool = parallel_pool(0.5)
     kernel = basis_pool._solve_all
 
@@ -160,7 +160,7 @@ def test_a_singular_basis_raises_nothing_and_is_not_learned() -> None:
 
 
 def rented(gap: dict[str, float] | None = None, rent: float = 1e5) -> dict[str, Any]:
-    """Whole lots of several sizes beside a rent: what is to be decided is small beside what is not."""
+    """Whole lots of several sizes plus a rent: the cost that decisions change is small relative to the fixed cost."""
     sizes, costs = [7.0, 5.0, 3.0, 2.0], [10.1, 7.9, 5.3, 4.1]
     return {
         "decisions": [

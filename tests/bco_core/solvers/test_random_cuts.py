@@ -1,4 +1,4 @@
-"""Cutting planes with random costs and technology against one large program, written here anew for highspy."""
+"""Cutting planes with random costs and technology against one large program, stated independently in highspy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def in_time() -> Flag:
 def by_highs(
     program: LinearProgram, stages: RecourseScenarios, lower: Array, upper: Array, risk: RiskOf
 ) -> tuple[str, float]:
-    """All scenarios as one program in z, η and, for every scenario, x and its excess over η. Gives how it ended too."""
+    """Solve all scenarios as one program in z, η and, for every scenario, x and its excess over η; return status and
+    objective."""
     model = highspy.Highs()
     model.silent()
     inf, dim, columns = highspy.kHighsInf, len(lower), len(program.cost)
@@ -76,7 +77,7 @@ def risk_of(costs: Array, weights: Array, risk: RiskOf) -> float:
 
 
 def certified(recourse: RandomRecourse, stages: RecourseScenarios, found: CutSolution, risk: RiskOf) -> float:
-    """The objective of what was found, by certified recourse."""
+    """Return the objective of a solution, by certified recourse."""
     solved = recourse.solve(stages.recourse_cost, stages.limits - stages.technology @ found.decision)
     assert (solved.status == OPTIMAL).all()
     assert solved.certified.all()
@@ -84,7 +85,7 @@ def certified(recourse: RandomRecourse, stages: RecourseScenarios, found: CutSol
 
 
 def mended(rng: Random, rows: int, columns: int, plain: bool) -> LinearProgram:
-    """A random program to every row of which a shortage and an excess are added: there is always a recourse."""
+    """Return a random program with a shortage and an excess variable in every row: there is always a recourse."""
     inner = random_program(rng, rows, columns, plain)
     return LinearProgram(
         np.zeros(columns + 2 * rows),
@@ -137,7 +138,7 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
 def test_decisions_that_leave_a_scenario_without_recourse_are_cut_off(
     seed: int, decisions: int, rows: int, plain: bool
 ) -> None:
-    """Recourse that is not complete: the point to begin with may leave some scenarios without, or every point may."""
+    """Recourse is not complete: the first point, or every point, may leave some scenarios without recourse."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, rows + 2, plain)
     stages = drawn(rng, program, decisions, 6, plain, False)
@@ -156,7 +157,7 @@ def test_decisions_that_leave_a_scenario_without_recourse_are_cut_off(
 
 
 def test_a_price_that_pays_for_ever_is_said_and_names_its_scenario() -> None:
-    """Nothing bounds how much −x may be worth where x has no row that holds it."""
+    """The cost is unbounded if no row limits x."""
     program = LinearProgram(np.zeros(2), np.array([[1.0, -1.0]]), np.array([1]), np.zeros(2), np.full(2, np.inf))
     costs = np.array([[1.0, 0.0], [1.0, -0.5], [1.0, -1.5], [1.0, 0.0]])
     stages = RecourseScenarios(

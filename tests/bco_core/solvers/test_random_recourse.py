@@ -1,4 +1,4 @@
-"""Recourse at random prices, pair by pair, against HiGHS on the program as it stands."""
+"""Recourse at random prices, pair by pair, against HiGHS on the planner's own program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_values_are_those_of_highs_and_come_with_a_certificate(seed: int, rows: 
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 6))
 def test_whatever_the_costs_and_limits_are_highs_agrees(seed: int, rows: int, columns: int) -> None:
-    """Costs may fall without limit and rows may not be kept: either is said, and nothing loops."""
+    """Programs may be unbounded or infeasible: either is reported, and nothing loops."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns, plain=True)
     costs, limits = entries(rng, (20, columns), True), 2 * entries(rng, (20, rows), True)
