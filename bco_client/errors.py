@@ -1,30 +1,35 @@
-"""What can go wrong, as exceptions that carry the service's own sentences."""
+"""Exceptions; those of refused requests carry the service's own messages."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
+if TYPE_CHECKING:
+    from bco_client.records import JobRecord
 
-class BcoError(Exception):
-    """Everything that this package raises by itself."""
+
+class ClientError(Exception):
+    """Base class of this package's exceptions."""
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """One offending place of a request: a JSON pointer into it, and what would be right."""
+class RequestMistake:
+    """One mistake in a request: a JSON pointer to it, and what would be right."""
 
     pointer: str
     detail: str
 
 
-class ApiError(BcoError):
-    """The service refused a request: RFC 9457 problem details, with the sentence as the exception's text."""
+class ApiError(ClientError):
+    """The service refused a request: RFC 9457 problem details, with ``detail`` as the exception's text."""
 
-    def __init__(self, status: int, type: str, title: str, detail: str, errors: tuple[Mistake, ...] = ()) -> None:
+    def __init__(
+        self, status: int, type: str, title: str, detail: str, errors: tuple[RequestMistake, ...] = ()
+    ) -> None:
         self.status = status
         self.type = type
         self.title = title
@@ -33,14 +38,14 @@ class ApiError(BcoError):
         super().__init__(status, type, title, detail, errors)
 
     def __str__(self) -> str:
-        told = [f"{mistake.pointer}: {mistake.detail}" for mistake in self.errors if mistake.detail != self.detail]
-        alone = self.errors[0].pointer if len(self.errors) == 1 and not told else ""
+        lines = [f"{mistake.pointer}: {mistake.detail}" for mistake in self.errors if mistake.detail != self.detail]
+        alone = self.errors[0].pointer if len(self.errors) == 1 and not lines else ""
         first = f"{self.detail} ({alone})" if alone else self.detail
-        return "\n".join([first, *told])
+        return "\n".join([first, *lines])
 
 
-class InvalidInput(ApiError):
-    """The request cannot be used as it is; ``errors`` says where and what would be right."""
+class UnprocessableRequest(ApiError):
+    """The request is invalid; ``errors`` says where, and what would be right."""
 
 
 class Unauthorized(ApiError):
@@ -60,31 +65,54 @@ class Conflict(ApiError):
 
 
 class TooLarge(ApiError):
-    """The request is larger than the service takes."""
+    """The request is larger than the service accepts."""
 
 
 class TooManyRequests(ApiError):
-    """The key's rate or the service's places are used up, also after waiting."""
+    """The rate limit or the capacity is used up, also after retries."""
 
 
 class Unavailable(ApiError):
-    """The service cannot answer right now, also after trying again."""
+    """The service is unavailable, also after retries."""
 
 
 class ServerError(ApiError):
-    """Something went wrong on the service's side."""
+    """The service failed."""
 
 
-class Unreachable(BcoError):
-    """No answer came, also after trying again."""
+class Unreachable(ClientError):
+    """No answer came, also after retries."""
 
 
-class UnexpectedAnswer(BcoError):
-    """An answer is not what the service's answers look like."""
+class UnexpectedAnswer(ClientError):
+    """An answer does not look like one of the service."""
 
 
-class BadSignature(BcoError):
-    """A webhook was not signed with this secret, or too long ago."""
+class BadSignature(ClientError):
+    """A webhook was not signed with this secret, or was signed too long ago."""
+
+
+class JobError(ClientError):
+    """A job ended without a result; ``job`` is its last state."""
+
+    def __init__(self, sentence: str, job: JobRecord) -> None:
+        self.job = job
+        super().__init__(sentence, job)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class JobFailed(JobError):
+    """A job failed; the text says why."""
+
+
+class JobCancelled(JobError):
+    """A job was cancelled."""
+
+
+class StillRunning(JobError, TimeoutError):
+    """A job had not ended when the timeout expired; it continues."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -93,28 +121,28 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     404: NotFound,
     409: Conflict,
     413: TooLarge,
-    422: InvalidInput,
+    422: UnprocessableRequest,
     429: TooManyRequests,
     503: Unavailable,
 }
 
 
 def of_response(response: httpx.Response) -> ApiError:
-    """The exception that an answer with an error status stands for."""
+    """Return the exception for an answer with an error status."""
     status = response.status_code
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
     try:
-        told: Any = json.loads(response.content)
+        document: Any = json.loads(response.content)
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or not isinstance(told.get("detail"), str):
+        document = None
+    if not isinstance(document, dict) or not isinstance(document.get("detail"), str):
         sentence = f"the service answered {status} {response.reason_phrase} and did not say why"
         return kind(status, "about:blank", response.reason_phrase, sentence)
-    errors = told.get("errors") or []
+    errors = document.get("errors") or []
     return kind(
         status,
-        str(told.get("type", "about:blank")),
-        str(told.get("title", "")),
-        told["detail"],
-        tuple(Mistake(str(error.get("pointer", "#")), str(error.get("detail", ""))) for error in errors),
+        str(document.get("type", "about:blank")),
+        str(document.get("title", "")),
+        document["detail"],
+        tuple(RequestMistake(str(error.get("pointer", "#")), str(error.get("detail", ""))) for error in errors),
     )

@@ -1,4 +1,4 @@
-"""What can be asked for beside data, as keyword arguments; the service's docs page says what each does."""
+"""Options as keyword arguments; the service's API page explains each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Quality = Literal["ok", "warn", "bad"]
 Include = Literal["scenarios", "outcomes", "recourse", "sensitivity", "neighbours"]
 
 
-class PrescribeOptions(TypedDict, total=False):
-    """How to decide."""
+class PrescribeArguments(TypedDict, total=False):
+    """Options of deciding."""
 
     policy: str
     alpha: float
@@ -26,8 +26,8 @@ class PrescribeOptions(TypedDict, total=False):
     time_limit_seconds: float
 
 
-class LearnOptions(TypedDict, total=False):
-    """How to learn."""
+class LearnArguments(TypedDict, total=False):
+    """Options of learning."""
 
     predictor: Json
     inference: Json
@@ -39,8 +39,8 @@ class LearnOptions(TypedDict, total=False):
     time_limit_seconds: float
 
 
-class BacktestOptions(TypedDict, total=False):
-    """What to compare, and on which rows."""
+class BacktestArguments(TypedDict, total=False):
+    """Policies to compare, and rows to compare them on."""
 
     ours: Sequence[Json]
     baselines: Sequence[str]
@@ -52,8 +52,8 @@ class BacktestOptions(TypedDict, total=False):
     time_limit_seconds: float
 
 
-class Roles(TypedDict, total=False):
-    """What the columns of a history are."""
+class RoleArguments(TypedDict, total=False):
+    """Roles of the columns of a history."""
 
     outcomes: Sequence[str] | str
     contexts: Sequence[str]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Protocol, TextIO
 
-from bco_client.records import Job
+from bco_client.records import JobRecord
 
 # Below this share of a job, its own estimate tells more than the pace so far.
 _TELLING = 0.05
@@ -18,7 +18,7 @@ _TELLING = 0.05
 _STEP = 0.1
 
 
-def remaining_seconds(job: Job, now: datetime | None = None) -> float | None:
+def remaining_seconds(job: JobRecord, now: datetime | None = None) -> float | None:
     """About how long a running job still takes: as the service says, by the pace so far or, at first, by the estimate.
 
     None where nobody knows.
@@ -43,20 +43,20 @@ def in_words(seconds: float | None) -> str:
     return f"about {hours} h {minutes:02d} min left" if hours else f"about {minutes} min {rest:02d} s left"
 
 
-class Bar(Protocol):
-    def show(self, job: Job) -> None: ...
+class ProgressBar(Protocol):
+    def show(self, job: JobRecord) -> None: ...
 
     def close(self) -> None: ...
 
 
-def make_bar(quiet: bool, out: TextIO | None = None) -> Bar:
+def make_bar(quiet: bool, out: TextIO | None = None) -> ProgressBar:
     if quiet:
         return _Nothing()
     return _Rich() if out is None and find_spec("rich") is not None else _Lines(out or sys.stderr)
 
 
 class _Nothing:
-    def show(self, job: Job) -> None: ...
+    def show(self, job: JobRecord) -> None: ...
 
     def close(self) -> None: ...
 
@@ -69,7 +69,7 @@ class _Lines:
         self._over = out.isatty()
         self._shown: tuple[str, str, int] | None = None
 
-    def show(self, job: Job) -> None:
+    def show(self, job: JobRecord) -> None:
         now = (job.id, job.state, int(job.progress / _STEP + 1e-9))
         if not self._over and now == self._shown:
             return
@@ -100,7 +100,7 @@ class _Rich:
         )
         self._tasks: dict[str, int] = {}
 
-    def show(self, job: Job) -> None:
+    def show(self, job: JobRecord) -> None:
         words = ", ".join(filter(None, [in_words(remaining_seconds(job)), job.message]))
         if job.id not in self._tasks:
             self._bars.start()

@@ -1,4 +1,4 @@
-"""What the service answers with, as frozen records. ``raw`` is the whole answer, fields of newer services included."""
+"""Answers of the service as frozen records. ``raw`` is the whole answer, including fields of newer services."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Record):
-    """A decision problem. In lists it has no ``spec``; one that was imported may have come with a data set."""
+class ProblemRecord(Record):
+    """A decision problem. Lists omit ``spec``; ``dataset_id`` is the data set imported with it, if any."""
 
     id: str
     name: str
@@ -36,8 +36,8 @@ class Problem(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column(Record):
-    """What a column is and what it holds."""
+class ColumnRecord(Record):
+    """A column of a data set: its role and a profile of its values."""
 
     name: str
     role: str
@@ -52,8 +52,8 @@ class Column(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Record):
-    """A history. In lists it has no columns and warnings."""
+class DatasetRecord(Record):
+    """A data set. Lists omit columns and warnings."""
 
     id: str
     name: str
@@ -62,13 +62,13 @@ class Dataset(Record):
     lead: int = 1
     revision: int = 1
     digest: str = ""
-    columns: list[Column] = field(default_factory=list)
+    columns: list[ColumnRecord] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Record):
-    """A job and how it gets on. In lists it has no ``spec``."""
+class JobRecord(Record):
+    """A job and its progress. Lists omit ``spec``."""
 
     id: str
     name: str
@@ -95,15 +95,15 @@ class Job(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogLine(Record):
+class JobLogRecord(Record):
     seq: int
     at: datetime
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Posterior(Record):
-    """What was learned. In lists it has no problem, columns and description."""
+class PosteriorRecord(Record):
+    """A learned posterior. Lists omit problem, columns and description."""
 
     id: str
     name: str
@@ -117,7 +117,7 @@ class Posterior(Record):
     job_id: str | None = None
     dataset_id: str | None = None
     problem: Json = field(default_factory=dict)
-    columns: list[Column] = field(default_factory=list)
+    columns: list[ColumnRecord] = field(default_factory=list)
     description: Json = field(default_factory=dict)
 
     @property
@@ -131,16 +131,16 @@ class Posterior(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapAlternative(Record):
-    """What the single best model would decide, judged under the same scenarios."""
+class MapDecision(Record):
+    """The decision of the single best model, and its cost under the same scenarios."""
 
     decision: Numbers
     expected_cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prescription(Record):
-    """The decision for one context, what it may cost, and what hedging buys. The last five are there if asked for."""
+class ContextPrescription(Record):
+    """The decision for one context, its costs and the gain from hedging. ``include`` asks for the last five fields."""
 
     decision: Numbers
     status: str = ""
@@ -151,7 +151,7 @@ class Prescription(Record):
     solver: str = ""
     gap: float | None = None
     feasibility: float | None = None
-    map: MapAlternative | None = None
+    map: MapDecision | None = None
     hedging_gain: float | None = None
     warnings: list[str] = field(default_factory=list)
     scenarios: Any = None
@@ -159,14 +159,14 @@ class Prescription(Record):
     recourse: Any = None
     sensitivity: Any = None
     neighbours: Any = None
-    # Where the log has it, if it is kept there: the call, and which of its contexts this is.
+    # The logged call, if any, and the index of this context in it.
     logged_as: str | None = field(default=None, compare=False)
     index: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(Record):
-    """What every answer of a posterior says; ``id`` names it in the log, if it is kept there."""
+class PosteriorReply(Record):
+    """Fields of every answer of a posterior; ``id`` is its id in the log, if it is logged."""
 
     posterior_id: str
     digest: str
@@ -179,15 +179,15 @@ class Answer(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prescribed(Answer):
+class PrescribeReply(PosteriorReply):
     """The whole answer to a prescribe call."""
 
-    prescriptions: list[Prescription]
+    prescriptions: list[ContextPrescription]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alternative(Record):
-    """A decision of the caller's own beside ours, on the same scenarios. ``filled`` names what was left to us."""
+class AlternativeRecord(Record):
+    """A decision of your own, priced on the scenarios of the prescription. ``filled`` names values that we decided."""
 
     decision: Numbers
     name: str = ""
@@ -207,26 +207,26 @@ class Alternative(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Record):
-    """For one context: what we would do, and what each alternative would cost."""
+class EvaluationRecord(Record):
+    """For one context: the prescription, and the cost of each alternative."""
 
-    ours: Prescription | None = None
-    alternatives: list[Alternative] = field(default_factory=list)
+    ours: ContextPrescription | None = None
+    alternatives: list[AlternativeRecord] = field(default_factory=list)
     status: str = ""
     reason: str = ""
     warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated(Answer):
+class EvaluateReply(PosteriorReply):
     """The whole answer to an evaluate call."""
 
-    evaluations: list[Evaluation]
+    evaluations: list[EvaluationRecord]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backtest(Record):
-    """What policies would have cost on rows that they had not seen; ``raw`` is the whole summary.
+class BacktestResult(Record):
+    """Costs of policies on rows that they have not learned from; ``raw`` is the whole summary.
 
     ``worth_using`` is yes, no or unclear, and ``verdict`` says why. ``job_id`` has the table, a line for each row and
     policy.
@@ -239,14 +239,14 @@ class Backtest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drift(Record):
-    """Whether later rows cost what was promised; ``raw`` has every figure."""
+class DriftRecord(Record):
+    """Whether realised costs match the promised ones; ``raw`` has every figure."""
 
     verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alias(Record):
+class AliasRecord(Record):
     name: str
     posterior_id: str
     digest: str
@@ -257,7 +257,7 @@ class Alias(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AliasMove(Record):
+class AliasMoveRecord(Record):
     revision: int
     at: datetime
     by: str | None = None
@@ -267,8 +267,8 @@ class AliasMove(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedCall(Record):
-    """A prescribe or evaluate call in the log. In lists it has no request, answer and outcomes."""
+class CallRecord(Record):
+    """A logged prescribe or evaluate call. Lists omit request, answer and outcomes."""
 
     id: str
     kind: str
@@ -284,8 +284,8 @@ class LoggedCall(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded(Record):
-    """What happened after a call, and what that cost: one entry of ``rows`` for each context of the request."""
+class OutcomeRecord(Record):
+    """Recorded outcomes of a call and their costs: one entry of ``rows`` for each context of the request."""
 
     id: str
     posterior_id: str
@@ -295,8 +295,8 @@ class Recorded(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduced(Record):
-    """The same call, decided again."""
+class ReproduceReply(Record):
+    """A logged call repeated: the new answer and its differences."""
 
     id: str
     identical: bool
@@ -312,7 +312,7 @@ T = TypeVar("T", bound=Record)
 
 
 def read(kind: type[T], document: Any) -> T:
-    """A record from JSON. Fields that this version does not know stay in ``raw``."""
+    """Return a record from JSON. Fields that this version does not know stay in ``raw``."""
     if not isinstance(document, Mapping):
         raise UnexpectedAnswer(f"an answer is no {kind.__name__}; is this the address of the service?")
     known = {name: _value(hint, document[name]) for name, hint in _hints(cast(Any, kind)).items() if name in document}

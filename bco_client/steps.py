@@ -1,8 +1,8 @@
-"""Operations as steps, apart from how they are taken: one code for the blocking and the asynchronous client.
+"""Operations as steps: one implementation for the blocking and the asynchronous client.
 
-An operation is a generator. It yields requests, pauses and news of a job, is sent the response to each request, and
-returns its result. :mod:`bco_client.client` takes the steps with blocking calls, :mod:`bco_client.aio` with awaited
-ones. What follows a lost or refused request is written here, once, for both.
+An operation is a generator. It yields requests, pauses and the progress of a job, receives the response to each
+request, and returns its result. :mod:`bco_client.client` performs the steps with blocking calls,
+:mod:`bco_client.aio` with awaited ones. Retries are here, once, for both.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from urllib.parse import quote
 
 import httpx
 
-from bco_client.errors import BcoError, UnexpectedAnswer, Unreachable, of_response
-from bco_client.records import Job, Record, read
+from bco_client.errors import ClientError, UnexpectedAnswer, Unreachable, of_response
+from bco_client.records import JobRecord, Record, read
 from bco_client.to_json import to_json
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
-# What a proxy or the service says when the same request may succeed a moment later.
-_MOMENTARY = (429, 502, 503, 504)
+# Statuses of a proxy or the service after which the same request may succeed a moment later.
+_TRANSIENT = (429, 502, 503, 504)
 _PAGE = 200
 
 
 @dataclass(frozen=True)
-class Request:
-    """One HTTP request. Sent twice it does what it does once: what creates something carries an Idempotency-Key."""
+class HttpRequest:
+    """One HTTP request. It is safe to repeat: requests that create something carry an Idempotency-Key."""
 
     method: str
     path: str
@@ -45,27 +45,27 @@ class Request:
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait so long before the next step."""
+    """Wait before the next step."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class News:
-    """How a job that is waited for gets on, for a progress bar."""
+class JobProgress:
+    """Progress of an awaited job, for a progress bar."""
 
-    job: Job
+    job: JobRecord
 
 
-Step = Request | Pause | News
+Step = HttpRequest | Pause | JobProgress
 Steps = Generator[Step, Any, T]
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How often a request is tried in all, and how long to wait before the next try: doubled each time, at random.
+class RetryOptions:
+    """Attempts for each request, and the pause before the next one, which doubles each time and is randomised.
 
-    A service that asks for more than ``longest_seconds`` (Retry-After) is not waited for.
+    If the service asks for more than ``longest_seconds`` (Retry-After), the request fails at once.
     """
 
     attempts: int = 6
@@ -74,7 +74,7 @@ class Patience:
 
     def backoff(self, attempt: int) -> float:
         most: float = min(self.longest_seconds, self.first_seconds * 2 ** (attempt - 1))
-        # At random, so that clients which failed together do not come back together.
+        # Randomised, so that clients that failed together do not return together.
         return most * random.uniform(0.5, 1.0)  # noqa: S311
 
 
@@ -82,38 +82,38 @@ class Patience:
 
 
 def address(*parts: str) -> str:
-    """The path of an object; what is odd in an id or alias cannot lead elsewhere."""
+    """Return the path of an object; ids and aliases are quoted, so that they cannot change the path."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def get(*parts: str, **params: Any) -> Request:
+def get(*parts: str, **params: Any) -> HttpRequest:
     several = {name: list(map(_text, value)) for name, value in params.items() if isinstance(value, list)}
     given = {name: _text(value) for name, value in params.items() if value is not None} | several
-    return Request("GET", address(*parts), given)
+    return HttpRequest("GET", address(*parts), given)
 
 
-def ask(*parts: str, body: Mapping[str, Any] | None = None) -> Request:
-    """A POST that makes nothing new, or nothing twice by its nature."""
-    return Request("POST", address(*parts), body=to_json(body or {}), headers=_JSON)
+def ask(*parts: str, body: Mapping[str, Any] | None = None) -> HttpRequest:
+    """Return a POST that creates nothing, or is idempotent by itself."""
+    return HttpRequest("POST", address(*parts), body=to_json(body or {}), headers=_JSON)
 
 
-def put(*parts: str, body: Mapping[str, Any]) -> Request:
-    return Request("PUT", address(*parts), body=to_json(body), headers=_JSON)
+def put(*parts: str, body: Mapping[str, Any]) -> HttpRequest:
+    return HttpRequest("PUT", address(*parts), body=to_json(body), headers=_JSON)
 
 
-def delete(*parts: str) -> Request:
-    return Request("DELETE", address(*parts))
+def delete(*parts: str) -> HttpRequest:
+    return HttpRequest("DELETE", address(*parts))
 
 
-def create(*parts: str, body: Mapping[str, Any] | None = None, key: str | None = None) -> Request:
-    """A POST that makes something: with its Idempotency-Key it may be sent again and makes it once."""
+def create(*parts: str, body: Mapping[str, Any] | None = None, key: str | None = None) -> HttpRequest:
+    """Return a POST that creates something, with an Idempotency-Key so that repeats create nothing more."""
     headers = _keyed(key) if body is None else _keyed(key) | _JSON
-    return Request("POST", address(*parts), body=None if body is None else to_json(body), headers=headers)
+    return HttpRequest("POST", address(*parts), body=None if body is None else to_json(body), headers=headers)
 
 
-def upload(*parts: str, form: Mapping[str, str], key: str | None = None, **files: tuple[str, bytes]) -> Request:
-    """A POST of files with the fields of a form; it makes something once, like :func:`create`."""
-    return Request("POST", address(*parts), form=form, files=files, headers=_keyed(key))
+def upload(*parts: str, form: Mapping[str, str], key: str | None = None, **files: tuple[str, bytes]) -> HttpRequest:
+    """Return a POST of files and form fields, with an Idempotency-Key like :func:`create`."""
+    return HttpRequest("POST", address(*parts), form=form, files=files, headers=_keyed(key))
 
 
 _JSON = {"Content-Type": "application/json"}
@@ -127,11 +127,11 @@ def _text(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-# what comes back
+# answers
 
 
-def answer(request: Request) -> Steps[Any]:
-    """The JSON that a request is answered with; None where the answer is empty."""
+def answer(request: HttpRequest) -> Steps[Any]:
+    """Return the JSON answer to a request; None if it is empty."""
     response: httpx.Response = yield request
     if not response.content:
         return None
@@ -143,48 +143,48 @@ def answer(request: Request) -> Steps[Any]:
         ) from None
 
 
-def record(kind: type[R], request: Request) -> Steps[R]:
+def record(kind: type[R], request: HttpRequest) -> Steps[R]:
     return read(kind, (yield from answer(request)))
 
 
-def done(request: Request) -> Steps[None]:
+def done(request: HttpRequest) -> Steps[None]:
     yield request
 
 
-def content(request: Request) -> Steps[bytes]:
+def content(request: HttpRequest) -> Steps[bytes]:
     response: httpx.Response = yield request
     return response.content
 
 
 def listed(kind: type[R], /, *parts: str, limit: int | None, **filters: Any) -> Steps[list[R]]:
-    """The objects of a list, newest first, page after page: all of them, or so many."""
-    found: list[R] = []
+    """Return the objects of a list, newest first, page by page: all, or up to ``limit``."""
+    items: list[R] = []
     cursor = None
-    while limit is None or len(found) < limit:
-        size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+    while limit is None or len(items) < limit:
+        size = _PAGE if limit is None else min(_PAGE, limit - len(items))
         page = yield from answer(get(*parts, limit=size, cursor=cursor, **filters))
-        found += [read(kind, item) for item in page["items"]]
+        items += [read(kind, item) for item in page["items"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
-    return found
+    return items
 
 
-# requests that are sent again
+# retries
 
 
-def patiently(steps: Steps[T], patience: Patience) -> Steps[T]:
-    """The same steps, each request sent again while that may help; what does not help is raised in them."""
+def with_retries(steps: Steps[T], retries: RetryOptions) -> Steps[T]:
+    """Run the same steps, retrying each request while that may help; raise the final error in them."""
     try:
         step = next(steps)
         while True:
-            if not isinstance(step, Request):
+            if not isinstance(step, HttpRequest):
                 yield step
                 step = steps.send(None)
                 continue
             try:
-                response = yield from _sent(step, patience)
-            except BcoError as error:
+                response = yield from _send(step, retries)
+            except ClientError as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(response)
@@ -195,37 +195,37 @@ def patiently(steps: Steps[T], patience: Patience) -> Steps[T]:
         steps.close()
 
 
-def _sent(request: Request, patience: Patience) -> Steps[httpx.Response]:
+def _send(request: HttpRequest, retries: RetryOptions) -> Steps[httpx.Response]:
     attempt = 1
     while True:
-        may_repeat = attempt < patience.attempts
+        may_repeat = attempt < retries.attempts
         try:
             response: httpx.Response = yield request
         except httpx.TransportError as error:
             if not may_repeat:
                 raise Unreachable(_unreachable(request, error, attempt)) from error
-            wait = patience.backoff(attempt)
+            wait = retries.backoff(attempt)
         else:
-            # A deletion whose answer was lost has been done.
+            # A repeated deletion that finds nothing has succeeded before: only its answer was lost.
             if response.is_success or (request.method == "DELETE" and attempt > 1 and response.status_code == 404):
                 return response
-            asked = _wait_asked_for(response)
-            # 409 with Retry-After: the same creation is still under way.
-            momentary = response.status_code in _MOMENTARY or (response.status_code == 409 and asked is not None)
-            if not (may_repeat and momentary) or (asked or 0.0) > patience.longest_seconds:
+            requested = _retry_after(response)
+            # 409 with Retry-After: the first attempt is still under way.
+            transient = response.status_code in _TRANSIENT or (response.status_code == 409 and requested is not None)
+            if not (may_repeat and transient) or (requested or 0.0) > retries.longest_seconds:
                 raise of_response(response)
-            wait = max(asked or 0.0, patience.backoff(attempt))
+            wait = max(requested or 0.0, retries.backoff(attempt))
         yield Pause(wait)
         attempt += 1
 
 
-def _unreachable(request: Request, error: httpx.TransportError, attempts: int) -> str:
+def _unreachable(request: HttpRequest, error: httpx.TransportError, attempts: int) -> str:
     times = "once" if attempts == 1 else f"{attempts} times"
     return f"no answer to {request.method} {request.path}, tried {times}: {error or type(error).__name__}"
 
 
-def _wait_asked_for(response: httpx.Response) -> float | None:
-    """Seconds from the header Retry-After: a number, or a date."""
+def _retry_after(response: httpx.Response) -> float | None:
+    """Return the seconds of the Retry-After header, which is a number or a date."""
     text = response.headers.get("Retry-After", "").strip()
     if not text:
         return None

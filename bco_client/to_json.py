@@ -1,4 +1,4 @@
-"""Values of any library as JSON has them: NumPy's numbers and arrays, dates, missing values."""
+"""Convert values of any library to JSON: NumPy numbers and arrays, dates, missing values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """The value in numbers, texts, booleans, lists and dicts; None where it is missing (NaN, NaT, NA)."""
+    """Return the value as numbers, strings, booleans, lists and dicts; None where it is missing (NaN, NaT, NA)."""
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):

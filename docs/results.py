@@ -1,40 +1,29 @@
-"""Writes what ``benchmarks/results`` says into README.md and docs/experiments.md: ``make docs``."""
+"""Write the results of ``benchmarks/results`` into README.md, docs/experiments.md and their figure: ``make docs``."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
-from benchmarks.experiments import sentences
+from benchmarks.experiments import summary
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "experiments.md")
-TEXTS = {
-    "newsvendor": sentences.newsvendor,
-    "shipment": sentences.shipment,
-    "portfolio": sentences.portfolio,
-    "yaz": sentences.yaz,
-    "real": sentences.real,
-    "shortest_path": sentences.shortest_path,
-    "knapsack": sentences.knapsack,
+FIGURE = ROOT / "docs" / "images" / "results.svg"
+TABLES = {
+    "results": lambda folder: summary.table(summary.strongest_rivals(folder) + summary.published_methods(folder)),
+    "single_rivals": lambda folder: summary.table(summary.single_rivals(folder)),
+    "other_figures": summary.other_figures,
 }
-WIDTH = 124
-_MARKED = re.compile(
-    r"(<!-- results of (\w+): written by `make docs` -->\n)(.*?)(<!-- end of results -->\n)", re.DOTALL
-)
+_MARKS = re.compile(r"(<!-- table of (\w+): written by `make docs` -->\n)(.*?)(<!-- end of table -->\n)", re.DOTALL)
 
 
-def renewed(page: str, folder: Path = sentences.RESULTS) -> str:
-    """The page with what the files of results say between each pair of marks."""
-
-    def written(match: re.Match[str]) -> str:
-        text = textwrap.fill(TEXTS[match[2]](folder), WIDTH, break_long_words=False, break_on_hyphens=False)
-        return f"{match[1]}{text}\n{match[4]}"
-
-    return _MARKED.sub(written, page)
+def renew(page: str, folder: Path = summary.RESULTS) -> str:
+    """Return the page with each marked table computed from the files of results."""
+    return _MARKS.sub(lambda match: f"{match[1]}{TABLES[match[2]](folder)}\n{match[4]}", page)
 
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(renew(path.read_text(encoding="utf-8")), encoding="utf-8")
+    summary.plot(summary.strongest_rivals(), FIGURE)

@@ -1,4 +1,4 @@
-"""Writes the table of settings in ``docs/operations.md`` from ``app/settings.py``: ``make docs``."""
+"""Write the table of settings in ``docs/operations.md`` from ``app/settings.py``: ``make docs``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def table() -> str:
     return "".join(["| variable | default | meaning |\n", "|---|---|---|\n", *rows])
 
 
-def renewed(page: str) -> str:
-    """The page with the table of today's settings between its two marks."""
+def renew(page: str) -> str:
+    """Return the page with the table of the current settings between its two marks."""
     return re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + table() + END, page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
 from bco_client import tables
-from bco_client.options import Roles, names
-from bco_client.records import Dataset
-from bco_client.steps import Request, Steps, answer, delete, done, get, listed, record, upload
+from bco_client.options import RoleArguments, names
+from bco_client.records import DatasetRecord
+from bco_client.steps import HttpRequest, Steps, answer, delete, done, get, listed, record, upload
 from bco_client.steps import create as creating
 from bco_client.tables import FILES, File, Table
 
-# Rows with at most so many values go as JSON; more go as a file.
+# Tables of up to this many values go as JSON, larger ones as a file.
 JSON_VALUES = 50_000
 _ROWS_A_PAGE = 1_000
 # Roles that several columns may have.
@@ -20,11 +20,16 @@ LISTS = ("outcomes", "contexts", "categorical", "series", "decisions")
 
 
 def create(
-    data: Table | File, name: str, *, sheet: str = "", idempotency_key: str | None = None, **roles: Unpack[Roles]
-) -> Steps[Dataset]:
+    data: Table | File,
+    name: str,
+    *,
+    sheet: str = "",
+    idempotency_key: str | None = None,
+    **roles: Unpack[RoleArguments],
+) -> Steps[DatasetRecord]:
     """Send a history: a frame, rows, or a CSV, Parquet or Excel file by its path or content.
 
-    Levels of a pandas index that the call names (``time``, ``series``, …) become columns; the rest of it stays here.
+    Levels of a pandas index that the call names (``time``, ``series``, …) become columns; other levels are not sent.
     """
     fields: dict[str, Any] = {"name": name, **roles}
     for role in LISTS:
@@ -34,13 +39,15 @@ def create(
     if not isinstance(data, FILES):
         data = tables.with_index(data, _named(fields))
     if _is_small(data):
-        return record(Dataset, creating("datasets", body=fields | {"rows": tables.as_rows(data)}, key=idempotency_key))
+        return record(
+            DatasetRecord, creating("datasets", body=fields | {"rows": tables.as_rows(data)}, key=idempotency_key)
+        )
     form = {role: _as_text(value) for role, value in fields.items()}
-    return record(Dataset, _upload("datasets", "upload", data=data, form=form, sheet=sheet, key=idempotency_key))
+    return record(DatasetRecord, _upload("datasets", "upload", data=data, form=form, sheet=sheet, key=idempotency_key))
 
 
 def _as_text(value: Any) -> str:
-    """A field of a form; an empty list is written out, because a field without text says nothing."""
+    """Return a form field; an empty list is written as ``[]``, since an empty field means that it is not given."""
     if isinstance(value, list):
         return ",".join(value) if value else "[]"
     return str(value)
@@ -52,21 +59,21 @@ def _named(fields: Mapping[str, Any]) -> set[str]:
 
 
 def _is_small(data: Any) -> bool:
-    """Whether these are plain rows, and few of them."""
+    """Return whether the data are plain rows, few enough for JSON."""
     if isinstance(data, FILES) or tables.kind_of(data) != "rows":
         return False
     return len(data) * len(tables.column_names(data)) <= JSON_VALUES
 
 
-def _upload(*parts: str, data: Any, form: Mapping[str, str], sheet: str, key: str | None) -> Request:
+def _upload(*parts: str, data: Any, form: Mapping[str, str], sheet: str, key: str | None) -> HttpRequest:
     file = tables.of_file(data) if isinstance(data, FILES) else tables.as_file(data)
     return upload(*parts, file=file, form={**form, **({"sheet": sheet} if sheet else {})}, key=key)
 
 
 def append(
     dataset_id: str, data: Table | File, *, sheet: str = "", idempotency_key: str | None = None
-) -> Steps[Dataset]:
-    """Append rows with the same columns: a new revision. Posteriors keep the one that they learned from."""
+) -> Steps[DatasetRecord]:
+    """Append rows with the same columns as a new revision. Posteriors keep the revision they were learned from."""
     if not isinstance(data, FILES) and tables.has_named_index(data):
         known = yield from read(dataset_id)
         data = tables.with_index(data, {column.name for column in known.columns})
@@ -75,12 +82,12 @@ def append(
         request = creating(*path, body={"rows": tables.as_rows(data)}, key=idempotency_key)
     else:
         request = _upload(*path, "upload", data=data, form={}, sheet=sheet, key=idempotency_key)
-    return (yield from record(Dataset, request))
+    return (yield from record(DatasetRecord, request))
 
 
-def read(dataset_id: str) -> Steps[Dataset]:
-    """What a data set's columns are and hold, and what looks odd."""
-    return record(Dataset, get("datasets", dataset_id))
+def read(dataset_id: str) -> Steps[DatasetRecord]:
+    """Return a data set with the profile of its columns and its warnings."""
+    return record(DatasetRecord, get("datasets", dataset_id))
 
 
 def rows(
@@ -90,7 +97,7 @@ def rows(
     revision: int | None = None,
     limit: int | None = None,
 ) -> Steps[Any]:
-    """The rows of a revision, of the newest one by default, as a list of dicts or as a frame."""
+    """Return the rows of a revision, by default the newest, as a list of dicts or as a frame."""
     found: list[dict[str, Any]] = []
     cursor = None
     while limit is None or len(found) < limit:
@@ -105,9 +112,9 @@ def rows(
     return tables.as_kind(found, to)
 
 
-def list_all(*, name: str | None = None, limit: int | None = None) -> Steps[list[Dataset]]:
-    """All data sets, newest first, or those with a name."""
-    return listed(Dataset, "datasets", limit=limit, name=name)
+def list_all(*, name: str | None = None, limit: int | None = None) -> Steps[list[DatasetRecord]]:
+    """List data sets, newest first; ``name`` filters."""
+    return listed(DatasetRecord, "datasets", limit=limit, name=name)
 
 
 def remove(dataset_id: str) -> Steps[None]:

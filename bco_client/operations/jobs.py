@@ -1,4 +1,4 @@
-"""Jobs: made, followed until they end, and their results."""
+"""Jobs: create them, wait for them, read their results."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from datetime import datetime
 from typing import Any, Literal, Unpack
 
 from bco_client import tables
-from bco_client.job_errors import JobCancelled, JobFailed, StillRunning
-from bco_client.options import LearnOptions, PrescribeOptions
-from bco_client.records import Job, LogLine, read
-from bco_client.steps import News, Pause, Steps, answer, content, delete, done, get, listed, record, upload
+from bco_client.errors import JobCancelled, JobFailed, StillRunning
+from bco_client.options import LearnArguments, PrescribeArguments
+from bco_client.records import JobLogRecord, JobRecord, read
+from bco_client.steps import JobProgress, Pause, Steps, answer, content, delete, done, get, listed, record, upload
 from bco_client.steps import create as creating
 from bco_client.tables import FILES, File, Table
 
-# Looks at a job come ever less often: after so many seconds at first, and at last.
-FIRST_LOOK, LAST_LOOK = 0.1, 2.0
+# Seconds between polls of a job, which grow from the first to the second.
+FIRST_POLL, LAST_POLL = 0.1, 2.0
 
 
-def create(kind: str, *, idempotency_key: str | None = None, **fields: Any) -> Steps[Job]:
-    """A job of any kind, with the fields that POST /v1/jobs takes for it."""
+def create(kind: str, *, idempotency_key: str | None = None, **fields: Any) -> Steps[JobRecord]:
+    """Create a job of any kind, with the fields that POST /v1/jobs takes for it."""
     given = {name: value for name, value in fields.items() if value is not None}
-    return record(Job, creating("jobs", body={"kind": kind, **given}, key=idempotency_key))
+    return record(JobRecord, creating("jobs", body={"kind": kind, **given}, key=idempotency_key))
 
 
 def learn(
@@ -30,9 +30,9 @@ def learn(
     *,
     name: str | None = None,
     idempotency_key: str | None = None,
-    **options: Unpack[LearnOptions],
-) -> Steps[Job]:
-    """Learn a posterior for a problem from a data set. The job is queued, not waited for."""
+    **options: Unpack[LearnArguments],
+) -> Steps[JobRecord]:
+    """Learn a posterior for a problem from a data set. Return the queued job without waiting."""
     given: dict[str, Any] = {"problem_id": problem_id, "dataset_id": dataset_id, "name": name, **options}
     return create("learn", idempotency_key=idempotency_key, **given)
 
@@ -43,21 +43,21 @@ def prescribe(
     *,
     name: str | None = None,
     idempotency_key: str | None = None,
-    **options: Unpack[PrescribeOptions],
-) -> Steps[Job]:
-    """Decide for a whole table: a frame, rows, a file, or the id of a data set. The job is queued, not waited for."""
+    **options: Unpack[PrescribeArguments],
+) -> Steps[JobRecord]:
+    """Decide for a whole table: a frame, rows, a file, or the id of a data set. Return the queued job at once."""
     given: dict[str, Any] = {"name": name, **options}
     given = {option: value for option, value in given.items() if value is not None}
     path = ("posteriors", posterior_id, "batch-prescriptions")
     if isinstance(data, str):
-        return record(Job, creating(*path, body={"dataset_id": data, **given}, key=idempotency_key))
+        return record(JobRecord, creating(*path, body={"dataset_id": data, **given}, key=idempotency_key))
     file = tables.as_file(data) if not isinstance(data, FILES) else tables.of_file(data)
-    return record(Job, upload(*path, "upload", file=file, form=tables.as_form(given), key=idempotency_key))
+    return record(JobRecord, upload(*path, "upload", file=file, form=tables.as_form(given), key=idempotency_key))
 
 
-def look(job_id: str) -> Steps[Job]:
-    """State, progress and, once it has succeeded, the posterior."""
-    return record(Job, get("jobs", job_id))
+def read_job(job_id: str) -> Steps[JobRecord]:
+    """Return a job: its state, its progress and, after success, the id of its posterior."""
+    return record(JobRecord, get("jobs", job_id))
 
 
 def list_all(
@@ -69,34 +69,34 @@ def list_all(
     created_after: datetime | None = None,
     created_before: datetime | None = None,
     limit: int | None = None,
-) -> Steps[list[Job]]:
-    """All jobs, newest first, or those in a state, of a kind, problem or data set, or created in a span of time."""
+) -> Steps[list[JobRecord]]:
+    """List jobs, newest first; arguments filter by state, kind, problem, data set and time of creation."""
     only = {"state": state, "kind": kind, "problem_id": problem_id, "dataset_id": dataset_id}
-    return listed(Job, "jobs", limit=limit, created_after=created_after, created_before=created_before, **only)
+    return listed(JobRecord, "jobs", limit=limit, created_after=created_after, created_before=created_before, **only)
 
 
-def wait(job: Job | str, *, timeout: float | None = None) -> Steps[Job]:
-    """The job once it has succeeded, with a progress bar until then.
+def wait(job: JobRecord | str, *, timeout: float | None = None) -> Steps[JobRecord]:
+    """Wait until a job has succeeded, with a progress bar, and return it.
 
-    Raises :class:`JobFailed` with the reason, :class:`JobCancelled`, or after ``timeout`` seconds
-    :class:`StillRunning`; the job itself then goes on.
+    Raise :class:`JobFailed` with the reason, :class:`JobCancelled`, or after ``timeout`` seconds
+    :class:`StillRunning`; the job itself continues.
     """
     job_id = job if isinstance(job, str) else job.id
     deadline = None if timeout is None else time.monotonic() + timeout
-    pause = FIRST_LOOK
+    pause = FIRST_POLL
     while True:
-        now = yield from look(job_id)
-        yield News(now)
+        now = yield from read_job(job_id)
+        yield JobProgress(now)
         if now.has_ended:
             return _succeeded(now)
         left = pause if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise StillRunning(f"the job {job_id} is {now.state} ({now.progress:.0%}) after {timeout:g} s", now)
         yield Pause(min(pause, left))
-        pause = min(LAST_LOOK, 1.5 * pause)
+        pause = min(LAST_POLL, 1.5 * pause)
 
 
-def _succeeded(job: Job) -> Job:
+def _succeeded(job: JobRecord) -> JobRecord:
     if job.state == "failed":
         raise JobFailed(job.error or f"the job {job.id} failed", job)
     if job.state == "cancelled":
@@ -104,33 +104,33 @@ def _succeeded(job: Job) -> Job:
     return job
 
 
-def cancel(job_id: str, *, idempotency_key: str | None = None) -> Steps[Job]:
+def cancel(job_id: str, *, idempotency_key: str | None = None) -> Steps[JobRecord]:
     """Stop a queued or running job."""
-    return record(Job, creating("jobs", job_id, "cancel", key=idempotency_key))
+    return record(JobRecord, creating("jobs", job_id, "cancel", key=idempotency_key))
 
 
-def retry(job_id: str, *, idempotency_key: str | None = None) -> Steps[Job]:
+def retry(job_id: str, *, idempotency_key: str | None = None) -> Steps[JobRecord]:
     """Run a failed or cancelled job again, with the same request."""
-    return record(Job, creating("jobs", job_id, "retry", key=idempotency_key))
+    return record(JobRecord, creating("jobs", job_id, "retry", key=idempotency_key))
 
 
-def log(job_id: str) -> Steps[list[LogLine]]:
-    """What happened to a job, in order."""
-    found = yield from answer(get("jobs", job_id, "log"))
-    return [read(LogLine, line) for line in found["lines"]]
+def log(job_id: str) -> Steps[list[JobLogRecord]]:
+    """Return the lines of a job's log, in order."""
+    log = yield from answer(get("jobs", job_id, "log"))
+    return [read(JobLogRecord, line) for line in log["lines"]]
 
 
 def result(job_id: str, *, to: tables.Kind = "rows") -> Steps[Any]:
-    """What a job has made, as a list of dicts or as a frame."""
+    """Return the result of a job as a list of dicts or as a frame."""
     format = tables.fetched_as(to)
     return tables.from_file((yield from file(job_id, format=format)), format, to)
 
 
 def file(job_id: str, *, format: Literal["csv", "parquet", "xlsx"] | str = "csv") -> Steps[bytes]:
-    """What a job has made, as the content of a file."""
+    """Return the result of a job as the content of a file."""
     return content(get("jobs", job_id, "result", format=format))
 
 
 def remove(job_id: str) -> Steps[None]:
-    """Delete a finished job whose posterior is deleted already."""
+    """Delete a finished job whose posterior has been deleted."""
     return done(delete("jobs", job_id))

@@ -1,7 +1,7 @@
-"""A method beside its rivals in each cell of an experiment, on the runs that both have.
+"""Compare a method with its rivals in each cell of an experiment, on the runs that both have.
 
-The strongest rival of a cell is the one that the method gains least over. It is found on the very runs that are shown,
-which favours the rivals: the best of several looks better than it is.
+The strongest rival of a cell is the one with the least mean difference to the method. It is chosen on the same runs
+that are shown, which favours the rivals: the best of several looks better than it is.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import torch
 
 from bco_core.estimates import Estimate, paired_difference
 
-# What each method reached, by run.
+# Cost, gap or regret of each method, by run.
 Values = Mapping[str, Mapping[Any, float]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much more a method costs than ``rival``, over the ``runs`` that have both: negative is better."""
+    """A method's mean and its difference from ``rival`` (negative is better), over the ``runs`` that have both."""
 
     rival: str
+    ours: float
     difference: Estimate
     runs: int
 
@@ -37,30 +38,29 @@ class Comparison:
         return abs(self.difference.mean) > 2 * self.difference.standard_error
 
     def text(self, digits: str) -> str:
-        """Such as ``-6 ± 0.58``, both formatted by ``digits``; one run has no standard error."""
+        """Return, say, ``-6 ± 0.58``, both formatted by ``digits``; one run has no standard error."""
         error = self.difference.standard_error
         return f"{self.difference.mean:+{digits}}" + (f" ± {error:{digits}}" if math.isfinite(error) else "")
 
 
 def compare(values: Values, method: str, rival: str) -> Comparison | None:
-    """None where no run has both."""
-    ours, theirs = values.get(method, {}), values.get(rival, {})
-    both: list[Hashable] = sorted(ours.keys() & theirs.keys())
+    """Return the paired comparison, or None where no run has both."""
+    both: list[Hashable] = sorted(values.get(method, {}).keys() & values.get(rival, {}).keys())
     if not both:
         return None
-    pair = (torch.tensor([one[run] for run in both], dtype=torch.float64) for one in (ours, theirs))
-    return Comparison(rival, paired_difference(*pair), len(both))
+    ours, theirs = (torch.tensor([values[name][run] for run in both], dtype=torch.float64) for name in (method, rival))
+    return Comparison(rival, ours.mean().item(), paired_difference(ours, theirs), len(both))
 
 
 def strongest(values: Values, method: str, rivals: Sequence[str]) -> Comparison | None:
-    """Beside the rival over which it gains least; None where there is none."""
-    found = [compare(values, method, rival) for rival in rivals]
-    known = [one for one in found if one is not None]
+    """Return the comparison in which the method gains least, or None without any."""
+    comparisons = [compare(values, method, rival) for rival in rivals]
+    known = [one for one in comparisons if one is not None]
     return max(known, key=lambda one: one.difference.mean, default=None)
 
 
 def tally(name: str, comparisons: Iterable[Comparison | None]) -> dict[str, int]:
-    """In how many cells the method costs less and more than ``name``, and in how many of them clearly so."""
+    """Count the cells in which the method costs less and more than ``name``, and those beyond two standard errors."""
     known = [one for one in comparisons if one is not None]
     if not known:
         return {}
@@ -74,24 +74,19 @@ def tally(name: str, comparisons: Iterable[Comparison | None]) -> dict[str, int]
 
 
 def sentence(title: str, name: str, figures: Mapping[str, Any]) -> str:
-    """Such as ``- beside the strongest baseline: below in 9 of 16 cells (5 beyond two standard errors), ...``."""
+    """Return a line such as ``- the strongest baseline: won 5, tied 9, lost 2 of 16 cells``."""
     if f"cells_beside_{name}" not in figures:
         return ""
-    cells, below, clearly_below, above, clearly_above = (
-        figures[f"cells_{what}_{name}"] for what in ("beside", "below", "clearly_below", "above", "clearly_above")
-    )
-    return (
-        f"- beside {title}: below in {below} of {cells} cells ({clearly_below} beyond two standard errors), "
-        f"not below in {above} ({clearly_above} beyond two standard errors)"
-    )
+    cells, won, lost = (figures[f"cells_{key}_{name}"] for key in ("beside", "clearly_below", "clearly_above"))
+    return f"- {title}: won {won}, tied {cells - won - lost}, lost {lost} of {cells} cells"
 
 
 def counts(values: Values, methods: Iterable[str]) -> str:
-    """How many runs stand behind the methods of a cell: ``10``, or ``3–10`` where they differ."""
-    found = {len(values[method]) for method in methods if method in values}
-    return "–".join(str(number) for number in sorted({min(found), max(found)})) if found else ""
+    """Return the number of runs of the methods of a cell: ``10``, or ``3–10`` where they differ."""
+    runs = {len(values[method]) for method in methods if method in values}
+    return "–".join(str(number) for number in sorted({min(runs), max(runs)})) if runs else ""
 
 
 def line(entries: Sequence[str]) -> str:
-    """A row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(entries)} |"

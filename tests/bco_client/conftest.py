@@ -11,7 +11,7 @@ import pytest
 
 from app.commands.serve import LocalService
 from app.demo import bakery_rows
-from bco_client import Client, Learned
+from bco_client import Client, RemotePosterior
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,5 +62,5 @@ def posterior_id(service: LocalService, history: list[Any], problem: dict[str, A
 
 
 @pytest.fixture
-def learned(client: Client, posterior_id: str) -> Learned:
+def learned(client: Client, posterior_id: str) -> RemotePosterior:
     return client.load(posterior_id)

@@ -19,15 +19,15 @@ from bco_client import (
     AsyncClient,
     Client,
     Conflict,
-    InvalidInput,
+    ContextPrescription,
     JobCancelled,
-    Learned,
     NotFound,
-    Prescription,
+    RemotePosterior,
+    UnprocessableRequest,
     tables,
 )
-from bco_client.operations import journey
-from bco_client.options import PrescribeOptions
+from bco_client.operations import workflows
+from bco_client.options import PrescribeArguments
 
 Json = dict[str, Any]
 OUTCOMES = ["croissants", "loaves"]
@@ -59,7 +59,7 @@ def test_learn_and_prescribe_from_frame_to_frame(
 
 
 def test_every_kind_of_table_learns_the_same(
-    client: Client, history: list[Json], learned: Learned, problem: Json, quick: Json, tmp_path: Path
+    client: Client, history: list[Json], learned: RemotePosterior, problem: Json, quick: Json, tmp_path: Path
 ) -> None:
     path = tmp_path / "bakery.csv"
     path.write_text(as_csv(history))
@@ -72,11 +72,11 @@ def test_every_kind_of_table_learns_the_same(
         assert client.learn(data, problem, **quick).posterior.digest == learned.posterior.digest
 
 
-def test_learn_from_what_is_there_already(client: Client, learned: Learned, quick: Json) -> None:
+def test_learn_from_what_is_there_already(client: Client, learned: RemotePosterior, quick: Json) -> None:
     posterior = learned.posterior
     again = client.learn(posterior.dataset_id or "", posterior.problem_id, **quick)
     assert again.posterior.digest == posterior.digest
-    with pytest.raises(TypeError, match="the data set is there already; time can only be said"):
+    with pytest.raises(TypeError, match="the data set exists already; time can be given only"):
         client.learn(posterior.dataset_id or "", posterior.problem_id, time="day")
 
 
@@ -107,7 +107,7 @@ def test_a_history_with_time_and_series_in_its_index(client: Client, quick: Json
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
-def test_a_batch_decides_as_single_calls_do(learned: Learned, mornings: list[Json], kind: str) -> None:
+def test_a_batch_decides_as_single_calls_do(learned: RemotePosterior, mornings: list[Json], kind: str) -> None:
     given = MAKE[kind](mornings)
     alone, batch = (learned.prescribe(given, batch=batch, scenarios=50) for batch in (False, True))
     assert type(batch) is type(alone)
@@ -115,9 +115,9 @@ def test_a_batch_decides_as_single_calls_do(learned: Learned, mornings: list[Jso
     assert tables.as_rows(alone) == tables.as_rows(batch)
 
 
-def test_rows_give_prescriptions(learned: Learned, mornings: list[Json]) -> None:
+def test_rows_give_prescriptions(learned: RemotePosterior, mornings: list[Json]) -> None:
     many = learned.prescribe(mornings)
-    assert [type(one) for one in many] == [Prescription] * 5
+    assert [type(one) for one in many] == [ContextPrescription] * 5
     one = learned.prescribe(mornings[0])
     assert one == many[0]
     assert one.status == "optimal"
@@ -129,9 +129,9 @@ def test_rows_give_prescriptions(learned: Learned, mornings: list[Json]) -> None
 
 
 def test_large_frames_go_as_a_batch_and_large_lists_in_pieces(
-    client: Client, learned: Learned, history: list[Json], monkeypatch: pytest.MonkeyPatch
+    client: Client, learned: RemotePosterior, history: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journey, "MOST_AT_ONCE", 50)
+    monkeypatch.setattr(workflows, "MOST_AT_ONCE", 50)
     batches = len(client.jobs.list(kind="prescribe"))
     frame = pd.DataFrame(history, index=[f"day {number}" for number in range(len(history))])
     found = learned.prescribe(frame)
@@ -142,25 +142,25 @@ def test_large_frames_go_as_a_batch_and_large_lists_in_pieces(
     assert [one.decision["loaves"] for one in rows] == found["decision.loaves"].tolist()
 
 
-def test_options_reach_the_service_either_way(learned: Learned, mornings: list[Json]) -> None:
+def test_options_reach_the_service_either_way(learned: RemotePosterior, mornings: list[Json]) -> None:
     frame = pd.DataFrame(mornings)
-    options: PrescribeOptions = {"policy": "blended", "alpha": 0.25, "costs_over": "posterior", "seed": 3}
+    options: PrescribeArguments = {"policy": "blended", "alpha": 0.25, "costs_over": "posterior", "seed": 3}
     blended = learned.prescribe(frame, **options)
     assert not blended["decision.loaves"].equals(learned.prescribe(frame)["decision.loaves"])
     pd.testing.assert_frame_equal(blended, learned.prescribe(frame, batch=True, **options))
 
 
-def test_mistakes_are_exceptions_with_the_services_sentence(learned: Learned, mornings: list[Json]) -> None:
-    with pytest.raises(InvalidInput, match="'weekday' was never seen in the history") as caught:
+def test_mistakes_are_exceptions_with_the_services_sentence(learned: RemotePosterior, mornings: list[Json]) -> None:
+    with pytest.raises(UnprocessableRequest, match="'weekday' was never seen in the history") as caught:
         learned.prescribe(mornings[0] | {"weekday": "SAMSTAG"})
     assert [mistake.pointer for mistake in caught.value.errors] == ["#/contexts/0/weekday"]
-    with pytest.raises(InvalidInput, match="lacks 'temperature'"):
+    with pytest.raises(UnprocessableRequest, match="lacks 'temperature'"):
         learned.prescribe({"weekday": "SAT"})
-    with pytest.raises(InvalidInput, match=r"#/alfa|alfa"):
+    with pytest.raises(UnprocessableRequest, match=r"#/alfa|alfa"):
         learned.prescribe(mornings[0], alfa=1)  # type: ignore[call-overload]
 
 
-def test_a_row_that_cannot_be_decided_for_is_refused_by_itself(learned: Learned, mornings: list[Json]) -> None:
+def test_a_row_that_cannot_be_decided_for_is_refused_by_itself(learned: RemotePosterior, mornings: list[Json]) -> None:
     frame = pd.DataFrame(mornings)
     frame.loc[1, "weekday"] = "SAMSTAG"
     for batch in (False, True):
@@ -205,7 +205,7 @@ def test_problems(client: Client, problem: Json) -> None:
     assert client.problems.list(name="named") == []
 
 
-def test_jobs(client: Client, learned: Learned, history: list[Json], quick: Json) -> None:
+def test_jobs(client: Client, learned: RemotePosterior, history: list[Json], quick: Json) -> None:
     posterior = learned.posterior
     job = client.jobs.prescribe(posterior.id, posterior.dataset_id or "", name="all days", scenarios=20)
     done = client.jobs.wait(job, timeout=120)
@@ -228,7 +228,7 @@ def test_jobs(client: Client, learned: Learned, history: list[Json], quick: Json
     client.jobs.cancel(slow.id)
 
 
-def test_posteriors_and_aliases(client: Client, learned: Learned, mornings: list[Json]) -> None:
+def test_posteriors_and_aliases(client: Client, learned: RemotePosterior, mornings: list[Json]) -> None:
     alias = client.aliases.move("bakery-test", learned.id)
     assert (alias.posterior_id, alias.digest) == (learned.id, learned.posterior.digest)
     with pytest.raises(Conflict):
@@ -255,7 +255,12 @@ def test_posteriors_and_aliases(client: Client, learned: Learned, mornings: list
 
 
 def test_the_asynchronous_client_does_the_same(
-    service: LocalService, learned: Learned, history: list[Json], problem: Json, quick: Json, mornings: list[Json]
+    service: LocalService,
+    learned: RemotePosterior,
+    history: list[Json],
+    problem: Json,
+    quick: Json,
+    mornings: list[Json],
 ) -> None:
     async def run() -> None:
         async with AsyncClient(service.url, quiet=True) as client:
@@ -266,7 +271,7 @@ def test_the_asynchronous_client_does_the_same(
             )
             assert one == many[0] == learned.prescribe(mornings[0])
             assert frame["decision.loaves"].to_list() == [found.decision["loaves"] for found in many]
-            with pytest.raises(InvalidInput, match="never seen"):
+            with pytest.raises(UnprocessableRequest, match="never seen"):
                 await again.prescribe(mornings[0] | {"weekday": "SAMSTAG"})
             assert (await client.load(again.id)).quality == again.quality
 

@@ -17,7 +17,7 @@ import pyomo.environ as pyo
 import pytest
 
 from app.commands.serve import LocalService
-from bco_client import AsyncClient, Client, InvalidInput
+from bco_client import AsyncClient, Client, UnprocessableRequest
 from bco_client.models import CANNOT, as_file
 
 # Order white and brown bread now, at most 40 together; express bread later. Whole trays, and 7 for the oven.
@@ -153,7 +153,7 @@ def test_what_is_no_model_is_told_so(client: Client) -> None:
     with pytest.raises(TypeError, match="pyomo"):
         as_file({"kind": "linear"})
     assert "highspy" in CANNOT
-    with pytest.raises(InvalidInput, match="neither MPS"):
+    with pytest.raises(UnprocessableRequest, match="neither MPS"):
         client.problems.import_model(b"nothing", decisions=["x"])
 
 

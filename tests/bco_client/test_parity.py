@@ -1,4 +1,4 @@
-"""What the blocking client can do, the asynchronous one can do too, with the same arguments."""
+"""The asynchronous client has the methods of the blocking one, with the same arguments."""
 
 from __future__ import annotations
 
@@ -7,31 +7,44 @@ from typing import Any
 
 import pytest
 
-from bco_client import AsyncClient, AsyncLearned, Client, Learned
-from bco_client import aio as asynchronous
-from bco_client import client as blocking
+from bco_client import AsyncClient, AsyncRemotePosterior, Client, PosteriorRecord, RemotePosterior
+from bco_client.records import read
 
 RESOURCES = ("Aliases", "Datasets", "Jobs", "Posteriors", "Prescriptions", "Problems")
-PAIRS = [
-    (Client, AsyncClient),
-    (Learned, AsyncLearned),
-    *((getattr(blocking, name), getattr(asynchronous, f"Async{name}")) for name in RESOURCES),
-]
+POSTERIOR = read(
+    PosteriorRecord,
+    {
+        "id": "post_1",
+        "name": "bakery",
+        "created_at": "2026-01-01T00:00:00Z",
+        "problem_id": "prob_1",
+        "policy": "averaged",
+        "particles": 200,
+        "digest": "0",
+        "quality": "ok",
+        "reason": "",
+    },
+)
 
 
-def public(kind: type[Any]) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+def pairs() -> list[Any]:
+    one, other = Client(), AsyncClient()
+    resources = [(getattr(one, name.lower()), getattr(other, name.lower())) for name in RESOURCES]
+    return [(one, other), (RemotePosterior(one, POSTERIOR), AsyncRemotePosterior(other, POSTERIOR)), *resources]
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda kind: kind.__name__)
-def test_both_have_the_same_methods_with_the_same_arguments_and_words(one: type[Any], other: type[Any]) -> None:
-    mine, theirs = public(one), public(other)
+def methods(instance: Any) -> dict[str, Any]:
+    return {
+        name: getattr(instance, name) for name in dir(instance) if name[0] != "_" and callable(getattr(instance, name))
+    }
+
+
+@pytest.mark.parametrize(("one", "other"), pairs(), ids=lambda instance: type(instance).__name__)
+def test_both_have_the_same_methods_with_the_same_arguments_and_words(one: Any, other: Any) -> None:
+    mine, theirs = methods(one), methods(other)
     assert list(mine) == list(theirs)
     assert mine
     for name, method in mine.items():
-        if isinstance(method, property):
-            assert isinstance(theirs[name], property)
-            continue
         assert inspect.iscoroutinefunction(theirs[name]), name
         assert not inspect.iscoroutinefunction(method), name
         same = inspect.signature(method).parameters.items()
@@ -42,13 +55,13 @@ def test_both_have_the_same_methods_with_the_same_arguments_and_words(one: type[
 def test_both_are_made_alike_and_have_the_same_resources() -> None:
     one, other = (inspect.signature(kind).parameters for kind in (Client, AsyncClient))
     assert list(one) == list(other)
-    found = [
-        {name: type(value).__name__.removeprefix("Async") for name, value in vars(made).items() if name[0] != "_"}
-        for made in (Client(), AsyncClient())
+    resources = [
+        {name: type(value).__name__ for name, value in vars(client).items() if name[0] != "_"}
+        for client in (Client(), AsyncClient())
     ]
-    assert found[0] == found[1] == {name.lower(): name for name in RESOURCES}
+    assert resources[0] == resources[1] == {name.lower(): name for name in RESOURCES}
 
 
 def test_help_shows_the_arguments_and_the_result() -> None:
     signature = inspect.signature(Client().datasets.get)
-    assert str(signature) == "(dataset_id: 'str') -> 'Dataset'"
+    assert str(signature) == "(dataset_id: 'str') -> 'DatasetRecord'"

@@ -10,15 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from bco_client import Client, Job, JobCancelled, JobFailed, StillRunning
+from bco_client import Client, JobCancelled, JobFailed, JobRecord, StillRunning
 from bco_client.progress import in_words, make_bar, remaining_seconds
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def job(**changes: Any) -> Job:
+def job(**changes: Any) -> JobRecord:
     fields: dict[str, Any] = {"id": "j", "name": "n", "created_at": BEGAN, "kind": "learn", "state": "running"}
-    return Job(**fields | {"progress": 0.0, "message": "epoch 3", "started_at": BEGAN} | changes)
+    return JobRecord(**fields | {"progress": 0.0, "message": "epoch 3", "started_at": BEGAN} | changes)
 
 
 def after(seconds: float) -> datetime:

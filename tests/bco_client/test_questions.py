@@ -9,7 +9,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from bco_client import Client, Conflict, InvalidInput, Learned
+from bco_client import Client, Conflict, RemotePosterior, UnprocessableRequest
 from bco_client.options import Include
 
 Json = dict[str, Any]
@@ -20,7 +20,7 @@ def mornings(history: list[Json]) -> pd.DataFrame:
     return pd.DataFrame(history[-3:], index=["first", "second", "third"])
 
 
-def test_decisions_of_my_own_beside_yours(learned: Learned, history: list[Json]) -> None:
+def test_decisions_of_my_own_beside_yours(learned: RemotePosterior, history: list[Json]) -> None:
     more = {"name": "more", "decision": {"croissants": 500, "loaves": None}}
     found = learned.evaluate(history[-1], alternatives=[{"croissants": 100, "loaves": 80}, more])
     assert found.ours is not None
@@ -35,24 +35,24 @@ def test_decisions_of_my_own_beside_yours(learned: Learned, history: list[Json])
     assert theirs.extra_cost > 0
 
 
-def test_a_frame_of_decisions_with_gaps_left_to_you(learned: Learned, mornings: pd.DataFrame) -> None:
+def test_a_frame_of_decisions_with_gaps_left_to_you(learned: RemotePosterior, mornings: pd.DataFrame) -> None:
     orders = pd.DataFrame({"croissants": [100, 90, 80], "loaves": [80.0, None, 70.0]})
     found = learned.evaluate(mornings, decisions=orders)
     assert [one.alternatives[0].filled for one in found] == [[], ["loaves"], []]
     assert [one.alternatives[0].decision["croissants"] for one in found] == [100, 90, 80]
-    with pytest.raises(InvalidInput):
+    with pytest.raises(UnprocessableRequest):
         learned.evaluate(mornings, decisions=orders.head(2))
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_other_costs_for_one_call(learned: Learned, mornings: pd.DataFrame, batch: bool) -> None:
+def test_other_costs_for_one_call(learned: RemotePosterior, mornings: pd.DataFrame, batch: bool) -> None:
     usual = learned.prescribe(mornings)
     dear = learned.prescribe(mornings, batch=batch, problem_patch={"items": {"croissants": {"underage_cost": 5}}})
     assert (dear["decision.croissants"] > usual["decision.croissants"]).all()
     assert dear["decision.loaves"].equals(usual["decision.loaves"])
 
 
-def test_opened_answers_have_the_same_columns_either_way(learned: Learned, mornings: pd.DataFrame) -> None:
+def test_opened_answers_have_the_same_columns_either_way(learned: RemotePosterior, mornings: pd.DataFrame) -> None:
     include: list[Include] = ["scenarios", "outcomes", "recourse", "sensitivity", "neighbours"]
     hot = mornings.assign(temperature=[900.0, *mornings["temperature"][1:]])  # one of them has a warning
     one = learned.prescribe(hot, batch=False, include=include, scenarios=20)
@@ -67,7 +67,7 @@ def test_opened_answers_have_the_same_columns_either_way(learned: Learned, morni
     assert one["warning.1"].iloc[0] == many["warning.1"].iloc[0]
 
 
-def test_what_was_told_and_what_happened_then(client: Client, learned: Learned, history: list[Json]) -> None:
+def test_what_was_told_and_what_happened_then(client: Client, learned: RemotePosterior, history: list[Json]) -> None:
     one, many = learned.prescribe(history[-1]), learned.prescribe(history[-3:])
     assert one.logged_as is not None
     assert [found.index for found in many] == [0, 1, 2]

@@ -16,12 +16,12 @@ from bco_client import (
     AsyncClient,
     Client,
     Conflict,
-    InvalidInput,
-    Patience,
+    RetryOptions,
     ServerError,
     TooManyRequests,
     Unavailable,
     UnexpectedAnswer,
+    UnprocessableRequest,
     Unreachable,
 )
 
@@ -150,7 +150,7 @@ def test_a_service_that_asks_for_too_long_is_not_waited_for(through: Callable[..
 
 def test_waits_double_up_to_the_longest(through: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky(*[httpx.ConnectError("refused")] * 5)
-    through(service, create, patience=Patience(attempts=6, first_seconds=1, longest_seconds=4))
+    through(service, create, retries=RetryOptions(attempts=6, first_seconds=1, longest_seconds=4))
     for wait, most in zip(waits, [1, 2, 4, 4, 4], strict=True):
         assert most / 2 <= wait <= most
 
@@ -158,14 +158,14 @@ def test_waits_double_up_to_the_longest(through: Callable[..., Any], waits: list
 def test_giving_up_names_the_address_and_the_number_of_tries(through: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky(*[httpx.ConnectError("refused")] * 9)
     with pytest.raises(Unreachable, match=r"POST /v1/problems, tried 3 times: refused"):
-        through(service, create, patience=Patience(attempts=3))
+        through(service, create, retries=RetryOptions(attempts=3))
     assert len(service.seen) == 3
 
 
 def test_a_service_that_stays_busy_is_told_as_such(through: Callable[..., Any], waits: list[float]) -> None:
     service = Flaky(*[refusal(429, "20 requests a second")] * 9)
     with pytest.raises(TooManyRequests, match="20 requests a second"):
-        through(service, create, patience=Patience(attempts=2))
+        through(service, create, retries=RetryOptions(attempts=2))
     assert len(service.seen) == 2
 
 
@@ -183,7 +183,7 @@ def test_mistakes_are_not_sent_again_and_are_told_in_the_services_words(
     mistakes.append({"pointer": "#/name", "detail": "too long"})
     body = {"type": "urn:bco:error:invalid-input", "title": "t", "status": 422, "detail": "two", "errors": mistakes}
     service = Flaky(httpx.Response(422, json=body))
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(UnprocessableRequest) as caught:
         through(service, create)
     assert len(service.seen) == 1
     error = caught.value
@@ -201,13 +201,13 @@ def test_a_fault_of_the_service_is_not_tried_again(through: Callable[..., Any], 
 
 def test_a_proxy_without_words_is_still_a_sentence(through: Callable[..., Any], waits: list[float]) -> None:
     with pytest.raises(ServerError, match="the service answered 502 Bad Gateway and did not say why"):
-        through(Flaky(httpx.Response(502, text="<html>")), create, patience=Patience(attempts=1))
+        through(Flaky(httpx.Response(502, text="<html>")), create, retries=RetryOptions(attempts=1))
 
 
 def test_an_address_that_is_no_service_is_told(through: Callable[..., Any], waits: list[float]) -> None:
     with pytest.raises(UnexpectedAnswer, match="did not answer with JSON"):
         through(Flaky(httpx.Response(200, text="<html>hello</html>")), create)
-    with pytest.raises(UnexpectedAnswer, match="lacks fields of Problem, among id, name"):
+    with pytest.raises(UnexpectedAnswer, match="lacks fields of ProblemRecord, among id, name"):
         through(Flaky(httpx.Response(200, json={"hello": 1})), create)
 
 

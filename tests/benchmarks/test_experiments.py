@@ -255,9 +255,9 @@ def test_the_table_has_the_papers_figures_beside_ours() -> None:
     assert "| **6 ± 2.6** |" in row
     assert "| 12 ± 2 |" in row
     assert row.endswith("| regression | +0.33 ± 0.67 | 3 |")
-    assert "below the paper's BCP in 1 of 1" in text
+    assert "the paper's BCP: a lower mean in 1 of 1" in text
     assert "Our BCP as printed is above the paper's BCP in 1 of 1 cells." in text
-    assert "the strongest baseline: below in 0 of 1 cells (0 beyond two standard errors), not below in 1 (0 " in text
+    assert "- the strongest baseline: won 0, tied 1, lost 0 of 1 cells" in text
 
 
 def test_runs_that_lack_a_method_are_left_out_of_its_comparison_only() -> None:

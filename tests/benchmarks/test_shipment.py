@@ -84,6 +84,6 @@ def test_the_report_pairs_runs_and_counts_cells(tmp_path: Path) -> None:
     assert "| 9 | 50 | 3 |" in text
     assert "| 0 | 50 | 3–4 |" in text
     assert "| BCP | +4 ± 0 | 3 |" in text
-    assert "beside BCP: below in 1 of 2 cells (1 beyond two standard errors), not below in 1 (1 beyond" in text
+    assert "- BCP: won 1, tied 0, lost 1 of 2 cells" in text
     plot(cells, tmp_path / "boxes.png")
     assert (tmp_path / "boxes.png").stat().st_size > 10_000

@@ -225,9 +225,9 @@ def test_the_programs_of_a_page_run_with_a_service(page: str, service: LocalServ
 
 
 def test_the_settings_table_is_the_one_that_the_settings_make() -> None:
-    renewed = runpy.run_path(str(ROOT / "docs" / "settings.py"))["renewed"]
+    renew = runpy.run_path(str(ROOT / "docs" / "settings.py"))["renew"]
     page = read("docs/operations.md")
-    assert renewed(page) == page, "run `make docs`: it writes the table of docs/operations.md anew"
+    assert renew(page) == page, "run `make docs`: it writes the table of docs/operations.md anew"
 
 
 @pytest.mark.parametrize("page", NAMES)

@@ -1,14 +1,14 @@
-"""What the contextual results say: a table of all cells with paired differences, and the figures to show.
+"""Report of the contextual results: a table of all cells with paired differences, and the figures to show.
 
-SPO+ stands for PyEPO's where it ran, else for our own. ``vs_spo_n100`` is the mean over seeds of what ``auto`` has more
-of normalised regret than SPO+, each seed's mean over degrees 4 and 6, since a seed's degrees share its map;
-``vs_spo_n100_se`` is its standard error over seeds. ``vs_ols_deg1`` is beside least squares at degree 1, each seed's
-mean over sizes.
+SPO+ means PyEPO's where it ran, else our own. ``vs_spo_n100`` is the normalised regret of ``auto`` minus that of
+SPO+, averaged over seeds; each seed enters by its mean over degrees 4 and 6, since a seed's degrees share its map.
+``vs_spo_n100_se`` is its standard error over seeds. ``vs_ols_deg1`` is the difference from least squares at degree 1,
+each seed by its mean over sizes.
 
 ``speedup_vs_pyepo`` is the processor seconds that PyEPO's SPO+ takes to reach the regret of ``auto``, summed over the
-runs that have both, over the sum of the seconds in which ``auto`` learns. PyEPO is looked at after each tenth of its
-epochs; the first look that is at least as good counts, and all of its training where none is. Predicting is part
-of neither.
+runs that have both, divided by the sum of the seconds in which ``auto`` learns. PyEPO is evaluated after each tenth of
+its epochs; the first evaluation that is at least as good counts, or all of its training if none is. Prediction counts
+for neither.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ def by_cell(findings: Iterable[Finding]) -> Cells:
 
 
 def figures(findings: list[Finding]) -> dict[str, Any]:
-    """The figures of the module's docstring as far as there are runs for them, and the table by cell."""
+    """Return the figures of the module's docstring for which there are runs, and the table by cell."""
     cells = by_cell(findings)
     rival = spo_rival(cells)
-    told: dict[str, Any] = {"spo": TITLES[rival]}
+    total: dict[str, Any] = {"spo": TITLES[rival]}
     for rows in (100, 1000):
-        told |= _figure(f"vs_spo_n{rows}", over_seeds(cells, rival, lambda d, n, r=rows: n == r and d in NONLINEAR))  # type: ignore[misc]
-    told |= _figure("vs_ols_deg1", over_seeds(cells, "ols", lambda degree, n: degree == 1))
+        total |= _figure(f"vs_spo_n{rows}", over_seeds(cells, rival, lambda d, n, r=rows: n == r and d in NONLINEAR))  # type: ignore[misc]
+    total |= _figure("vs_ols_deg1", over_seeds(cells, "ols", lambda degree, n: degree == 1))
     ratio = speedup(findings)
     if ratio is not None:
-        told["speedup_vs_pyepo"] = ratio
-    told |= tally("strongest", (strongest(values, "auto", RIVALS) for values in cells.values()))
-    told["cells"] = [
+        total["speedup_vs_pyepo"] = ratio
+    total |= tally("strongest", (strongest(values, "auto", RIVALS) for values in cells.values()))
+    total["cells"] = [
         {"degree": degree, "n": rows, "seeds": counts(values, TITLES), "regret": _means(values)}
         | {"seconds": _means(_seconds(findings, (degree, rows)))}
         | {f"vs_{one}": beside.difference.mean for one in RIVALS if (beside := compare(values, "auto", one))}
         for (degree, rows), values in cells.items()
     ]
-    return told
+    return total
 
 
 def spo_rival(cells: Cells) -> str:
-    """PyEPO's SPO+ where it ran."""
+    """Return PyEPO's SPO+ where it ran, else our own."""
     return PYEPO if any(PYEPO in values for values in cells.values()) else "spo"
 
 
 def over_seeds(cells: Cells, rival: str, wanted: Callable[[int, int], bool]) -> Comparison | None:
-    """``auto`` beside a rival, each seed by its mean over the wanted cells; seeds that lack a cell do not count."""
+    """Compare ``auto`` with a rival, each seed by its mean over the wanted cells; seeds lacking a cell are left out."""
     pooled: dict[str, dict[int, list[float]]] = {"auto": defaultdict(list), rival: defaultdict(list)}
     for (degree, rows), values in cells.items():
         if wanted(degree, rows):
@@ -121,7 +121,7 @@ def markdown(name: str, findings: list[Finding]) -> str:
     for rows in sizes:
         means = _means(_seconds(findings, (None, rows)))
         spent.append(line([str(rows), *(f"{means[m]:.2f}" if m in means else "" for m in methods)]))
-    told = figures(findings)
+    total = figures(findings)
     return "\n".join(
         [
             f"# {TITLE[name]}: mean normalised regret on fresh rows",
@@ -130,20 +130,23 @@ def markdown(name: str, findings: list[Finding]) -> str:
             "contexts to costs. The floor decides by the true mean costs. Boosted is LightGBM, one outcome at a time;",
             "SPO+ is our own, its rate and steps chosen by cross-validation; SPO+ of PyEPO trains with Adam at",
             "rate 0.01, not tuned, in a process of its own. Differences are paired by seed. The strongest rival is",
-            "the one that auto gains least over, found on these same runs, which favours the rivals. The command",
-            f"`bco experiment {name}` made the tables from `{name}.csv` and goes on with it.",
+            "the one over which auto gains least, chosen on these same runs, which favours the rivals. Won and lost:",
+            f"beyond two standard errors. `bco experiment {name}` writes this from `{name}.csv` and adds runs to it.",
             "",
             *lines,
             "",
-            *([sentence("the strongest rival", "strongest", told), ""] if "cells_beside_strongest" in told else []),
+            *([sentence("the strongest rival", "strongest", total), ""] if "cells_beside_strongest" in total else []),
             *([] if {"spo", PYEPO} & set(methods) else ["SPO+ has not run yet: the strongest rival is missing.", ""]),
             "Processor seconds of learning, mean over runs:",
             "",
             *spent,
             "",
             *(
-                [f"PyEPO's SPO+ takes {told['speedup_vs_pyepo']:.1f} times as long as auto to reach auto's regret.", ""]
-                if "speedup_vs_pyepo" in told
+                [
+                    f"PyEPO's SPO+ takes {total['speedup_vs_pyepo']:.1f} times as long as auto to reach auto's regret.",
+                    "",
+                ]
+                if "speedup_vs_pyepo" in total
                 else []
             ),
         ]
@@ -164,11 +167,11 @@ def _figure(name: str, beside: Comparison | None) -> dict[str, float]:
 
 
 def _seconds(findings: Iterable[Finding], cell: tuple[int | None, int]) -> dict[str, dict[Key, float]]:
-    found: dict[str, dict[Key, float]] = defaultdict(dict)
+    seconds: dict[str, dict[Key, float]] = defaultdict(dict)
     for one in findings:
         if one.method in TITLES and cell[0] in (None, one.run[0]) and cell[1] == one.run[1]:
-            found[one.method][one.run] = one.seconds
-    return found
+            seconds[one.method][one.run] = one.seconds
+    return seconds
 
 
 def _means(values: dict[str, dict[Key, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the newsvendor results say: a summary of each cell, the Markdown table beside the paper's, and the plot."""
+"""Report of the newsvendor results: a summary of each cell, a Markdown table with the paper's figures, and a plot."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """One cell: every method's gap, and how much more ``auto`` costs than its strongest rival and than ``ieo``, on the
-    runs that have both."""
+class CellSummary:
+    """One cell: every method's gap, and the comparisons of ``auto`` with its strongest rival and with ``ieo``."""
 
     cell: Cell
     gaps: dict[str, Spread]
@@ -53,25 +52,30 @@ class Summary:
         return method in self.gaps and self.gaps[method].mean < PAPER[self.cell].bcp_mean
 
 
-def summarize(results: Iterable[Result]) -> list[Summary]:
-    """The cells that have results, in the paper's order."""
-    found: dict[Cell, dict[str, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
+def summarize(results: Iterable[Result]) -> list[CellSummary]:
+    """Return a summary of each cell that has results, in the paper's order."""
+    return [_summary(cell, gaps) for cell, gaps in by_cell(results).items()]
+
+
+def by_cell(results: Iterable[Result]) -> dict[Cell, dict[str, dict[Any, float]]]:
+    """Return the gaps of every method by run, for each cell in the paper's order."""
+    cells: dict[Cell, dict[str, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
-        found[result.run.cell][result.method][result.run] = result.gap
-    return [_summary(cell, found[cell]) for cell in PAPER if cell in found]
+        cells[result.run.cell][result.method][result.run] = result.gap
+    return {cell: cells[cell] for cell in PAPER if cell in cells}
 
 
-def _summary(cell: Cell, gaps: dict[str, dict[Any, float]]) -> Summary:
+def _summary(cell: Cell, gaps: dict[str, dict[Any, float]]) -> CellSummary:
     spreads = {}
     for method, by_run in gaps.items():
         values = torch.tensor(list(by_run.values()), dtype=torch.float64)
         std = values.std().item() if len(values) > 1 else 0.0
         spreads[method] = Spread(values.mean().item(), std, len(values))
-    return Summary(cell, spreads, strongest(gaps, "auto", RIVALS), compare(gaps, "auto", "ieo"))
+    return CellSummary(cell, spreads, strongest(gaps, "auto", RIVALS), compare(gaps, "auto", "ieo"))
 
 
-def overall(summaries: Sequence[Summary]) -> dict[str, float | int | None]:
-    """Averages over cells; the standard error is that of the average difference, None where it is unknown."""
+def overall(summaries: Sequence[CellSummary]) -> dict[str, float | int | None]:
+    """Return averages over cells; the standard error is that of the average difference, None where it is unknown."""
     figures: dict[str, float | int | None] = {"cells": len(summaries)}
     for method in TITLES:
         found = [summary for summary in summaries if method in summary.gaps]
@@ -92,8 +96,8 @@ def overall(summaries: Sequence[Summary]) -> dict[str, float | int | None]:
     return figures
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
-    """The table of all cells, the paper's figures beside ours."""
+def markdown(summaries: Sequence[CellSummary]) -> str:
+    """Return the table of all cells, with the paper's figures and ours."""
     methods = [method for method in TITLES if any(method in summary.gaps for summary in summaries)]
     head = ["DGP", "τ", "n", "runs", "paper's IEO", "paper's BCP", *(TITLES[m] for m in methods)]
     head += ["strongest baseline", "auto − strongest ± se", "paired runs"]
@@ -115,38 +119,38 @@ def markdown(summaries: Sequence[Summary]) -> str:
             "# Newsvendor: optimality gap in per cent, mean ± standard deviation over runs",
             "",
             "The gap is to the oracle quantile, by exact expected cost over 2^15 scrambled Sobol contexts. All but the",
-            "paper's columns are ours, on the same rows of fresh data: BCP is Algorithm 1 as printed, auto what the",
-            "service does unless told otherwise; auto is bold where its mean is below the paper's BCP. *Regression*",
+            "paper's columns are ours, on the same rows of fresh data: BCP is Algorithm 1 as printed, auto is the",
+            "service's default; auto is bold where its mean is below the paper's BCP. *Regression*",
             "predicts by the best of ridge, splines and boosted trees and decides over the errors it made out of fold.",
-            "Differences are paired over the runs that have both. The strongest baseline is the one that auto gains",
-            "least over, found on these same runs, which favours the baselines.",
-            "`bco experiment newsvendor` made the table from `newsvendor.csv` and goes on with it.",
+            "Differences are paired over the runs that have both. The strongest baseline is the one over which auto",
+            "gains least, chosen on these same runs, which favours the baselines. Won and lost: beyond two standard",
+            "errors. `bco experiment newsvendor` writes this from `newsvendor.csv` and adds runs to it.",
             "",
             *lines,
             "",
-            *_findings(overall(summaries)),
+            *_conclusions(overall(summaries)),
             "",
         ]
     )
 
 
-def _findings(figures: dict[str, Any]) -> list[str]:
-    found = []
+def _conclusions(figures: dict[str, Any]) -> list[str]:
+    lines = []
     if "auto_mean" in figures:
-        found += [
-            "Over cells, auto is",
+        lines += [
+            "Cells of auto against",
             "",
-            f"- below the paper's BCP in {figures['auto_cells_below_paper']} of {figures['cells']}",
+            f"- the paper's BCP: a lower mean in {figures['auto_cells_below_paper']} of {figures['cells']}",
             sentence("the strongest baseline", "strongest", figures),
             sentence("our own IEO", "ieo", figures),
         ]
     if "bcp_mean" in figures:
         above, below = figures["bcp_cells_above_paper"], figures["bcp_cells_below_paper"]
-        found += ["", f"Our BCP as printed is above the paper's BCP in {above} of {above + below} cells."]
-    return found
+        lines += ["", f"Our BCP as printed is above the paper's BCP in {above} of {above + below} cells."]
+    return lines
 
 
-def plot(summaries: Sequence[Summary], path: Path) -> None:
+def plot(summaries: Sequence[CellSummary], path: Path) -> None:
     """Gap by n on logarithmic axes, a panel for each generator and fractile. Needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator

@@ -7,6 +7,7 @@ from typing import NamedTuple
 DGPS = (1, 2, 3)
 TAUS = (0.5, 0.75, 0.95)
 SIZES = (256, 512, 1024, 2048, 4096)
+PAPER_RUNS = 50
 
 
 class Cell(NamedTuple):

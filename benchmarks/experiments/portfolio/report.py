@@ -1,4 +1,4 @@
-"""What the portfolio results say: a summary of each size, the Markdown table and the plot."""
+"""Report of the portfolio results: a summary of each size, the Markdown table and the plot."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bco_core.estimates import Estimate, estimate, paired_difference
+from benchmarks.experiments.compare import line
 from benchmarks.experiments.portfolio.run import CONTROLLED, Result, Run
 
 TITLES = {
@@ -51,22 +52,22 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """One size: every method's figures, and how much more BCP's regret is than the control's at equal feasibility."""
+class SizeSummary:
+    """One size: every method's figures, and the difference of BCP's regret from the control's at equal feasibility."""
 
     n: int
     figures: list[Figures]
     differences: dict[str, Estimate]
 
 
-def summarize(results: Iterable[Result]) -> list[Summary]:
+def summarize(results: Iterable[Result]) -> list[SizeSummary]:
     found: dict[int, dict[str, dict[Run, Result]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
         found[result.run.n][result.method][result.run] = result
     return [_summary(n, found[n]) for n in sorted(found)]
 
 
-def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> Summary:
+def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> SizeSummary:
     def column(method: str, name: str) -> torch.Tensor:
         return torch.tensor([getattr(result, name) for result in by_method[method].values()], dtype=torch.float64)
 
@@ -91,11 +92,11 @@ def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> Summary:
                 for name in (method, f"control_{method}")
             )
             differences[method] = paired_difference(ours, theirs)
-    return Summary(n, figures, differences)
+    return SizeSummary(n, figures, differences)
 
 
-def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Plain figures: a method's feasibility, regret and runs by size, and the paired differences."""
+def as_json(summaries: Sequence[SizeSummary]) -> dict[str, Any]:
+    """Return plain figures: feasibility, regret and runs of each method by size, and the paired differences."""
     return {
         f"n{summary.n}": {figures.method: _finite(asdict(figures)) for figures in summary.figures}
         | {f"{method}_minus_control": _finite(asdict(found)) for method, found in summary.differences.items()}
@@ -104,7 +105,7 @@ def as_json(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity: a standard error that a single run cannot have is null."""
+    """Replace infinities by None, since JSON has none: the standard error of a single run is null."""
     return {
         name: _finite(value)
         if isinstance(value, dict)
@@ -115,14 +116,14 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def markdown(summaries: Sequence[Summary], remarks: str = "") -> str:
-    """The table of all sizes, and what it says."""
+def markdown(summaries: Sequence[SizeSummary], remarks: str = "") -> str:
+    """Return the table of all sizes and the paired differences."""
     head = ["n", "method", "runs", "feasibility ± se", "regret ± se", "beyond reach", "CPU s"]
-    lines = [_line(head), _line(["---:", "---", *["---:"] * 5])]
+    lines = [line(head), line(["---:", "---", *["---:"] * 5])]
     for summary in summaries:
         for row in summary.figures:
             cells = [str(summary.n), TITLES[row.method], str(row.runs), _with_error(row.feasibility, 3)]
-            lines.append(_line([*cells, _with_error(row.regret, 2), f"{row.beyond_reach:.3f}", f"{row.seconds:.1f}"]))
+            lines.append(line([*cells, _with_error(row.regret, 2), f"{row.beyond_reach:.3f}", f"{row.seconds:.1f}"]))
     differences = [
         f"- n = {summary.n}: {TITLES[method]} − warm starts at equal feasibility: {_with_error(found, 3)}"
         for summary in summaries
@@ -146,10 +147,6 @@ def markdown(summaries: Sequence[Summary], remarks: str = "") -> str:
             "",
         ]
     )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _with_error(found: Estimate, digits: int) -> str:

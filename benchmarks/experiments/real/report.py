@@ -1,4 +1,4 @@
-"""What the real histories say: the figures for machines, and a table for people."""
+"""Report of the real histories: the figures as a dict, and a table."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def read(path: Path) -> list[Found]:
 
 
 def figures(found: Sequence[Found]) -> dict[str, float]:
-    """One number for each question: means over critical fractiles, and over the seeds of the drift."""
-    told: dict[str, float] = {}
+    """Return one number for each question: means over critical fractiles, and over the seeds of the random walk."""
+    means: dict[str, float] = {}
     for name in _SETS:
         for figure, key in (
             ("vs_lightgbm", f"{name}_vs_lightgbm"),
@@ -34,23 +34,23 @@ def figures(found: Sequence[Found]) -> dict[str, float]:
             ("coverage90", f"{name}_coverage90"),
             ("promise", f"{name}_promise"),
         ):
-            _put(told, key, [one.value for one in found if one[0] == name and one[2:4] == ("auto", figure)])
+            _put(means, key, [one.value for one in found if one[0] == name and one[2:4] == ("auto", figure)])
     drifts = [one for one in found if one.history == "drift"]
     for figure, key in (("promise", "drift_promise"), ("above95", "drift_above95"), ("ok", "drift_ok")):
-        _put(told, key, [one.value for one in drifts if one.figure == figure])
+        _put(means, key, [one.value for one in drifts if one.figure == figure])
     for one in found:
         if one.history in ("speed", "yaz"):
-            told[one.figure] = one.value
-    return told
+            means[one.figure] = one.value
+    return means
 
 
-def _put(told: dict[str, float], key: str, values: Sequence[float]) -> None:
+def _put(means: dict[str, float], key: str, values: Sequence[float]) -> None:
     if values:
-        told[key] = sum(values) / len(values)
+        means[key] = sum(values) / len(values)
 
 
 def table(found: Sequence[Found]) -> list[str]:
-    """Costs by method, relative to LightGBM with its standard error, and what auto promised."""
+    """Return a table of costs by method, relative to LightGBM, with standard errors."""
     lines = ["| history | τ | " + " | ".join(METHODS) + " |", "| --- | ---: |" + " ---: |" * len(METHODS)]
     for name in _SETS:
         for level in sorted({one.level for one in found if one.history == name}):

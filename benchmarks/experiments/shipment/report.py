@@ -1,4 +1,4 @@
-"""What the shipment results say: a table of all cells with paired differences, and box plots as in the paper."""
+"""Report of the shipment results: a table of all cells with paired differences, and box plots as in the paper."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def by_cell(findings: Iterable[Finding]) -> Cells:
 
 
 def overall(cells: Cells) -> dict[str, float | int]:
-    """Means over cells, and how ``auto`` does beside the strongest rival of each cell and beside some in all."""
+    """Return means over cells, and counts of cells against the strongest rival of each and against single ones."""
     figures: dict[str, float | int] = {"cells": len(cells)}
     for method in METHODS:
         means = [_mean(costs[method]) for costs in cells.values() if method in costs]
@@ -69,7 +69,7 @@ def markdown(cells: Cells) -> str:
         lines.append(line([str(noisy), str(size), counts(costs, methods), *shown, *against]))
     figures = overall(cells)
     titles = {"strongest": "the strongest baseline"} | {rival: TITLES[rival] for rival in SINGLE}
-    found = [sentence(title, name, figures) for name, title in titles.items() if f"cells_beside_{name}" in figures]
+    counted = [sentence(title, name, figures) for name, title in titles.items() if f"cells_beside_{name}" in figures]
     return "\n".join(
         [
             "# Shipment: mean cost out of sample, with its standard deviation over runs",
@@ -78,12 +78,13 @@ def markdown(cells: Cells) -> str:
             "one that `auto` learns, deciding by the policy it recommends, by the averaged decision, and by SAA over",
             "predictive scenarios. *Regression* predicts by ridge or splines and decides over the errors it made out",
             "of fold. The floor is SAA on the true conditional distribution. Differences are paired over the runs that",
-            "have both. The strongest baseline is the one that auto gains least over, found on these same runs, which",
-            "favours the baselines. `bco experiment shipment` made the table from `shipment.csv` and goes on with it.",
+            "have both. The strongest baseline is the one over which auto gains least, chosen on these same runs,",
+            "which favours the baselines. Won and lost: beyond two standard errors. `bco experiment shipment` writes",
+            "this from `shipment.csv` and adds runs to it.",
             "",
             *lines,
             "",
-            *(["Over cells, the cost of auto is", "", *found, ""] if found else []),
+            *(["Cells of auto against", "", *counted, ""] if counted else []),
         ]
     )
 
