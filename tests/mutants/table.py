@@ -60,7 +60,7 @@ MUTANTS = [
         ("Maurer's 2√n", "math.log(2 * math.sqrt(rows) / failure)", "math.log(1 / failure)"),
         ("KL in PAC-Bayes-kl", "(divergence + math.log(2 *", "(math.log(2 *"),
         ("Bernstein's second term", " + 7 * log / (3 * (count - 1))", ""),
-        ("second moments in the Bernstein bound", " + by_square * found.square", ""),
+        ("second moments in the Bernstein bound", " + by_square * moments.square", ""),
         ("λ²/8 of Hoeffding's lemma", " + LEMMA_GRID / 8", ""),
         (
             "which way kl is inverted",
@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/timeline.py",
-        "tests/bco_core/test_timeline.py tests/bco_core/features/test_boosted.py",
+        "tests/bco_core/test_timeline.py",
         ("known a lead before", "timeline.periods[rows].min() - timeline.lead", "timeline.periods[rows].min() - 1"),
         ("a gap behind a block", "timeline.periods >= last + timeline.lead", "timeline.periods > last"),
         ("a period is cut", "timeline.periods, right=True)", "timeline.periods)"),
@@ -254,6 +254,6 @@ MUTANTS = [
     *group(
         "bco_core/inference/vi/finalize.py",
         "tests/bco_core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
-        ("history from mode", "learned.seen.at(rows).scenarios.mean()", "learned.seen.at(rows).scenarios.mode"),
+        ("history from mode", "candidate.seen.at(rows).scenarios.mean()", "candidate.seen.at(rows).scenarios.mode"),
     ),
 ]

@@ -93,7 +93,7 @@ def test_every_kind_that_is_a_linear_model_is_exported_and_others_say_why_not(cl
     )
     answer = client.get(f"/v1/problems/{other['id']}/mps")
     assert answer.status_code == 409
-    assert "no linear model" in answer.json()["detail"]
+    assert "not a linear model" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("at", ["demand", "supply=1", "demand=x", "demand=inf", "demand=1e13"])

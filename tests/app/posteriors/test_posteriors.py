@@ -62,7 +62,7 @@ def posterior(client: TestClient) -> Json:
 def stored_in_full() -> Iterator[pytest.MonkeyPatch]:
     """Particles are stored, as those of chains are, and as earlier versions stored all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learn, "without_particles", lambda description, arrays: arrays)
+        patch.setattr(learn, "strip_particles", lambda description, arrays: arrays)
         yield patch
 
 
@@ -244,7 +244,7 @@ def test_particles_with_digits_of_another_machine_serve_with_a_warning(
     def otherwise(*arguments: Any) -> Array:
         return np.nextafter(draw_particles(*arguments), np.float32(np.inf))
 
-    monkeypatch.setattr(service, "drawn_particles", otherwise)
+    monkeypatch.setattr(service, "draw_particles", otherwise)
     np.testing.assert_allclose(arrays_of(made["id"])["particles"], before, rtol=1e-6)
     assert any(made["id"] in message and "other digits" in message for message in caplog.messages)
 

@@ -16,6 +16,7 @@ from app.prescriptions import offload
 from app.prescriptions.schemas import EvaluateAnswer
 from bco_core import deadline
 from bco_core.errors import OutOfTime
+from bco_core.evaluate import _ContextScenarios
 from bco_core.problems.linear import two_stage as linear
 from bco_core.problems.registry import build_problem
 from tests.app.prescriptions.test_prescriptions import encoded, loaded, what_may_happen
@@ -288,7 +289,7 @@ def test_alternatives_that_had_no_turn_say_so_beside_ours(
         raise OutOfTime("later")
 
     monkeypatch.setattr(deadline, "before_long_work", lambda: None)
-    monkeypatch.setattr("bco_core.evaluate._ContextScenarios.of", late)
+    monkeypatch.setattr(_ContextScenarios, "of", late)
     answer = evaluate(client, posterior["id"], decisions=[{"loaves": 60}])
     (one,) = answer["evaluations"][0]["alternatives"]
     assert (one["status"], one["expected_cost"], one["decision"]["loaves"]) == ("time_limit", None, 60)
