@@ -73,7 +73,7 @@ def test_pairs_are_called_as_planners_call_them() -> None:
         ({"capacities": {"ann": -1}}, ("capacities", "ann"), "at least 0"),
         ({"capacities": {"ann": 0, "bob": 0}}, ("capacities",), "no agent can do a task"),
         ({"capacities": {"ann": 0.5}}, ("capacities", "ann"), "whole"),
-        ({"agents": ["a", "a to b"], "tasks": ["b to c", "c"]}, ("agents", 1), "called 'a to b to c'"),
+        ({"agents": ["a", "a to b"], "tasks": ["b to c", "c"]}, ("agents", 1), "'a to b to c' would be the name"),
     ],
 )
 def test_what_is_no_assignment_is_refused_at_its_place(changes: Spec, where: tuple[Any, ...], words: str) -> None:
