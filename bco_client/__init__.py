@@ -17,13 +17,9 @@ from bco_client.errors import (
     ClientError,
     Conflict,
     Forbidden,
-    JobCancelled,
-    JobError,
-    JobFailed,
     NotFound,
     RequestMistake,
     ServerError,
-    StillRunning,
     TooLarge,
     TooManyRequests,
     Unauthorized,
@@ -32,6 +28,7 @@ from bco_client.errors import (
     UnprocessableRequest,
     Unreachable,
 )
+from bco_client.job_errors import JobCancelled, JobError, JobFailed, StillRunning
 from bco_client.records import (
     AliasMoveRecord,
     AliasRecord,

@@ -26,7 +26,7 @@ from bco_client.tables import F, Row, Rows, Table
 T = TypeVar("T")
 
 
-class AsyncClient(BaseClient[Asynchronous]):
+class AsyncClient(BaseClient[Asynchronous, "AsyncRemotePosterior"]):
     """A connection to the service: ``async with AsyncClient() as client: await client.learn(frame, problem)``.
 
     Its arguments are those of :class:`bco_client.Client`.

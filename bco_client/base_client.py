@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Coroutine
 from functools import cache, wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import httpx
 
@@ -19,10 +19,6 @@ from bco_client.operations import aliases, datasets, jobs, posteriors, prescript
 from bco_client.progress import make_bar
 from bco_client.records import PosteriorRecord
 from bco_client.steps import HttpRequest, JobProgress, Pause, RetryOptions, Steps, with_retries
-
-if TYPE_CHECKING:
-    from bco_client.aio import AsyncRemotePosterior
-    from bco_client.client import RemotePosterior
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +37,8 @@ class Asynchronous:
 
 
 Mode = TypeVar("Mode")
+# A posterior to decide with: blocking or asynchronous.
+Remote = TypeVar("Remote")
 
 
 class Runner(Generic[Mode]):
@@ -74,12 +72,12 @@ class PosteriorOperation(Operation[P, PosteriorRecord]):
     """An operation that returns a posterior to decide with."""
 
     @overload  # type: ignore[override]
-    def __get__(self, instance: Runner[Blocking], owner: type) -> Callable[P, RemotePosterior]: ...
+    def __get__(self, instance: BaseClient[Blocking, Remote], owner: type) -> Callable[P, Remote]: ...
 
     @overload
     def __get__(
-        self, instance: Runner[Asynchronous], owner: type
-    ) -> Callable[P, Coroutine[Any, Any, AsyncRemotePosterior]]: ...
+        self, instance: BaseClient[Asynchronous, Remote], owner: type
+    ) -> Callable[P, Coroutine[Any, Any, Remote]]: ...
 
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[..., Any]: ...
@@ -191,7 +189,7 @@ class Prescriptions(ClientResource[Mode]):
     export = Operation(prescriptions.export)
 
 
-class BaseClient(Runner[Mode]):
+class BaseClient(Runner[Mode], Generic[Mode, Remote]):
     """Resources of both clients, and operations that involve several of them."""
 
     learn = PosteriorOperation(workflows.learn)

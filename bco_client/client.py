@@ -26,7 +26,7 @@ from bco_client.tables import F, Row, Rows, Table
 T = TypeVar("T")
 
 
-class Client(BaseClient[Blocking]):
+class Client(BaseClient[Blocking, "RemotePosterior"]):
     """A connection to the service: ``with Client("http://127.0.0.1:8000") as client: client.learn(frame, problem)``.
 
     The address and the key default to BCO_URL and BCO_API_KEY. ``timeout`` is for each request, in seconds; ``retries``

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from bco_client.records import JobRecord
 
 
 class ClientError(Exception):
@@ -90,29 +87,6 @@ class UnexpectedAnswer(ClientError):
 
 class BadSignature(ClientError):
     """A webhook was not signed with this secret, or was signed too long ago."""
-
-
-class JobError(ClientError):
-    """A job ended without a result; ``job`` is its last state."""
-
-    def __init__(self, sentence: str, job: JobRecord) -> None:
-        self.job = job
-        super().__init__(sentence, job)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class JobFailed(JobError):
-    """A job failed; the text says why."""
-
-
-class JobCancelled(JobError):
-    """A job was cancelled."""
-
-
-class StillRunning(JobError, TimeoutError):
-    """A job had not ended when the timeout expired; it continues."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, Unpack
 
 from bco_client import tables
-from bco_client.errors import JobCancelled, JobFailed, StillRunning
+from bco_client.job_errors import JobCancelled, JobFailed, StillRunning
 from bco_client.options import LearnArguments, PrescribeArguments
 from bco_client.records import JobLogRecord, JobRecord, read
 from bco_client.steps import JobProgress, Pause, Steps, answer, content, delete, done, get, listed, record, upload

@@ -140,8 +140,8 @@ def test_a_workspace_takes_no_more_than_its_share_of_the_places() -> None:
     places = AdmissionLimit(3, 2)
     with ExitStack() as taken:
         for workspace in ("greedy", "greedy"):
-            taken.enter_context(places.of(workspace))
-        with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.of("greedy"):
+            taken.enter_context(places.slot(workspace))
+        with pytest.raises(TooManyError, match="BCO_MAX_WORKSPACE_PRESCRIPTIONS"), places.slot("greedy"):
             pass
         taken.enter_context(places.slot("modest"))
         with pytest.raises(UnavailableError, match="BCO_MAX_PRESCRIPTIONS"), places.slot("late"):

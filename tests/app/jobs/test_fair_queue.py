@@ -59,7 +59,7 @@ def ask(ids: Json, workspace: str = DEFAULT_WORKSPACE, seconds: float = 10.0, pa
     made = [JobPart(1, b"part")] * parts
     kind = KINDS["prescribe" if parts else "learn"]
     spec = {"seed": 1}
-    draft = JobDraft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], seconds=seconds, parts=made)
+    draft = JobDraft("job", ids["problem_id"], spec, dataset_id=ids["dataset_id"], estimate_seconds=seconds, parts=made)
     return create_module.create(workspace, kind, draft)
 
 

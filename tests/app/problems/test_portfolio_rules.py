@@ -93,7 +93,7 @@ def test_an_exported_posterior_takes_its_estimated_risk_along(
     [
         ({"target_return": 0.3}, "portfolios return 0.3 in 0.0% of the rows, and 95% is required; the largest target"),
         ({"target_return": 0.2, "target_on": "mean"}, "on average, and 0.2 is required"),
-        ({"target_return": 0.099, "groups": [{"assets": ASSETS, "maximum": 0.5}]}, "the largest target that they"),
+        ({"target_return": 0.099, "groups": [{"assets": ASSETS, "maximum": 0.5}]}, "the largest target within reach"),
     ],
 )
 def test_an_impossible_target_is_refused_when_the_job_is_made(
