@@ -58,6 +58,7 @@ def test_a_hard_search_ends_at_its_time_limit_with_the_best_decision_so_far(poli
     assert found.costs.mean.isfinite().all()
 
 
+@pytest.mark.slow
 def test_contexts_share_the_time_so_that_each_has_a_decision() -> None:
     contexts = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
     options = PrescribeOptions("map", scenarios=3)

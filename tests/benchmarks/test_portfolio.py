@@ -78,6 +78,7 @@ def test_the_shift_and_the_penalties_raise_feasibility_over_the_plain_fit(trial:
     assert min(penalised) > plain + 0.1
 
 
+@pytest.mark.slow
 def test_every_method_decides_and_the_control_meets_the_feasibility_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "BANDWIDTHS", (0.4, 2.0))
     monkeypatch.setattr(baselines, "_JUDGED_ROWS", 20)

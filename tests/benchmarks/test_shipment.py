@@ -28,6 +28,7 @@ def findings() -> list[Finding]:
         return shipment.perform(KEY, list(shipment.METHODS))
 
 
+@pytest.mark.slow
 def test_every_method_decides_and_none_beats_the_floor(findings: list[Finding]) -> None:
     costs = {finding.method: finding.value for finding in findings}
     assert set(costs) == set(shipment.METHODS)

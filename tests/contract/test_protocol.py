@@ -330,6 +330,7 @@ def test_a_policy_decides_the_same_from_the_same_seed(
     assert alike != POLICY_ROWS[policy]
 
 
+@pytest.mark.slow
 def test_only_the_optimal_policy_is_never_beaten_by_another(
     row: ProblemRow, policy: str, problem: DecisionProblem, scenarios: Scenarios
 ) -> None:

@@ -70,7 +70,7 @@ def test_a_full_disk_is_answered_with_503_and_loses_nothing(
     rows = [{"x": index, "croissants": index, "loaves": index} for index in range(20_000)]
     body = {"name": "big", "outcomes": ["croissants", "loaves"], "rows": rows}
     with configured(FULL_DISK):
-        assert "no room" in unavailable(client.post("/v1/datasets", json=body))["detail"]
+        assert "is full" in unavailable(client.post("/v1/datasets", json=body))["detail"]
         for _ in range(3):
             # It shows for as long as it lasts, however long ago the last write was.
             assert client.get("/readyz").status_code == 503

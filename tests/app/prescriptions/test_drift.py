@@ -191,6 +191,7 @@ def test_what_belongs_to_others_is_not_there(client: TestClient, posterior: Json
         judge_rows(cache_from_settings(), "elsewhere", posterior["id"], None, monotonic() + 60)
 
 
+@pytest.mark.slow
 def test_it_is_answered_by_a_solver_process_for_an_alias_too(client: TestClient, posterior: Json) -> None:
     await_solvers(client)
     append(client, posterior, floats(LATER[:60]))

@@ -396,6 +396,7 @@ def test_webhooks_are_of_a_workspace_and_made_by_its_admins(client: TestClient, 
 # with processes of their own
 
 
+@pytest.mark.slow
 def test_a_worker_sends_what_the_api_was_asked_to(receiver: Receiver, tmp_path: Path) -> None:
     allowed = {"BCO_WEBHOOK_HOSTS": "127.0.0.1:*", "BCO_WEBHOOK_NETWORKS": "127.0.0.0/8"}
     with (

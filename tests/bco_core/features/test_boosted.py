@@ -127,6 +127,7 @@ def test_features_survive_storage_and_do_not_depend_on_the_rows_beside(timeline:
         assert torch.equal(features.of_new(fresh[row : row + 1])[0], told[row])
 
 
+@pytest.mark.slow
 def test_the_fractile_that_the_problem_decides_for_is_the_base() -> None:
     features = fitted(steps(4000))
     fresh = steps(4000, seed=1)
@@ -204,6 +205,7 @@ def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto
         assert inside.loc.shape == inside.scale.shape == (3, large.predictor.dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeline", [False, True])
 def test_auto_learns_what_trees_know_and_its_promises_hold(timeline: bool) -> None:
     sample, fresh = steps(1500, timeline=timeline), steps(3000, seed=9)

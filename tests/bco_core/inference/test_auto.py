@@ -102,6 +102,7 @@ def test_weaker_priors_and_narrower_starts_compete_where_rows_are_many() -> None
     assert {few[0].name, many[0].name} == {"default"}, "the one to be left only for a clear gain"
 
 
+@pytest.mark.slow
 def test_a_network_fits_a_rich_signal_that_a_wide_start_takes_for_noise() -> None:
     """Columns that bend and interact, with little noise: a narrow start is chosen, and pays on fresh rows."""
     sample, fresh = bending(800, 1), bending(4000, 2)
@@ -112,6 +113,7 @@ def test_a_network_fits_a_rich_signal_that_a_wide_start_takes_for_noise() -> Non
     assert averaged_cost(free.posterior, fresh) < 0.85 * averaged_cost(held.posterior, fresh)
 
 
+@pytest.mark.slow
 def test_more_columns_and_rows_do_not_raise_held_out_cost_beyond_noise() -> None:
     rich = bending(1200, 5)
     options = make_options(hidden=(32,), members=5, epochs=60, seed=3)
@@ -153,6 +155,7 @@ def test_members_learned_anywhere_in_any_order_give_the_same_posterior(monkeypat
     assert len({fit.tobytes() for fit in mixture.loc.numpy()}) == len(mixture.loc), "members differ"
 
 
+@pytest.mark.slow
 def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # A tenth of its rows stops a member that learns alone: there must be enough of them, as there are where it happens.
     sample, fresh = wavy(2000, seed=3), wavy(2000, seed=9)

@@ -196,6 +196,7 @@ def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarge
     assert kept.double().mean(dim=1).min() >= 0.9
 
 
+@pytest.mark.slow
 def test_chains_run_by_several_processes_are_the_same(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     parts = split_chains(init_chains(target, QUICK, theta, 7))

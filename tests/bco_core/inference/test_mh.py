@@ -76,6 +76,7 @@ def test_starts_keep_the_constraints_and_a_smaller_shift_would_not(kind: str) ->
     assert (PROBLEM.slack(decisions, sample.outcomes) >= 0).double().mean(dim=1).max() < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bent", "kind"), [(False, "linear"), (True, "skip_mlp")])
 def test_auto_takes_a_linear_model_unless_a_network_predicts_clearly_better(bent: bool, kind: str) -> None:
     sample = make_sample(200)
@@ -147,6 +148,7 @@ def test_decisions_from_chains_keep_the_return_and_point_predictions_do_not() ->
     assert theirs < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [320, 640])
 def test_chains_require_two_standard_errors_more_of_the_history(rows: int) -> None:
     _, told = learned(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
@@ -154,6 +156,7 @@ def test_chains_require_two_standard_errors_more_of_the_history(rows: int) -> No
     assert told.history.required_feasibility == pytest.approx(0.95 + 2 * math.sqrt(0.95 * 0.05 / rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", ["settle", "validation"])
 def test_a_temperature_that_is_not_given_is_found_and_shown(temperature: str) -> None:
     options = replace(QUICK, inverse_temperature=None, temperature=temperature)

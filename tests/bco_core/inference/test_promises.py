@@ -190,6 +190,7 @@ def called_ok(signal: float, rows: int, seeds: range, epochs: int) -> tuple[floa
     return ok / len(seeds), false / len(seeds)
 
 
+@pytest.mark.slow
 def test_noise_is_hardly_ever_called_ok_and_a_strong_signal_nearly_always() -> None:
     assert called_ok(0.0, 100, range(12), 200)[0] <= 2 / 12
     assert called_ok(1.5, 100, range(6), 200)[0] >= 5 / 6

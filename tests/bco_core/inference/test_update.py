@@ -96,6 +96,7 @@ def test_the_same_seed_gives_the_same_update(old: Posterior) -> None:
     assert first.comparison == again.comparison
 
 
+@pytest.mark.slow
 def test_learning_on_costs_far_less_than_starting_over() -> None:
     """With more rows the difference grows: starting over sees all of them many times."""
     sample = demand(1600, 0)
