@@ -15,13 +15,13 @@ from app.settings import Settings
 SCRIPT = """
 from app.prescriptions.warm import warm_up
 from bco_core import batch_kernels
-from bco_core.predictors import kernel
+from bco_core.predictors import base
 from bco_core.prescribe import PrescribeOptions, prescribe
 from tests.bco_core.test_batch_kernels import contexts_of, newsvendor, posterior_of
 
 def compiled():
     names = ("_mean", "_sum", "_exp_affine", "_sample_near")
-    kernels = [kernel.outputs, *(getattr(batch_kernels, name) for name in names)]
+    kernels = [base._layer_outputs, *(getattr(batch_kernels, name) for name in names)]
     return [len(one.signatures) for one in kernels]
 
 assert compiled() == [0] * 5
