@@ -74,7 +74,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep how long the whole tier took: ``make stats`` shows it."""
     config = session.config
-    if hasattr(config, "workerinput") or (config.args != [str(TESTS)] and config.args != ["tests"]):
+    whole = config.args in (["tests"], [str(TESTS)]) and config.option.markexpr == "not torture"
+    if hasattr(config, "workerinput") or config.option.collectonly or config.option.keyword or not whole:
         return
     tier = "test-all" if config.getoption("--all") else "test"
     path = config.rootpath / "var" / "test-seconds.json"
