@@ -72,7 +72,7 @@ def test_a_posterior_is_read_from_the_verdict_to_its_names(
     expect(page.get_by_role("heading", level=1)).to_contain_text("read of")
     told = service.http.get(f"/v1/posteriors/{learned['read of']}/diagnostics").json()
     verdict = page.locator(".verdicts")
-    expect(verdict).to_contain_text(f"judged on {told['held_out_rows']} later rows")
+    expect(verdict).to_contain_text(f"on {told['held_out_rows']} later rows")
     ready(page)
     expect(verdict).to_contain_text("Drift detected")
     expect(page.locator("#drivers")).to_contain_text("rows sampled from the latest 120")
