@@ -24,8 +24,8 @@ from app.prescriptions.service import CALL_KINDS
 from app.settings import get_settings
 from app.solving import describe_error
 from bco_core import deadline
+from bco_core.compile_kernels import LEAST_VARIANCE, RANDOM_COSTS, SHIPMENT, decide
 from bco_core.problems.base import Risk
-from bco_core.problems.registry import build_problem
 from bco_core.problems.registry import check_problem as try_problem
 
 _CACHE_BYTES = 128_000_000
@@ -87,28 +87,8 @@ TASKS: dict[str, Task] = {
 
 def _warm_up() -> None:
     """Load compiled kernels, or compile them once, before the first fork."""
-    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
-    shipment = {
-        "kind": "shipment",
-        "sources": [{"name": "a", "order_cost": 5, "emergency_cost": 90}],
-        "destinations": ["b", "c"],
-        "transport_costs": [[1, 2]],
-    }
-    linear = {
-        "kind": "linear",
-        "decisions": [{"name": "z", "cost": 1, "maximum": 9}],
-        "recourse": [{"name": "x", "cost": {"outcomes": {"price": 1}}}],
-        "outcomes": [{"name": "demand", "minimum": 0}, {"name": "price", "minimum": 0}],
-        "rows": [
-            {"decisions": {"z": 1}, "recourse": {"x": 1}, "sense": ">=", "limit": {"outcomes": {"demand": 1}}},
-        ],
-    }
-    portfolio = {"assets": [{"name": "a"}, {"name": "b"}], "covariance": [[1.0, 0.0], [0.0, 1.0]], "target_return": 0.1}
-    for spec in (shipment, linear, portfolio | {"kind": "return_constrained_portfolio"}):
-        problem = build_problem(spec)
-        outcomes = torch.tensor([[[3.0, 4.0], [4.0, 4.0], [5.0, 3.0]]], dtype=torch.float64)
-        prescription = problem.prescribe(outcomes, weights, Risk())
-        problem.cost(problem.decide(outcomes), outcomes + prescription.decisions.sum())
+    for spec in (SHIPMENT, RANDOM_COSTS, LEAST_VARIANCE):
+        decide(spec, Risk())
 
 
 def main() -> None:
