@@ -77,17 +77,17 @@ def evaluate(
     fix: Fix,
     options: PrescribeOptions | None = None,
     draws: Tensor | None = None,
-    seconds: float = math.inf,
+    time_limit_seconds: float = math.inf,
 ) -> EvaluateResult:
     """Evaluate N decisions ``given`` (N, d_z), each for the context of (B, d_x) that ``owners`` (N,) names by number.
 
     ``ours`` (B, d_z) are the decisions of :func:`bco_core.prescribe.prescribe` with the same options and draws. ``fix``
-    returns the problem with given entries fixed. Decisions not reached after ``seconds`` get status ``time_limit``.
+    returns the problem with given entries fixed. Decisions not reached by the time limit get status ``time_limit``.
     """
     options = options or PrescribeOptions()
     _check_shapes(problem, contexts, ours, given, owners)
     theta = posterior.draws(options.scenarios, options.seed) if draws is None else draws
-    ends = monotonic() + seconds
+    ends = monotonic() + time_limit_seconds
     builder = _EvaluationBuilder(problem, len(contexts), given)
     size = max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     generator = torch.Generator().manual_seed(posterior.seed if options.seed is None else options.seed)

@@ -110,14 +110,13 @@ def prescribe(
     contexts: Tensor,
     options: PrescribeOptions | None = None,
     draws: Tensor | None = None,
-    seconds: float = math.inf,
-    solver_seconds: float = math.inf,
+    time_limit_seconds: float = math.inf,
 ) -> PrescribeResult:
     """Decide for each of the contexts (B, d_x), in chunks that bound memory.
 
     ``draws`` (K, d) are the result of ``posterior.draws`` if the caller already has it. Solvers stop with the best
-    decision they have after ``solver_seconds``; contexts not reached by then get no decision and status ``time_limit``.
-    The call raises OutOfTime after ``seconds``, or if the time was too short for a single context.
+    decision they have at the time limit; contexts not reached by then get no decision and status ``time_limit``. The
+    call raises OutOfTime if the limit was too short for a single context, and at the deadline in force.
     """
     options = options or PrescribeOptions()
     if not len(contexts):
@@ -129,23 +128,22 @@ def prescribe(
     slow = searches and problem.decides_slowly
     size = 1 if slow else max(1, _CHUNK_NUMBERS // (options.scenarios * problem.outcome_dim))
     parts: list[PrescribeResult] = []
-    began, done = monotonic(), 0
-    last, soft = began + seconds, began + solver_seconds
+    limit, done = monotonic() + time_limit_seconds, 0
     try:
-        with deadline.until(min(last, soft + ROOM_SECONDS)):
+        with deadline.until(limit + ROOM_SECONDS):
             for chunk in contexts.split(size):
-                if parts and monotonic() >= soft:
+                if parts and monotonic() >= limit:
                     break
                 # Where deciding takes a search, the remaining contexts share the remaining time.
-                ends = _part_of_the_way(soft, len(chunk) / (len(contexts) - done)) if searches else soft
+                ends = _part_of_the_way(limit, len(chunk) / (len(contexts) - done)) if searches else limit
                 terms = Terms(generator, options.risk or EXPECTATION, ends, options.blend)
                 parts.append(_prescribe(posterior, problem, chunk, theta, options, terms))
                 done += len(chunk)
     except OutOfTime:
         # An outer deadline raises its own error.
         deadline.check()
-        if not parts or monotonic() >= last:
-            text = f"deciding took longer than {min(seconds, solver_seconds):g} s"
+        if not parts:
+            text = f"deciding took longer than {time_limit_seconds:g} s"
             raise OutOfTime(f"{text}; fewer contexts or scenarios take less") from None
     if done < len(contexts):
         parts.append(_undecided(len(contexts) - done, parts[0]))

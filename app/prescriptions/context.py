@@ -69,21 +69,17 @@ class PrescribeCall:
         allowed = get_settings().prescribe_seconds
         return self.began + min(self.request.time_limit_seconds or allowed, allowed)
 
-    def time_left(self, answers: int) -> tuple[float, float]:
-        """Return the seconds until the call is given up, and those until solvers stop with the best they have.
-
-        Solvers stop earlier, so that ``answers`` decisions can still be serialised in time.
-        """
-        now = monotonic()
-        last = self.began + get_settings().prescribe_seconds - now
-        return last, max(self.until - now - _WRITING_SECONDS * answers, 0.0)
+    def time_left(self, answers: int) -> float:
+        """Return the seconds until solvers stop with the best they have, so that ``answers`` are written in time."""
+        return max(self.until - monotonic() - _WRITING_SECONDS * answers, 0.0)
 
     @contextmanager
     def within(self, most_seconds: float) -> Iterator[None]:
         """Raise OutOfTime after ``most_seconds``, or where a quick deadline forbids to go on; 503 after ``until``."""
         with deadline.until(monotonic() + most_seconds):
             try:
-                yield
+                with deadline.until(self.began + get_settings().prescribe_seconds):
+                    yield
             except OutOfTime:
                 deadline.check()
                 if monotonic() < self.until:

@@ -207,9 +207,7 @@ def _promises(
     left = until - monotonic()
     options = PrescribeOptions(policy=row.policy)
     with deadline.until(until):
-        prescribed = prescribe(
-            loaded.posterior, loaded.problem, contexts, options, seconds=left, solver_seconds=_DECIDING * left
-        )
+        prescribed = prescribe(loaded.posterior, loaded.problem, contexts, options, time_limit_seconds=_DECIDING * left)
         known = prescribed.decisions.isfinite().all(dim=1) & prescribed.costs.mean.isfinite()
         decided = known.nonzero()[:, 0]
         realised = loaded.problem.cost(prescribed.decisions[decided], outcomes[decided]).double()

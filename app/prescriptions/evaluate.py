@@ -55,15 +55,15 @@ def evaluate(
     names = prepared.loaded.decisions
     alternatives = _read(request, names)
     with call.within(most_seconds):
-        last, seconds = call.time_left(request.work)
+        seconds = call.time_left(request.work)
         # Our decision and the free entries of each alternative get equal shares of the time.
         free = max(sum(None in map(one.decision.get, names) for one in each) for each in request.by_context())
         shares = 1 + free + _JUDGING * max(map(len, alternatives.names))
-        ours = decide_usable(prepared, last, seconds / shares)
+        ours = decide_usable(prepared, seconds / shares)
         usable = [number for number in range(len(ours)) if number not in prepared.encoded.refused]
         if not usable:
             raise prepared.all_refused(0, len(ours))
-        evaluated = _judge(prepared, alternatives, ours, usable, call.time_left(request.work)[1])
+        evaluated = _judge(prepared, alternatives, ours, usable, call.time_left(request.work))
     header, warnings = prepared.header()
     header["warnings"] = warnings + prepared.summary(0, len(ours))
     header["evaluations"] = _evaluations(prepared, alternatives, ours, usable, evaluated)

@@ -54,9 +54,9 @@ def _prescribe(
     call, prepared = calls[0], prepare(cache, calls, most_seconds)
     include, row = call.request.include, prepared.row
     with call.within(most_seconds):
-        last, seconds = call.time_left(len(prepared.encoded.matrix))
+        seconds = call.time_left(len(prepared.encoded.matrix))
         ends = monotonic() + seconds
-        prescriptions = decide_usable(prepared, last, (_DECIDING_SHARE if include else 1.0) * seconds)
+        prescriptions = decide_usable(prepared, (_DECIDING_SHARE if include else 1.0) * seconds)
         if include:
             wants_history = "neighbours" in include
             history = cached_history(cache, row, prepared.loaded, prepared.past) if wants_history else None
@@ -77,20 +77,18 @@ def _prescribe(
     return answers
 
 
-def decide_usable(
-    prepared: PreparedRequest, seconds: float = math.inf, solver_seconds: float = math.inf
-) -> list[dict[str, Any]]:
+def decide_usable(prepared: PreparedRequest, time_limit_seconds: float = math.inf) -> list[dict[str, Any]]:
     """Return a prescription for each context in the shape of ``PrescriptionAnswer``, refusals included.
 
-    Solvers stop with the best they have after ``solver_seconds``; OutOfTime is raised after ``seconds``. A context
-    without a finite prediction is added to the refused ones.
+    Solvers stop with the best they have at the time limit. A context without a finite prediction is added to the
+    refused ones.
     """
     encoded, far, names = prepared.encoded, prepared.far, prepared.loaded.decisions
 
     def decide_numbers(numbers: list[int]) -> dict[int, dict[str, Any]]:
         contexts = torch.from_numpy(encoded.matrix[numbers])
         try:
-            answers = decide(prepared, contexts, seconds, solver_seconds)
+            answers = decide(prepared, contexts, time_limit_seconds)
         except InvalidInput as error:
             suspects = [number for number in numbers if number in far]
             if error.where != ("contexts",) or not suspects:
@@ -134,12 +132,10 @@ def _refused(refusal: Refusal, names: list[str]) -> dict[str, Any]:
     }
 
 
-def decide(
-    prepared: PreparedRequest, contexts: Tensor, seconds: float = math.inf, solver_seconds: float = math.inf
-) -> list[dict[str, Any]]:
+def decide(prepared: PreparedRequest, contexts: Tensor, time_limit_seconds: float = math.inf) -> list[dict[str, Any]]:
     """Return a prescription for each encoded context (B, width), in the shape of ``PrescriptionAnswer``."""
     prescribed = prescribe_for(
-        prepared.loaded.posterior, prepared.problem, contexts, prepared.options, prepared.draws, seconds, solver_seconds
+        prepared.loaded.posterior, prepared.problem, contexts, prepared.options, prepared.draws, time_limit_seconds
     )
     metrics.count_prescriptions(prescribed.status, [solver or "formula" for solver in prescribed.solvers])
     return _answers(prescribed, prepared.loaded.decisions)

@@ -201,7 +201,7 @@ def _decide(prepared: PreparedRequest, matrix: Tensor) -> Tensor:
     """Return decisions and expected costs (B, d_z + 1) for encoded contexts (B, width)."""
     posterior, options, left = prepared.loaded.posterior, prepared.options, _SHARE * deadline.left()
     try:
-        prescribed = prescribe(posterior, prepared.problem, matrix, options, prepared.draws, solver_seconds=left)
+        prescribed = prescribe(posterior, prepared.problem, matrix, options, prepared.draws, time_limit_seconds=left)
     except InvalidInput:
         # One of the contexts is too far from the history for a prediction; decide for each alone.
         if len(matrix) == 1:

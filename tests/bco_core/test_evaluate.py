@@ -374,7 +374,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
             given_,
             torch.zeros(len(given_), dtype=torch.int64),
             lambda decision: fix_decision(problem, ITEMS, decision),
-            seconds=seconds,
+            time_limit_seconds=seconds,
         )
 
     # What is given is judged still, in the room that there is for what solvers have stopped with.

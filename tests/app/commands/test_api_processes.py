@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
 from tests.support.journey import CONTEXTS, Json, learned
-from tests.support.patience import wait_until
+from tests.support.patience import wait_until, within
 from tests.support.processes import BCO, ROOT, alive, descendants, kill
 
 BODY = {"contexts": CONTEXTS[:1], "scenarios": 40}
@@ -52,10 +51,26 @@ class Several:
         identifier = (posterior or self.posterior)["id"]
         return httpx.post(f"{self.url}/v1/posteriors/{identifier}/prescribe", json=BODY, timeout=60)
 
-    def reached(self, calls: int = 40) -> None:
-        """So many calls that either process has answered some."""
-        for _ in range(calls):
+    def memory_maps(self) -> list[str]:
+        """The maps of each listening process, in which files read by memory-mapping are named."""
+        return [Path(f"/proc/{process.pid}/maps").read_text() for process in self.listening()]
+
+    def reach_both(self) -> int:
+        """Call until both processes have read the posterior's particles, and return the number of calls."""
+        calls = 0
+
+        def both_have_read() -> bool:
+            nonlocal calls
+            calls += 1
             assert self.prescribe().status_code == 200
+            return [self.particles in maps for maps in self.memory_maps()] == [True, True]
+
+        wait_until("both processes have answered", both_have_read)
+        return calls
+
+    @property
+    def particles(self) -> str:
+        return f"{self.posterior['id']}/particles.npy"
 
     def metric(self, line: str) -> float:
         found = re.search(rf"^{re.escape(line)} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)
@@ -92,23 +107,20 @@ def several(tmp_path: Path) -> Iterator[Several]:
 
 @pytest.mark.slow
 def test_two_processes_are_one_service(several: Several, tmp_path: Path) -> None:
-    several.reached()
+    calls = several.reach_both()
     answered = 'bco_requests_total{method="POST",route="/v1/posteriors/{posterior_id}/prescribe",status="200"}'
     # Either process knows of all calls.
-    assert {several.metric(answered) for _ in range(6)} == {40.0}
+    assert {several.metric(answered) for _ in range(6)} == {calls}
     assert several.metric("bco_prescriptions_in_flight") == 0
     assert several.metric("bco_workers") == 0
     assert several.metric('bco_jobs{state="succeeded"}') == 2
     # Both read the very same memory.
-    name = f"{several.posterior['id']}/particles.npy"
-    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in several.listening()]
-    assert [name in text for text in maps] == [True, True]
-    assert len(set(re.findall(rf"(\d+) +\S+{name}", "".join(maps)))) == 1
+    assert len(set(re.findall(rf"(\d+) +\S+{several.particles}", "".join(several.memory_maps())))) == 1
     # What one deletes is soon unknown to the other.
     several.prescribe(several.other)
     assert httpx.delete(f"{several.url}/v1/posteriors/{several.other['id']}").status_code == 204
-    time.sleep(1.1)
-    assert {several.prescribe(several.other).status_code for _ in range(20)} == {404}
+    all_unknown = lambda: {several.prescribe(several.other).status_code for _ in range(20)} == {404}  # noqa: E731
+    within("the other process has noticed", all_unknown, 3.0)
     # Told to stop, all do, and leave nothing behind.
     processes = several.listening()
     several.supervisor.send_signal(signal.SIGTERM)
@@ -119,13 +131,13 @@ def test_two_processes_are_one_service(several: Several, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(several: Several) -> None:
-    several.reached(20)
+    several.reach_both()
     first, second = several.listening()
     first.kill()
     wait_until("it is gone", lambda: not alive({first}))
     wait_until("another one has taken its place", lambda: len(several.listening()) == 2)
     assert second in several.listening()
-    several.reached(20)
+    several.reach_both()
     processes = set(several.listening())
     several.supervisor.kill()
     several.supervisor.wait(60)

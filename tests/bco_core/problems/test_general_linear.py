@@ -495,7 +495,7 @@ def test_whole_recourse_is_decided_and_priced_within_a_time_limit() -> None:
     demand = 60 + 10 * contexts[:, :1] + 8 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
     posterior = learn(problem, Sample(contexts, demand)).posterior
     options = PrescribeOptions(policy="predictive", scenarios=200)
-    answer = prescribe(posterior, problem, contexts[:3], options, solver_seconds=6)
+    answer = prescribe(posterior, problem, contexts[:3], options, time_limit_seconds=6)
     assert answer.status[0] in (Status.TIME_LIMIT, Status.OPTIMAL)
     assert answer.decisions[0].isfinite().all()
     assert answer.decisions[0, 1] == answer.decisions[0, 1].round()
