@@ -146,7 +146,7 @@ def _merged(old: Values, one: _Report, field: str) -> Values:
     new = _known(getattr(one, field))
     for name, value in new.items():
         if name in old and old[name] != value:
-            detail = "another value is recorded already; send replace if it was wrong"
+            detail = "another value is recorded already; send replace if the recorded one was wrong"
             raise ConflictError(detail, ((*one.where, field, name), detail))
     return old | new
 

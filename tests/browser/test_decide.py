@@ -167,7 +167,7 @@ def test_pressing_the_button_keeps_the_decision(page: Page, posterior: str, serv
 @pytest.mark.slow
 def test_a_table_is_pasted_and_taken_away(page: Page, posterior: str) -> None:
     page.goto(f"/posteriors/{posterior}/decide")
-    page.get_by_role("link", name="A whole table").click()
+    page.get_by_role("link", name="Decide for a table").click()
     page.get_by_role("button", name="Decide for all rows").click()
     expect(page.locator("#table-wrong")).to_contain_text("Paste a header line")
     rows = ["weekday\ttemperature\train\tpromotion\tholiday", "SAT\t21,5\t0\t1\t0", "NIX\t1\t0\t0\t0"]
