@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 EXIT ?=
+# Tests start many processes, so compiled modules are kept, whatever the shell says.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto
 
 .PHONY: help setup kernels demo serve browser test test-all torture mutants lint docs stats bench clean
 
@@ -18,7 +20,7 @@ setup: .venv/ready  ## make the environment in .venv, nothing else
 	@touch $@
 
 kernels: .venv/ready  # compiled once and kept beside the sources; later runs find them there
-	@$(BIN)/python -m bco_core.compile_kernels
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m bco_core.compile_kernels
 
 demo: .venv/ready  ## learn from a bakery's history, prescribe, leave the service running (EXIT=1: stop after the table)
 	@$(BIN)/bco demo $(if $(EXIT),--exit)
@@ -32,11 +34,11 @@ browser:  # pages are tested in a real browser: Debian's, installed here if miss
 
 test: kernels browser  ## the first tier: every feature, on SQLite, in minutes
 	@echo "tests, first tier: every feature; 'make test-all' runs the rest"
-	@$(BIN)/pytest -q -n auto --dist loadfile
+	@$(PYTEST)
 
 test-all: kernels browser  ## all tests, on SQLite and on a PostgreSQL that the run starts itself
 	@echo "tests, both tiers: half an hour or more on two cores"
-	@$(BIN)/pytest -q --all -n auto --dist loadfile
+	@$(PYTEST) --all
 
 torture: kernels  ## the long tests: minutes of load, fuzzing and dying processes
 	@$(BIN)/pytest --all -m torture

@@ -32,18 +32,18 @@ class ModelFile:
         """A description in the model's names as one in the file's, with how the problem is to call them."""
         columns = {name: code for code, name in self.columns.items()}
         rows = {name: code for code, name in self.rows.items()}
-        told = dict(description)
-        if told.get("decisions") is not None:
-            told["decisions"] = [columns.get(name, name) for name in told["decisions"]]
-        told["entries"] = [
+        message = dict(description)
+        if message.get("decisions") is not None:
+            message["decisions"] = [columns.get(name, name) for name in message["decisions"]]
+        message["entries"] = [
             {
                 **entry,
                 "row": rows.get(entry.get("row"), entry.get("row")),
                 "column": columns.get(entry.get("column"), entry.get("column")),
             }
-            for entry in told.get("entries") or []
+            for entry in message.get("entries") or []
         ]
-        return {**told, "columns": dict(self.columns), "rows": dict(self.rows)}
+        return {**message, "columns": dict(self.columns), "rows": dict(self.rows)}
 
 
 def as_file(model: Any) -> ModelFile:
@@ -68,10 +68,10 @@ def _pyomo(model: Any, path: Path) -> ModelFile:
     content = path.read_bytes()
     rows = {}
     for code in _names(content, "ROWS"):
-        found = _PYOMO_ROW.fullmatch(code)
-        if found is not None and found[2] in symbols:
-            ending = {"r_l": " at least", "r_u": " at most"}.get(found[1], "")
-            rows[code] = symbols[found[2]] + ending
+        result = _PYOMO_ROW.fullmatch(code)
+        if result is not None and result[2] in symbols:
+            ending = {"r_l": " at least", "r_u": " at most"}.get(result[1], "")
+            rows[code] = symbols[result[2]] + ending
     columns = {code: symbols[code] for code in _names(content, "COLUMNS") if code in symbols}
     return ModelFile(content, _changed(columns), _changed(rows))
 
@@ -80,7 +80,7 @@ def _linopy(model: Any, path: Path) -> ModelFile:
     model.to_file(path, explicit_coordinate_names=True)
     content = path.read_bytes()
     columns, rows = (
-        {code: found[1] for code in _names(content, part) if (found := _LINOPY_NAME.fullmatch(code))}
+        {code: result[1] for code in _names(content, part) if (result := _LINOPY_NAME.fullmatch(code))}
         for part in ("COLUMNS", "ROWS")
     )
     return ModelFile(content, _changed(columns), _changed(rows))
@@ -134,5 +134,5 @@ def _names(content: bytes, part: str) -> Iterator[str]:
 
 def _changed(names: Mapping[str, str]) -> dict[str, str]:
     """Names that the file spells otherwise, unless two would become one."""
-    told = Counter(names.values())
-    return {code: name for code, name in names.items() if name != code and told[name] == 1}
+    message = Counter(names.values())
+    return {code: name for code, name in names.items() if name != code and message[name] == 1}

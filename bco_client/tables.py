@@ -24,7 +24,7 @@ Fetched = Literal["csv", "parquet"]
 
 @runtime_checkable
 class Frame(Protocol):
-    """What pandas and polars frames and pyarrow tables have in common."""
+    """The common part of pandas and polars frames and pyarrow tables."""
 
     @property
     def columns(self) -> Any: ...
@@ -70,7 +70,7 @@ def row_count(table: Any) -> int:
 
 
 def with_index(table: Any, wanted: Collection[str]) -> Any:
-    """A pandas frame whose index holds wanted columns, with these as columns; anything else as it is."""
+    """Return a pandas frame with the wanted levels of its index as columns; return any other table unchanged."""
     if kind_of(table) != "pandas":
         return table
     levels = [name for name in table.index.names if name in wanted and name not in table.columns]
@@ -104,7 +104,7 @@ def of_file(file: File) -> tuple[str, bytes]:
 
 
 def as_form(given: Mapping[str, Any]) -> dict[str, str]:
-    """Options of prescribe as the fields of a form: risk by its parts, what is included by commas, the rest as JSON."""
+    """Return options of prescribe as form fields: one for each part of a risk, lists with commas, the rest as JSON."""
     fields = {name: value for name, value in given.items() if name != "risk"}
     if "include" in fields:
         fields["include"] = ",".join(fields["include"])
@@ -118,12 +118,14 @@ def as_rows(table: Any, names: Collection[str] | None = None) -> list[dict[str, 
     """The rows as JSON has them, of these columns alone if they are named; those that a table lacks are left out."""
     kind = kind_of(table)
     if kind == "rows":
-        found: Iterable[Row] = table
+        result: Iterable[Row] = table
     elif kind == "arrow":
-        found = table.to_pylist()
+        result = table.to_pylist()
     else:
-        found = table.to_dict("records") if kind == "pandas" else table.to_dicts()
-    return [{str(name): plain(value) for name, value in row.items() if names is None or name in names} for row in found]
+        result = table.to_dict("records") if kind == "pandas" else table.to_dicts()
+    return [
+        {str(name): plain(value) for name, value in row.items() if names is None or name in names} for row in result
+    ]
 
 
 def select(table: Any, names: Collection[str]) -> Any:
@@ -263,7 +265,7 @@ def as_kind(rows: Sequence[Mapping[str, Any]], kind: Kind) -> Any:
 
 
 def answers_beside(result: Any, sent: Collection[str], given: Any) -> Any:
-    """The columns of a batch's result that the service added to what was sent, with the index of what was given.
+    """Return the columns of a batch's result that were not sent, with the index of the table that was given.
 
     A column that was sent and is called like one of the answer has ``context.`` before its name in the result.
     """

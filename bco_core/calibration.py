@@ -143,14 +143,14 @@ def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[Hi
     # Stretching divides by predictions: nearly all of them must be safely positive.
     level = plain.outcomes.mean(dim=0)
     positive = bool((level > 0).all()) and (plain.predictions > _SAFE * level).all(dim=1).double().mean() >= 0.99
-    found = [replace(plain, carrier=Carrier("shift", width, full)) for width in (None, *kernels)]
+    result = [replace(plain, carrier=Carrier("shift", width, full)) for width in (None, *kernels)]
     if positive:
-        found += [replace(plain, carrier=Carrier("stretch", width, full)) for width in (None, *kernels)]
-    found += [replace(plain, carrier=Carrier("keep", width, full)) for width in kernels]
+        result += [replace(plain, carrier=Carrier("stretch", width, full)) for width in (None, *kernels)]
+    result += [replace(plain, carrier=Carrier("keep", width, full)) for width in kernels]
     if len(plain) >= 30:
         scales = spread_at(slopes, features)
-        found.append(replace(plain, carrier=Carrier("scaled", None, full, slopes), scales=scales))
-    return found
+        result.append(replace(plain, carrier=Carrier("scaled", None, full, slopes), scales=scales))
+    return result
 
 
 def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
@@ -159,8 +159,8 @@ def score(history: History, rows: Tensor, features: Tensor) -> Tensor:
     if outcomes.shape[1] == 1:
         atoms, shares = _atoms(history, rows, features)
         return crps(atoms[..., 0], shares, outcomes[:, 0]) / history.spread[0]
-    found = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows).outcomes / history.spread
-    return energy_score(found, outcomes / history.spread)
+    result = predictive_scenarios(history, predictions, _ATOMS, features[rows], own=rows).outcomes / history.spread
+    return energy_score(result, outcomes / history.spread)
 
 
 def _atoms(history: History, rows: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from bco_core import PrescribeOptions, Sample, build_problem, learn, make_options, prescribe
+from bco_core.data import Standardizer
+from bco_core.distributions import FAMILIES, equal_mixture
+from bco_core.features.standardized import StandardizedFeatures
+from bco_core.posterior import Posterior
+from bco_core.predictive import Carrier, History
+from bco_core.predictors.linear import Linear
 from bco_core.problems.base import Risk
+from bco_core.problems.newsvendor import Newsvendor
 
 SHIPMENT: dict[str, Any] = {
     "kind": "shipment",
@@ -51,8 +58,8 @@ def decide(spec: dict[str, Any], *risks: Risk) -> None:
     outcomes = torch.tensor([[[3.0, 4.0], [4.0, 4.0], [5.0, 3.0]]], dtype=torch.float64)
     weights = torch.full((3,), 1 / 3, dtype=torch.float64)
     for risk in risks:
-        found = problem.prescribe(outcomes, weights, risk)
-        problem.cost(found.decisions, outcomes)
+        result = problem.prescribe(outcomes, weights, risk)
+        problem.cost(result.decisions, outcomes)
     problem.cost(problem.decide(outcomes), outcomes)
 
 
@@ -78,6 +85,19 @@ def portfolios_and_learning() -> None:
     for predictor in ("linear", "mlp"):
         journey("vi", predictor=predictor, members=2, epochs=2, particles=20)
     journey("mh", predictor="linear", chains=2, steps=40, burn_in=20, particles=20)
+
+
+def warm_up() -> None:
+    """Make one prescription by the code that most requests use."""
+    zeros, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    units, table = Standardizer(zeros, ones), torch.ones(2, 1, dtype=torch.float64)
+    predictor = Linear((1, 1), StandardizedFeatures(units), units)
+    mixture = equal_mixture(FAMILIES["gaussian"], torch.zeros(1, 2), torch.ones(1, 2))
+    problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
+    for carrier in (Carrier("keep", 1.0, ones), Carrier("scaled", None, ones, table)):
+        history = History(table, table, ones, carrier, table)
+        posterior = Posterior(predictor, mixture, torch.zeros(2, 2), 0, history)
+        prescribe(posterior, problem, torch.zeros(1, 1, dtype=torch.float64))
 
 
 def main() -> None:

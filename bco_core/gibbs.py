@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample
+from bco_core.distributions import Family
 from bco_core.errors import InvalidInput
-from bco_core.families import Family
 from bco_core.predictors.base import Predictor
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, best_constant
 from bco_core.problems.surrogate import Hindsight, Surrogate
 
 REFERENCE_ROWS = 256

@@ -39,7 +39,7 @@ ROUNDING = 1e-13
 class Status(StrEnum):
     """How a solve ended, for every solver.
 
-    ``optimal`` is proven within a :class:`Gap`; ``best_effort`` is the best decision found without that proof.
+    ``optimal`` is proven within a small gap; ``best_effort`` is the best decision found without that proof.
     """
 
     OPTIMAL = "optimal"

@@ -46,16 +46,16 @@ def newsvendor(
         list[str] | None, typer.Option(help="method to run (repeat for several); default all but two_stage")
     ] = None,
     jobs: Jobs = 2,
-    seed: Annotated[int, typer.Option(help="another seed draws other data", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the data", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
     """Table 1 of the paper: optimality gaps of the contextual newsvendor.
 
-    Results are added to newsvendor.csv in the folder as they come, and those already there are not computed again, so
-    the command may be stopped and repeated; run k of every cell comes before run k + 1 of any. newsvendor.md and
-    newsvendor.png show all the results in the folder.
+    Each result is appended to newsvendor.csv in the folder. Results already there are not computed again, so the
+    command can be stopped and repeated. Run k of every cell comes before run k + 1 of any. newsvendor.md and
+    newsvendor.png show all results in the folder.
     """
     from benchmarks.experiments import harness
     from benchmarks.experiments.newsvendor import run as experiment
@@ -78,7 +78,7 @@ def newsvendor(
     todo = [] if report_only else harness.missing(wanted, methods, done)
     performed = experiment.perform_all(todo, path, jobs)
 
-    def describe(run: experiment.Run) -> str:
+    def describe(run: experiment.NewsvendorRun) -> str:
         return f"DGP-{run.cell.dgp}, τ={run.cell.tau:g}, n={run.cell.n}"
 
     for results in with_bar("newsvendor", path, 0 if report_only else len(wanted), len(todo), performed, describe):
@@ -101,16 +101,16 @@ def shipment(
     runs: Annotated[int, typer.Option(help="runs of each cell", min=1)] = 10,
     method: Annotated[list[str] | None, typer.Option(help="method to run (repeat for several); default all")] = None,
     jobs: Jobs = 2,
-    seed: Annotated[int, typer.Option(help="another seed draws other data", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the data", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
-    """The paper's two-stage shipment: cost out of sample by sample size and number of noisy dimensions.
+    """The paper's two-stage shipment: out-of-sample cost by sample size and number of noisy dimensions.
 
-    Results are added to shipment.csv in the folder as they come, and those already there are not computed again; run k
-    of every cell comes before run k + 1 of any.
-    shipment.md and shipment.png show all the results in the folder.
+    Each result is appended to shipment.csv in the folder. Results already there are not computed again, so the command
+    can be stopped and repeated. Run k of every cell comes before run k + 1 of any. shipment.md and shipment.png show
+    all results in the folder.
     """
     from benchmarks.experiments import harness
     from benchmarks.experiments.shipment import run as experiment
@@ -158,16 +158,16 @@ def portfolio(
     ] = None,
     contexts: Annotated[int, typer.Option(help="test rows; the paper has 10,000", min=100)] = 2000,
     jobs: Jobs = 2,
-    seed: Annotated[int, typer.Option(help="another seed draws other training rows", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the training rows", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     report_only: ReportOnly = False,
     json: Json = False,
 ) -> None:
-    """The paper's Experiment 3: how often a portfolio keeps its return, and at what variance.
+    """The paper's Experiment 3: feasibility and variance of portfolios that must reach a return.
 
-    Results are added to portfolio.csv in the folder as they come, and those already there are not computed again, so
-    the command may be stopped and repeated. portfolio.md and portfolio.png show all the results in the folder; what
-    portfolio-remarks.md says is appended to the former.
+    Each result is appended to portfolio.csv in the folder. Results already there are not computed again, so the command
+    can be stopped and repeated. portfolio.md and portfolio.png show all results in the folder; portfolio.md ends with
+    the text of portfolio-remarks.md, if there is one.
     """
     from benchmarks.experiments import harness
     from benchmarks.experiments.portfolio import run as experiment
@@ -206,7 +206,7 @@ def yaz(
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     json: Json = False,
 ) -> None:
-    """Real restaurant demand: cost of the orders of the last quarter of days, relative to the best constant order.
+    """Real restaurant demand: cost of orders in the last quarter of days, relative to the best constant order.
 
     Results are written to yaz.csv in the folder.
     """
@@ -248,8 +248,8 @@ def real(
     part: Annotated[
         list[str] | None, typer.Option(help="electricity, store_item, drift, yaz or speed (repeat for several)")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="seeds of the demand that drifts", min=1)] = 30,
-    threads: Annotated[int, typer.Option(help="threads that trees and networks may use", min=1)] = 2,
+    seeds: Annotated[int, typer.Option(help="seeds of the drifting demand", min=1)] = 30,
+    threads: Annotated[int, typer.Option(help="threads for trees and networks", min=1)] = 2,
     out: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     report_only: ReportOnly = False,
     json: Json = False,
@@ -269,7 +269,7 @@ def real(
     path, console = out / "real.csv", Console(stderr=True)
     torch.set_num_threads(threads)
     methods = ("lightgbm", "auto", "quantile_regression", "regression", "season", "constant")
-    parts: dict[str, Callable[[Callable[[str], None]], Iterator[list[run.Found]]]] = {
+    parts: dict[str, Callable[[Callable[[str], None]], Iterator[list[run.Figure]]]] = {
         "electricity": lambda advance: run.compare(histories.electricity(data), methods, advance),
         "store_item": lambda advance: run.compare(histories.store_item(data), methods, advance),
         "drift": lambda advance: run.drift(seeds, advance),
@@ -283,11 +283,11 @@ def real(
             continue
         try:
             with console.status("learning") as status:
-                found = [one for some in parts[name](status.update) for one in some]
+                result = [one for some in parts[name](status.update) for one in some]
         except InvalidInput as problem:
             typer.echo(str(problem), err=True)
             raise typer.Exit(1) from None
-        report.keep(path, found)
+        report.keep(path, result)
     for line in report.table(report.read(path)):
         typer.echo(line)
     if json:
@@ -307,7 +307,7 @@ def shortest_path(
 ) -> None:
     """Shortest path with uncertain costs: normalised regret of auto, two stages, SPO+ and PyEPO.
 
-    Results are added to shortest-path.csv in the folder as they come, and those already there are not computed again.
+    Each result is appended to shortest-path.csv in the folder. Results already there are not computed again.
     """
     _contextual("shortest-path", degrees, rows, seeds, method, jobs, out, report_only, json)
 
@@ -325,7 +325,7 @@ def knapsack(
 ) -> None:
     """Knapsack with uncertain values: normalised regret of auto, two stages, SPO+ and PyEPO.
 
-    Results are added to knapsack.csv in the folder as they come, and those already there are not computed again.
+    Each result is appended to knapsack.csv in the folder. Results already there are not computed again.
     """
     _contextual("knapsack", degrees, rows, seeds, method, jobs, out, report_only, json)
 
@@ -433,7 +433,7 @@ def bench_load(
     json: Json = False,
     seconds: Annotated[float, typer.Option(help="seconds for each number of clients", min=1)] = 10.0,
 ) -> None:
-    """Prescribe requests a second and their p99 with 1, 8 and 32 clients, alone and while a job learns."""
+    """Throughput and p99 latency of prescribe with 1, 8 and 32 clients, alone and while a job learns."""
     from benchmarks.bench.load import run
 
     run(json, seconds)
@@ -473,7 +473,7 @@ def bench_two_stage(json: Json = False) -> None:
 
 @bench.command("linear")
 def bench_linear(json: Json = False) -> None:
-    """Linear models with uncertain costs: certified optima a second, compared with HiGHS."""
+    """Linear models with uncertain costs: certified optima per second, compared with HiGHS."""
     from benchmarks.bench.linear import run
 
     run(json)
@@ -505,7 +505,7 @@ def bench_trust(
     judged: Annotated[int, typer.Option(help="posteriors whose verdict is compared with the truth", min=2)] = 40,
     hard: Annotated[int, typer.Option(help="linear programs that are hard for solvers", min=1)] = 2070,
 ) -> None:
-    """Whether promises hold: costs, ranges, feasibility, verdicts, optima, certificates."""
+    """Promises compared with results: costs, ranges, feasibility, verdicts, optima, certificates."""
     from benchmarks.bench.trust import run
 
     run(json, seeds, judged, hard)

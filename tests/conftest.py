@@ -1,8 +1,9 @@
 """Shared by all tests: the two tiers, the databases, and an environment without settings of its own.
 
 ``make test`` runs the first tier: every feature, on SQLite, and on PostgreSQL too where a module asks for it with
-``pytestmark = pytest.mark.both_databases``. ``make test-all`` adds ``--all``: both databases everywhere, and the tests
-marked ``slow``.
+``pytestmark = pytest.mark.both_databases``. Of a test with many parameter sets it runs a few, unless the test is marked
+``all_variants``. ``make test-all`` adds
+``--all``: both databases everywhere, all parameter sets, and the tests marked ``slow``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import signal
 import tempfile
 import time
 import warnings
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -34,6 +38,10 @@ with warnings.catch_warnings():
 TestClient.__init__ = partialmethod(TestClient.__init__, base_url="http://localhost")  # type: ignore[method-assign]
 
 TESTS = Path(__file__).parent
+# Parameter sets of one test in the first tier.
+MOST_VARIANTS = 3
+# Folders whose tests share a running service: one process runs all of them.
+WHOLE_FOLDERS = ("tests/bco_client/", "tests/browser/", "tests/docs/")
 MakeDatabase = Callable[[str], str]
 
 _QUICK = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -47,14 +55,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     hypothesis_settings.load_profile("all" if config.getoption("--all") else "first tier")
+    # Files keep the order that this module gives them.
+    config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the first tier does not run, and put the longest files first."""
     if not config.getoption("--all"):
-        left_out = [item for item in items if _is_for_all(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        first = [item for item in items if not _is_for_all(item)]
+        # A test that is asked for by its name runs with all its parameter sets.
+        if not any("::" in argument for argument in config.args):
+            first = _few_variants(first)
+        chosen = set(first)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = first
     order = {name: place for place, name in enumerate((TESTS / "longest_files.txt").read_text().split())}
     items.sort(key=lambda item: order.get(str(item.path.relative_to(TESTS)), len(order)))
 
@@ -67,15 +81,45 @@ def _is_for_all(item: pytest.Item) -> bool:
     return on_postgresql and item.get_closest_marker("both_databases") is None
 
 
+def _few_variants(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Leave each test a few of its parameter sets, evenly spaced; different tests begin with different ones."""
+    variants = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        variants[item.nodeid.partition("[")[0]].append(item)
+    left_out = set[pytest.Item]()
+    for name, group in variants.items():
+        count, start = len(group), zlib.crc32(name.encode())
+        if count > MOST_VARIANTS and not group[0].get_closest_marker("all_variants"):
+            chosen = {(start + place * count // MOST_VARIANTS) % count for place in range(MOST_VARIANTS)}
+            left_out |= {item for place, item in enumerate(group) if place not in chosen}
+    return [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole files, or whole folders whose tests share a running service."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LoadFiles(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = next((folder for folder in WHOLE_FOLDERS if nodeid.startswith(folder)), None)
+            return folder or nodeid.partition("::")[0]
+
+    return LoadFiles(config, log)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_STARTED] = time.monotonic()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Keep how long the whole tier took: ``make stats`` shows it."""
     config = session.config
     whole = config.args in (["tests"], [str(TESTS)]) and config.option.markexpr == "not torture"
     if hasattr(config, "workerinput") or config.option.collectonly or config.option.keyword or not whole:
+        return
+    # A run that was stopped, or that left tests out, is no whole run.
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or config.option.deselect:
         return
     tier = "test-all" if config.getoption("--all") else "test"
     path = config.rootpath / "var" / "test-seconds.json"

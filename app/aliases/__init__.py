@@ -1,1 +1,1 @@
-"""Aliases: names of a caller's own for posteriors, which move from one to the next without a change elsewhere."""
+"""Aliases: names that callers give to posteriors, and move to newer ones."""

@@ -28,6 +28,7 @@ def move_alias(name: AliasName, target: AliasTarget, caller: Trainer, http: Requ
 
 @router.get("")
 def list_aliases(caller: Reader, limit: Limit = 50, cursor: str | None = None) -> Page[AliasAnswer]:
+    """List aliases, newest first."""
     rows, next_cursor = service.listing(caller.workspace, limit, cursor)
     return Page(items=[AliasAnswer.model_validate(row, from_attributes=True) for row in rows], next_cursor=next_cursor)
 

@@ -113,7 +113,7 @@ class Backtest:
         """Words for each policy in sentences, by name."""
         words = {name: name for name in self.ours}
         if self.options.actual_decision:
-            words[ACTUAL_DECISION] = "what was really done"
+            words[ACTUAL_DECISION] = "the decisions actually taken"
         if not self.posteriors:
             wanted = list(RULES) if self.options.baselines is None else self.options.baselines
             words |= {name: RULES[name].words for name in wanted if name not in self.left_out}
@@ -247,15 +247,15 @@ class Backtest:
         wanted = sum(len(split.judged) for split in self.splits)
         if len(rows) < wanted:
             notes.append(
-                f"{wanted - len(rows)} of {wanted} rows could not have been decided for by what was known before them "
-                "(a new category or series, or nothing of it known in time), and are left out for every policy."
+                f"{wanted - len(rows)} of {wanted} rows could not be decided for from earlier rows (a new category or "
+                "series, or nothing known in time); they are left out for every policy."
             )
         for name, judged in costs.items():
             gaps = int(judged.cost.isnan().sum())
             if gaps and name == ACTUAL_DECISION:
                 notes.append(
-                    f"{gaps} of {len(rows)} rows do not say what was done: they are left out of what was done and of "
-                    "differences from it, which are paired on the rest."
+                    f"The decision actually taken is missing in {gaps} of {len(rows)} rows; its cost, and differences "
+                    "from it, are computed on the rest."
                 )
             elif gaps:
                 notes.append(

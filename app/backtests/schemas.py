@@ -82,7 +82,7 @@ class BacktestOptions(StrictModel):
 
 
 class NewBacktest(BacktestOptions, Body):
-    """Compare policies of ours with baselines and with what was done, on rows that none of them has seen."""
+    """Compare our policies with baselines and with the decisions actually taken, on rows that none of them has seen."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -117,7 +117,7 @@ class NewBacktest(BacktestOptions, Body):
         unused = {"ours", "baselines", "features", "splits", "judged"} & self.model_fields_set
         if self.posteriors and unused:
             raise ValueError(
-                "existing posteriors are compared with each other and with what was done; leave out "
+                "existing posteriors are compared with each other and with the decisions actually taken; leave out "
                 f"{', '.join(sorted(unused))}"
             )
         if len(set(self.posteriors)) < len(self.posteriors):

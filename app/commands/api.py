@@ -43,8 +43,8 @@ def run(settings: Settings) -> bool:
         return _supervise(settings)
     # Importing the application takes seconds, and a supervisor needs none of it.
     from app.main import create_app
-    from app.prescriptions.memory import give_back_early
-    from app.prescriptions.warm import warm_up
+    from app.prescriptions.cache import give_back_early
+    from bco_core.compile_kernels import warm_up
 
     give_back_early()
     application = create_app()

@@ -85,7 +85,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Load compiled kernels, or compile them once, before the first fork."""
     for spec in (SHIPMENT, RANDOM_COSTS, LEAST_VARIANCE):
         decide(spec, Risk())
@@ -94,7 +94,7 @@ def _warm_up() -> None:
 def main() -> None:
     logs.configure(get_settings())
     torch.set_num_threads(1)
-    _warm_up()
+    warm_up()
     serve_forks(TASKS, describe_error, int(sys.argv[1]))
 
 

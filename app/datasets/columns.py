@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from app.datasets.parsing import NUMBER_LIKE, RawTable, ambiguous_number, as_numbers, as_text, is_temporal
 from app.datasets.times import looks_like_times
-from app.datasets.validation_errors import Mistakes, shown
+from app.datasets.validation_errors import Mistakes, quote
 from app.db.text import NOT_PLAIN, UNPLAIN, is_storable
 from app.http.errors import InvalidRequest
 from app.settings import Settings
@@ -70,7 +70,7 @@ def _is_ambiguous(raw: RawTable, name: str, other: list[int], mistakes: Mistakes
     if value is None:
         return False
     sentence = (
-        f"{shown(value)} may have a decimal comma or set thousands apart, and no value of '{name}' tells which; write "
+        f"{quote(value)} may have a decimal comma or set thousands apart, and no value of '{name}' tells which; write "
         "numbers without thousands and with a decimal point"
     )
     mistakes.at(other[:1], name, sentence)
@@ -84,7 +84,7 @@ def _not_a_number(raw: RawTable, name: str, sentence: str) -> Callable[[int], st
     def of(row: int) -> str:
         value = column[row] if isinstance(column, list) else column[row].as_py()
         if isinstance(value, str) and NUMBER_LIKE.fullmatch(value.strip()):
-            return f"{shown(value)} is written unlike other numbers of '{name}'; write all in one way"
+            return f"{quote(value)} is written unlike other numbers of '{name}'; write all in one way"
         return sentence
 
     return of

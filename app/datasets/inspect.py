@@ -16,7 +16,7 @@ from app.datasets.roles import ColumnRoles
 from app.datasets.schemas import InspectedColumn, Inspection, Kind
 from app.datasets.suggest_roles import ColumnFacts, RoleSuggestions, suggest_roles
 from app.datasets.times import looks_like_times
-from app.datasets.validation_errors import shown
+from app.datasets.validation_errors import quote
 from app.db.text import is_plain
 from app.http.errors import InvalidRequest
 from app.settings import Settings
@@ -111,13 +111,13 @@ def _read_column(raw: RawTable, name: str, column: Any) -> _ColumnContent:
     ambiguous = ambiguous_number(column)
     if ambiguous is not None:
         sentence = (
-            f"'{name}': {shown(ambiguous)} may have a decimal comma or set thousands apart; write a decimal point"
+            f"'{name}': {quote(ambiguous)} may have a decimal comma or set thousands apart; write a decimal point"
         )
         return _ColumnContent("numeric", None, (sentence,))
     if 2 * len(other) > raw.rows - column.null_count:
         return _ColumnContent("categorical")
     place = raw.place(other[0], name)[1]
-    sentence = f"{len(other)} values of '{name}' are not numbers, such as {shown(column[other[0]].as_py())} at {place}"
+    sentence = f"{len(other)} values of '{name}' are not numbers, such as {quote(column[other[0]].as_py())} at {place}"
     return _numeric(raw, name, numbers, (sentence,))
 
 

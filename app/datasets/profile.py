@@ -174,7 +174,7 @@ def describe(cleaned: CleanTable, chosen: StoredColumns, roles: ColumnRoles, set
         entries.append({"name": name, "role": role, "missing": cleaned.missing[name]} | entry)
         if role == "decision":
             gaps = column.null_count
-            notes = [f"'{name}' does not say in {gaps} row(s) what was done; backtests leave these out"] if gaps else []
+            notes = [f"'{name}' has no decision in {gaps} row(s); backtests leave these out"] if gaps else []
         warnings += notes
     return ProfiledTable(table, entries, warnings + table_warnings(table, entries))
 

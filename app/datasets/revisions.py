@@ -15,7 +15,7 @@ from app.datasets.profile import CleanTable, ProfiledTable, clean, describe
 from app.datasets.roles import ColumnRoles, StoredColumns
 from app.datasets.service import MISSING, chunked, digest, read_table
 from app.datasets.times import DATE, DATETIME, GERMAN, TimeColumn, Times, first_duplicate, series_of, write_time
-from app.datasets.validation_errors import Mistakes, shown
+from app.datasets.validation_errors import Mistakes, quote
 from app.db.engine import affected, transaction
 from app.db.tables import DatasetChunkRow, DatasetRow
 from app.http.errors import ConflictError, InvalidRequest, NotFoundError
@@ -142,7 +142,7 @@ def _known_categories(raw: RawTable, cleaned: CleanTable, row: DatasetRow) -> pa
         new_values = np.flatnonzero(~np.asarray(pc.is_in(values, pa.array(categories, pa.string()))))
         can_be = ", ".join(categories[:20]) + (", …" if len(categories) > 20 else "")
         for index in new_values[:20]:
-            sentence = f"{shown(values[index].as_py())} is new to '{name}'; it can be {can_be}"
+            sentence = f"{quote(values[index].as_py())} is new to '{name}'; it can be {can_be}"
             mistakes.at([int(cleaned.rows[index])], name, sentence)
     mistakes.refuse()
     return table

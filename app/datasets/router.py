@@ -123,6 +123,7 @@ def list_datasets(
 
 @router.get("/{dataset_id}")
 def read_dataset(dataset_id: str, caller: Reader) -> DatasetAnswer:
+    """Read a data set: its columns with their profiles, its warnings and its revision."""
     return DatasetAnswer.model_validate(service.get(caller.workspace, dataset_id), from_attributes=True)
 
 

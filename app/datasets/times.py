@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.datasets.parsing import Refusals, by_value, category_text
-from app.datasets.validation_errors import Mistakes, shown
+from app.datasets.validation_errors import Mistakes, quote
 from bco_core.arrays import Booleans, Floats, Integers
 from bco_core.timeline import Clock
 
@@ -139,7 +139,7 @@ def read_times(column: pa.ChunkedArray | list[Any], name: str, mistakes: Mistake
         return None
     if len(readable) < len(values):
         wrong = _rows(codes, [kind is None for kind in formats])
-        mistakes.at(wrong, name, lambda row: f"{shown(values[codes[row]])} is not a time; write {EXAMPLES}")
+        mistakes.at(wrong, name, lambda row: f"{quote(values[codes[row]])} is not a time; write {EXAMPLES}")
         return None
     counts = np.bincount(codes[codes >= 0], minlength=len(values))
     often: Counter[str] = Counter()
@@ -152,7 +152,7 @@ def read_times(column: pa.ChunkedArray | list[Any], name: str, mistakes: Mistake
             others,
             name,
             lambda row: (
-                f"{shown(values[codes[row]])} is written as {readable[codes[row]]}, most of '{name}' as {usual}; "
+                f"{quote(values[codes[row]])} is written as {readable[codes[row]]}, most of '{name}' as {usual}; "
                 "write all in one format"
             ),
         )
@@ -192,13 +192,13 @@ def _read_texts(values: list[Any], codes: Integers, kind: str, name: str, mistak
             wrong[code] = str(error)
     if wrong:
         rows = _rows(codes, [code in wrong for code in range(len(values))])
-        mistakes.at(rows, name, lambda row: f"{shown(values[codes[row]])} {wrong[int(codes[row])]}")
+        mistakes.at(rows, name, lambda row: f"{quote(values[codes[row]])} {wrong[int(codes[row])]}")
         return None
     if kind == _ZONED and not _one_zone(values, parsed, codes, name, mistakes):
         return None
     if kind == PERIOD and len(parsed) > 1 and all(map(_is_unmarked_date, parsed)):
         row = _rows(codes, [True] * len(values))[:1]
-        sentence = f"{shown(values[0])} looks like a date without marks, not like a period; write it as 2024-01-31"
+        sentence = f"{quote(values[0])} looks like a date without marks, not like a period; write it as 2024-01-31"
         mistakes.at(row, name, sentence)
         return None
     numbers = parsed if kind == PERIOD else [_seconds(moment) for moment in parsed]
@@ -216,11 +216,11 @@ def _one_zone(values: list[Any], moments: list[datetime], codes: Integers, name:
     if not any(far) and max(offsets) - min(offsets) <= _HOUR:
         return True
     far = far if any(far) else [offset != offsets[0] for offset in offsets]
-    first = shown(values[0])
+    first = quote(values[0])
     mistakes.at(
         _rows(codes, far),
         name,
-        lambda row: f"{shown(values[codes[row]])} and {first} are in different time zones; write all times in one zone",
+        lambda row: f"{quote(values[codes[row]])} and {first} are in different time zones; write all times in one zone",
     )
     return False
 
@@ -247,7 +247,7 @@ def _read_temporal(column: pa.ChunkedArray, name: str, mistakes: Mistakes) -> Ti
         finer = pc.fill_null(pc.not_equal(seconds.cast(pa.timestamp(kind.unit)), array), False)
         if pc.any(finer).as_py():
             rows = np.flatnonzero(np.asarray(finer))
-            mistakes.at(list(rows), name, lambda row: f"{shown(array[row])} is finer than a second; round it")
+            mistakes.at(list(rows), name, lambda row: f"{quote(array[row])} is finer than a second; round it")
             return None
         days = not zone and pc.all(pc.equal(pc.floor_temporal(seconds, unit="day"), seconds)).as_py()
         return Times(seconds, DATE if days else DATETIME, zone)

@@ -44,7 +44,7 @@ class Mistakes:
         raise InvalidRequest(detail, *self._listed)
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Quote a value in a sentence: short and in plain characters."""
     text = str(value).strip()
     text = "".join(mark if is_plain(mark) else "?" for mark in text[: _SHOWN + 1])

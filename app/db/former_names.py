@@ -46,15 +46,15 @@ def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> Json:
 
 
 def job_spec(spec: Json) -> Json:
-    """What a job was asked for."""
-    found = _renamed(spec, _JOB)
-    if found.get("ours"):
-        found["ours"] = [_renamed(one, _JOB) for one in found["ours"]]
-    return found
+    """Return a job's request under today's names."""
+    result = _renamed(spec, _JOB)
+    if result.get("ours"):
+        result["ours"] = [_renamed(one, _JOB) for one in result["ours"]]
+    return result
 
 
 def job_summary(summary: Json) -> Json:
-    """What a backtest has found."""
+    """Return the summary of a backtest under today's names."""
     if not any(one["name"] == FORMER_ACTUAL for one in summary.get("policies", ())):
         return summary
 
@@ -70,17 +70,17 @@ def job_summary(summary: Json) -> Json:
 
 
 def policy(name: str) -> str:
-    """A policy of a backtest, as its parts and their results name it."""
+    """Return today's name of a backtest's policy."""
     return ACTUAL if name == FORMER_ACTUAL else name
 
 
 def logged_request(fields: Json) -> Json:
-    """A kept prescribe or evaluate request."""
+    """Return a logged prescribe or evaluate request under today's names."""
     return _renamed(fields, _REQUEST)
 
 
 def logged_answer(answer: Json) -> Json:
-    """A kept answer."""
+    """Return a logged answer under today's names."""
     if "evaluations" not in answer:
         return answer
     return answer | {
@@ -92,5 +92,5 @@ def logged_answer(answer: Json) -> Json:
 
 
 def exported_dataset(facts: Json) -> Json:
-    """What the file of an exported posterior says of its data set."""
+    """Return the data set's facts in an exported posterior under today's names."""
     return _renamed(facts, _DATASET)

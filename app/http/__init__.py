@@ -1,1 +1,1 @@
-"""HTTP plumbing: errors, middleware, security, repeatable requests, and what all resources share."""
+"""HTTP for all resources: errors, middleware, security, repeatable requests, shared schemas."""

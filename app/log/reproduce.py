@@ -14,6 +14,8 @@ from app.posteriors import service as posteriors
 from app.prescriptions.context import AnswerBody
 
 MOST_DIFFERENCES = 20
+# Fields of sentences, which a later version may word otherwise.
+_SENTENCES = {"reason", "warnings", "breaches"}
 
 Where = tuple[str | int, ...]
 
@@ -39,15 +41,17 @@ def revision(entry: LogEntry) -> int | None:
 
 
 def compare(entry: LogEntry, body: AnswerBody) -> bytes:
-    """Compare a logged answer with a new one: ``ReproduceAnswer`` as JSON."""
+    """Compare a logged answer with a new one: ``ReproduceAnswer`` as JSON.
+
+    Sentences are not compared.
+    """
     answer, logged = body.with_id(entry.row.id), _in_new_names(entry.answer)
-    identical = answer == logged
-    differences = [] if identical else list(_differences((), orjson.loads(logged), orjson.loads(answer)))
+    differences = [] if answer == logged else list(_differences((), orjson.loads(logged), orjson.loads(answer)))
     numeric = all(_is_number(recorded) and _is_number(now) for _, recorded, now in differences)
     relative = (abs(one - other) / max(abs(one), abs(other)) for _, one, other in differences if numeric)
     fields = {
         "id": entry.row.id,
-        "identical": identical,
+        "identical": not differences,
         "largest_difference": max(relative, default=0.0) if numeric else None,
         "differing": len(differences),
         "differences": [
@@ -67,11 +71,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, list) and all(map(_is_text, value)))
+
+
 def _differences(where: Where, one: Any, other: Any) -> Iterator[tuple[Where, Any, Any]]:
     """Yield the places at which two JSON values differ, with both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in {**one, **other}:
-            yield from _differences((*where, name), one.get(name), other.get(name))
+            if name not in _SENTENCES or not (_is_text(one.get(name)) and _is_text(other.get(name))):
+                yield from _differences((*where, name), one.get(name), other.get(name))
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for index, pair in enumerate(zip(one, other, strict=True)):
             yield from _differences((*where, index), *pair)

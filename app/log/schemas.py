@@ -120,7 +120,7 @@ class AnswerDifference(BaseModel):
 
 class ReproduceAnswer(BaseModel):
     id: str
-    identical: bool = Field(description="whether the answer is the same, byte for byte")
+    identical: bool = Field(description="whether the answer is the same but for the wording of sentences")
     largest_difference: float | None = Field(
         description="largest relative difference of two numbers; null if something else differs"
     )

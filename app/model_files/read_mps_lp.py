@@ -88,9 +88,9 @@ def decode_text(content: bytes, where: str = "file") -> str:
         raise InvalidFile(
             "the file is not text in UTF-8; send it as it was written, not compressed", (where,)
         ) from None
-    found = _UNREADABLE.search(text)
-    if found is not None:
-        line = text.count("\n", 0, found.start()) + 1
+    result = _UNREADABLE.search(text)
+    if result is not None:
+        line = text.count("\n", 0, result.start()) + 1
         raise InvalidFile(f"line {line} holds a control character; the file is no text", (where,))
     for number, line_text in enumerate(text.split("\n"), start=1):
         if len(line_text) > LONGEST_LINE:

@@ -156,8 +156,8 @@ class _Stochastic(_File):
             raise InvalidFile(
                 "the file has scenarios and independent parts; it can have one or the other", ("scenarios",)
             )
-        groups = [IndependentGroup([entry], found) for entry, found in self.independent.items()]
-        groups += [self._completed(list(found)) for found in self.blocks.values()]
+        groups = [IndependentGroup([entry], result) for entry, result in self.independent.items()]
+        groups += [self._completed(list(result)) for result in self.blocks.values()]
         if self.scenarios:
             groups.append(self._completed(list(self.scenarios.values())))
         if not groups:
@@ -183,9 +183,9 @@ class _Stochastic(_File):
         if len(line.fields) == 5:
             self._check_period(line, line.fields[3])
         entry = self._entry(line, line.fields[0], line.fields[1])
-        found = (self.probability(line, line.fields[-1]), [self.number(line, line.fields[2])])
+        result = (self.probability(line, line.fields[-1]), [self.number(line, line.fields[2])])
         self._count(line, 1)
-        self.independent.setdefault(entry, []).append(found)
+        self.independent.setdefault(entry, []).append(result)
 
     def _block(self, line: SmpsLine) -> None:
         if line.fields[0].upper() != "BL":

@@ -104,7 +104,7 @@ def first_stage_columns(model: FileModel, description: Json) -> list[str]:
 def _described(model: FileModel, description: Json) -> dict[Entry, UncertainEntry]:
     columns = set(model.columns)
     rows = {*(name for name in model.rows if name is not None), *model.free}
-    found: dict[Entry, UncertainEntry] = {}
+    result: dict[Entry, UncertainEntry] = {}
     for index, entry in enumerate(description["entries"]):
         where = ("description", "entries", index)
         row, column = entry["row"], entry["column"]
@@ -115,10 +115,10 @@ def _described(model: FileModel, description: Json) -> dict[Entry, UncertainEntr
         if column is not None and column not in columns:
             detail = "the file has no column of this name; null stands for the right-hand side"
             raise InvalidFile(detail, (*where, "column"))
-        if (column, row) in found:
+        if (column, row) in result:
             raise InvalidFile("this entry is described twice", where)
-        found[column, row] = UncertainEntry({"constant": entry["constant"], "outcomes": entry["outcomes"]}, where)
-    return found
+        result[column, row] = UncertainEntry({"constant": entry["constant"], "outcomes": entry["outcomes"]}, where)
+    return result
 
 
 def _varying(table: ScenarioTable) -> dict[Entry, UncertainEntry]:

@@ -133,15 +133,15 @@ def _file_names(names: Sequence[str], what: str) -> list[str]:
     """Return unique names that MPS can hold, unchanged where possible."""
     plain = {name for name in names if _is_plain(name)}
     taken: set[str] = set()
-    found = []
+    result = []
     for name in names:
         code = name
         if name not in plain or name in taken:
             close = f"{what[0]}_{_UNUSUAL.sub('_', name)[:60].strip('_') or what}"
             code = next(free for free in _numbered(close) if free not in taken and free not in plain)
         taken.add(code)
-        found.append(code)
-    return found
+        result.append(code)
+    return result
 
 
 def _is_plain(name: str) -> bool:

@@ -1,1 +1,1 @@
-"""Pages for people: the docs page, served without any outside address."""
+"""Pages for people, and the docs page; nothing is loaded from other hosts."""

@@ -72,7 +72,7 @@ class BacktestForm:
         if "sent" in plain:
             typed.baselines = [name for name in BASELINES if name in given.getlist("baselines")]
         typed.actual_decision = {
-            found[1]: value for key, value in plain.items() if (found := _ACTUAL_FIELD.fullmatch(key))
+            result[1]: value for key, value in plain.items() if (result := _ACTUAL_FIELD.fullmatch(key))
         }
         return typed
 
@@ -268,7 +268,7 @@ class BacktestView:
     # charts
 
     @cached_property
-    def shown(self) -> list[str]:
+    def chart_policies(self) -> list[str]:
         """Policies to draw: as chosen, or the candidate, the actual decisions and the cheapest other policy."""
         chosen = [name for name in self._policies if name in self.show]
         if chosen:
@@ -286,7 +286,7 @@ class BacktestView:
         x, is_time = parse_times([line["from"] for line in lines])
         series = [
             Series(self.label(name), [line["cost"][name] for line in lines], colour=number)
-            for number, name in enumerate(self.shown)
+            for number, name in enumerate(self.chart_policies)
         ]
         note = f"Means over {len(lines)} periods; lower is better."
         return Chart("Cost per row over time", x, series, _line(is_time), "cost per row", is_time, note=note, zero=True)
@@ -296,8 +296,8 @@ class BacktestView:
         """The policy of the cumulative difference."""
         if self.wanted in self.others:
             return self.wanted
-        found: str | None = self.summary["against"]
-        return found
+        result: str | None = self.summary["against"]
+        return result
 
     @cached_property
     def cumulated(self) -> Chart | None:
@@ -494,8 +494,8 @@ async def show_backtest(request: Request, caller: Reader, job_id: str) -> Respon
 async def _named(api: Api, job: dict[str, Any]) -> dict[str, str]:
     """Return the names of the compared posteriors by id."""
     ids = job["spec"]["posteriors"]
-    found = await asyncio.gather(*(api.find("/v1/posteriors", one) for one in ids))
-    return {identifier: one["name"] for identifier, one in zip(ids, found, strict=True) if one is not None}
+    result = await asyncio.gather(*(api.find("/v1/posteriors", one) for one in ids))
+    return {identifier: one["name"] for identifier, one in zip(ids, result, strict=True) if one is not None}
 
 
 async def _over_time(api: Api, job_id: str, ended: bool) -> tuple[dict[str, Any] | None, str]:

@@ -129,9 +129,9 @@ class Intervals:
 
     @property
     def span(self) -> tuple[float, float]:
-        found = [value for row in self.rows for value in (row.mean, row.low, row.high) if value is not None]
-        found += [] if self.zero is None else [self.zero]
-        low, high = (min(found), max(found)) if found else (0.0, 1.0)
+        result = [value for row in self.rows for value in (row.mean, row.low, row.high) if value is not None]
+        result += [] if self.zero is None else [self.zero]
+        low, high = (min(result), max(result)) if result else (0.0, 1.0)
         room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
         return low - room, high + room
 

@@ -56,17 +56,17 @@ def summary(dataset: dict[str, Any], series_count: int | None) -> str:
     """Summarise the data set in a sentence or two."""
     columns = dataset["columns"]
     time = next((column for column in columns if column["role"] == "time"), None)
-    said = count_of(dataset["rows"], "row")
+    texts = count_of(dataset["rows"], "row")
     keys = [column for column in columns if column["role"] == "series"]
     if keys:
         named = " and ".join(column["name"] for column in keys)
         count = series_count or (keys[0]["distinct"] if len(keys) == 1 else None)
-        said += f" of {number(count, 9)} series (by {named})" if count else f" of series by {named}"
+        texts += f" of {number(count, 9)} series (by {named})" if count else f" of series by {named}"
     if time is None:
-        return f"{said} without a time column, in no particular order. Revision {dataset['revision']}."
+        return f"{texts} without a time column, in no particular order. Revision {dataset['revision']}."
     ahead = count_of(dataset["lead"] * (time["step"] or 1), time["unit"])
-    said += f", {spacing(time)} from {time['first']} to {time['last']}."
-    return f"{said} You decide {ahead} ahead. Revision {dataset['revision']}."
+    texts += f", {spacing(time)} from {time['first']} to {time['last']}."
+    return f"{texts} You decide {ahead} ahead. Revision {dataset['revision']}."
 
 
 # columns
@@ -104,8 +104,8 @@ class ColumnView:
 
 def column_views(dataset: dict[str, Any], counted: Sequence[dict[str, Any]]) -> list[ColumnView]:
     """Return all columns; counted ones have bars."""
-    found = {column["name"]: column for column in counted[:MOST_COLUMNS]}
-    return [_column_view(profile, found.get(profile["name"])) for profile in dataset["columns"]]
+    result = {column["name"]: column for column in counted[:MOST_COLUMNS]}
+    return [_column_view(profile, result.get(profile["name"])) for profile in dataset["columns"]]
 
 
 def _column_view(profile: dict[str, Any], counted: dict[str, Any] | None) -> ColumnView:
@@ -208,12 +208,12 @@ def _breaks(x: Sequence[float], gaps: Sequence[tuple[float, float]]) -> list[tup
     if len(x) < 3:
         return []
     usual = median(high - low for low, high in pairwise(x))
-    found = []
+    result = []
     for after, before in gaps:
         behind = bisect_right(x, after) - 1
         if 0 <= behind < len(x) - 1 and x[behind + 1] - x[behind] > 1.5 * usual:
-            found.append((behind, min(max((after + before) / 2, x[behind] + usual / 2), x[behind + 1] - usual / 2)))
-    return found
+            result.append((behind, min(max((after + before) / 2, x[behind] + usual / 2), x[behind + 1] - usual / 2)))
+    return result
 
 
 def _insert_breaks(
@@ -255,7 +255,7 @@ def _shift_word(shift: dict[str, Any]) -> str:
 
 
 def _mark_texts(outcome: dict[str, Any], over: dict[str, Any], time: dict[str, Any], series_count: int) -> list[str]:
-    """What is marked, in words."""
+    """Return a sentence for each mark of the chart."""
     texts = [
         f"Since about {shift['since']} the level is {_shift_word(shift)}: {number(shift['before'])} became "
         f"{number(shift['after'])} on average."
@@ -320,24 +320,24 @@ async def preview(request: Request, caller: Reader) -> Response:
         "outcomes": join_names(about["outcomes"] if about else []),
     }
     try:
-        found = await api.upload("/v1/datasets/inspect", filename, content, asked)
+        result = await api.upload("/v1/datasets/inspect", filename, content, asked)
     except ApiRefusal as refusal:
         return render(request, "dataset_refused.html", refusal.status, refusal=refusal)
     chosen = ColumnChoices(
-        [column["name"] for column in found["columns"]],
-        [_use(column) for column in found["columns"]],
+        [column["name"] for column in result["columns"]],
+        [_use(column) for column in result["columns"]],
         {
             "name": (forms.text(form, "name") if again else "") or _default_name(filename),
             "sheet": asked["sheet"],
             "lead": "1",
-            "missing": found["missing"],
+            "missing": result["missing"],
             "unseen": "reject",
         },
     )
     return render(
         request,
         "dataset_preview.html",
-        found=found,
+        found=result,
         filename=filename,
         chosen=chosen,
         upload=_call(filename, chosen),
@@ -469,8 +469,8 @@ _DRAWN_AT_ONCE = 50_000
 @router.get("/datasets")
 async def list_page(request: Request, caller: Reader, cursor: str = "") -> Response:
     api = Api(request)
-    found = await api.get("/v1/datasets", limit=_A_PAGE, cursor=cursor)
-    return render(request, "datasets.html", api=api, datasets=found["items"], next_cursor=found["next_cursor"])
+    result = await api.get("/v1/datasets", limit=_A_PAGE, cursor=cursor)
+    return render(request, "datasets.html", api=api, datasets=result["items"], next_cursor=result["next_cursor"])
 
 
 @router.get("/datasets/{dataset_id}")
@@ -542,22 +542,22 @@ async def _charts(api: Api, dataset: dict[str, Any], series: str, outcome: str) 
     outcomes = [column["name"] for column in dataset["columns"] if column["role"] == "outcome"]
     shown = outcome if outcome in outcomes else outcomes[0] if len(outcomes) > MOST_CHARTS else ""
     try:
-        found = await api.get(at, series=series, outcome=shown)
+        result = await api.get(at, series=series, outcome=shown)
     except ApiRefusal as refusal:
         if refusal.status != 422:
             raise
         wrong, status = refusal.detail, 422
-        found = await api.get(at, outcome=shown)
-    over, count = found["over_time"], found["series_count"]
+        result = await api.get(at, outcome=shown)
+    over, count = result["over_time"], result["series_count"]
     return {
         "status": status,
         "wrong": wrong,
         "series_count": count,
-        "series": found["series"],
+        "series": result["series"],
         "chosen": series,
         "outcomes": outcomes if len(outcomes) > MOST_CHARTS else [],
         "outcome": shown,
-        "columns": column_views(dataset, found["columns"]),
+        "columns": column_views(dataset, result["columns"]),
         "went": outcome_charts(over, dataset["columns"][0], count) if over else [],
     }
 

@@ -143,12 +143,12 @@ def _demo_ids() -> dict[str, str]:
         if key_required():
             return {}
         with transaction() as session:
-            found = {placeholder: session.scalar(_newest(table)) for placeholder, table in _PLACEHOLDERS.items()}
-            kept = PrescriptionRow.workspace == DEFAULT_WORKSPACE, PrescriptionRow.posterior_id == found["post_DEMO"]
-            found["pres_DEMO"] = session.scalar(sa.select(sa.func.max(PrescriptionRow.id)).where(*kept))
+            result = {placeholder: session.scalar(_newest(table)) for placeholder, table in _PLACEHOLDERS.items()}
+            kept = PrescriptionRow.workspace == DEFAULT_WORKSPACE, PrescriptionRow.posterior_id == result["post_DEMO"]
+            result["pres_DEMO"] = session.scalar(sa.select(sa.func.max(PrescriptionRow.id)).where(*kept))
             hooks = sa.select(sa.func.max(WebhookRow.id)).where(WebhookRow.workspace == DEFAULT_WORKSPACE)
-            found["hook_DEMO"] = session.scalar(hooks)
+            result["hook_DEMO"] = session.scalar(hooks)
     except sa.exc.SQLAlchemyError:
         log.warning("the database cannot be read, so the docs page shows no ids of the demo")
         return {}
-    return {placeholder: newest for placeholder, newest in found.items() if newest}
+    return {placeholder: newest for placeholder, newest in result.items() if newest}

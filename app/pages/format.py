@@ -25,10 +25,10 @@ def _short(value: Any) -> str:
 def one_line(values: Any, most: int = MOST) -> str:
     """Return ``weekday SAT, temperature 21.5 and 3 more``; contexts may be lists without names."""
     if isinstance(values, Mapping):
-        said = [f"{name} {_short(value)}" for name, value in values.items()]
+        texts = [f"{name} {_short(value)}" for name, value in values.items()]
     elif isinstance(values, list):
-        said = [_short(value) for value in values]
+        texts = [_short(value) for value in values]
     else:
         return format_value(values)
-    rest = f" and {len(said) - most} more" if len(said) > most else ""
-    return ", ".join(said[:most]) + rest
+    rest = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + rest

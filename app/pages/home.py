@@ -52,8 +52,8 @@ async def home(request: Request, caller: Reader) -> Response:
         _unfinished(api),
         api.get("/v1/jobs", limit=1),
     ]
-    status, *found, kept, unfinished, jobs = await asyncio.gather(*asked)
-    here = {name: one["items"] for name, one in zip(lists, found, strict=True)}
+    status, *result, kept, unfinished, jobs = await asyncio.gather(*asked)
+    here = {name: one["items"] for name, one in zip(lists, result, strict=True)}
     return render(
         request,
         "home.html",
@@ -80,8 +80,8 @@ async def running(request: Request, caller: Reader, jobs: str = "") -> Response:
 
 async def _unfinished(api: Api) -> list[dict[str, Any]]:
     """Return running and queued jobs, newest first."""
-    found = await asyncio.gather(*(api.get("/v1/jobs", state=state, limit=MOST_SHOWN) for state in UNFINISHED))
-    jobs: list[dict[str, Any]] = [job for one in found for job in one["items"]]
+    result = await asyncio.gather(*(api.get("/v1/jobs", state=state, limit=MOST_SHOWN) for state in UNFINISHED))
+    jobs: list[dict[str, Any]] = [job for one in result for job in one["items"]]
     return jobs
 
 

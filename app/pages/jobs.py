@@ -124,8 +124,8 @@ def _options(text: str, name: str, wrong: dict[str, str]) -> dict[str, Any]:
     if why:
         wrong[name] = why
         return {}
-    found: dict[str, Any] = value
-    return found
+    result: dict[str, Any] = value
+    return result
 
 
 def is_advanced(given: Mapping[str, str]) -> bool:
@@ -141,12 +141,12 @@ _CHAINS_SHOWN = 7
 
 def log_figures(lines: Sequence[Json]) -> list[dict[str, float]]:
     """Return the figures of a job's log since its last retry."""
-    found: list[dict[str, float]] = []
+    result: list[dict[str, float]] = []
     for line in lines:
         if line["text"] == "asked to run again":
-            found = []
-        found += line.get("figures") or []
-    return found
+            result = []
+        result += line.get("figures") or []
+    return result
 
 
 def training_charts(figures: Sequence[Json], diagnostics: Json | None, method: str) -> list[Chart]:
@@ -170,11 +170,11 @@ def _loss(trace: Sequence[Json], chain: int) -> list[tuple[float, float]]:
 
 def _by_part(figures: Sequence[Json], along: str, what: str) -> dict[int, list[tuple[float, float]]]:
     """Return the points of each part, in order and without repeats."""
-    found: dict[int, dict[float, float]] = {}
+    result: dict[int, dict[float, float]] = {}
     for one in figures:
         if along in one and what in one:
-            found.setdefault(int(one.get("part", 1)), {})[one[along]] = one[what]
-    return {part: sorted(points.items()) for part, points in sorted(found.items())}
+            result.setdefault(int(one.get("part", 1)), {})[one[along]] = one[what]
+    return {part: sorted(points.items()) for part, points in sorted(result.items())}
 
 
 def _chains(by_chain: Mapping[int, Sequence[tuple[float, float]]]) -> Chart:
@@ -411,17 +411,17 @@ async def job(request: Request, job_id: str, caller: Reader) -> Response:
 
 async def _render_job(request: Request, job_id: str, refusal: ApiRefusal | None = None) -> Response:
     api = Api(request)
-    found = await api.get(f"/v1/jobs/{job_id}")
+    result = await api.get(f"/v1/jobs/{job_id}")
     log, problem, dataset = await asyncio.gather(
         api.get(f"/v1/jobs/{job_id}/log"),
-        Api(request).find("/v1/problems", found["problem_id"]),
-        Api(request).find("/v1/datasets", found["dataset_id"]),
+        Api(request).find("/v1/problems", result["problem_id"]),
+        Api(request).find("/v1/datasets", result["dataset_id"]),
     )
-    posterior = await _posterior_of(Api(request), found)
+    posterior = await _posterior_of(Api(request), result)
     api.calls.append(Call("GET", f"/v1/jobs/{job_id}/events"))
     if caller_may(request, "train"):
-        act = "cancel" if found["state"] in UNFINISHED else "retry"
-        if found["state"] != "succeeded":
+        act = "cancel" if result["state"] in UNFINISHED else "retry"
+        if result["state"] != "succeeded":
             api.calls.append(Call("POST", f"/v1/jobs/{job_id}/{act}"))
     return render(
         request,
@@ -429,15 +429,15 @@ async def _render_job(request: Request, job_id: str, refusal: ApiRefusal | None 
         409 if refusal else 200,
         api=api,
         refusal=refusal,
-        job=found,
+        job=result,
         kinds=KINDS,
-        running=found["state"] in UNFINISHED,
+        running=result["state"] in UNFINISHED,
         lines=log["lines"],
-        charts=_charts(found, log["lines"], posterior),
+        charts=_charts(result, log["lines"], posterior),
         problem=problem,
         dataset=dataset,
         posterior=posterior,
-        text=pretty_json(found["spec"]),
+        text=pretty_json(result["spec"]),
     )
 
 
@@ -445,10 +445,10 @@ async def _posterior_of(api: Api, job: dict[str, Any]) -> dict[str, Any] | None:
     """Return the posterior that a job made or uses; None if it was deleted."""
     if not job["posterior_id"] or (job["kind"] == "learn" and job["state"] != "succeeded"):
         return None
-    found: dict[str, Any] | None = await api.find("/v1/posteriors", job["posterior_id"])
-    if found is None or job["kind"] != "learn":
-        return found
-    return found | {"diagnostics": await api.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics")}
+    result: dict[str, Any] | None = await api.find("/v1/posteriors", job["posterior_id"])
+    if result is None or job["kind"] != "learn":
+        return result
+    return result | {"diagnostics": await api.get(f"/v1/posteriors/{job['posterior_id']}/diagnostics")}
 
 
 def _charts(job: dict[str, Any], lines: list[dict[str, Any]], posterior: dict[str, Any] | None) -> list[Any]:
@@ -464,9 +464,9 @@ def _charts(job: dict[str, Any], lines: list[dict[str, Any]], posterior: dict[st
 async def traces(request: Request, job_id: str, caller: Reader) -> Response:
     """The current charts of a job: a part of a page."""
     api = Api(request)
-    found = await api.get(f"/v1/jobs/{job_id}")
+    result = await api.get(f"/v1/jobs/{job_id}")
     log = await api.get(f"/v1/jobs/{job_id}/log")
-    return render(request, "job_traces.html", charts=_charts(found, log["lines"], None))
+    return render(request, "job_traces.html", charts=_charts(result, log["lines"], None))
 
 
 @router.post("/jobs/{job_id}/cancel")

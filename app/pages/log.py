@@ -39,8 +39,8 @@ class LogEntryView:
 
     @property
     def contexts(self) -> list[Any]:
-        found: list[Any] = self.record["request"]["contexts"]
-        return found
+        result: list[Any] = self.record["request"]["contexts"]
+        return result
 
     @cached_property
     def answers(self) -> list[Json]:
@@ -48,8 +48,8 @@ class LogEntryView:
         answer = self.record["answer"]
         if self.record["kind"] == "evaluate":
             return [one["ours"] for one in answer["evaluations"]]
-        found: list[Json] = answer["prescriptions"]
-        return found
+        result: list[Json] = answer["prescriptions"]
+        return result
 
     @property
     def answer(self) -> Json:
@@ -61,8 +61,8 @@ class LogEntryView:
         if self.record["kind"] != "evaluate":
             return []
         answer = logged_answer(self.record["answer"])
-        found: list[Json] = answer["evaluations"][self.index]["alternatives"]
-        return found
+        result: list[Json] = answer["evaluations"][self.index]["alternatives"]
+        return result
 
     @property
     def outcomes(self) -> dict[int, Json]:
@@ -91,21 +91,21 @@ class LogEntryView:
     @cached_property
     def columns(self) -> list[str]:
         names: dict[str, None] = {}
-        for index in range(self.shown):
+        for index in range(self.context_count):
             names |= dict.fromkeys(self.context(index))
         return list(names)[:MOST_COLUMNS]
 
     @property
-    def shown(self) -> int:
+    def context_count(self) -> int:
         return min(len(self.contexts), MOST_ROWS)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The first contexts with decision and outcome."""
-        found = []
-        for index in range(self.shown):
+        result = []
+        for index in range(self.context_count):
             context, answer, happened = self.context(index), self.answers[index], self.outcomes.get(index)
-            found.append(
+            result.append(
                 {
                     "index": index,
                     "cells": [format_value(context[name]) if name in context else "" for name in self.columns],
@@ -116,7 +116,7 @@ class LogEntryView:
                     "recorded": happened is not None,
                 }
             )
-        return found
+        return result
 
     # the request
 
@@ -124,20 +124,20 @@ class LogEntryView:
     def how(self) -> list[tuple[str, str]]:
         request, answer = self.record["request"], self.record["answer"]
         scenarios = answer["scenarios"]
-        said = [
+        texts = [
             ("Policy", f"{answer['policy']}{'' if request['policy'] else ', as recommended'}"),
             ("Scenarios", f"{scenarios['count']} ({scenarios['source']}, seed {scenarios['seed']})"),
         ]
         risk = request.get("risk")
         if risk:
             weight, level = risk["cvar_weight"], risk["cvar_level"]
-            said.append(("Risk", f"weight {weight:.0%} on the worst {1 - level:.0%} of cases, the rest on the mean"))
+            texts.append(("Risk", f"weight {weight:.0%} on the worst {1 - level:.0%} of cases, the rest on the mean"))
         if answer.get("history"):
             past = answer["history"]
-            said.append(("History", f"rows up to {past['last']} (revision {past['revision']})"))
+            texts.append(("History", f"rows up to {past['last']} (revision {past['revision']})"))
         if answer.get("problem_differs"):
-            said.append(("Changed numbers", f"{len(answer['problem_differs'])} of the problem, for this request only"))
-        return said
+            texts.append(("Changed numbers", f"{len(answer['problem_differs'])} of the problem, for this request only"))
+        return texts
 
     @property
     def warnings(self) -> list[str]:

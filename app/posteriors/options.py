@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from app.http.schemas import PolicyName, StrictModel
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 from bco_core.inference.options import (
     OPTIONS,
     TEMPERATURES,

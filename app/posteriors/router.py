@@ -49,6 +49,7 @@ def list_posteriors(
 
 @router.get("/{posterior_id}")
 def read_posterior(posterior_id: str, caller: Reader) -> PosteriorAnswer:
+    """Read a posterior by its id or alias: its quality, recommended policy and provenance."""
     return _answer(service.get(caller.workspace, posterior_id))
 
 
@@ -80,4 +81,5 @@ def download_posterior_particles(
 
 @router.delete("/{posterior_id}", status_code=204)
 def delete_posterior(posterior_id: str, caller: Admin, http: Request) -> None:
+    """Delete a posterior that no batch and no alias uses."""
     http.app.state.posteriors.forget(service.delete(caller.workspace, posterior_id))

@@ -1,1 +1,1 @@
-"""Prescriptions: a context in, a decision out, with what it may cost."""
+"""Prescriptions: decisions for new contexts, with their expected costs."""

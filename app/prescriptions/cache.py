@@ -1,7 +1,9 @@
-"""Loaded posteriors, kept in memory up to a budget; the least recently used ones go first."""
+"""Loaded posteriors, kept in memory up to a budget in bytes; the least recently used ones go first."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from cachetools import LRUCache
 from torch import Tensor
@@ -22,7 +25,6 @@ from app.db.tables import PosteriorRow
 from app.http.errors import ConflictError
 from app.posteriors import service as posteriors
 from app.posteriors import shared
-from app.prescriptions.memory import size_of
 from app.problems.schemas import decision_names
 from app.settings import get_settings
 from bco_core.errors import InvalidInput
@@ -263,3 +265,51 @@ def cached_draws(
         return draws, draws.nbytes
 
     return cache.get(key, make)
+
+
+# Settings of glibc's malloc: arrays from this size on get their own mapping, which returns to the system when they are
+# freed; and threads share few heaps, instead of each keeping memory that it once needed.
+_LARGE_BYTES = 1 << 20
+_HEAPS = 2
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+# Only objects of these packages are searched; others lead to modules and compilers.
+_OURS = ("app", "bco_core")
+
+
+def give_back_early() -> None:
+    """Make this process return memory to the system when arrays are freed."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        libc.mallopt(_M_ARENA_MAX, _HEAPS)
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of all arrays in a value, however deep, each memory once."""
+    sizes: dict[int, int] = {}
+    _collect(value, sizes, set())
+    return sum(sizes.values())
+
+
+def _collect(value: Any, sizes: dict[int, int], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+    elif isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        sizes[value.ctypes.data] = max(value.nbytes, sizes.get(value.ctypes.data, 0))
+    elif isinstance(value, dict):
+        for part in value.values():
+            _collect(part, sizes, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            _collect(part, sizes, seen)
+    elif type(value).__module__.partition(".")[0] in _OURS and hasattr(value, "__dict__"):
+        for part in list(vars(value).values()):
+            _collect(part, sizes, seen)

@@ -9,8 +9,7 @@ import orjson
 
 from app.db.tables import PosteriorRow
 from app.http.errors import InvalidRequest
-from app.prescriptions.cache import PosteriorCache
-from app.prescriptions.memory import size_of
+from app.prescriptions.cache import PosteriorCache, size_of
 from app.problems import patch as patches
 from bco_core import deadline
 from bco_core.errors import InvalidInput

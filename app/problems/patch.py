@@ -126,12 +126,12 @@ def warning(differs: Sequence[Difference]) -> str:
         return "the problem's patch changes nothing: the posterior was learned for just these values"
     first = differs[0]
     by = "" if first.change is None else f" ({first.change:+.1%})"
-    words = f"{first.where} was {_shown(first.learned)} and is {_shown(first.asked)}{by}"
+    words = f"{first.where} was {_quote(first.learned)} and is {_quote(first.asked)}{by}"
     rest = f", the largest of {len(differs)} changes" if len(differs) > 1 else ""
     return f"the posterior was learned, and its quality estimated, for other values: {words}{rest}"
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     if value is None:
         return "not given"
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
@@ -180,29 +180,29 @@ def _put(before: Any, patch: Any, where: Path) -> Any:
 def _in_patch(error: ValidationError, spec: Spec) -> InvalidRequest:
     """Return the first mistakes of a specification, at the places of the patch that cause them."""
     # The first place of each is the tag that tells kinds apart.
-    found = [
+    result = [
         ((PLACE, *named(spec, entry["loc"][1:])), entry["msg"].removeprefix("Value error, "))
         for entry in error.errors(include_url=False)[:_MOST_NAMED]
     ]
-    return InvalidRequest(found[0][1], *found)
+    return InvalidRequest(result[0][1], *result)
 
 
 def named(spec: Spec, where: Path) -> Path:
     """Return a place in a specification by names instead of numbers, as in a patch."""
-    found: list[str | int] = []
+    result: list[str | int] = []
     part: Any = spec
     for place in where:
         names = _names(part)
-        found.append(names[place] if names is not None and isinstance(place, int) else place)
+        result.append(names[place] if names is not None and isinstance(place, int) else place)
         within = isinstance(part, dict) and place in part
         within = within or (isinstance(part, list) and isinstance(place, int) and place < len(part))
         part = part[place] if within else None
-    return tuple(found)
+    return tuple(result)
 
 
 def _differences(before: Spec, after: Spec) -> list[Difference]:
-    found = list(_differing(before, after, ()))
-    return sorted(found, key=lambda one: math.inf if one.change is None else abs(one.change), reverse=True)
+    result = list(_differing(before, after, ()))
+    return sorted(result, key=lambda one: math.inf if one.change is None else abs(one.change), reverse=True)
 
 
 def _differing(before: Any, after: Any, where: Path) -> Iterator[Difference]:

@@ -61,6 +61,7 @@ def list_problems(
 
 @router.get("/{problem_id}")
 def read_problem(problem_id: str, caller: Reader) -> ProblemAnswer:
+    """Read a problem and its specification."""
     return ProblemAnswer.model_validate(service.get(caller.workspace, problem_id), from_attributes=True)
 
 

@@ -98,18 +98,18 @@ def rows(
     limit: int | None = None,
 ) -> Steps[Any]:
     """Return the rows of a revision, by default the newest, as a list of dicts or as a frame."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     cursor = None
-    while limit is None or len(found) < limit:
-        size = _ROWS_A_PAGE if limit is None else min(_ROWS_A_PAGE, limit - len(found))
+    while limit is None or len(result) < limit:
+        size = _ROWS_A_PAGE if limit is None else min(_ROWS_A_PAGE, limit - len(result))
         page = yield from answer(
             get("datasets", dataset_id, "rows", limit=size, cursor=cursor, revision=None if cursor else revision)
         )
-        found += page["items"]
+        result += page["items"]
         cursor = page["next_cursor"]
         if cursor is None:
             break
-    return tables.as_kind(found, to)
+    return tables.as_kind(result, to)
 
 
 def list_all(*, name: str | None = None, limit: int | None = None) -> Steps[list[DatasetRecord]]:

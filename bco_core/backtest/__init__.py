@@ -1,1 +1,1 @@
-"""What policies would have cost on rows that they had not seen, beside each other and beside what was really done."""
+"""Backtests: costs of policies on unseen rows, compared with each other and with the decisions actually taken."""

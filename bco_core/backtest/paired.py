@@ -153,13 +153,13 @@ def cumulate(costs: Tensor, reference: Tensor, clusters: Clusters, stretch: Tens
         return CumulativeDifference(rows, total, nothing, -nothing, nothing)
     residuals = values - values.mean()
     ways = [way for way in (clusters.block, clusters.series) if way is not None]
-    found = [_variances(residuals, way, stretch, count) for way in ways or [torch.arange(len(values))]]
-    variance, groups = found[0]
+    result = [_variances(residuals, way, stretch, count) for way in ways or [torch.arange(len(values))]]
+    variance, groups = result[0]
     if len(ways) == 2:
         both = ways[0] * (int(ways[1].max()) + 1) + ways[1]
-        together = found[0][0] + found[1][0] - _variances(residuals, both, stretch, count)[0]
-        variance = torch.stack([found[0][0], found[1][0], together]).amax(dim=0)
-        groups = min(groups, found[1][1])
+        together = result[0][0] + result[1][0] - _variances(residuals, both, stretch, count)[0]
+        variance = torch.stack([result[0][0], result[1][0], together]).amax(dim=0)
+        groups = min(groups, result[1][1])
     error = variance.sqrt()
     reach = error * student(groups - 1) if groups > 1 else torch.full_like(error, math.inf)
     return CumulativeDifference(rows, total, error, total - reach, total + reach)
@@ -179,11 +179,11 @@ def _variances(residuals: Tensor, cluster: Tensor, stretch: Tensor, count: int) 
     sums = torch.zeros(groups, dtype=torch.float64)
     order = stretch.argsort(stable=True)
     pieces = order.split(torch.bincount(stretch, minlength=count).tolist())
-    found = []
+    result = []
     for piece in pieces:
         sums.index_add_(0, place[piece], residuals[piece])
-        found.append(sums.square().sum())
-    return groups / (groups - 1) * torch.stack(found), groups
+        result.append(sums.square().sum())
+    return groups / (groups - 1) * torch.stack(result), groups
 
 
 def cut_stretches(places: Tensor, most: int) -> tuple[Tensor, int]:

@@ -23,8 +23,7 @@ from bco_core.inference.learn import learn
 from bco_core.inference.options import LearningOptions
 from bco_core.posterior import Posterior
 from bco_core.prescribe import PrescribeOptions, decisions
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, best_constant
 from bco_core.problems.surrogate import Surrogate
 from bco_core.progress import Progress, no_progress, part_of
 
@@ -73,12 +72,12 @@ def constant(problem: DecisionProblem, origin: Origin) -> Tensor:
 
 def season(problem: DecisionProblem, origin: Origin) -> Tensor:
     """Decide best for the last eight outcomes of the same series and season; constantly where there are none."""
-    found = constant(problem, origin).clone()
+    result = constant(problem, origin).clone()
     # Each row takes eight outcomes.
     for piece in torch.arange(len(origin.judged)).split(_at_once(8 * problem.outcome_dim)):
         decided, there = season_decisions(problem, origin.sample, origin.judged[piece])
-        found[piece[there]] = decided
-    return found
+        result[piece[there]] = decided
+    return result
 
 
 def regression(problem: DecisionProblem, origin: Origin) -> Tensor:
@@ -93,7 +92,7 @@ def boosted(problem: DecisionProblem, origin: Origin) -> Tensor:
     if levels is None:
         raise RuntimeError("only decisions that are quantiles can be boosted quantiles")
     train, validation = newest_quarter(origin)
-    found = []
+    result = []
     for outcome, level in enumerate(levels.tolist()):
         sizes = [(leaves, rounds) for leaves in _LEAVES for rounds in _ROUNDS]
         tried = [
@@ -105,8 +104,8 @@ def boosted(problem: DecisionProblem, origin: Origin) -> Tensor:
         losses = [torch.where(over > one, level * (over - one), (1 - level) * (one - over)).mean() for one in tried]
         leaves, rounds = sizes[int(torch.stack(losses).argmin())]
         known = _only(origin.history.rows(evenly(len(origin.known), _BOOSTED_ROWS)), outcome)
-        found += boosted_quantiles(known, origin.contexts, level, leaves, (rounds,), origin.seed)
-    return problem.decide(torch.stack(found, dim=1))
+        result += boosted_quantiles(known, origin.contexts, level, leaves, (rounds,), origin.seed)
+    return problem.decide(torch.stack(result, dim=1))
 
 
 def neighbours(problem: DecisionProblem, origin: Origin) -> Tensor:
@@ -164,12 +163,12 @@ def _weighted(
 
 def _over_weights(problem: DecisionProblem, known: Sample, weights: Weights, contexts: Tensor) -> Tensor:
     atoms = min(_ATOMS, len(known))
-    found = []
+    result = []
     for piece in contexts.split(_at_once(max(len(known), atoms * problem.outcome_dim))):
         heaviest = weights(piece).topk(atoms, dim=1)
         share = heaviest.values / heaviest.values.sum(dim=1, keepdim=True)
-        found.append(problem.prescribe(known.outcomes[heaviest.indices], share).decisions)
-    return torch.cat(found)
+        result.append(problem.prescribe(known.outcomes[heaviest.indices], share).decisions)
+    return torch.cat(result)
 
 
 def _at_once(numbers: int) -> int:
@@ -228,9 +227,9 @@ def decide_all(
     progress: Progress = no_progress,
 ) -> Tensor:
     """Return decisions (m, d_z) for contexts (m, d_x), computed in pieces."""
-    found = []
+    result = []
     pieces = contexts.split(max(1, min(2_000, _NUMBERS_AT_ONCE // (options.scenarios * problem.outcome_dim))))
     for number, piece in enumerate(pieces):
         progress(number / len(pieces), "deciding")
-        found.append(decisions(posterior, problem, piece, options))
-    return torch.cat(found)
+        result.append(decisions(posterior, problem, piece, options))
+    return torch.cat(result)

@@ -193,7 +193,7 @@ def write_verdict(
     """
     ours = words[candidate]
     if against is None:
-        text = f"{_upper(ours)} was judged alone. Name a baseline, or what was done, to compare with."
+        text = f"{_upper(ours)} was judged alone. Name a baseline, or the decisions actually taken, to compare with."
         return {"worth_using": UNCLEAR, "text": text}
     broken, theirs = (broken_share(costs[name], confidence) for name in (candidate, against))
     one = differences[against]
@@ -226,7 +226,7 @@ def _first(ours: str, theirs: str, one: Mean, relative: float | None) -> tuple[s
         return YES, f"{rows} would have cost {amount} less than {theirs} ({interval}): it is worth using here."
     if one.low > 0:
         return NO, f"{rows} would have cost {amount} more than {theirs} ({interval}): it is not worth using here."
-    apart = "costs the same as" if one.low == one.high == 0 else "cannot be told from"
+    apart = "costs the same as" if one.low == one.high == 0 else "does not clearly differ from"
     return NO if apart.startswith("costs") else UNCLEAR, (
         f"{rows} {apart} {theirs} ({interval}): these rows give no reason to change."
     )
@@ -259,7 +259,7 @@ def _second(
     if one.high < 0:
         more = f"{cheapest} would have cost {_share(one.mean, relative)} more than {ours}"
         return f"{more}: no simpler rule does as well." if worth == YES else f"{more}."
-    return f"{cheapest} cannot be told from {ours} on these rows, and may be simpler to run."
+    return f"{cheapest} does not clearly differ from {ours} on these rows, and may be simpler to run."
 
 
 def _share(mean: float, relative: float | None) -> str:

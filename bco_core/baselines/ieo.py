@@ -22,8 +22,7 @@ from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions, by_autograd, train
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.registry import build_predictor
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, best_constant
 
 # The paper's grid, and no penalty at all; ensembles use the part of it that is usually chosen.
 PENALTIES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1e0)

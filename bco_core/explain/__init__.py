@@ -1,1 +1,1 @@
-"""Why a decision is what it is: what may happen, what moves it, which contexts drove it, and when it was like this."""
+"""Explanations of a decision: possible outcomes, derivatives, Shapley values of contexts, similar rows."""

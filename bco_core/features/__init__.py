@@ -1,1 +1,1 @@
-"""What a predictor sees of a context."""
+"""Features: the columns that a predictor computes from a context."""

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from bco_core.data import FOLDS, Sample, Standardizer, evenly
 from bco_core.estimates import Estimate, estimate
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, best_constant
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios
 from bco_core.select import Table
@@ -98,14 +97,14 @@ def _line(realised: Tensor, expected: Tensor, tails: Tensor) -> dict[str, object
 def distances(timeline: Timeline) -> Tensor:
     """Return the number of periods (n,) between each row and the last row known before its block; 0 in the first."""
     block = blocks(timeline)
-    found = torch.zeros(len(timeline), dtype=torch.int64)
+    result = torch.zeros(len(timeline), dtype=torch.int64)
     for number in range(1, int(block.max()) + 1):
         inside = block == number
         if inside.any():
             known = timeline.periods[known_before(timeline, inside)]
             last = known.max() if len(known) else timeline.periods[inside].min() - timeline.lead
-            found[inside] = timeline.periods[inside] - last
-    return found
+            result[inside] = timeline.periods[inside] - last
+    return result
 
 
 def promised_tail(problem: DecisionProblem, decisions: Tensor, atoms: Scenarios) -> Tensor:
@@ -151,11 +150,11 @@ def _pasts(sample: Sample, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
     if timeline is None:
         raise RuntimeError("only rows with a time have a past")
     block = blocks(timeline)
-    found = []
+    result = []
     for number in block[rows].unique().tolist():
         inside = (block[rows] == number).nonzero().flatten()
-        found.append((inside, known_before(timeline, block == number).nonzero().flatten()))
-    return found
+        result.append((inside, known_before(timeline, block == number).nonzero().flatten()))
+    return result
 
 
 def season_costs(problem: DecisionProblem, sample: Sample, rows: Tensor) -> Tensor | None:

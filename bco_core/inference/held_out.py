@@ -20,8 +20,7 @@ from bco_core.gibbs import GibbsTarget
 from bco_core.inference.forward import ForwardReport, constant_before, promised_tail, regression_before, report_forward
 from bco_core.policies import POLICIES, RECOMMENDABLE, Terms, competing_policies, decide_over, first_policy
 from bco_core.predictive import History, predictive_scenarios
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, best_constant
 from bco_core.regression import ridge
 from bco_core.scenarios import Scenarios, expected_cost
 from bco_core.select import Table, select
@@ -248,12 +247,12 @@ def regression_costs(problem: DecisionProblem, sample: Sample) -> Tensor | None:
 def _fifths(count: int) -> list[tuple[Tensor, Tensor]]:
     """Return each fifth of the rows, in random order, and a mask of the others."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    found = []
+    result = []
     for fold in order.chunk(FOLDS):
         others = torch.ones(count, dtype=torch.bool)
         others[fold] = False
-        found.append((fold, others))
-    return found
+        result.append((fold, others))
+    return result
 
 
 def beyond_bounds(problem: DecisionProblem, outcomes: Tensor) -> int:
@@ -273,5 +272,5 @@ def autocorrelation(residuals: Tensor, rows: Tensor) -> float:
         return 0.0
     centred = (residuals - residuals.mean(dim=0))[order]
     lagged = (centred[1:] * centred[:-1])[following].mean(dim=0)
-    found: float = (lagged / centred.square().mean(dim=0).clamp_min(1e-300)).max().item()
-    return found
+    result: float = (lagged / centred.square().mean(dim=0).clamp_min(1e-300)).max().item()
+    return result

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from bco_core.distributions import FAMILIES
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.features.registry import FEATURES
 from bco_core.inference.training import OPTIMIZERS
 from bco_core.policies import POLICIES

@@ -162,7 +162,7 @@ class DecisionProblem(ABC):
 
     @property
     def cost_bound_remedy(self) -> str:
-        """What a planner could state for ``cost_bound`` to be known, after "no bound on the cost is known:"."""
+        """How a planner could make ``cost_bound`` known; follows "no bound on the cost is known:"."""
         return "problems of this kind cannot state one"
 
     @property
@@ -283,3 +283,9 @@ class SecondStage(Protocol):
     def recourse_plan(self, decision: Tensor, outcomes: Tensor) -> SecondStagePlan:
         """Return a cheapest recourse after a decision (d_z,) for each of the outcomes (K, d_y)."""
         ...
+
+
+def best_constant(problem: DecisionProblem, outcomes: Tensor) -> Prescription:
+    """Return the constant decision of least mean cost over outcomes (n, d_y), a prescription with B = 1: plain SAA."""
+    weights = torch.full((len(outcomes),), 1 / len(outcomes), dtype=outcomes.dtype)
+    return problem.prescribe(outcomes[None], weights)

@@ -1,4 +1,4 @@
-"""What a problem may have besides the protocol: a loss to learn on where the cost of decisions has no gradient."""
+"""Surrogate losses: losses to learn on where the cost of decisions has no useful gradient."""
 
 from __future__ import annotations
 
@@ -10,50 +10,49 @@ from torch import Tensor
 from bco_core.problems.base import DecisionProblem
 from bco_core.solvers.linear_form import Array
 
-# The loss of problems that are learned on what decisions really cost.
+# The loss of problems that learn on the cost of decisions itself.
 COST = "cost"
-# That of problems whose decisions take programs of their own: predictions are learned, and decisions hedge.
+# The loss of problems where every decision takes a program: they learn predictions, and decisions hedge.
 SQUARED_ERROR = "squared_error"
 
 
 @dataclass
 class Hindsight:
-    """What a surrogate needs to know of outcomes once, however often it meets them.
+    """Facts about outcomes that a surrogate computes once: the cost of each outcome's best decision.
 
-    ``slopes`` (..., d_y) and ``levels`` (...) are by how much the cost of each outcome's best decision grows with the
-    outcomes, and what it is at zero.
+    ``slopes`` (..., d_y) are its derivatives by the outcomes, ``levels`` (...) its value at zero outcomes.
     """
 
     slopes: Tensor
     levels: Tensor
 
     def rows(self, index: Tensor) -> Hindsight:
-        """That of some of the rows, by number."""
+        """Return the facts of some rows, by number."""
         return Hindsight(self.slopes[index], self.levels[index])
 
 
 @runtime_checkable
 class Surrogate(Protocol):
-    """Decisions that jump as predictions move leave their cost without a useful gradient; this loss has one."""
+    """A problem with a surrogate loss: its decisions jump as predictions move, so their cost has no useful gradient."""
 
     @property
     def loss(self) -> str:
-        """The surrogate's name."""
+        """Name of the surrogate."""
         ...
 
     def hindsight(self, outcomes: Tensor) -> Hindsight:
-        """What to know of outcomes (..., d_y) beforehand."""
+        """Compute the facts about outcomes (..., d_y)."""
         ...
 
     def surrogate(self, predictions: Tensor, outcomes: Tensor, hindsight: Hindsight | None = None) -> Tensor:
-        """The loss of predicting (..., d_y) where outcomes (..., d_y) happen, no less than the regret: (...)."""
+        """Return the loss (...) of predictions (..., d_y) for outcomes (..., d_y), an upper bound on the regret."""
         ...
 
     def loss_and_slope(self, predictions: Array, outcomes: Array, hindsight: Hindsight) -> tuple[Array, Array]:
-        """The loss (n,) and its derivative (n, d_y) by the prediction, of rows (n, d_y): the same without torch."""
+        """Return the loss (n,) and its derivative (n, d_y) by the prediction, for rows (n, d_y), without torch."""
         ...
 
 
 def loss_of(problem: DecisionProblem) -> str:
-    """The name of the loss that gradients are taken of: the problem's surrogate, or what decisions cost."""
+    """Return the name of the loss to learn on: the problem's surrogate, or the cost of decisions."""
     return problem.loss if isinstance(problem, Surrogate) else COST

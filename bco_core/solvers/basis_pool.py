@@ -156,24 +156,24 @@ class BasisPool:
         numbers."""
         form = self.form
         rows, count = form.matrix.shape
-        found = highs.solve_form(form, rhs)
+        result = highs.solve_form(form, rhs)
         derivatives = np.zeros((len(self.watched), rows if jacobian else 0))
-        if found.status == INFEASIBLE:
-            proof = bool(certify_ray(-found.dual, arrays_of(form), rhs, size))
-            return np.inf, found.dual, np.full(len(self.watched), np.nan), derivatives, INFEASIBLE, proof
-        inverse = inverses(form, found.columns[None])[0]
+        if result.status == INFEASIBLE:
+            proof = bool(certify_ray(-result.dual, arrays_of(form), rhs, size))
+            return np.inf, result.dual, np.full(len(self.watched), np.nan), derivatives, INFEASIBLE, proof
+        inverse = inverses(form, result.columns[None])[0]
         if not np.isfinite(inverse).all():
-            return found.value, found.dual, found.primal[self.watched], derivatives, OPTIMAL, False
+            return result.value, result.dual, result.primal[self.watched], derivatives, OPTIMAL, False
         if jacobian:
-            at = {column: row for row, column in enumerate(found.columns.tolist())}
+            at = {column: row for row, column in enumerate(result.columns.tolist())}
             for index, column in enumerate(self.watched.tolist()):
                 if column in at:
                     derivatives[index] = inverse[at[column]]
-        basic, dual = inverse @ rhs, np.append(form.cost, np.zeros(rows))[found.columns] @ inverse
-        if not certify_basis(found.columns, inverse, basic, dual, rhs, size, arrays_of(form)):
-            return found.value, found.dual, found.primal[self.watched], derivatives, OPTIMAL, False
+        basic, dual = inverse @ rhs, np.append(form.cost, np.zeros(rows))[result.columns] @ inverse
+        if not certify_basis(result.columns, inverse, basic, dual, rhs, size, arrays_of(form)):
+            return result.value, result.dual, result.primal[self.watched], derivatives, OPTIMAL, False
         primal = np.zeros(count + rows)
-        primal[found.columns] = np.maximum(basic, 0.0)
+        primal[result.columns] = np.maximum(basic, 0.0)
         return float(dual @ rhs), dual, primal[self.watched], derivatives, OPTIMAL, True
 
     def _learn(self, columns: Index, failures: int) -> None:

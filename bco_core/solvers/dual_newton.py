@@ -419,7 +419,7 @@ def newton(  # type: ignore[no-untyped-def]
                     hessian[b, a] = 0.0
                 hessian[a, a] = norms[a]
         _solve_positive(hessian, size, gradient, step, norms)
-        length, found, reached = 1.0, False, current
+        length, result, reached = 1.0, False, current
         for _ in range(_HALVINGS):
             slope = 0.0
             for a in range(size):
@@ -430,10 +430,10 @@ def newton(  # type: ignore[no-untyped-def]
             reached = _dual(columns, size, rank, linear, low, high, trial, point)
             # Accept a step whose gain is only rounding.
             if reached <= current + _ENOUGH * slope + _STEP_ROUNDING * abs(current):
-                found = True
+                result = True
                 break
             length *= 0.5
-        if not found:
+        if not result:
             break
         current = reached
         for a in range(size):

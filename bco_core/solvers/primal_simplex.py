@@ -804,14 +804,14 @@ def factorise(polyhedron, tableau, room):  # type: ignore[no-untyped-def]  # pra
         for k in range(rows):
             inverse[i, k] = 0.0
         inverse[i, i] = -1.0
-    found = 0
+    result = 0
     filled = 0
     for k in range(len(slots)):
         slots[k] = NONE
     for j in range(count + rows):
         lower, upper = polyhedron.lower[j], polyhedron.upper[j]
         if status[j] == BASIC:
-            found += 1
+            result += 1
             if j >= count:
                 basic[j - count] = j
             continue
@@ -821,7 +821,7 @@ def factorise(polyhedron, tableau, room):  # type: ignore[no-untyped-def]  # pra
             if filled < len(slots):
                 slots[filled] = j
             filled += 1
-    if found != rows or filled > len(slots):
+    if result != rows or filled > len(slots):
         return False
     for j in range(count):
         if status[j] != BASIC:

@@ -204,21 +204,21 @@ class RandomRecourse:
         form = replace(self.form, cost=pairs.cost[row], perturbed=pairs.perturbed[row])
         rows, count = form.matrix.shape
         rhs, size = pairs.rhs[row], pairs.size[row]
-        found = highs.solve_form(form, rhs)
-        answers.status[row], answers.value[row] = found.status, found.value
-        answers.dual[row], answers.primal[row], answers.certified[row] = found.dual, found.primal, False
-        if found.status == INFEASIBLE:
-            answers.certified[row] = certify_ray(-found.dual, arrays_of(form), rhs, size)
-        if found.status != OPTIMAL:
+        result = highs.solve_form(form, rhs)
+        answers.status[row], answers.value[row] = result.status, result.value
+        answers.dual[row], answers.primal[row], answers.certified[row] = result.dual, result.primal, False
+        if result.status == INFEASIBLE:
+            answers.certified[row] = certify_ray(-result.dual, arrays_of(form), rhs, size)
+        if result.status != OPTIMAL:
             return
-        answers.columns[row] = found.columns
-        inverse = inverses(form, found.columns[None])[0]
+        answers.columns[row] = result.columns
+        inverse = inverses(form, result.columns[None])[0]
         if not np.isfinite(inverse).all():
             return
-        basic, dual = inverse @ rhs, np.append(form.cost, np.zeros(rows))[found.columns] @ inverse
-        if certify_basis(found.columns, inverse, basic, dual, rhs, size, arrays_of(form)):
+        basic, dual = inverse @ rhs, np.append(form.cost, np.zeros(rows))[result.columns] @ inverse
+        if certify_basis(result.columns, inverse, basic, dual, rhs, size, arrays_of(form)):
             primal = np.zeros(count + rows)
-            primal[found.columns] = np.maximum(basic, 0.0)
+            primal[result.columns] = np.maximum(basic, 0.0)
             answers.value[row], answers.dual[row], answers.primal[row] = float(dual @ rhs), dual, primal[:count]
             answers.certified[row] = True
 

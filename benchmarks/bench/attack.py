@@ -1,7 +1,8 @@
-"""How the service bears ill-meaning clients: each attack for a few seconds, on loopback, against a service of its own.
+"""Attack a local service with hostile clients and measure what other clients notice.
 
-Attackers come from 127.0.0.2 with keys of a workspace of their own. Meanwhile one process asks ``/livez`` and another
-prescribes for a second workspace, as if nothing were the matter. ``benchmarks/bench/attacks.py`` has the table.
+The bench starts its own service, and each attack runs against it for a few seconds over loopback. Attackers connect
+from 127.0.0.2 with keys of their own workspace. Meanwhile one process polls ``/livez`` and another prescribes in a
+second workspace. ``benchmarks/bench/attacks.py`` lists the attacks.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from benchmarks.bench.serving import train
 from benchmarks.bench.watcher import Watcher
 
 ATTACK_SECONDS = 8.0
-# What is begun may take so long to be over, before the next attack begins and before places are counted.
+# Longest wait for pending work to end, both before the next attack and before calls in flight are counted.
 CALM_SECONDS = 15.0
 LIMITS = {"livez_worst_ms": 500.0, "api_peak_mb": 1_500.0, "places_leaked": 0, "orphans": 0}
 
 
 class Memory:
-    """The largest resident memory of the process that listens, looked at ten times a second."""
+    """Peak resident memory of the largest API process, sampled ten times a second."""
 
     def __init__(self, service: LocalService) -> None:
         self.peak_mb, self._service, self._stop = 0.0, service, threading.Event()
@@ -63,15 +64,15 @@ class Memory:
 def family(service: LocalService) -> list[psutil.Process]:
     if service.process is None:
         raise RuntimeError("the service is not running")
-    found: list[psutil.Process] = psutil.Process(service.process.pid).children(recursive=True)
-    return found
+    result: list[psutil.Process] = psutil.Process(service.process.pid).children(recursive=True)
+    return result
 
 
 # the run
 
 
 def run(as_json: bool, only: list[str] | None = None, seconds: float = ATTACK_SECONDS) -> dict[str, Any]:
-    """Attack, measure and print: the worst of all attacks, and each one's own."""
+    """Run the attacks; print and return the worst figures over all of them, and the figures of each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     figures = _measure(only or list(ATTACKS), seconds, Console(stderr=True))
@@ -91,31 +92,31 @@ def _measure(names: list[str], seconds: float, console: Console) -> dict[str, An
         }
         with LocalService(**settings) as service:
             prepared = prepare(service, settings, console)
-            memory, found = Memory(service), {}
+            memory, result = Memory(service), {}
             with (
                 Watcher("GET", f"{service.url}/livez") as livez,
                 Watcher("POST", prepared["address"], prepared["tenant"], {"contexts": MORNINGS[:1]}) as tenant,
             ):
                 for name in names:
                     console.print(f"attack: {name}")
-                    found[name] = _attack(ATTACKS[name], prepared["target"], seconds, livez, tenant)
-                    console.print(found[name])
+                    result[name] = _attack(ATTACKS[name], prepared["target"], seconds, livez, tenant)
+                    console.print(result[name])
                     _until_calm(service.url)
             leaked = _places(service.url, prepared["tenant"])
             peak = memory.stop()
             orphans = _killed(service)
     return {
-        "livez_worst_ms": max(one["livez_worst_ms"] for one in found.values()),
+        "livez_worst_ms": max(one["livez_worst_ms"] for one in result.values()),
         "api_peak_mb": peak,
-        "other_tenant_p99_ms": max(one["other_tenant_p99_ms"] for one in found.values()),
+        "other_tenant_p99_ms": max(one["other_tenant_p99_ms"] for one in result.values()),
         "places_leaked": leaked,
         "orphans": orphans,
-        "attacks": found,
+        "attacks": result,
     }
 
 
 def prepare(service: LocalService, settings: dict[str, str], console: Console) -> dict[str, Any]:
-    """Keys of two workspaces, a posterior of the other tenant's, and two of the attacker's own."""
+    """Create keys in two workspaces, and train one posterior for the other tenant and two for the attacker."""
     console.print("learning what is attacked")
     keys = {
         name: _key(settings, name, workspace, scopes)
@@ -187,7 +188,7 @@ def _ms(seconds: float) -> float:
 
 
 def _until_calm(url: str) -> None:
-    """Until the service answers three times in a row without delay, or not for much longer."""
+    """Wait until the service answers three times in a row within 0.1 s, for at most ``CALM_SECONDS``."""
     end, calm = time.monotonic() + CALM_SECONDS, 0
     with httpx.Client(timeout=30) as client:
         while calm < 3 and time.monotonic() < end:
@@ -199,7 +200,7 @@ def _until_calm(url: str) -> None:
 
 
 def _places(url: str, headers: dict[str, str]) -> int:
-    """Prescribe calls that the service still counts after it has had time to notice that nobody waits for them."""
+    """Return the number of prescribe calls still counted as in flight after abandoned calls have had time to end."""
     end, held = time.monotonic() + CALM_SECONDS, 1
     with httpx.Client(headers=headers, timeout=60) as client:
         while held and time.monotonic() < end:
@@ -211,7 +212,7 @@ def _places(url: str, headers: dict[str, str]) -> int:
 
 
 def _killed(service: LocalService) -> int:
-    """Processes that are left half a minute after the supervisor was killed."""
+    """Kill the supervisor and return how many of its processes still run half a minute later."""
     everyone = family(service)
     if service.process is not None:
         service.process.kill()

@@ -1,4 +1,4 @@
-"""The attacks: each is a function that goes on for some seconds and returns how it was answered."""
+"""The attacks: each function runs for some seconds and returns a count of the answers it got."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answers = Counter[str]
 
 @dataclass(frozen=True)
 class Target:
-    """The service under attack, what the attacker may use of it, and for how long."""
+    """The service under attack, the attacker's keys and posteriors, and the duration of an attack."""
 
     port: int
     reader: str
@@ -34,7 +34,7 @@ class Target:
 
     @contextmanager
     def client(self, key: str = "", timeout: float = 10.0) -> Iterator[httpx.Client]:
-        """An attacker's client; it comes from an address of its own."""
+        """Yield an attacker's client, which connects from ``ATTACKER``."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         transport = httpx.HTTPTransport(local_address=ATTACKER, retries=0)
         url = f"http://127.0.0.1:{self.port}"
@@ -45,12 +45,12 @@ class Target:
         return socket.create_connection(("127.0.0.1", self.port), timeout=5, source_address=(ATTACKER, 0))
 
     def clock(self) -> Callable[[], bool]:
-        """Begins now; says whether the time is over."""
+        """Start a clock; the returned function says whether the time is over."""
         end = time.monotonic() + self.seconds
         return lambda: time.monotonic() > end
 
     def many(self, clients: int, attack: Callable[[], str]) -> Answers:
-        """So many clients repeat an attack until it is over; a client that fails has been answered, too."""
+        """Repeat an attack in ``clients`` threads until the time is over; a client's error counts as an answer."""
         over = self.clock()
 
         def one() -> Answers:

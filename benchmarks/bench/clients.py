@@ -1,4 +1,4 @@
-"""Clients that speak HTTP by themselves: a client library would take as much of the machine as the service."""
+"""Clients that write HTTP directly: a client library would use as much of the machine as the service does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LENGTH = re.compile(rb"^content-length: (\d+)\r$", re.MULTILINE | re.IGNORECASE
 
 @dataclass(frozen=True)
 class Connection:
-    """One connection that posts JSON to one address, one body after the other."""
+    """A connection that posts JSON bodies to one address, one after another."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -31,7 +31,7 @@ class Connection:
         return cls(*await asyncio.open_connection(url.host, url.port), head.encode())
 
     async def post(self, content: bytes) -> int:
-        """The status of the answer, which is read to its end."""
+        """Post a body, read the whole answer and return its status."""
         self.writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (self.head, len(content), content))
         head = await self.reader.readuntil(b"\r\n\r\n")
         (length,) = _LENGTH.findall(head)
@@ -43,7 +43,7 @@ class Connection:
 
 
 async def load(address: str, bodies: list[dict[str, Any]], clients: int, seconds: float) -> dict[str, float]:
-    """So many clients, each on a connection of its own, post one body after the other."""
+    """Post the bodies from ``clients`` connections for some seconds; return throughput, latencies and refusals."""
     latencies: list[float] = []
     refused = 0
     contents = [json.dumps(body).encode() for body in bodies]

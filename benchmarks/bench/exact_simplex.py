@@ -30,14 +30,14 @@ def model_of(program: SparseProgram, whole: NDArray[np.bool_] | None = None) -> 
 
 
 def exact_optimum(program: SparseProgram, pivots: int = 200) -> Fraction | None:
-    """The optimum without rounding: the simplex method in fractions, from the basis that HiGHS ends with, or None.
+    """Return the optimum without rounding, or None: the simplex method in fractions, from the last basis of HiGHS.
 
-    Rows are A v − s = 0 with s within the rows' limits; a variable that is not basic sits at a bound, or at zero.
+    Rows are A v − s = 0 with s within the rows' limits. A nonbasic variable is at a bound, or at zero.
     """
     solver = model_of(program)
     solver.setOptionValue("presolve", "off")
     with suppress(SolverFailure):
-        # Where HiGHS has doubts, its last basis is still a place to begin.
+        # If HiGHS fails, its last basis still serves as a start.
         highs.run(solver)
     if not solver.getBasis().valid:
         return None
@@ -71,7 +71,7 @@ class _Tableau:
         return _Tableau(prices, columns, bounds(lower), bounds(upper))
 
     def solve(self, basic: list[int], near: Array, pivots: int) -> Fraction | None:
-        """From a basis and values (N + m,) near the optimum's; both phases of the simplex method, by Bland's rule."""
+        """Run both phases of the simplex method by Bland's rule, from a basis and values (N + m,) near the optimum."""
         rows, count = len(basic), len(self.cost)
         value = [self._at_bound(j, float(near[j])) for j in range(count)]
         inverse = _inverse([self.columns[j] for j in basic])
@@ -88,7 +88,7 @@ class _Tableau:
             x = [_dot(row, right) for row in inverse]
             for i, j in enumerate(basic):
                 value[j] = x[i]
-            # Phase one where something is beyond its bounds: the cost is then how far.
+            # Phase one while a basic variable violates its bounds: the cost is then the violation.
             broken = [self._side(j, value[j]) for j in basic]
             one = any(broken)
             prices = [Fraction(side) for side in broken] if one else [self.cost[j] for j in basic]
@@ -122,7 +122,7 @@ class _Tableau:
     def _entering(
         self, inside: set[int], value: list[Fraction], dual: list[Fraction], one: bool
     ) -> tuple[int | None, int]:
-        """The first column whose move lowers the cost (Bland), and which way."""
+        """Return the first column whose move lowers the cost (Bland), and its direction."""
         largest = Fraction(1) if one else max(abs(price) for price in self.cost)
         for j in range(len(self.cost)):
             low, high = self.low[j], self.high[j]
@@ -130,7 +130,7 @@ class _Tableau:
                 continue
             price = Fraction(0) if one else self.cost[j]
             slope = price - _dot(dual, self.columns[j])
-            # Costs that were computed to be a combination of rows are so but for rounding, which is no descent.
+            # Where a cost was computed as a combination of rows, a tiny slope is rounding, not descent.
             terms = sum((abs(x * y) for x, y in zip(dual, self.columns[j], strict=True)), largest)
             if abs(slope) <= _ROUNDING * terms:
                 continue
@@ -149,7 +149,7 @@ class _Tableau:
         entering: int,
         direction: int,
     ) -> tuple[Fraction | None, int | None]:
-        """How far to go, and the row that stops it; no row where the column reaches its own other bound."""
+        """Return the step length and the row that limits it; no row if the column's own other bound does."""
         low, high = self.low[entering], self.high[entering]
         best: Fraction | None = high - low if low is not None and high is not None else None
         leaving: int | None = None
@@ -157,7 +157,7 @@ class _Tableau:
             change = -direction * move[i]
             if not change:
                 continue
-            # What is beyond a bound stops where it comes back to it, what is within stops at the one ahead.
+            # A variable beyond a bound stops where it returns to that bound; one within stops at the bound ahead.
             end = (self.low[j] if broken[i] < 0 else self.high[j]) if change > 0 else None
             if change < 0:
                 end = self.high[j] if broken[i] > 0 else self.low[j]
@@ -174,7 +174,7 @@ def _dot(a: list[Fraction], b: list[Fraction]) -> Fraction:
 
 
 def _inverse(columns: list[list[Fraction]]) -> list[list[Fraction]] | None:
-    """By elimination; None where the columns depend on each other."""
+    """Invert by elimination; return None if the columns are linearly dependent."""
     size = len(columns)
     rows = [[columns[j][i] for j in range(size)] + [Fraction(int(i == k)) for k in range(size)] for i in range(size)]
     for c in range(size):

@@ -1,9 +1,9 @@
-"""Two-stage problems on which solvers go wrong without a word, and how often ours does.
+"""Two-stage problems on which solvers fail silently, and a count of our false optima on them.
 
-Each instance is small, so that it can be judged: by HiGHS on all scenarios at once and, where the two differ, by
-arithmetic without rounding, whose bounds leave no doubt. The kinds are what practice brings: recourse columns and rows
-that nearly coincide, numbers that are 10⁷ apart, ties, data that passed through single precision, whole numbers beside
-a large fixed cost, decisions that no recourse mends.
+Each instance is small enough to verify: by HiGHS on all scenarios at once and, if the two differ, by exact arithmetic.
+The kinds occur in practice: recourse columns and rows that nearly coincide, numbers that differ by a factor of 10⁷,
+ties, data that passed through single precision, whole numbers with a large fixed cost, and decisions without a
+feasible recourse.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Array = NDArray[np.float64]
 Random = np.random.Generator
 Spec = dict[str, Any]
 
-# An answer is wrong if its cost is off by this share of what decisions can change.
+# An answer is wrong if its cost is off by more than this share of the cost, fixed cost excluded.
 WRONG = 1e-5
 RISKS = (EXPECTATION, EXPECTATION, Risk(1.0, 0.7), Risk(0.5, 0.5))
 
 
 @dataclass(frozen=True)
-class Instance:
-    """A specification, its scenarios (K, d_y) with weights (K,), the risk to minimise, and what makes it hard."""
+class HardProgram:
+    """A specification, its scenarios (K, d_y) with weights (K,), the risk to minimise, and the kind of difficulty."""
 
     kind: str
     spec: Spec
@@ -44,32 +44,32 @@ class Instance:
     risk: Risk
 
 
-def instances(count: int, seed: int) -> list[Instance]:
-    """So many instances, every kind in turn."""
+def instances(count: int, seed: int) -> list[HardProgram]:
+    """Return ``count`` instances, every kind in turn."""
     kinds = list(KINDS)
     return [_instance(kinds[index % len(kinds)], np.random.default_rng([seed, index])) for index in range(count)]
 
 
 def false_optimal(count: int, seed: int) -> tuple[int, int]:
-    """Of ``count`` hard instances, how many answers were called optimal and are not, and how many were tried.
+    """Try ``count`` hard instances; return the number of answers falsely called optimal, and the number tried.
 
-    An instance that is refused when it is specified counts as tried: it was not called optimal.
+    An instance whose specification is refused counts as tried: it was not called optimal.
     """
     verdicts = [is_false_optimal(instance) for instance in instances(count, seed)]
     return sum(verdicts), len(verdicts)
 
 
-def is_false_optimal(instance: Instance) -> bool:
-    """Whether the answer says optimal, and is not the optimum, or has no recourse, or costs other than it says."""
+def is_false_optimal(instance: HardProgram) -> bool:
+    """Return whether the answer is called optimal but is not, has no recourse, or states a wrong cost."""
     try:
         problem = TwoStageLinear.from_spec(instance.spec)
     except InvalidInput:
         return False
     atoms, weights = torch.from_numpy(instance.atoms), torch.from_numpy(instance.weights)
-    found = problem.prescribe(atoms[None], weights, instance.risk)
-    if found.status[0] is not Status.OPTIMAL:
+    result = problem.prescribe(atoms[None], weights, instance.risk)
+    if result.status[0] is not Status.OPTIMAL:
         return False
-    ours = found.objective.item()
+    ours = result.objective.item()
     program = _in_units(extensive_program(problem.stages, instance.atoms, instance.weights, instance.risk))
     whole = np.zeros(len(program.cost), dtype=bool)
     whole[: len(problem.stages.first.integer)] = problem.stages.first.integer
@@ -78,14 +78,14 @@ def is_false_optimal(instance: Instance) -> bool:
     if truth is not None and abs(truth - ours) <= room:
         return False
     if whole.any():
-        # Without whole numbers to branch on, the others are a linear program, which exact arithmetic can judge.
-        return _wrong_whole(program, whole, found.decisions[0].numpy(), ours, truth, room)
+        # With whole numbers fixed, the other variables form a linear program, which exact arithmetic can judge.
+        return _wrong_whole(program, whole, result.decisions[0].numpy(), ours, truth, room)
     exact = exact_optimum(program)
     return exact is None or abs(float(exact) - ours) > room
 
 
 def _in_units(program: SparseProgram) -> SparseProgram:
-    """Rows in units of a power of two in which their numbers are around one: the same program, to the last digit."""
+    """Scale each row by a power of two so that its numbers are around one; the program stays exactly the same."""
     sizes = np.abs(program.matrix.toarray())
     logs = np.log2(np.where(sizes > 0, sizes, 1.0))
     most, least = logs.max(axis=1), np.where(sizes > 0, logs, np.inf).min(axis=1)
@@ -98,7 +98,10 @@ def _in_units(program: SparseProgram) -> SparseProgram:
 def _wrong_whole(
     program: SparseProgram, whole: NDArray[np.bool_], decision: Array, ours: float, truth: float | None, room: float
 ) -> bool:
-    """HiGHS differs: wrong if the decision's own program costs more than ours says, or HiGHS knows a better one."""
+    """Return whether our answer is wrong where HiGHS differs.
+
+    It is wrong if the exact cost of its decision is not the stated one, or if HiGHS knows a better decision.
+    """
     exact = exact_optimum(program.held(decision, whole))
     if exact is None or abs(float(exact) - ours) > room:
         return True
@@ -116,7 +119,7 @@ def _by_highs(program: SparseProgram, whole: NDArray[np.bool_]) -> float | None:
 # instances
 
 
-def _instance(kind: str, random: Random) -> Instance:
+def _instance(kind: str, random: Random) -> HardProgram:
     spec = _plain(random)
     KINDS[kind](spec, random)
     count = int(random.integers(1, 6))
@@ -125,11 +128,11 @@ def _instance(kind: str, random: Random) -> Instance:
         atoms = atoms + random.normal(size=atoms.shape)
     atoms = np.clip(atoms, *(spec["outcomes"][0].get(name, end) for name, end in (("minimum", -9.0), ("maximum", 9.0))))
     weights = random.random(count) + 0.1
-    return Instance(kind, spec, atoms, weights / weights.sum(), RISKS[int(random.integers(len(RISKS)))])
+    return HardProgram(kind, spec, atoms, weights / weights.sum(), RISKS[int(random.integers(len(RISKS)))])
 
 
 def _plain(random: Random) -> Spec:
-    """One to three decisions, two to four rows, small numbers; every row can be mended, at a cost."""
+    """Return a problem of one to three decisions, two to four rows and small numbers; recourse can repair every row."""
     decisions, rows, recourse, outcomes = (int(random.integers(*ends)) for ends in ((1, 4), (2, 5), (2, 5), (1, 3)))
     senses = [str(sense) for sense in random.choice(["<=", ">="], rows)]
     mend = [{"name": f"m{i}", "cost": float(random.choice([15.0, 20.0, 30.0]))} for i in range(rows)]
@@ -159,7 +162,7 @@ def _plain(random: Random) -> Spec:
 
 
 def _parallel_columns(spec: Spec, random: Random) -> None:
-    """Recourse that is another one but for the ninth digit, or the seventh, at the same cost or nearly so."""
+    """Add recourse columns that equal others up to the seventh to ninth digit, at the same or nearly the same cost."""
     for like in [part for part in spec["recourse"] if random.random() < 0.6]:
         by = 10.0 ** random.uniform(-9, -7)
         twin = like | {"name": f"twin {like['name']}", "cost": like["cost"] * (1 + random.choice([0.0, 0.0, by, -by]))}
@@ -171,7 +174,7 @@ def _parallel_columns(spec: Spec, random: Random) -> None:
 
 
 def _parallel_rows(spec: Spec, random: Random) -> None:
-    """A row that is another one but for the ninth digit, or the seventh."""
+    """Add a row that equals another up to the seventh to ninth digit."""
     like = spec["rows"][int(random.integers(len(spec["rows"])))]
     by = 10.0 ** random.uniform(-9, -7)
 
@@ -182,7 +185,7 @@ def _parallel_rows(spec: Spec, random: Random) -> None:
 
 
 def _scales(spec: Spec, random: Random) -> None:
-    """Costs, rows and columns in units that are up to 10⁷ apart."""
+    """Scale costs and rows by powers of ten, up to 10⁷ either way."""
     for part in spec["recourse"]:
         part["cost"] *= 10.0 ** random.choice([0, 0, 0, 3, 7, -4])
     for row in spec["rows"]:
@@ -193,7 +196,7 @@ def _scales(spec: Spec, random: Random) -> None:
 
 
 def _ties(spec: Spec, random: Random) -> None:
-    """Equal costs, equal rows, limits of zero."""
+    """Make costs equal and limits zero, and repeat a row."""
     for part in spec["recourse"]:
         part["cost"] = 20.0 if part["name"].startswith("m") else 2.0
     for row in spec["rows"]:
@@ -202,7 +205,7 @@ def _ties(spec: Spec, random: Random) -> None:
 
 
 def _single_precision(spec: Spec, random: Random) -> None:
-    """Numbers that were thirds and tenths before they passed through single precision, each by another way."""
+    """Pass numbers through single precision after scaling each by a third, a tenth or 0.7."""
 
     def blurred(number: float) -> float:
         return float(np.float32(number * random.choice([1 / 3, 0.1, 0.7]))) * float(random.choice([3.0, 10.0, 1.0]))
@@ -215,7 +218,7 @@ def _single_precision(spec: Spec, random: Random) -> None:
 
 
 def _no_recourse(spec: Spec, random: Random) -> None:
-    """What mends a row is bounded: some decisions, or all, leave scenarios without a recourse."""
+    """Bound the recourse that repairs rows, so that some or all decisions leave scenarios without a recourse."""
     for part in spec["recourse"]:
         if part["name"].startswith("m"):
             part["maximum"] = float(random.integers(0, 4))
@@ -223,14 +226,14 @@ def _no_recourse(spec: Spec, random: Random) -> None:
 
 
 def _fixed_cost(spec: Spec, random: Random) -> None:
-    """Whole numbers beside a cost that no decision changes and that hides what they can."""
+    """Make decisions whole numbers, and add a large cost that no decision changes and that hides their differences."""
     for decision in spec["decisions"]:
         decision["integer"] = True
     spec["decisions"].append({"name": "rent", "cost": 1e5, "minimum": 1.0, "maximum": 1.0})
 
 
 def _twins(spec: Spec, random: Random) -> None:
-    """Two recourses that nearly coincide help one row and hurt another, so that bases hold both."""
+    """Replace the problem: two nearly equal recourses help one row and hurt another, so that bases hold both."""
     by, cost = 10.0 ** random.uniform(-9, -7), float(np.round(random.uniform(1, 3), 2))
     dear = float(random.choice([10.0, 20.0, 50.0]))
     double, single = random.uniform(1.5, 2.5), random.uniform(0.7, 1.3)

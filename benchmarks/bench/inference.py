@@ -1,4 +1,4 @@
-"""What a step of variational inference costs beside a step of plain IEO, and what more members cost."""
+"""Time of a step of variational inference compared with plain IEO, and of eight members compared with one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import track
 from torch import Tensor
 
 from bco_core.data import Folds, Sample
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.training import MINIMUM_STEPS_PER_EPOCH
 from bco_core.inference.vi.variational import VariationalOptions, fit_variational
@@ -25,7 +25,7 @@ ROUNDS, EPOCHS = 15, 3
 
 
 def run(as_json: bool) -> dict[str, float]:
-    """Interleave the contestants, so that whatever else the machine does meets them all; compare medians."""
+    """Time the contestants in turns, so that other load on the machine affects all alike, and compare medians."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     contexts = torch.rand(ROWS, 8, generator=generator, dtype=torch.float64)
@@ -62,7 +62,7 @@ def _problem() -> Newsvendor:
 
 
 def _ieo(sample: Sample) -> Callable[[], None]:
-    """The point estimate as anyone would write it: torch modules, torch's Adam, the same network, batch and cost."""
+    """Return the steps of a plain point estimate: torch modules, torch's Adam, the same network, batch and cost."""
     problem = _problem()
     network = torch.nn.Sequential(
         torch.nn.Linear(8, HIDDEN),

@@ -1,9 +1,9 @@
-"""How the service answers under load: many clients prescribe over HTTP, alone and while a job learns.
+"""Throughput and latency under load: many clients prescribe over HTTP, alone and while a job learns.
 
-A real ``bco serve`` on a fresh SQLite file; the clients are in this process, so they share its machine. Beside the
-requests a second and the latencies there are figures that a faster or slower machine moves less: ``overhead_ms``, what
-the road to the core and back costs; ``batching_gain``, what deciding together gains with 32 clients; and ``vs_plain``,
-requests a second over those of :mod:`benchmarks.bench.plain`.
+The service is a real ``bco serve`` on a fresh SQLite file. The clients run in this process, on the same machine. Some
+figures depend less on the speed of the machine: ``overhead_ms`` is the time of a call over HTTP minus its time in the
+core; ``batching_gain`` is the throughput of 32 clients with batching divided by that without; ``vs_plain`` is the
+requests per second divided by those of :mod:`benchmarks.bench.plain`.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def run(as_json: bool, seconds: float = SECONDS) -> Figures:
     if as_json:
         Console().print(json.dumps(figures), soft_wrap=True, highlight=False)
     else:
-        for name, found in figures.items():
-            shown = found if isinstance(found, dict) else {"": found}
+        for name, result in figures.items():
+            shown = result if isinstance(result, dict) else {"": result}
             Console().print(f"{name:24}" + "  ".join(f"{what} {value:g}".strip() for what, value in shown.items()))
     return figures
 
 
 def _together(database: str, seconds: float, console: Console) -> tuple[Figures, str]:
-    """Everything about the service as it usually runs, and the posterior that prescribes."""
+    """Return the figures of the service with batching, and the id of the posterior that prescribes."""
     with (
         LocalService(BCO_DATABASE_URL=database, BCO_MAX_PRESCRIPTIONS="256") as service,
         httpx.Client(base_url=service.url, timeout=120) as client,
@@ -122,7 +122,7 @@ def _while_a_job_learns(
 
 
 async def _overhead(address: str, database: str, posterior_id: str, seconds: float) -> Figures:
-    """Medians of one client's calls over HTTP and of the same calls in the core of this process, taken in turns."""
+    """Return the median times of one client's calls over HTTP and of the same calls to the core here, in turns."""
     torch.set_num_threads(1)
     with Session(create_engine(database)) as session:
         row = session.get_one(PosteriorRow, posterior_id)
@@ -150,7 +150,7 @@ async def _overhead(address: str, database: str, posterior_id: str, seconds: flo
 
 
 def _idle_worker(service: LocalService, seconds: float) -> float:
-    """The share of a core that the service's worker takes while nothing is to be done."""
+    """Return the share of a core that the service's idle worker uses."""
     if service.process is None:
         raise RuntimeError("the service is not running")
     children = psutil.Process(service.process.pid).children(recursive=True)

@@ -1,6 +1,7 @@
-"""What a planner might write in an afternoon: one LightGBM model, its residuals, a quantile, behind bare FastAPI.
+"""A minimal endpoint for comparison: one LightGBM model, its residuals and a quantile, behind bare FastAPI.
 
-It has no keys, limits, records or cost distributions: a yardstick for the road to an answer, not for the answer.
+A planner might write it in an afternoon. It has no keys, limits, records or cost distributions: it is a yardstick for
+the time of a request, not for the quality of the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from app.demo import WEEKDAYS, bakery_rows
 _ITEM, _FRACTILE = "croissants", 0.75
 
 
-class Asked(BaseModel):
+class PlainRequest(BaseModel):
     contexts: list[dict[str, Any]]
 
 
@@ -38,7 +39,7 @@ def create_app() -> FastAPI:
     app = FastAPI()
 
     @app.post("/prescribe")
-    def prescribe(asked: Asked) -> dict[str, list[float]]:
+    def prescribe(asked: PlainRequest) -> dict[str, list[float]]:
         predicted = np.asarray(model.predict(_encoded(asked.contexts), num_threads=1))
         orders = np.quantile(predicted[:, None] + residuals, _FRACTILE, axis=1)
         return {"decisions": orders.tolist()}

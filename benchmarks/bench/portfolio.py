@@ -1,7 +1,7 @@
-"""The portfolio kernels beside daqp and cvxpy, and the time of the paper's four chains.
+"""The portfolio kernels compared with daqp and cvxpy, and the time of the paper's four chains.
 
-Contestants take turns, each in one thread, and medians of their processor time are compared, so that what else the
-machine does matters little; answers are checked against each other. cvxpy comes with the ``dev`` extra.
+Contestants take turns, each in one thread, and medians of their processor time are compared, so that other load on the
+machine matters little. The answers are checked against each other. cvxpy comes with the ``dev`` extra.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from benchmarks.experiments.portfolio.run import (
     TEMPERATURE,
     Judge,
     Market,
-    Run,
-    Trial,
+    PortfolioRun,
+    PortfolioTrial,
 )
 
 ROWS, DAQP_ROWS, CVXPY_ROWS, SCENARIOS = 400, 100, 10, 400
@@ -57,7 +57,7 @@ def run(as_json: bool, steps: int = STEPS) -> dict[str, float]:
 
 
 def _timed(contestants: dict[str, tuple[Callable[[], Any], int]], label: str) -> dict[str, float]:
-    """Median processor seconds for one problem of each contestant, which solves so many at a time."""
+    """Return each contestant's median processor seconds per problem, given how many problems one call solves."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in track(range(ROUNDS), label, console=Console(stderr=True), transient=True):
         for name, (act, count) in contestants.items():
@@ -68,7 +68,7 @@ def _timed(contestants: dict[str, tuple[Callable[[], Any], int]], label: str) ->
 
 
 def _point(market: Market) -> dict[str, float]:
-    """The inner QP on predictions as a sampler meets them."""
+    """Time the inner QP on predictions like those of a sampler."""
     cp: Any = import_module("cvxpy")
     sample = market.draw(ROWS, 1)
     returns = (sample.contexts @ market.slopes + 0.1 + 0.2 * (sample.outcomes - 0.1)).numpy()
@@ -83,30 +83,30 @@ def _point(market: Market) -> dict[str, float]:
     model.settings = {"primal_tol": 1e-9, "dual_tol": 1e-12}
 
     def by_daqp() -> Array:
-        found = []
+        result = []
         for row in returns[:DAQP_ROWS]:
             rows[0] = row
             model.update(A=rows)
-            found.append(model.solve()[0])
-        return np.array(found)
+            result.append(model.solve()[0])
+        return np.array(result)
 
     z, parameter = cp.Variable(assets, nonneg=True), cp.Parameter(assets)
     constraints = [parameter @ z >= TARGET, cp.sum(z) <= 1]
     problem = cp.Problem(cp.Minimize(cp.quad_form(z, cp.psd_wrap(covariance))), constraints)
 
     def by_cvxpy() -> Array:
-        found = []
+        result = []
         for row in returns[:CVXPY_ROWS]:
             parameter.value = row
             problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
-            found.append(z.value)
-        return np.array(found)
+            result.append(z.value)
+        return np.array(result)
 
     ours, _ = least_variance(portfolios.factors, returns, TARGET)
     reach = returns.max(axis=1) >= TARGET
 
     def error(theirs: Array) -> float:
-        """The largest relative difference of variances, over rows that reach the target."""
+        """Return the largest relative difference of variances, over rows that reach the target."""
         kept = reach[: len(theirs)]
         mine, other = (np.einsum("ni,ij,nj->n", v, covariance, v) for v in (ours[: len(theirs)][kept], theirs[kept]))
         return float(np.abs(mine / other - 1).max())
@@ -131,7 +131,7 @@ def _point(market: Market) -> dict[str, float]:
 
 
 def _tail(market: Market) -> dict[str, float]:
-    """The CVaR prescription over 400 scenarios, for contexts in which the target can be promised."""
+    """Time the CVaR prescription over 400 scenarios, for contexts in which the target can be promised."""
     cp: Any = import_module("cvxpy")
     portfolios = market.problem.portfolios
     covariance = portfolios.covariance.numpy() * 1e4
@@ -160,12 +160,12 @@ def _tail(market: Market) -> dict[str, float]:
         return values
 
     def by_cuts() -> list[float]:
-        found = [portfolios.keep_tail(case, weights, CONFIDENCE, TARGET).portfolio for case in cases]
-        return [float(one @ covariance @ one) for one in found]
+        result = [portfolios.keep_tail(case, weights, CONFIDENCE, TARGET).portfolio for case in cases]
+        return [float(one @ covariance @ one) for one in result]
 
     def by_daqp() -> list[float]:
-        found = [cvar_portfolio(portfolios.dense, case, weights, CONFIDENCE, TARGET).portfolio for case in cases]
-        return [float(one @ covariance @ one) for one in found]
+        result = [cvar_portfolio(portfolios.dense, case, weights, CONFIDENCE, TARGET).portfolio for case in cases]
+        return [float(one @ covariance @ one) for one in result]
 
     error = float(np.abs(np.array(by_cuts()) / np.array(by_cvxpy()) - 1).max())
     medians = _timed(
@@ -181,13 +181,13 @@ def _tail(market: Market) -> dict[str, float]:
 
 
 def _chains(market: Market, steps: int) -> dict[str, float]:
-    """Four chains of 15,000 steps at n = 400 in two processes, as two workers share them: seconds by the clock."""
-    trial = Trial(market, Judge.of(market, 100), Run(400, 0, 0))
+    """Return the wall-clock seconds of four chains of 15,000 steps at n = 400, in two processes as with two workers."""
+    trial = PortfolioTrial(market, Judge.of(market, 100), PortfolioRun(400, 0, 0))
     burn_in = min(BURN_IN, steps // 3)
     options = MetropolisOptions(TEMPERATURE, steps, burn_in, kept=100, minimum_feasibility=CONFIDENCE)
     chains = init_chains(trial.target, options, trial.starts, 0)
     with Console(stderr=True).status("four chains"), ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        # Starting a process takes seconds, and workers have started long before.
+        # Start the processes before the clock: it takes seconds, and real workers are already running.
         list(pool.map(torch.set_num_threads, [1, 1]))
         began = time.perf_counter()
         done = join_chains(list(pool.map(partial(run_chains, trial.target, options), split_chains(chains))))

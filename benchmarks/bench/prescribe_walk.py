@@ -1,8 +1,9 @@
-"""The path of one warm prescribe request: which functions of ``app`` and ``bco_core`` it calls, and in which files.
+"""The functions of ``app`` and ``bco_core`` that one warm prescribe request calls, by file.
 
-``python -m benchmarks.bench.prescribe_walk`` learns a small posterior in this process, answers one request to warm up,
+``python -m benchmarks.bench.prescribe_walk`` learns a small posterior in this process, answers two requests to warm up,
 and prints the calls of the next one in order of first call. A coroutine counts each time that it resumes.
-Comprehensions and generated methods of dataclasses do not count; nor does writing the log, which follows the answer.
+Comprehensions and generated methods of dataclasses do not count. Writing the log follows the answer and does not count
+either.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Walk:
 
 @contextmanager
 def application() -> Iterator[tuple[TestClient, str]]:
-    """An application on an empty database in this process, and the address at which a new posterior prescribes."""
+    """Yield an application on an empty database in this process, and the prescribe address of a new posterior."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["BCO_DATABASE_URL"] = f"sqlite:///{Path(folder) / 'walk.db'}"
         from app.db.migrate import migrate
@@ -76,11 +77,11 @@ def _learn(client: TestClient) -> str:
 def walk() -> Walk:
     """Record the calls of one prescribe request to a posterior that is in memory."""
     from app.demo import MORNINGS
-    from app.prescriptions.warm import warm_up
+    from bco_core.compile_kernels import warm_up
 
     warm_up()
     recorded = Walk()
-    # A profile function holds for threads that start later, so it precedes the application.
+    # A profile function applies to threads that start later, so set it before the application starts.
     threading.setprofile(recorded)
     try:
         with application() as (client, address):

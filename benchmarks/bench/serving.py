@@ -1,4 +1,4 @@
-"""How fast the service answers: a real ``bco serve`` on a fresh SQLite file, measured over HTTP from outside."""
+"""Speed of the service: a real ``bco serve`` on a fresh SQLite file, measured over HTTP from outside."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(as_json: bool) -> dict[str, float]:
 
 @contextmanager
 def fresh_service(**settings: Any) -> Iterator[tuple[LocalService, httpx.Client]]:
-    """A service on an empty database, and a client of it."""
+    """Yield a service on an empty database, and its client."""
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}", **settings) as service,
@@ -93,7 +93,7 @@ def _measure(client: httpx.Client, service: LocalService, console: Console) -> d
 
 
 def train(client: httpx.Client, request: dict[str, Any]) -> tuple[float, str]:
-    """Seconds from POST until the job runs, and the posterior's id once it has succeeded."""
+    """Train a posterior; return the seconds from POST until the job runs, and the posterior's id."""
     began = time.perf_counter()
     job = client.post("/v1/jobs", json=request).raise_for_status().json()
     start = None
@@ -115,14 +115,14 @@ def _prescribe(client: httpx.Client, posterior: str, contexts: list[dict[str, An
 
 
 def api_memory(service: LocalService) -> int:
-    """Memory of the processes that listen on the service's port; what they share counts once."""
+    """Return the memory in bytes of the processes that listen on the service's port; shared memory counts once."""
     if service.process is None:
         raise RuntimeError("the service is not running")
-    found = [
+    result = [
         int(process.memory_full_info().pss)
         for process in psutil.Process(service.process.pid).children(recursive=True)
         if any(c.status == psutil.CONN_LISTEN and c.laddr.port == service.port for c in process.net_connections("tcp"))
     ]
-    if not found:
+    if not result:
         raise RuntimeError("no process listens on the service's port")
-    return sum(found)
+    return sum(result)

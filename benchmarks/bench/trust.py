@@ -1,15 +1,15 @@
-"""Do promises hold? What the service says of its decisions beside what happens on rows nobody saw.
+"""Promises that the service makes about its decisions, compared with results on fresh rows.
 
-Every history is drawn anew from its seed, learned with ``auto``, and judged on fresh rows of the same source.
+Every history is drawn from its own seed, learned with ``auto``, and judged on fresh rows of the same source.
 
 ``promise_*``     expected over realised mean cost (for the portfolio: promised over realised feasibility)
 ``coverage90_*``  share of fresh outcomes within the predictive 5–95 % range
 ``cvar_gain``     true CVaR of the decision that minimises CVaR less that of the averaged one, paired; negative wins
-``ok_on_noise``   share of posteriors called ok that learned from pure noise
-``false_ok``      share called ok on noise or weak signal that truly cost more than the best constant decision
+``ok_on_noise``   share of posteriors learned from pure noise that are called ok
+``false_ok``      share on noise or weak signal that are called ok but truly cost more than the best constant decision
 ``ok_on_signal``  share called ok where contexts explain most of the outcome
-``false_optimal`` share of hard two-stage programs whose answer is called optimal and is not, by HiGHS and exact
-                  arithmetic, of ``hard_programs``
+``false_optimal`` share of the ``hard_programs`` two-stage programs whose answer is called optimal but is not, by
+                  HiGHS and exact arithmetic
 ``certificate_ratio``  the certified bound on expected cost over the cost on fresh rows
 """
 
@@ -32,8 +32,7 @@ from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
-from bco_core.problems.base import DecisionProblem, Risk
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, Risk, best_constant
 from bco_core.problems.registry import build_problem
 from bco_core.seeds import entropy
 from benchmarks.bench.hard_programs import false_optimal
@@ -43,7 +42,7 @@ ROWS, FRESH = 400, 4000
 SEEDS = 3
 JUDGED = 40
 HARD = 2070
-# Contexts of the shipment follow a process that remembers: rows this far apart are as good as independent.
+# Contexts of the shipment are autocorrelated: rows this far apart are practically independent.
 APART = 40
 CERTIFIED_ROWS = 1500
 CVAR = Risk(cvar_weight=1.0, cvar_level=0.9)
@@ -78,7 +77,7 @@ def _newsvendor(minimum: float | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Source:
-    """A decision problem and where its rows come from: a number of them, by a seed."""
+    """A decision problem, and a function that draws a number of its rows from a seed."""
 
     problem: DecisionProblem
     draw: Callable[[int, int], Sample]
@@ -152,9 +151,9 @@ def run(as_json: bool, seeds: int = SEEDS, judged: int = JUDGED, hard: int = HAR
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     for name, source in _sources().items():
-        found = [_promised(source, entropy(1, number)) for number in _each(seeds, f"promises, {name}")]
+        result = [_promised(source, entropy(1, number)) for number in _each(seeds, f"promises, {name}")]
         figures[f"promise_{name}"], figures[f"coverage90_{name}"] = (
-            round(sum(values) / len(values), 3) for values in zip(*found, strict=True)
+            round(sum(values) / len(values), 3) for values in zip(*result, strict=True)
         )
     figures |= _cvar(_sources()["steel"], seeds) | _portfolio(seeds) | _verdicts(judged)
     figures |= _optimal(hard) | _certificates(seeds)
@@ -171,7 +170,7 @@ def _each(count: int, label: str) -> Any:
 
 
 def _promised(source: Source, seed: int) -> tuple[float, float]:
-    """Expected over realised cost, and the share of outcomes within their 90 % range."""
+    """Return expected over realised cost, and the share of outcomes within their 90 % range."""
     learned, fresh = _learned(source, seed)
     answer = prescribe(learned.posterior, source.problem, fresh.contexts, _how(learned))
     realised = source.problem.cost(answer.decisions, fresh.outcomes).mean()
@@ -195,7 +194,7 @@ def _how(learned: Learned) -> PrescribeOptions:
 
 
 def _cvar(source: Source, seeds: int) -> dict[str, float]:
-    """The CVaR decision's true tail beside the averaged decision's, context by context."""
+    """Compare the true tail of the CVaR decision with that of the averaged decision, paired by context."""
     differences = []
     for number in _each(seeds, "CVaR"):
         seed = entropy(2, number)
@@ -207,8 +206,8 @@ def _cvar(source: Source, seeds: int) -> dict[str, float]:
         outcomes = torch.from_numpy(truth)[..., None]
         tails = []
         for how in (PrescribeOptions(risk=CVAR), PrescribeOptions(policy="averaged")):
-            found = decisions(learned.posterior, source.problem, contexts, how)
-            costs = source.problem.cost(found[:, None], outcomes).sort(dim=1).values
+            result = decisions(learned.posterior, source.problem, contexts, how)
+            costs = source.problem.cost(result[:, None], outcomes).sort(dim=1).values
             tails.append(costs[:, -200:].mean(dim=1))
         differences.append(tails[0] - tails[1])
     gain = estimate(torch.cat(differences))
@@ -216,7 +215,7 @@ def _cvar(source: Source, seeds: int) -> dict[str, float]:
 
 
 def _portfolio(seeds: int) -> dict[str, float]:
-    """How often constraints are promised to hold, over how often they do."""
+    """Return promised over realised feasibility, and the realised feasibility."""
     problem, ratios, shares = build_problem(FUND), [], []
     for number in _each(seeds, "portfolio"):
         seed = entropy(3, number)
@@ -234,7 +233,7 @@ def _portfolio(seeds: int) -> dict[str, float]:
 
 
 def _verdicts(count: int) -> dict[str, float]:
-    """What is called ok, on noise, on weak and on strong signal, at 100 and 300 rows."""
+    """Return the shares of posteriors called ok on noise, weak and strong signal, at 100 and 300 rows."""
     problem = build_problem(_newsvendor(0.0))
     called: dict[str, list[tuple[bool, bool]]] = {"noise": [], "weak": [], "strong": []}
     for number in _each(count, "verdicts"):
@@ -254,16 +253,16 @@ def _verdicts(count: int) -> dict[str, float]:
 
 
 def _optimal(count: int) -> dict[str, float]:
-    """How many answers that are called optimal are proved not to be."""
+    """Return the share of hard programs whose answer is falsely called optimal, and their number."""
     each = 90
     parts = [min(each, count - first) for first in range(0, count, each)]
-    found = [false_optimal(parts[number], entropy(5, number)) for number in _each(len(parts), "hard programs")]
-    wrong, tried = (sum(column) for column in zip(*found, strict=True))
+    result = [false_optimal(parts[number], entropy(5, number)) for number in _each(len(parts), "hard programs")]
+    wrong, tried = (sum(column) for column in zip(*result, strict=True))
     return {"false_optimal": wrong / tried, "hard_programs": tried}
 
 
 def _certificates(seeds: int) -> dict[str, float]:
-    """What is certified over what happens: demand between stated bounds, a linear predictor, 1,500 rows."""
+    """Return certified over realised cost: demand within stated bounds, a linear predictor, 1,500 rows."""
     item = {"underage_cost": 3, "overage_cost": 1, "minimum_order": 0, "maximum_order": 50, "maximum_demand": 50}
     problem, ratios = build_problem({"kind": "newsvendor", "items": [item]}), []
     for number in _each(seeds, "certificates"):

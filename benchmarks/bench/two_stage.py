@@ -1,4 +1,4 @@
-"""The two-stage kernels beside HiGHS and cvxpy, on the paper's shipment problem, everything timed in one run."""
+"""The two-stage kernels compared with HiGHS and cvxpy on the paper's shipment problem, all timed in one run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from benchmarks.experiments.shipment.data import (
 from benchmarks.experiments.shipment.run import BATCH, PATIENCE, VALIDATION_ROWS
 
 QUERIES, ROUNDS = 2000, 5
-# The slow ones are asked fewer questions and the fast ones the same again, so that everyone is at it for milliseconds.
+# Slow contestants get fewer queries and fast ones repeat theirs, so that each runs for milliseconds.
 HIGHS_QUERIES, CVXPY_QUERIES = 300, 60
 REPEATS = 10
 
 
 def run(as_json: bool) -> dict[str, float]:
-    """Interleave the contestants, so that whatever else the machine does meets them all; compare medians."""
+    """Time the contestants in turns, so that other load on the machine affects all alike, and compare medians."""
     torch.set_num_threads(1)
     problem = shipment_problem()
     generator = torch.Generator().manual_seed(0)
@@ -110,7 +110,7 @@ def _prescribe(problem: TwoStageLinear, outcomes: Tensor) -> Tensor:
 
 
 def _worst_error(problem: TwoStageLinear, outcomes: Tensor) -> float:
-    """Of the cutting planes' objective, relative to the extensive form's."""
+    """Return the largest error of the cutting planes' objective, relative to the extensive form's."""
     ours = _prescribe(problem, outcomes).tolist()
     exact = [
         solve_extensive(problem.stages, one.numpy(), _equal(len(one)), EXPECTATION, None).objective for one in outcomes
@@ -119,7 +119,7 @@ def _worst_error(problem: TwoStageLinear, outcomes: Tensor) -> float:
 
 
 def _vi_seconds(problem: TwoStageLinear) -> float:
-    """Algorithm 1 with the affine predictor on 400 training and 50 validation rows."""
+    """Return the seconds of Algorithm 1 with the affine predictor on 400 training and 50 validation rows."""
     sample = draw_sample(400 + VALIDATION_ROWS, 0, torch.Generator().manual_seed(1))
     options = ViOptions(
         predictor=PredictorOptions("relu_affine"),
@@ -136,7 +136,7 @@ def _vi_seconds(problem: TwoStageLinear) -> float:
 
 
 def _http_milliseconds() -> float:
-    """The median of warm prescribe calls over HTTP, each for one context hedged over 100 scenarios."""
+    """Return the median milliseconds of warm prescribe calls over HTTP, each for one context and 100 scenarios."""
     spec = shipment_spec()
     sample = draw_sample(400, 0, torch.Generator().manual_seed(1))
     contexts = [{f"x{j + 1}": value for j, value in enumerate(row)} for row in sample.contexts.tolist()]
@@ -160,13 +160,13 @@ def _http_milliseconds() -> float:
         )
         address = f"{service.url}/v1/posteriors/{posterior}/prescribe"
         bodies = [{"contexts": [context], "scenarios": 100} for context in contexts]
-        # The first ones warm the caches and the bases.
+        # The first calls warm the caches and the bases.
         asyncio.run(load(address, bodies, 1, 2.0))
         return asyncio.run(load(address, bodies, 1, 5.0))["p50_ms"]
 
 
 def _warm_highs(program: LinearProgram, limits: Array) -> Callable[[], None]:
-    """One model in HiGHS, built once; each question changes its row bounds and starts from the last basis."""
+    """Return queries to one HiGHS model, built once; each changes the row bounds and starts from the last basis."""
     missing = len(program.senses) - limits.shape[1]
     limits = np.concatenate([np.zeros((len(limits), missing)), limits], axis=1)
     lower = np.where(program.senses >= 0, limits, -np.inf)
@@ -184,7 +184,7 @@ def _warm_highs(program: LinearProgram, limits: Array) -> Callable[[], None]:
 
 
 def _cvxpy(program: LinearProgram, limits: Array) -> Callable[[], None]:
-    """A parametrised problem, compiled once."""
+    """Return queries to one parametrised cvxpy problem, compiled once."""
     import cvxpy
 
     x = cvxpy.Variable(len(program.cost))

@@ -1,6 +1,6 @@
-"""Clients in processes of their own that ask one question again and again, and tell how long the answers took.
+"""Clients in separate processes that repeat one request and report how long the answers took.
 
-Light on imports: such a process starts in a moment, also on a machine that is busy.
+The module imports little, so that such a process starts quickly even on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ PAUSE_SECONDS = 0.05
 
 
 def watch(pipe: Connection, method: str, url: str, headers: dict[str, str], body: Any) -> None:
-    """Ask until told to stop; when told to tell, send the seconds of each answer since. Refused is forever."""
+    """Repeat the request until the pipe says ``stop``; on ``tell``, send the seconds of each answer so far.
+
+    Answers that were sent once are not sent again. An answer other than 200 counts as infinite.
+    """
     latencies: list[float] = []
     with httpx.Client(headers=headers, timeout=60) as client:
         while True:
@@ -36,7 +39,7 @@ def watch(pipe: Connection, method: str, url: str, headers: dict[str, str], body
 
 
 class Watcher:
-    """Such a client; ``seen`` gives the seconds of each answer since it was called last."""
+    """A client in a separate process; ``seen`` returns the seconds of each answer since its last call."""
 
     def __init__(self, method: str, url: str, headers: dict[str, str] | None = None, body: Any = None) -> None:
         self._question = (method, url, headers or {}, body)
@@ -51,8 +54,8 @@ class Watcher:
 
     def seen(self) -> list[float]:
         self._pipe.send("tell")
-        found: list[float] = self._pipe.recv()
-        return found
+        result: list[float] = self._pipe.recv()
+        return result
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -1,4 +1,4 @@
-"""What attackers send: bodies and files that are small to make and large to read."""
+"""Bodies and files that attackers send: cheap to make and expensive to read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ BOMB_STRINGS, BOMB_BYTES = 4, 300_000_000
 
 
 def json_of_keys(size: int) -> bytes:
-    """One object with as many keys that nobody knows as fit."""
+    """Return one JSON object of about ``size`` bytes with nothing but unknown keys."""
     return b"{" + b",".join(b'"k%07d":1' % number for number in range(size // 13)) + b"}"
 
 
 def json_of_rows(values: int) -> bytes:
-    """A data set of two columns that just keeps to the number of values."""
+    """Return a data set of two columns that stays just below the limit on values in a JSON body."""
     rows = b",".join(b'{"x":%d,"demand":%d}' % (number, number % 97) for number in range(values // 4))
     return b'{"name": "rows", "outcomes": ["demand"], "rows": [' + rows + b"]}"
 
 
 def parquet_bomb() -> bytes:
-    """Some kilobytes of Parquet that unfold to texts of hundreds of megabytes."""
+    """Return some kilobytes of Parquet that decompress to strings of hundreds of megabytes."""
     schema = pa.schema([("x", pa.large_string()), ("demand", pa.float64())])
     buffer = io.BytesIO()
     with pq.ParquetWriter(buffer, schema, compression="zstd", use_dictionary=False, write_statistics=False) as writer:
@@ -39,12 +39,12 @@ def parquet_bomb() -> bytes:
 
 
 def mornings(rows: int) -> bytes:
-    """Contexts of the bakery as CSV."""
+    """Return contexts of the bakery as CSV."""
     return as_csv([{name: row[name] for name in MORNINGS[0]} for row in bakery_rows(rows, seed=3)]).encode()
 
 
 def trucks(kinds: int = 40) -> dict[str, Any]:
-    """Whole trucks of many odd sizes: a program that takes branch and bound its time."""
+    """Return a problem of whole trucks in many odd sizes, which takes branch and bound a long time."""
     rng = np.random.default_rng(1)
     names = [f"truck{number}" for number in range(kinds)]
     sizes = rng.integers(17, 97, kinds)
@@ -69,14 +69,14 @@ def trucks(kinds: int = 40) -> dict[str, Any]:
 
 
 def loads() -> dict[str, Any]:
-    """A history for the trucks."""
+    """Return a history for the trucks."""
     rng = np.random.default_rng(0)
     days = [{"rain": float(rain), "load": float(900 + 150 * rain + rng.gamma(2, 90))} for rain in rng.uniform(0, 5, 80)]
     return {"name": "loads", "outcomes": ["load"], "rows": days}
 
 
 def large_problem(decisions: int = 60, recourse: int = 300, rows: int = 100) -> bytes:
-    """A dense program with recourse, near the size that is taken."""
+    """Return a dense program with recourse, near the largest size that the service accepts."""
     rng = np.random.default_rng(2)
     names, mends = [f"d{number}" for number in range(decisions)], [f"m{number}" for number in range(recourse)]
 

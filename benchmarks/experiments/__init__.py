@@ -1,1 +1,1 @@
-"""The paper's experiments and a real data set, from rows to report."""
+"""The paper's experiments and real data sets, from rows to report."""

@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def clear(self) -> bool:
-        """Whether the difference is beyond two standard errors, which one run never is."""
+        """Whether the difference is beyond two standard errors; never so for a single run."""
         return abs(self.difference.mean) > 2 * self.difference.standard_error
 
     def text(self, digits: str) -> str:

@@ -1,4 +1,4 @@
-"""Experiments that can be stopped and repeated: a result is a row of a CSV file, and what is there is not redone."""
+"""Experiments that can be stopped and repeated: a result is a row of a CSV file and is not computed again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-# What tells runs apart, such as (noisy, n, seed, run): names in the file's header, values in its rows.
+# Key of a run, such as (noisy, n, seed, run): names are in the file's header, values in its rows.
 Key = tuple[int | float, ...]
 Run = TypeVar("Run", bound=Hashable)
 Found = TypeVar("Found")
 
 
-class Done(Protocol):
-    """A result as far as it matters here: of which run, by which method."""
+class RunResult(Protocol):
+    """The part of a result that matters here: its run and its method."""
 
     @property
     def run(self) -> Any: ...
@@ -28,7 +28,7 @@ class Done(Protocol):
 
 
 class Finding(NamedTuple):
-    """What a method reached in a run, and the processor seconds it took."""
+    """The value that a method reached in a run, and the processor seconds it took."""
 
     run: Key
     method: str
@@ -36,8 +36,8 @@ class Finding(NamedTuple):
     seconds: float
 
 
-def missing(runs: Iterable[Run], methods: Sequence[str], done: Iterable[Done]) -> list[tuple[Run, list[str]]]:
-    """What is still to do of the runs."""
+def missing(runs: Iterable[Run], methods: Sequence[str], done: Iterable[RunResult]) -> list[tuple[Run, list[str]]]:
+    """Return the runs that are not in the file yet, each with the methods it lacks."""
     known = {(result.run, result.method) for result in done}
     todo = [(run, [method for method in methods if (run, method) not in known]) for run in runs]
     return [(run, lacking) for run, lacking in todo if lacking]
@@ -49,9 +49,9 @@ def perform_all(
     keep: Callable[[list[Found]], None],
     jobs: int,
 ) -> Iterator[list[Found]]:
-    """Perform the runs in ``jobs`` processes; what a run finds is kept and then yielded.
+    """Perform the runs in ``jobs`` processes; keep the results of each run, then yield them.
 
-    A run that fails does not keep the others from ending; the first failure is raised after them.
+    A failed run does not stop the others; the first failure is raised after they end.
     """
     if not todo:
         return
@@ -75,7 +75,7 @@ def perform_all(
 
 
 def append_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Add rows to a CSV file, which is begun if there is none."""
+    """Append rows to a CSV file; create it with its header if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -86,7 +86,7 @@ def append_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by the names in its header; none when there is no file."""
+    """Return the rows of a CSV file by the names in its header; none if the file does not exist."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The tables and the figure of results in README and docs/experiments.md, computed from the files of results alone.
+"""The tables and the figure of results in README and docs/experiments.md, computed from the result files alone.
 
 A row compares ``auto`` with a rival over the cells of an experiment. In each cell the two are paired over the runs that
 have both; a cell is won or lost if the difference is beyond two standard errors, else tied. The row's difference is
@@ -80,7 +80,7 @@ class ResultRow:
         return "tied" if not abs(mean) > 2 * error else "won" if mean < 0 else "lost"
 
     def cells(self) -> list[str]:
-        """The row's entries in a Markdown table."""
+        """Return the row's entries in a Markdown table."""
 
         def number(value: float, sign: str = "") -> str:
             return f"{value:{sign},.{self.digits}f}"
@@ -101,8 +101,8 @@ def pool(
 ) -> ResultRow | None:
     """Return one row for the comparisons of an experiment's cells, or None without any.
 
-    ``rival`` names the rival, or gives the titles of rivals; then cells with different rivals have the "best of each
-    cell".
+    ``rival`` is the name of the rival, or the titles of rivals; if the cells then have different rivals, the name is
+    "best of each cell".
     """
     known = [one for one in comparisons if one is not None]
     if not known:
@@ -130,7 +130,7 @@ def pool(
 
 
 def strongest_rivals(folder: Path = RESULTS) -> list[ResultRow]:
-    """One row an experiment: ``auto`` and its strongest rival."""
+    """Return one row per experiment: ``auto`` and its strongest rival."""
     portfolio = _portfolio(folder)
     rows = [
         pool(
@@ -176,7 +176,7 @@ def strongest_rivals(folder: Path = RESULTS) -> list[ResultRow]:
 
 
 def published_methods(folder: Path = RESULTS) -> list[ResultRow]:
-    """One row an experiment: ``auto`` and the method, or the figures, of the publication it comes from."""
+    """Return one row per experiment: ``auto`` and the method, or the figures, of the original publication."""
     rows = [
         pool("Newsvendor, against the paper's figures", _published(folder), "BCP of the paper", 2),
         pool(
@@ -195,7 +195,7 @@ def published_methods(folder: Path = RESULTS) -> list[ResultRow]:
 
 
 def single_rivals(folder: Path = RESULTS) -> list[ResultRow]:
-    """``auto`` and one rival at a time."""
+    """Return rows of ``auto`` and one rival at a time."""
     newsvendor, shipment, portfolio = _newsvendor(folder), _shipment(folder), _portfolio(folder)
     rows = [
         *(
@@ -239,7 +239,7 @@ def _contextual(name: str, folder: Path) -> contextual_report.Cells:
 
 
 def _published(folder: Path) -> list[Comparison]:
-    """``auto`` and the paper's BCP in each cell: other runs, so the errors of both add up."""
+    """Compare ``auto`` with the paper's BCP in each cell; the runs are not paired, so the errors of both add up."""
     comparisons = []
     for summary in newsvendor_report.summarize(newsvendor_run.read(folder / "newsvendor.csv")):
         if "auto" in summary.gaps:
@@ -259,7 +259,7 @@ def _portfolio(folder: Path) -> dict[str, dict[Any, float]]:
 
 
 def _keeping_the_return(folder: Path) -> list[str]:
-    """Baselines whose feasibility is not below the required one by more than a standard error."""
+    """Return the baselines whose feasibility is at most one standard error below the required one."""
     results = [one for one in portfolio_run.read(folder / "portfolio.csv") if one.run.n == PORTFOLIO_ROWS]
     return [
         one.method
@@ -276,7 +276,7 @@ def _levels(name: str, folder: Path) -> list[float]:
 
 
 def _real(name: str, folder: Path) -> list[Comparison]:
-    """``auto`` and LightGBM at each critical fractile, as ratios of cost; paired by day."""
+    """Compare ``auto`` with LightGBM at each critical fractile, as ratios of cost paired by day."""
     rows = real_report.read(folder / "real.csv")
     values = {(one.level, one.figure): one.value for one in rows if (one.history, one.method) == (name, "auto")}
     return [
@@ -302,7 +302,7 @@ def table(rows: Sequence[ResultRow]) -> str:
 
 
 def other_figures(folder: Path = RESULTS) -> str:
-    """Return what is no comparison of costs: promises, coverage, speed, and reproduction of the paper."""
+    """Return the figures that do not compare costs: promises, coverage, speed, and reproduction of the paper."""
     rows: list[list[str]] = []
     newsvendor = newsvendor_report.summarize(newsvendor_run.read(folder / "newsvendor.csv"))
     printed = [summary for summary in newsvendor if "bcp" in summary.gaps]
@@ -370,5 +370,5 @@ def plot(rows: Sequence[ResultRow], path: Path) -> None:
 
 
 def label(row: ResultRow) -> str:
-    """The relative difference, as the figure prints it."""
+    """Return the relative difference as the figure prints it."""
     return f"{row.relative.mean:+.1f} %"

@@ -58,6 +58,7 @@ def test_learn_and_prescribe_from_frame_to_frame(
     assert list(found.columns)[:2] == ["decision.croissants", "decision.loaves"]
 
 
+@pytest.mark.slow
 def test_every_kind_of_table_learns_the_same(
     client: Client, history: list[Json], learned: RemotePosterior, problem: Json, quick: Json, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_what_was_told_and_what_happened_then(client: Client, learned: RemotePos
     assert learned.drift(source="log").verdict == "too_few"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame])
 def test_would_it_have_been_better_than_what_i_did(
     client: Client, history: list[Json], problem: Json, quick: Json, make: Any
@@ -103,7 +104,7 @@ def test_would_it_have_been_better_than_what_i_did(
     actual = {"croissants": "baked", "loaves": "loaves_baked"}
     found = client.backtest(make(rows), problem, actual_decision=actual, ours=[quick], baselines=["constant"], splits=2)
     assert found.worth_using in ("yes", "no", "unclear")
-    assert "what was really done" in found.verdict
+    assert "the decisions actually taken" in found.verdict
     table = client.jobs.result(found.job_id, to="pandas")
     assert set(table["policy"]) == {"vi", "constant", "actual_decision"}
     again = client.backtest(

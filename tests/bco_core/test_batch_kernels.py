@@ -10,8 +10,7 @@ from torch import Tensor
 
 from bco_core.batch_kernels import exp_affine, mean_of_atoms, product, sample_near, sum_of_rows
 from bco_core.data import Standardizer
-from bco_core.distributions import Mixture
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES, Mixture
 from bco_core.features.standardized import StandardizedFeatures
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior

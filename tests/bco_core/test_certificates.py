@@ -12,8 +12,7 @@ from scipy.special import rel_entr
 from bco_core import certificates
 from bco_core.certificates import BOUNDS, Certificate, ModelClass, Moments, certify, largest_average
 from bco_core.data import Sample
-from bco_core.distributions import Mixture, equal_mixture
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES, Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Task
@@ -271,6 +270,7 @@ def test_members_that_do_not_share_the_particles_evenly_cost_the_difference() ->
     )
 
 
+@pytest.mark.slow
 def test_the_bound_holds_for_posteriors_learned_from_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "_DRAWS", 2048)
     fresh, held, informative = demand(5000, 99), 0, 0
@@ -292,6 +292,7 @@ def test_the_bound_holds_for_posteriors_learned_from_few_rows(monkeypatch: pytes
     assert informative == 60
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_linear_posterior_is_tight_and_holds_on_fresh_rows() -> None:
     fresh = demand(20_000, 99)
     for seed in range(3):

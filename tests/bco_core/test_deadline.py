@@ -12,9 +12,8 @@ import torch
 
 from bco_core import deadline
 from bco_core.data import Sample
-from bco_core.distributions import Mixture
+from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import OutOfTime
-from bco_core.families import FAMILIES
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictors.registry import build_predictor

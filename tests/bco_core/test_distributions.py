@@ -12,9 +12,8 @@ from scipy import integrate, stats
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Laplace, MixtureSameFamily, Normal
 
-from bco_core.distributions import ChainDraws, Distribution, Mixture, distribution_from_arrays
+from bco_core.distributions import FAMILIES, ChainDraws, Distribution, Mixture, distribution_from_arrays
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 
 TORCH = {"gaussian": Normal, "laplace": Laplace}
 SCIPY = {"gaussian": stats.norm, "laplace": stats.laplace}

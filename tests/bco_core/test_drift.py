@@ -139,6 +139,7 @@ def judged(seed: int, shift: float) -> Drift:
     return judge(Promises(found.costs.mean, quantiles[:, 0], quantiles[:, -1], realised))
 
 
+@pytest.mark.slow
 def test_fresh_rows_of_the_same_generator_are_steady_and_a_shifted_level_drifts() -> None:
     seeds = range(20)
     assert [judged(seed, 0.0).verdict for seed in seeds].count(STEADY) >= 19

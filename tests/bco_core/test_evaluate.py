@@ -157,6 +157,7 @@ def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> 
         assert all(status == "optimal" for status in found.status)
 
 
+@pytest.mark.slow
 def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
     @settings(max_examples=25)
     @given(st.integers(0, 10**9))

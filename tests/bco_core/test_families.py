@@ -11,7 +11,7 @@ from scipy import integrate, stats
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 
 TORCH = {"gaussian": Normal, "laplace": Laplace}
 SCIPY = {"gaussian": stats.norm, "laplace": stats.laplace}

@@ -11,8 +11,8 @@ from scipy import stats
 from torch import Tensor
 
 from bco_core.data import Sample
+from bco_core.distributions import FAMILIES
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.gibbs import REFERENCE_ROWS, GibbsTarget, make_target, perfect_cost, resolve_kl_weight
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor

@@ -49,7 +49,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"solvers"},
         {"problems"},
         {"predictors", "features"},
-        {"distributions", "drift", "estimates", "families", "gibbs", "scenarios"},
+        {"distributions", "drift", "estimates", "gibbs", "scenarios"},
         {"policies", "predictive", "select"},
         {"calibration", "certificates", "posterior"},
         {"evaluate", "prescribe"},
@@ -102,7 +102,7 @@ def modules() -> dict[str, Path]:
 
 def test_the_core_names_no_web_validation_or_database_package() -> None:
     imports = {name: set(imported_packages(path.read_text())) for name, path in modules().items()}
-    assert "torch" in imports["bco_core.families"]
+    assert "torch" in imports["bco_core.distributions"]
     assert {name: packages & FORBIDDEN for name, packages in imports.items() if packages & FORBIDDEN} == {}
 
 

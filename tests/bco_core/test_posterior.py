@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bco_core.data import Sample
-from bco_core.distributions import Mixture
+from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.policies import POLICIES, Terms, decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import build_predictor

@@ -16,9 +16,8 @@ from torch import Tensor
 from bco_core import deadline
 from bco_core.calibration import choose_history
 from bco_core.data import Sample
-from bco_core.distributions import Mixture
+from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import InvalidInput, OutOfTime
-from bco_core.families import FAMILIES
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import predictive_scenarios

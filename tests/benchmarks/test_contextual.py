@@ -119,6 +119,7 @@ def test_the_best_packing_is_what_a_search_in_whole_numbers_finds() -> None:
         assert packing @ cost == pytest.approx(found.fun, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_spo_plus_reaches_the_regret_of_the_best_predictor_where_there_is_no_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,7 +156,7 @@ def test_every_method_learns_and_the_true_means_decide_best(name: str, findings:
 
 def test_what_prescribe_decides_is_the_packing_that_is_looked_up() -> None:
     experiment = run.EXPERIMENTS["knapsack"]
-    trial = run.Trial(experiment, experiment.draw(108, 4, 1), 100, 1)
+    trial = run.ContextualTrial(experiment, experiment.draw(108, 4, 1), 100, 1)
     problem, posterior = run.learned(trial)
     prescribed = prescribe(posterior, problem, torch.from_numpy(trial.new))
     costs = run.predicted(trial, posterior)

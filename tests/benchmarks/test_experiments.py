@@ -17,7 +17,7 @@ from benchmarks.experiments.harness import missing
 from benchmarks.experiments.newsvendor import run as newsvendor
 from benchmarks.experiments.newsvendor.data import CONTEXT_DIM, DEMANDS, NORMAL, STUDENT, Noise, sobol_contexts
 from benchmarks.experiments.newsvendor.report import markdown, overall, plot, summarize
-from benchmarks.experiments.newsvendor.run import Result, Run, append, perform, plan, read
+from benchmarks.experiments.newsvendor.run import NewsvendorResult, NewsvendorRun, append, perform, plan, read
 from benchmarks.experiments.newsvendor.table1 import CELLS, PAPER, SIZES, TAUS, Cell, Published
 from benchmarks.experiments.yaz import data as yaz_days
 from benchmarks.experiments.yaz import run as yaz
@@ -131,13 +131,13 @@ def test_the_papers_table_is_typed_in_right() -> None:
 
 
 def test_every_run_of_every_cell_has_data_of_its_own() -> None:
-    runs = [Run(cell, number, seed) for cell in CELLS for number in range(10) for seed in (0, 1)]
+    runs = [NewsvendorRun(cell, number, seed) for cell in CELLS for number in range(10) for seed in (0, 1)]
     assert len({run.entropy() for run in runs}) == len(runs)
 
 
 def test_a_run_repeats_exactly_and_saa_is_as_good_as_a_constant_can_be() -> None:
     contexts = sobol_contexts(2**10)
-    run = Run(Cell(3, 0.75, 256), 0, 0)
+    run = NewsvendorRun(Cell(3, 0.75, 256), 0, 0)
     (first,) = perform(run, ["saa"], contexts)
     (again,) = perform(run, ["saa"], contexts)
     assert first.gap == again.gap
@@ -149,14 +149,14 @@ def test_a_run_repeats_exactly_and_saa_is_as_good_as_a_constant_can_be() -> None
 def test_methods_see_the_same_rows_whichever_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Sample] = []
 
-    def spy(trial: newsvendor.Trial) -> Tensor:
+    def spy(trial: newsvendor.NewsvendorTrial) -> Tensor:
         seen.append(trial.pooled)
         assert len(trial.train) == 256
         assert len(trial.validation) == 64
         return torch.zeros(len(trial.contexts), 1, dtype=torch.float64)
 
     monkeypatch.setitem(newsvendor.METHODS, "spy", spy)
-    run = Run(Cell(1, 0.5, 256), 3, 0)
+    run = NewsvendorRun(Cell(1, 0.5, 256), 3, 0)
     perform(run, ["saa", "spy"], sobol_contexts(16))
     perform(run, ["spy"], sobol_contexts(16))
     assert torch.equal(seen[0].outcomes, seen[1].outcomes)
@@ -173,7 +173,11 @@ def test_results_survive_the_file_and_are_not_computed_again(tmp_path: Path) -> 
     path = tmp_path / "deep" / "results.csv"
     cell = Cell(2, 0.95, 512)
     runs = plan([cell], lambda _: 2, seed=4)
-    results = [Result(runs[0], "saa", 12.5, 0.25), Result(runs[0], "ieo", 9.0, 3.0), Result(runs[1], "saa", 11.0, 0.5)]
+    results = [
+        NewsvendorResult(runs[0], "saa", 12.5, 0.25),
+        NewsvendorResult(runs[0], "ieo", 9.0, 3.0),
+        NewsvendorResult(runs[1], "saa", 11.0, 0.5),
+    ]
     assert read(path) == []
     append(path, results[:1])
     append(path, results[1:])
@@ -183,6 +187,7 @@ def test_results_survive_the_file_and_are_not_computed_again(tmp_path: Path) -> 
     assert missing(plan([cell], lambda _: 1, seed=5), ["saa"], read(path)) != []
 
 
+@pytest.mark.slow
 def test_an_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     runs = plan([Cell(1, 0.5, 256)], lambda _: 3, seed=0)
@@ -194,6 +199,7 @@ def test_an_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert read(path)[0].gap == pytest.approx(perform(runs[0], ["saa"])[0].gap, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_raised_after_the_others_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     runs = plan([Cell(1, 0.5, 256)], lambda _: 2, seed=0)
@@ -207,7 +213,9 @@ def test_a_failing_run_is_raised_after_the_others_are_kept(tmp_path: Path) -> No
 CELL = Cell(3, 0.75, 512)
 GAPS = {"ieo": (10.0, 12.0, 14.0), "auto": (4.0, 5.0, 9.0), "bcp": (20.0, 20.0, 20.0), "regression": (3.0, 6.0, 8.0)}
 RESULTS = [
-    Result(Run(CELL, number, 0), method, gap, 1.0) for method, gaps in GAPS.items() for number, gap in enumerate(gaps)
+    NewsvendorResult(NewsvendorRun(CELL, number, 0), method, gap, 1.0)
+    for method, gaps in GAPS.items()
+    for number, gap in enumerate(gaps)
 ]
 
 
@@ -227,7 +235,11 @@ def test_the_summary_pairs_auto_with_ieo_and_with_the_strongest() -> None:
 
 def test_overall_figures_average_over_cells() -> None:
     other = Cell(1, 0.5, 4096)
-    worse = [Result(Run(other, number, 0), name, 2.0 + number, 1.0) for number in range(2) for name in ("ieo", "auto")]
+    worse = [
+        NewsvendorResult(NewsvendorRun(other, number, 0), name, 2.0 + number, 1.0)
+        for number in range(2)
+        for name in ("ieo", "auto")
+    ]
     figures = overall(summarize(RESULTS + worse))
     assert figures["cells"] == 2
     assert figures["auto_cells_below_paper"] == figures["cells_below_ieo"] == figures["cells_clearly_below_ieo"] == 1
@@ -275,6 +287,7 @@ def test_runs_that_lack_a_method_are_left_out_of_its_comparison_only() -> None:
     assert "strongest baseline:" not in markdown([alone])
 
 
+@pytest.mark.slow
 def test_the_plot_is_written_for_any_part_of_the_table(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot(summarize(RESULTS), tmp_path / "gaps.png")

@@ -18,9 +18,9 @@ from benchmarks.experiments.portfolio.run import (
     METHODS,
     Judge,
     Market,
-    Result,
-    Run,
-    Trial,
+    PortfolioResult,
+    PortfolioRun,
+    PortfolioTrial,
     append,
     perform,
     plan,
@@ -32,8 +32,8 @@ SHORT = {"steps": 60, "burn_in": 30, "hidden": 8}
 
 
 @pytest.fixture(scope="module")
-def trial() -> Trial:
-    return Trial(MARKET, Judge.of(MARKET, 200), Run(100, 0, 3), **SHORT)
+def trial() -> PortfolioTrial:
+    return PortfolioTrial(MARKET, Judge.of(MARKET, 200), PortfolioRun(100, 0, 3), **SHORT)
 
 
 def test_the_market_is_the_papers() -> None:
@@ -48,7 +48,7 @@ def test_the_market_is_the_papers() -> None:
     assert not torch.equal(MARKET.draw(5, 1).outcomes, MARKET.draw(5, 2).outcomes)
 
 
-def test_the_oracle_has_a_regret_of_one_and_keeps_the_return_wherever_it_can(trial: Trial) -> None:
+def test_the_oracle_has_a_regret_of_one_and_keeps_the_return_wherever_it_can(trial: PortfolioTrial) -> None:
     judge = trial.judge_
     decisions = MARKET.problem.decide(judge.test.outcomes)
     feasibility, regret = judge.judge(decisions)
@@ -66,7 +66,8 @@ def test_weights_of_enw_are_those_of_the_paper_and_leave_a_row_out() -> None:
     torch.testing.assert_close(left.sum(dim=1), torch.ones(2).double())
 
 
-def test_the_shift_and_the_penalties_raise_feasibility_over_the_plain_fit(trial: Trial) -> None:
+@pytest.mark.slow
+def test_the_shift_and_the_penalties_raise_feasibility_over_the_plain_fit(trial: PortfolioTrial) -> None:
     judge, target = trial.judge_, trial.target
     theta = fit_squared_error(target, make_folds(100, 1, trial.generator), trial.generator)
     plain = judge.judge(judge.decide(trial.hedge(theta))[0])[0]
@@ -83,7 +84,7 @@ def test_every_method_decides_and_the_control_meets_the_feasibility_beside_it(mo
     monkeypatch.setattr(baselines, "BANDWIDTHS", (0.4, 2.0))
     monkeypatch.setattr(baselines, "_JUDGED_ROWS", 20)
     monkeypatch.setattr(experiment, "_CONTROL_SHIFTS", (-0.2, 0.0, 0.2))
-    results = perform(Run(100, 1, 3), list(METHODS), 100, **SHORT)
+    results = perform(PortfolioRun(100, 1, 3), list(METHODS), 100, **SHORT)
     by_method = {result.method: result for result in results}
     assert set(by_method) == set(METHODS) | {"control_bcp", "control_bcp_cold", "control_bcp_strict", "control_bcp_raw"}
     for result in results:
@@ -96,9 +97,9 @@ def test_every_method_decides_and_the_control_meets_the_feasibility_beside_it(mo
     assert by_method["saa"].regret > by_method["shifted"].regret
 
 
-def results() -> list[Result]:
+def results() -> list[PortfolioResult]:
     return [
-        Result(Run(n, number, 0), method, 0.9 + 0.01 * number, 2.0 + number, 0.02, 1.5)
+        PortfolioResult(PortfolioRun(n, number, 0), method, 0.9 + 0.01 * number, 2.0 + number, 0.02, 1.5)
         for n in (100, 400)
         for number in range(3)
         for method in ("enw", "bcp", "control_bcp")
@@ -115,8 +116,8 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path) -> N
     assert [run.n for run in wanted[:2]] == [400, 100]
     todo = missing(wanted, ["enw", "bcp", "saa"], read(path))
     assert len(todo) == 8
-    assert todo[0] == (Run(400, 0, 0), ["saa"])
-    assert todo[-1] == (Run(100, 3, 0), ["enw", "bcp", "saa"])
+    assert todo[0] == (PortfolioRun(400, 0, 0), ["saa"])
+    assert todo[-1] == (PortfolioRun(100, 3, 0), ["enw", "bcp", "saa"])
     assert len({run.entropy() for run in wanted}) == 8
 
 
@@ -137,4 +138,4 @@ def test_the_report_has_means_errors_and_paired_differences(tmp_path: Path) -> N
 def test_the_settings_are_the_papers() -> None:
     assert (experiment.CHAINS, experiment.STEPS, experiment.BURN_IN) == (4, 15_000, 5_000)
     assert (experiment.TARGET, experiment.CONFIDENCE, experiment.SIZES) == (0.09, 0.95, (100, 200, 400))
-    assert Trial(MARKET, Judge.of(MARKET, 100), Run(100, 0, 0)).target.predictor.dim == 11_250
+    assert PortfolioTrial(MARKET, Judge.of(MARKET, 100), PortfolioRun(100, 0, 0)).target.predictor.dim == 11_250

@@ -29,6 +29,7 @@ def location(kind: str, contexts: Tensor) -> Tensor:
     return {"straight": 5 * contexts[:, :1], "bent": bent, "square": square}[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), [("straight", linear), ("bent", additive), ("square", boosted)])
 def test_the_regression_that_fits_is_chosen_and_decides_near_the_quantile(kind: str, expected: Regression) -> None:
     fitted = fit_regressions(drawn(kind), (linear, additive, boosted), seed=0)

@@ -50,6 +50,7 @@ def test_every_cell_comes_once_before_any_comes_twice() -> None:
     assert {key[3] for key in planned[:4]} == {0}
 
 
+@pytest.mark.slow
 def test_results_are_kept_in_a_file_and_not_computed_twice(tmp_path: Path, findings: list[Finding]) -> None:
     path = tmp_path / "new" / "shipment.csv"
     assert harness.read(path, shipment.NAMES) == []

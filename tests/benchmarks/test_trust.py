@@ -23,12 +23,14 @@ def test_one_wrong_optimum_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(seeds)) == 3
 
 
+@pytest.mark.slow
 def test_certificates_hold_and_are_near_the_truth() -> None:
     torch.set_num_threads(1)
     found = trust._certificates(1)
     assert 1 < found["certificate_ratio_least"] == found["certificate_ratio"] < 2
 
 
+@pytest.mark.slow
 def test_shipments_are_drawn_far_enough_apart_to_be_independent() -> None:
     def memory(contexts: torch.Tensor) -> float:
         centred = contexts - contexts.mean(dim=0)

@@ -49,6 +49,7 @@ DROP = """([text, name]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_file_is_dropped_corrected_and_kept(page: Page, watch: Watch) -> None:
     watch.expected.append("422")
     page.goto("/datasets")
@@ -86,6 +87,7 @@ def test_a_file_is_dropped_corrected_and_kept(page: Page, watch: Watch) -> None:
     expect(page.locator(".verdict")).to_contain_text("2 days ahead")
 
 
+@pytest.mark.slow
 def test_a_data_set_shows_what_it_holds(page: Page, file: Path) -> None:
     keep(page, file, "shops to look at")
     expect(page.locator(".u-over")).to_have_count(1)
@@ -126,6 +128,7 @@ def test_rows_are_appended_and_the_data_set_is_deleted(page: Page, file: Path, w
     expect(page.get_by_role("link", name="shops that grow")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_what_is_no_table_and_what_is_too_large_is_said_beside_the_file(
     page: Page, watch: Watch, tmp_path: Path, service: Service
 ) -> None:
@@ -143,6 +146,7 @@ def test_what_is_no_table_and_what_is_too_large_is_said_beside_the_file(
     expect(page.get_by_role("alert").first).to_contain_text("the limit is 64 MB")
 
 
+@pytest.mark.slow
 def test_names_that_are_markup_are_only_shown(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "<img src=x onerror=alert(1)>.csv"
     rows = "\n".join(f"<b>{n % 3}</b>,{n % 7},{n * 7 % 31}" for n in range(60))

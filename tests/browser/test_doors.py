@@ -21,6 +21,7 @@ def locked(start_service: Callable[[], Service]) -> Service:
     return service
 
 
+@pytest.mark.slow
 def test_a_key_opens_the_pages_until_somebody_logs_out(
     locked: Service, new_context: Callable[..., BrowserContext], watch: Watch
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_key_opens_the_pages_until_somebody_logs_out(
     assert urlsplit(page.url).path == "/login"
 
 
+@pytest.mark.slow
 def test_a_session_reads_the_api_and_changes_nothing_by_it(locked: Service) -> None:
     key = locked.key("read", "train", "admin")
     with httpx.Client(base_url=locked.url) as browser:

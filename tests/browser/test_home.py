@@ -18,6 +18,7 @@ def empty(start_service: Callable[[], Service], watch: Watch) -> Service:
     return service
 
 
+@pytest.mark.slow
 def test_one_click_loads_the_demo_and_home_follows_it(
     empty: Service, new_context: Callable[..., BrowserContext]
 ) -> None:

@@ -29,6 +29,7 @@ def fits_soon(page: Page) -> None:
     fits(page)
 
 
+@pytest.mark.slow
 def test_a_table_of_items_is_checked_while_it_is_filled_in(page: Page) -> None:
     page.goto("/problems/new")
     axe(page)
@@ -67,6 +68,7 @@ def test_a_table_of_items_is_checked_while_it_is_filled_in(page: Page) -> None:
     axe(page)
 
 
+@pytest.mark.slow
 def test_a_model_as_text_says_where_it_is_wrong(page: Page, watch: Watch) -> None:
     page.goto("/problems/new?kind=linear")
     check, text = page.locator("#check"), page.get_by_label("Specification")

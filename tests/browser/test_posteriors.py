@@ -63,6 +63,7 @@ def ready(page: Page) -> None:
     expect(page.locator("[data-chart] canvas")).to_have_count(plots.count(), timeout=60_000)
 
 
+@pytest.mark.slow
 def test_a_posterior_is_read_from_the_verdict_to_its_names(
     page: Page, learned: dict[str, str], service: Service
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_posterior_is_read_from_the_verdict_to_its_names(
     shoot(page, "posterior")
 
 
+@pytest.mark.slow
 def test_a_chart_tells_its_values_to_who_points_at_it_or_opens_its_table(page: Page, learned: dict[str, str]) -> None:
     page.goto(f"/posteriors/{learned['read of']}")
     ready(page)
@@ -123,6 +125,7 @@ def test_chains_are_read_and_a_name_is_given_by_clicking(page: Page, learned: di
     axe(page)
 
 
+@pytest.mark.slow
 def test_a_wrong_name_is_refused_beside_its_field(page: Page, learned: dict[str, str], watch: Watch) -> None:
     watch.expected.append("422")
     page.goto(f"/posteriors/{learned['read of']}")

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample
-from bco_core.distributions import ChainDraws, Distribution, MatrixGaussian, equal_mixture
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES, ChainDraws, Distribution, MatrixGaussian, equal_mixture
 from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options

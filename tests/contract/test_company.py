@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from bco_core.data import Standardizer
-from bco_core.distributions import equal_mixture
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES, equal_mixture
 from bco_core.features.standardized import standardize
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior

@@ -96,6 +96,7 @@ def assert_kept(address: str, configuration: Path, key: str, examples: int, phas
     assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-5_000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phases", ["examples", pytest.param("coverage,fuzzing,stateful", marks=pytest.mark.slow)], ids=["examples", "rest"]
 )

@@ -13,9 +13,8 @@ from torch import Tensor
 from app.posteriors.options import METHODS as API_METHODS
 from app.posteriors.options import PredictorSpec
 from bco_core.data import Sample, fold_numbers
-from bco_core.distributions import DISTRIBUTIONS, Mixture, distribution_from_arrays
+from bco_core.distributions import DISTRIBUTIONS, FAMILIES, Mixture, distribution_from_arrays
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES, features_from_arrays, features_to_arrays
 from bco_core.posterior import Posterior, digest

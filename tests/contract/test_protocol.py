@@ -241,7 +241,7 @@ def test_a_scenario_of_weight_two_is_the_scenario_twice(row: ProblemRow, problem
     )
 
 
-def test_the_gradient_of_the_cost_of_a_prediction_matches_finite_differences_away_from_kinks(
+def test_the_gradient_of_a_predictions_cost_matches_finite_differences(
     row: ProblemRow, problem: DecisionProblem
 ) -> None:
     if not problem.differentiable or isinstance(problem, Surrogate):
@@ -266,9 +266,7 @@ def test_the_gradient_of_the_cost_of_a_prediction_matches_finite_differences_awa
     assert checked > 0.9 * predictions.numel()
 
 
-def test_a_posterior_can_be_learned_for_the_problem_and_every_policy_decides_from_it(
-    row: ProblemRow, problem: DecisionProblem
-) -> None:
+def test_a_posterior_is_learned_and_every_policy_decides_from_it(row: ProblemRow, problem: DecisionProblem) -> None:
     found = learned(problem, row)
     contexts = torch.randn(4, 3, generator=seeded(13), dtype=torch.float64)
     scenarios = found.posterior.scenarios(contexts, found.posterior.draws())
@@ -304,7 +302,7 @@ def apply(policy: str, problem: DecisionProblem, scenarios: Scenarios, seed: int
     return decide(problem, scenarios, policy, Terms(seeded(seed)))
 
 
-def test_a_policy_gives_one_feasible_decision_for_each_context_and_its_expected_cost(
+def test_a_policy_gives_each_context_a_feasible_decision_and_its_expected_cost(
     row: ProblemRow, policy: str, problem: DecisionProblem, scenarios: Scenarios
 ) -> None:
     found = apply(policy, problem, scenarios)
@@ -390,7 +388,7 @@ def test_policies_name_no_parameter_that_there_is_not() -> None:
     assert all(policy.name == name for name, policy in POLICIES.items())
 
 
-def test_a_policy_is_recommendable_if_and_only_if_it_uses_all_draws_and_nothing_else(policy: str) -> None:
+def test_a_policy_is_recommendable_exactly_if_it_uses_all_draws_and_nothing_else(policy: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
     problem, (outcomes, weights) = build_problem(row.spec), scenarios_for(row, contexts=40)
     whole = Scenarios(outcomes, weights, row.outcomes(40, seeded(15)))

@@ -189,6 +189,7 @@ def test_json_values_are_taken_by_their_models(block: Block) -> None:
     MODELS[block.mark].validate_python(json.loads(block.text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "")])
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
     """In a process of their own, as a reader would run them."""
@@ -202,7 +203,8 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path) -> None:
     assert ended.stdout.startswith("ok ")
 
 
-@pytest.mark.parametrize("page", readme_first([name for name in NAMES if blocks(name, "python", "run")]))
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python", "run")])
 def test_the_programs_of_a_page_run_with_a_service(page: str, service: LocalService, tmp_path: Path) -> None:
     text = "\n".join(block.text for block in blocks(page, "python", "run"))
     assert "http://127.0.0.1:8000" in text

@@ -103,6 +103,7 @@ def test_a_computation_waits_until_there_is_room_for_its_result(
     assert counts()["posteriors"] == 1
 
 
+@pytest.mark.slow
 def test_a_locked_database_can_be_read_and_writes_get_503(client: TestClient) -> None:
     problem = create_problem(client)
     holder = sa.create_engine(get_settings().sqlalchemy_url, isolation_level="AUTOCOMMIT")

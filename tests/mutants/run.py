@@ -121,7 +121,7 @@ def in_tree(tree: Path, tests: Sequence[str], fresh_kernels: bool) -> None:
             numba.config.CACHE_DIR = cache
         try:
             with redirect_stdout(nowhere), redirect_stderr(nowhere):
-                result = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+                result = int(pytest.main(["-x", "-q", "--all", "-p", "no:cacheprovider", *tests]))
         except BaseException:
             # Else the process would end as if a test had failed.
             traceback.print_exc()

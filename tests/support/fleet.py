@@ -20,7 +20,7 @@ from app.db.base import DEFAULT_WORKSPACE
 from app.keys import service as keys
 from tests.support.in_process import service_on
 from tests.support.patience import wait_until, within
-from tests.support.processes import DEADLINE, Part, alive, descendants, is_ready
+from tests.support.processes import DEADLINE, Part, alive, descendants, is_ready, kill
 
 
 class Postgres:
@@ -44,9 +44,7 @@ class Postgres:
         """kill −9 of the server and of everything it has started."""
         postmaster = psutil.Process(self._server.get_pid())
         everyone = {postmaster, *postmaster.children(recursive=True)}
-        for process in everyone:
-            if process.is_running():
-                process.kill()
+        kill(everyone)
         within("the server is gone", lambda: not alive(everyone), 10)
 
     def start(self) -> None:

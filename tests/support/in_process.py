@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from app import solving
 from app.db.engine import get_engine
 from app.jobs.queue import client as job_client
 from app.settings import Settings, get_settings
+from tests.support.shared_template import ForkedTemplate
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -33,6 +35,7 @@ def forget_caches() -> None:
 def service_on(url: str, **environment: str) -> Iterator[None]:
     """Point the application in this process at a database, with other settings besides."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solving, "Template", ForkedTemplate)
         for name in Settings.model_fields:
             patch.delenv(f"BCO_{name.upper()}", raising=False)
         for name, value in {"BCO_DATABASE_URL": url, **environment}.items():

@@ -12,8 +12,7 @@ from bco_core.inference.vi.diagnostics import VariationalDiagnostics
 from bco_core.policies import decide
 from bco_core.posterior import Posterior
 from bco_core.predictors.registry import PredictorOptions
-from bco_core.problems.base import DecisionProblem
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import DecisionProblem, best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})

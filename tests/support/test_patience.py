@@ -35,6 +35,7 @@ def after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > end
 
 
+@pytest.mark.slow
 def test_what_takes_longer_than_the_patience_is_waited_for_while_a_process_computes() -> None:
     with process("while True: pass"):
         wait_until("it comes", after(4), 1.5)
@@ -50,6 +51,7 @@ def test_what_does_not_come_while_all_processes_are_idle_is_given_up() -> None:
         assert time.monotonic() - began < 8
 
 
+@pytest.mark.slow
 def test_work_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "MOST_SECONDS", 2.0)
     with process("while True: pass"), pytest.raises(AssertionError, match="not within 2 s: it comes"):

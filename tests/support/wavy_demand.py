@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bco_core.data import Sample
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor

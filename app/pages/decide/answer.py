@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,10 @@ class EntryView:
         if self.rule.step:
             first, last = math.ceil(self.low / self.rule.step), math.floor(self.high / self.rule.step)
             stride = max(1, -(-(last - first) // (_POINTS - 1)))
-            found = {k * self.rule.step for k in range(first, last + 1, stride)}
+            result = {k * self.rule.step for k in range(first, last + 1, stride)}
         else:
-            found = {self.low + (self.high - self.low) * k / (_POINTS - 1) for k in range(_POINTS)}
-        return sorted(found | {self.amount})
+            result = {self.low + (self.high - self.low) * k / (_POINTS - 1) for k in range(_POINTS)}
+        return sorted(result | {self.amount})
 
 
 async def get_limits(api: Api, posterior: Mapping[str, Any]) -> dict[str, EntryLimits]:
@@ -131,14 +131,14 @@ def entries_of(prescription: Mapping[str, Any], known: Mapping[str, EntryLimits]
     bounds = (prescription["facts"] or {}).get("bounds", {})
     scale = max((abs(amount) for amount in amounts.values()), default=0.0) or 1.0
     demand = _demand(prescription)
-    found = []
+    result = []
     for name, amount in amounts.items():
         rule = known.get(name, EntryLimits())
         if name in bounds:
             rule = EntryLimits(bounds[name][0], bounds[name][1])
         low, high = _reach(amount, rule, scale, demand.get(name, []))
-        found.append(EntryView(name, amount + 0.0, alone.get(name), rule, low, high))
-    return found
+        result.append(EntryView(name, amount + 0.0, alone.get(name), rule, low, high))
+    return result
 
 
 def _demand(prescription: Mapping[str, Any]) -> dict[str, Sequence[float]]:
@@ -173,11 +173,6 @@ def largest_entries(entries: Sequence[EntryView]) -> list[EntryView]:
     if len(entries) <= MOST_HANDLES:
         return list(entries)
     return sorted(entries, key=lambda entry: -abs(entry.amount))[:MOST_SHOWN]
-
-
-def with_amounts(entries: Sequence[EntryView], amounts: Mapping[str, float]) -> list[EntryView]:
-    """Return the entries with other amounts and unchanged slider ranges."""
-    return [replace(entry, amount=amounts.get(entry.name, entry.amount)) for entry in entries]
 
 
 def _round_down(step: float) -> float:
@@ -261,7 +256,7 @@ class DecisionView:
         return STATUS_WORDS[self.prescription["status"]]
 
     @property
-    def shown(self) -> list[EntryView]:
+    def main_entries(self) -> list[EntryView]:
         return largest_entries(self.entries)
 
     @property
@@ -300,8 +295,8 @@ class DecisionView:
 
     @property
     def recourse(self) -> Mapping[str, Any] | None:
-        found: Mapping[str, Any] | None = self.prescription.get("recourse")
-        return found
+        result: Mapping[str, Any] | None = self.prescription.get("recourse")
+        return result
 
     @property
     def later(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -313,8 +308,8 @@ class DecisionView:
     def tight(self) -> list[Mapping[str, Any]]:
         """Second-stage constraints that bind in some scenarios but not in all."""
         rows = (self.recourse or {}).get("rows", [])
-        found = [row for row in rows if row["binding_in"] is not None and 0 < row["binding_in"] < 1]
-        return sorted(found, key=lambda row: -row["binding_in"])[:_MOST_LINES]
+        result = [row for row in rows if row["binding_in"] is not None and 0 < row["binding_in"] < 1]
+        return sorted(result, key=lambda row: -row["binding_in"])[:_MOST_LINES]
 
 
 def decision_view(prescription: Mapping[str, Any], rules: Mapping[str, EntryLimits]) -> DecisionView:

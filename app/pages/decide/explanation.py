@@ -70,8 +70,8 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
             answer = await api.post(f"{query.api}/prescribe", query.body(include=["sensitivity"]), kept=False)
     except ApiRefusal as refusal:
         return render_part(request, "decide_why.html", query, posterior, refusal.status, refusal=refusal, asking=[])
-    found = answer["prescriptions"][0]
-    sensitivity, neighbours = found["sensitivity"], found.get("neighbours")
+    result = answer["prescriptions"][0]
+    sensitivity, neighbours = result["sensitivity"], result.get("neighbours")
     return render_part(
         request,
         "decide_why.html",
@@ -79,18 +79,18 @@ async def why(named: str, request: Request, caller: Reader) -> Response:
         posterior,
         drivers=_drivers(sensitivity, query.context) if sensitivity else [],
         attribution=sensitivity["attribution"] if sensitivity else None,
-        moves=_moves(sensitivity, posterior, found) if sensitivity else [],
-        switches=_switches(sensitivity, found) if sensitivity else [],
+        moves=_moves(sensitivity, posterior, result) if sensitivity else [],
+        switches=_switches(sensitivity, result) if sensitivity else [],
         prices=[(_rule(one["rule"]), one["price"]) for one in sensitivity["prices"]] if sensitivity else [],
         neighbours=neighbours,
-        money=money_of(found),
+        money=money_of(result),
         gone=gone,
         asking=api.calls[-1:],
     )
 
 
 def _drivers(sensitivity: Mapping[str, Any], context: Mapping[str, Any]) -> list[AttributionView]:
-    found = []
+    result = []
     for name, one in list(sensitivity["attribution"]["outcomes"].items())[:_MOST_OUTCOMES]:
         if one["base"] is None or one["prediction"] is None:
             continue
@@ -110,8 +110,8 @@ def _drivers(sensitivity: Mapping[str, Any], context: Mapping[str, Any]) -> list
         left = one["prediction"] - one["base"] - sum(amounts.values())
         tolerance = 1e-6 * max(1.0, abs(one["prediction"]))
         adds_up = abs(left) <= tolerance or abs(left - (one["residual"] or 0.0)) <= tolerance
-        found.append(AttributionView(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
-    return found
+        result.append(AttributionView(name, one["base"], one["prediction"], bars, round(-100 * low / span, 2), adds_up))
+    return result
 
 
 def _value(value: Any) -> str:

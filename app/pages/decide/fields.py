@@ -59,7 +59,7 @@ class ContextField:
     def is_yes(self) -> bool:
         return self.value.strip().lower() in _YES
 
-    def sent(self) -> Any:
+    def request_value(self) -> Any:
         """Return the value for the API: a number, or text that the API may refuse; None if empty."""
         return value_of(self.kind, self.value)
 
@@ -117,12 +117,12 @@ def read_fields(posterior: Mapping[str, Any], given: FormValues) -> list[Context
 
 def out_of_range(posterior: Mapping[str, Any], fields: Sequence[ContextField]) -> list[str]:
     """Describe the numbers outside the range of the history."""
-    said, values = [], {field.name: field.sent() for field in fields}
+    texts, values = [], {field.name: field.request_value() for field in fields}
     for column in context_columns(posterior):
         value, least, most = values.get(column["name"]), column["minimum"], column["maximum"]
         if isinstance(value, int | float) and least is not None and not least <= value <= most:
-            said.append(f"{column['name']} is outside the range of the history ({number(least)} to {number(most)})")
-    return said
+            texts.append(f"{column['name']} is outside the range of the history ({number(least)} to {number(most)})")
+    return texts
 
 
 async def form_fields(api: Api, posterior: Mapping[str, Any], given: FormValues) -> tuple[list[ContextField], str]:
@@ -165,8 +165,8 @@ async def _history(api: Api, posterior: Mapping[str, Any]) -> tuple[dict[str, An
 
 def _same(column: dict[str, Any], dataset: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the column of the newest revision of the data set."""
-    found = next((one for one in dataset["columns"] if one["name"] == column["name"]), None) if dataset else None
-    return found or column
+    result = next((one for one in dataset["columns"] if one["name"] == column["name"]), None) if dataset else None
+    return result or column
 
 
 def _lead(posterior: Mapping[str, Any], dataset: Mapping[str, Any] | None) -> int:
@@ -256,5 +256,5 @@ def _moment(text: str) -> datetime | None:
 
 def _last(given: FormValues, key: str) -> str | None:
     """Return the last value sent under a name: a ticked checkbox follows its hidden default."""
-    found = [value for value in given.getlist(key) if isinstance(value, str)]
-    return found[-1] if found else None
+    result = [value for value in given.getlist(key) if isinstance(value, str)]
+    return result[-1] if result else None

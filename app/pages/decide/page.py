@@ -79,20 +79,20 @@ async def _page(
     asking = api.calls[-1:]
     if keep and not is_part(request):
         return see_other(query.address(kept=answer["id"] or ""))
-    found = decision_view(answer["prescriptions"][0], rules)
+    result = decision_view(answer["prescriptions"][0], rules)
     response = _render_decision(
         request,
         query,
         posterior,
         source,
         answer=answer,
-        decided=found,
+        decided=result,
         warnings=warnings_of(answer),
         beyond=[] if answer["prescriptions"][0]["warnings"] else out_of_range(posterior, fields),
         asking=asking,
         kept=(answer["id"] or "") if keep else kept,
         pressed=keep or bool(kept),
-        tied=share_constraints(posterior["problem"]) and len(found.entries) > 1,
+        tied=share_constraints(posterior["problem"]) and len(result.entries) > 1,
     )
     response.headers["HX-Replace-Url"] = query.address()
     return response
@@ -138,26 +138,26 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
         answer = await api.post(f"{query.api}/evaluate", body, kept=False)
     except ApiRefusal as refusal:
         return render_part(request, "decide_others.html", query, posterior, refusal.status, refusal=refusal, asking=[])
-    found = answer["evaluations"][0]
-    money = money_of(found["ours"])
-    size = abs(found["ours"]["expected_cost"] or 0.0)
+    result = answer["evaluations"][0]
+    money = money_of(result["ours"])
+    size = abs(result["ours"]["expected_cost"] or 0.0)
     rows = [
         {
             "name": one["name"],
             "words": POLICY_WORDS[one["name"]],
             "evaluation": one | {"extra_cost": drop_rounding(one["extra_cost"], size)},
         }
-        for one in found["alternatives"]
+        for one in result["alternatives"]
     ]
-    largest = sorted(found["ours"]["decision"].items(), key=lambda pair: -abs(pair[1] or 0.0))[:_MOST_NAMED]
-    names = [name for name in found["ours"]["decision"] if name in dict(largest)]
+    largest = sorted(result["ours"]["decision"].items(), key=lambda pair: -abs(pair[1] or 0.0))[:_MOST_NAMED]
+    names = [name for name in result["ours"]["decision"] if name in dict(largest)]
     return render_part(
         request,
         "decide_others.html",
         query,
         posterior,
         answer=answer,
-        ours=found["ours"],
+        ours=result["ours"],
         money=money,
         rows=rows,
         policies=POLICY_WORDS,
@@ -168,7 +168,7 @@ async def others(named: str, request: Request, caller: Reader) -> Response:
 
 async def _decisions(api: Api, query: DecideQuery) -> dict[str, dict[str, float]]:
     """Return the decision of each policy; those without a decision are left out."""
-    found = {}
+    result = {}
     for name in COMPARED:
         options = query.options() | {"policy": name}
         if not POLICIES[name].hedges:
@@ -182,5 +182,5 @@ async def _decisions(api: Api, query: DecideQuery) -> dict[str, dict[str, float]
             continue
         decision = answer["prescriptions"][0]["decision"]
         if None not in decision.values():
-            found[name] = decision
-    return found
+            result[name] = decision
+    return result

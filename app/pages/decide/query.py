@@ -51,7 +51,7 @@ class DecideQuery:
 
     @property
     def context(self) -> dict[str, Any]:
-        return {field.name: field.sent() for field in self.fields}
+        return {field.name: field.request_value() for field in self.fields}
 
     @property
     def risk_weight(self) -> float:
@@ -72,8 +72,8 @@ class DecideQuery:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Form fields that repeat the query."""
-        found = [(field.key, field.value) for field in self.fields]
-        return found + [(name, text) for name, text in (("policy", self.policy), ("risk", self.risk)) if text]
+        result = [(field.key, field.value) for field in self.fields]
+        return result + [(name, text) for name, text in (("policy", self.policy), ("risk", self.risk)) if text]
 
     def address(self, part: str = "", **more: str) -> str:
         """Return the URL of this decision, or of a part of its page."""

@@ -180,18 +180,18 @@ async def _decide_rows(
     """Return the API's answer, None if every row is refused, and the view of each row."""
     fitting = [row for row in pasted.rows if len(row) == len(pasted.header)]
     contexts = [pasted.context(row, known) for row in fitting]
-    answer, found = None, []
+    answer, result = None, []
     if contexts:
         body = {"contexts": contexts} | query.options()
         try:
             answer = await api.post(f"{query.api}/prescribe", body, kept=kept)
-            found = [(prescription, "") for prescription in answer["prescriptions"]]
+            result = [(prescription, "") for prescription in answer["prescriptions"]]
         except ApiRefusal as refusal:
             reasons = _reasons(refusal)
             if not reasons:
                 raise
-            found = [(None, reasons.get(number, refusal.detail)) for number in range(len(contexts))]
-    prescriptions, lines = iter(found), []
+            result = [(None, reasons.get(number, refusal.detail)) for number in range(len(contexts))]
+    prescriptions, lines = iter(result), []
     for row in pasted.rows:
         if len(row) == len(pasted.header):
             prescription, reason = next(prescriptions)

@@ -70,29 +70,29 @@ class WhatIfView:
     @property
     def chosen_anew(self) -> list[tuple[str, float | None, float | None]]:
         """Entries that were adjusted and differ from the recommended decision."""
-        found = []
+        result = []
         for name in self.yours["filled"]:
             ours, yours = self.ours["decision"][name], self.yours["decision"][name]
             if ours is None or yours is None or abs(ours - yours) > 1e-4 * max(abs(ours), abs(yours), 1e-6):
-                found.append((name, ours, yours))
-        return found[:_MOST_ANEW]
+                result.append((name, ours, yours))
+        return result[:_MOST_ANEW]
 
     @property
     def lines(self) -> list[ComparisonView]:
         """Measures of both decisions."""
         money, ours, yours = self.money, self.ours, self.yours
         our_ends, ends = money.ends(ours["cost_quantiles"]), money.ends(yours["cost_quantiles"])
-        found = [
+        result = [
             ComparisonView(f"expected {money.word}", money(ours["expected_cost"]), money(yours["expected_cost"])),
             ComparisonView("5 % quantile", our_ends[0], ends[0]),
             ComparisonView("95 % quantile", our_ends[1], ends[1]),
             ComparisonView("mean of the worst 5 %", money(ours["cvar_95"]), money(yours["cvar_95"])),
         ]
         for name, level in (ours["service_level"] or {}).items():
-            found.append(ComparisonView(f"{name}: served in full", level, yours["service_level"][name], is_share=True))
+            result.append(ComparisonView(f"{name}: served in full", level, yours["service_level"][name], is_share=True))
         if yours["feasibility"] is not None:
-            found.append(ComparisonView("constraints met", ours["feasibility"], yours["feasibility"], is_share=True))
-        return found
+            result.append(ComparisonView("constraints met", ours["feasibility"], yours["feasibility"], is_share=True))
+        return result
 
 
 def verdict(yours: Mapping[str, Any], our_cost: float | None, money: Money) -> str:
@@ -127,11 +127,11 @@ async def read_query(api: Api, named: str, given: FormValues) -> tuple[DecideQue
 
 def amounts(given: FormValues) -> dict[str, Any]:
     """Read the entries of a form: numbers where possible, None for empty ones."""
-    found = {}
+    result = {}
     for key, text in given.multi_items():
         if key.startswith(PREFIX) and isinstance(text, str):
-            found[key.removeprefix(PREFIX)] = parse_number(text) if text.strip() else None
-    return found
+            result[key.removeprefix(PREFIX)] = parse_number(text) if text.strip() else None
+    return result
 
 
 async def tried_decision(api: Api, query: DecideQuery, given: FormValues) -> dict[str, Any]:
@@ -160,9 +160,9 @@ async def try_decision(named: str, request: Request, caller: Reader) -> Response
         return render_part(
             request, "decide_mine.html", query, posterior, refusal.status, refusal=refusal, tried=None, asking=[]
         )
-    found = answer["evaluations"][0]
+    result = answer["evaluations"][0]
     tried = WhatIfView(
-        found["ours"], found["alternatives"][0], money_of(found["ours"]), answer["policy"], "risk" in query.options()
+        result["ours"], result["alternatives"][0], money_of(result["ours"]), answer["policy"], "risk" in query.options()
     )
     return render_part(request, "decide_mine.html", query, posterior, tried=tried, asking=api.calls[-1:])
 

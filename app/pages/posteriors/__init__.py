@@ -1,1 +1,1 @@
-"""What was learned, to be looked at: the verdict first, then all that it rests on."""
+"""Pages about posteriors: the verdict first, then the evidence for it."""

@@ -77,16 +77,16 @@ def periods(recipe: Json | None) -> str:
 def over_time(diagnostics: Json, recipe: Json | None) -> list[Chart]:
     """Draw expected and realised cost over time, and how often costs exceeded the 95 % limit."""
     axis = _Axis(clock_of(recipe))
-    found = _forward_lines(lines(diagnostics, "forward", "stretches"), "from_period", "to_period", axis)
+    result = _forward_lines(lines(diagnostics, "forward", "stretches"), "from_period", "to_period", axis)
     when = "time" if axis.is_time else "period"
-    return found.charts("over time", when, ("from", "to")) if found.spans else []
+    return result.charts("over time", when, ("from", "to")) if result.spans else []
 
 
 def by_distance(diagnostics: Json, recipe: Json | None) -> list[Chart]:
     """Draw the same by the distance from the last known row."""
-    found = _forward_lines(lines(diagnostics, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
+    result = _forward_lines(lines(diagnostics, "forward", "distances"), "from_distance", "to_distance", _Axis(None))
     label = f"{periods(recipe)} after the last known row"
-    return found.charts("by distance ahead", label, ("from", "to")) if found.spans else []
+    return result.charts("by distance ahead", label, ("from", "to")) if result.spans else []
 
 
 @dataclass(frozen=True)
@@ -287,13 +287,13 @@ def candidates(diagnostics: Json) -> list[Intervals]:
         if not groups or (is_first and line.get("predictor") not in {one.get("predictor") for one in groups[-1]}):
             groups.append([])
         groups[-1].append(line)
-    found = []
+    result = []
     for group in groups:
         kinds = list(dict.fromkeys(str(line.get("predictor", "")) for line in group))
         named = [{**line, "label": _candidate(line, len(kinds) > 1)} for line in group]
         chosen = next((str(line["label"]) for line in named if line.get("chosen")), "")
         title = " and ".join(dict.fromkeys(kind_words(kind) for kind in kinds))
-        found.append(
+        result.append(
             Intervals(
                 f"{title[:1].upper()}{title[1:]}, compared with the first",
                 _selection(named, "label", chosen),
@@ -302,12 +302,12 @@ def candidates(diagnostics: Json) -> list[Intervals]:
                 note="Left of the dashed line is cheaper. The first is replaced only for a clear gain.",
             )
         )
-    return found
+    return result
 
 
 def _by_error(table: list[Json]) -> Intervals:
     """Compare predictors by their squared error."""
-    found = [(line, estimate(line, "squared_error") or EstimateView(math.nan)) for line in table]
+    result = [(line, estimate(line, "squared_error") or EstimateView(math.nan)) for line in table]
     rows = [
         Interval(
             kind_words(str(line.get("predictor", ""))),
@@ -317,7 +317,7 @@ def _by_error(table: list[Json]) -> Intervals:
             "chosen" if line.get("chosen") else "",
             bool(line.get("chosen")),
         )
-        for line, of in found
+        for line, of in result
     ]
     return Intervals(
         "Prediction error on held-out rows",
@@ -386,10 +386,10 @@ def mixture(diagnostics: Json) -> list[tuple[str, float]]:
 
 def pit(diagnostics: Json) -> Chart | None:
     """Draw the probability integral transform of held-out outcomes."""
-    found, rows = numbers(diagnostics, "calibration", "pit"), value(diagnostics, "calibration", "rows")
-    if not found:
+    result, rows = numbers(diagnostics, "calibration", "pit"), value(diagnostics, "calibration", "rows")
+    if not result:
         return None
-    usual, count = 100 / len(found), len(found)
+    usual, count = 100 / len(result), len(result)
     doubt = MARGIN * 100 * math.sqrt((1 / count) * (1 - 1 / count) / rows) if rows else 0.0
     names = [f"{round(100 * one / count)}–{round(100 * (one + 1) / count)} %" for one in range(count)]
     low, high = max(0.0, usual - doubt), usual + doubt
@@ -398,7 +398,7 @@ def pit(diagnostics: Json) -> Chart | None:
         list(range(count)),
         [
             Series("random variation", [low] * count, "band", None, [high] * count),
-            Series("outcomes", [100 * one for one in found], "bars", 0),
+            Series("outcomes", [100 * one for one in result], "bars", 0),
             Series("perfect", [usual] * count, "line", 1, dashed=True),
         ],
         "predicted quantile range",
@@ -407,7 +407,7 @@ def pit(diagnostics: Json) -> Chart | None:
         height=_SIDE,
         zero=True,
         heads=["part", "% of outcomes", "random variation from", "to"],
-        cells=[[name, 100 * one, low, high] for name, one in zip(names, found, strict=True)],
+        cells=[[name, 100 * one, low, high] for name, one in zip(names, result, strict=True)],
     )
 
 
@@ -416,20 +416,20 @@ def coverage(diagnostics: Json) -> Intervals | None:
     given, rows = part(diagnostics, "calibration", "coverage"), value(diagnostics, "calibration", "rows")
     if not isinstance(given, dict):
         return None
-    found = []
+    result = []
     for level, held in ((_level(name), value(given, name)) for name in given):
         if level is None or held is None:
             continue
         off, room = 100 * (held - level), MARGIN * 100 * math.sqrt(level * (1 - level) / rows) if rows else None
         low, high = (None, None) if room is None else (off - room, off + room)
-        found.append(
+        result.append(
             Interval(f"{percent(level)} range", off, low, high, f"covered {percent(held, 1)}".replace(" %", "\u00a0%"))
         )
-    if not found:
+    if not result:
         return None
     return Intervals(
         "Coverage minus nominal level",
-        found,
+        result,
         "percentage points",
         zero=0.0,
         note="Left of the dashed line a range is too narrow, right of it too wide.",
@@ -574,12 +574,12 @@ class MixingView:
 
 
 def mixing(diagnostics: Json) -> list[MixingView]:
-    found = []
+    result = []
     for name, words in (("loss", "cost of decisions"), ("predictions", "predictions")):
         if isinstance(part(diagnostics, "chains", name), Mapping):
             figures = (value(diagnostics, "chains", name, one) for one in ("r_hat", "ess_bulk", "ess_tail"))
-            found.append(MixingView(words, *figures))
-    return found
+            result.append(MixingView(words, *figures))
+    return result
 
 
 def chain_trace(diagnostics: Json) -> Chart | None:
@@ -606,22 +606,22 @@ def chain_trace(diagnostics: Json) -> Chart | None:
 def chain_facts(diagnostics: Json) -> list[tuple[str, str]]:
     """Return further facts of the chains, name and value."""
     chains = part(diagnostics, "chains") or {}
-    found = []
+    result = []
     for name, words in (("count", "chains"), ("steps", "steps per chain"), ("burn_in", "burn-in steps")):
         if value(chains, name) is not None:
-            found.append((words, number(value(chains, name), 9)))
+            result.append((words, number(value(chains, name), 9)))
     taken = numbers(chains, "acceptance")
     if taken:
-        found.append(("proposals accepted", " · ".join(percent(one) for one in taken)))
+        result.append(("proposals accepted", " · ".join(percent(one) for one in taken)))
     if value(diagnostics, "effective_draws") is not None:
-        found.append(
+        result.append(
             ("effective draws when a row is left out", f"at least {number(value(diagnostics, 'effective_draws'), 3)}")
         )
     kept = value(diagnostics, "history", "feasibility")
     if kept is not None and value(diagnostics, "history", "required_feasibility") is not None:
         asked = percent(value(diagnostics, "history", "required_feasibility"), 1)
-        found.append(("constraints met on training rows", f"{percent(kept, 1)}; required: {asked}"))
-    return found
+        result.append(("constraints met on training rows", f"{percent(kept, 1)}; required: {asked}"))
+    return result
 
 
 def temperatures(diagnostics: Json) -> tuple[list[str], list[list[Any]]]:
@@ -668,11 +668,11 @@ def certificate(diagnostics: Json) -> CertificateView | None:
         bound,
         words,
         bool(given.get("vacuous")),
-        tuple((words, found) for name, words in _TERMS.items() if (found := value(given, "terms", name)) is not None),
+        tuple((words, result) for name, words in _TERMS.items() if (result := value(given, "terms", name)) is not None),
         tuple(
-            (_BOUNDS.get(name, str(name)), found, name == best)
+            (_BOUNDS.get(name, str(name)), result, name == best)
             for name in (bounds if isinstance(bounds, Mapping) else {})
-            if (found := value(bounds, name)) is not None
+            if (result := value(bounds, name)) is not None
         ),
         tuple(_notes(given, str(part(diagnostics, "policy") or ""))),
     )

@@ -62,10 +62,10 @@ def part(data: Any, *path: str) -> Any:
 
 def value(data: Any, *path: str) -> float | None:
     """Return the finite number at a path, or None."""
-    found = part(data, *path)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    result = part(data, *path)
+    if isinstance(result, bool) or not isinstance(result, int | float) or not math.isfinite(result):
         return None
-    return float(found)
+    return float(result)
 
 
 def estimate(data: Any, *path: str) -> EstimateView | None:
@@ -76,14 +76,14 @@ def estimate(data: Any, *path: str) -> EstimateView | None:
 
 def lines(data: Any, *path: str) -> list[Json]:
     """Return the rows of the table at a path."""
-    found = part(data, *path)
-    return [line for line in found if isinstance(line, Mapping)] if _is_list(found) else []
+    result = part(data, *path)
+    return [line for line in result if isinstance(line, Mapping)] if _is_list(result) else []
 
 
 def numbers(data: Any, *path: str) -> list[float]:
     """Return the finite numbers of the list at a path."""
-    found = part(data, *path)
-    return [one for one in map(_number, found) if one is not None] if _is_list(found) else []
+    result = part(data, *path)
+    return [one for one in map(_number, result) if one is not None] if _is_list(result) else []
 
 
 def finite(found: float) -> float | None:

@@ -48,16 +48,16 @@ class ProvenanceView:
 
 def provenance(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> list[ProvenanceView]:
     """Return all provenance facts in order."""
-    found = [
+    result = [
         *_data(posterior, diagnostics, dataset, job),
         *_learning(posterior, diagnostics, job),
         *_features(posterior),
     ]
-    found.append(ProvenanceView("Posterior digest", posterior["digest"], word="digest", code=True))
+    result.append(ProvenanceView("Posterior digest", posterior["digest"], word="digest", code=True))
     versions = part(diagnostics, "origin", "versions")
     if isinstance(versions, dict) and versions:
-        found.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
-    return found
+        result.append(ProvenanceView("Versions", ", ".join(f"{name} {of}" for name, of in versions.items())))
+    return result
 
 
 def revision_of(posterior: Any, diagnostics: Any, job: Any) -> float | None:
@@ -74,43 +74,43 @@ def _data(posterior: Any, diagnostics: Any, dataset: Any, job: Any) -> list[Prov
     words = f"{number(dataset['rows'], 9)} rows now" if rows is None else f"trained on {number(rows, 9)} rows"
     left_out = value(posterior, "recipe", "left_out")
     words += f", {number(left_out, 9)} left out for lack of earlier rows" if left_out else ""
-    found = [ProvenanceView("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
+    result = [ProvenanceView("Data", dataset["name"] or dataset["id"], words, link=f"/datasets/{dataset['id']}")]
     if revision is not None:
         later = "the newest" if revision == newest else f"the newest is {newest}"
-        found.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
+        result.append(ProvenanceView("Revision", number(revision, 9), later, word="revision"))
     digest = part(diagnostics, "origin", "dataset_digest") or (dataset["digest"] if revision == newest else None)
     if digest:
-        found.append(ProvenanceView("Data digest", digest, word="digest", code=True))
-    return found
+        result.append(ProvenanceView("Data digest", digest, word="digest", code=True))
+    return result
 
 
 def _learning(posterior: Any, diagnostics: Any, job: Any) -> list[ProvenanceView]:
     description = posterior["description"]
     method, why = str(part(diagnostics, "method") or ""), str(part(diagnostics, "inference_reason") or "")
-    found = [ProvenanceView("Method", _METHODS.get(method, method or "unknown"), why)]
+    result = [ProvenanceView("Method", _METHODS.get(method, method or "unknown"), why)]
     predictor = str(part(description, "predictor", "kind") or "")
     if predictor:
         trees = part(description, "predictor", "features", "kind") == "boosted"
-        found.append(ProvenanceView("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
+        result.append(ProvenanceView("Predictor", kind_words(predictor) + (" on boosted trees" if trees else "")))
     family = str(part(description, "family") or "")
     if family:
-        found.append(ProvenanceView("Posterior family", _FAMILIES.get(family, family)))
-    found.append(ProvenanceView("Loss", posterior["loss_meaning"] or posterior["loss"]))
+        result.append(ProvenanceView("Posterior family", _FAMILIES.get(family, family)))
+    result.append(ProvenanceView("Loss", posterior["loss_meaning"] or posterior["loss"]))
     seed = value(description, "seed")
     if seed is not None:
-        found.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
+        result.append(ProvenanceView("Seed", str(int(seed)), word="seed"))
     temperature = value(diagnostics, "inverse_temperature")
     if temperature is not None:
         scale = value(diagnostics, "cost_scale")
         units = "" if scale is None else f"for costs divided by {number(scale)}"
-        found.append(ProvenanceView("Inverse temperature", number(temperature), units, word="inverse temperature"))
-    found.append(ProvenanceView("Stored draws", number(posterior["particles"], 9)))
-    found += _before(diagnostics, job)
+        result.append(ProvenanceView("Inverse temperature", number(temperature), units, word="inverse temperature"))
+    result.append(ProvenanceView("Stored draws", number(posterior["particles"], 9)))
+    result += _before(diagnostics, job)
     if job is not None:
-        found.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
+        result.append(ProvenanceView("Job", job["name"] or job["id"], _took(job), link=f"/jobs/{job['id']}"))
     else:
-        found.append(ProvenanceView("Job", "unavailable", "the posterior was imported"))
-    return found
+        result.append(ProvenanceView("Job", "unavailable", "the posterior was imported"))
+    return result
 
 
 def _took(job: Any) -> str:
@@ -150,14 +150,14 @@ def _features(posterior: Any) -> list[ProvenanceView]:
     words += [f"public holidays of {recipe['holidays']}"] * bool(recipe.get("holidays"))
     keys = part(posterior, "recipe", "keys")
     words += [f"series by {', '.join(keys)}"] * bool(keys)
-    found = [ProvenanceView("Time features", "; ".join(words) or "none")]
+    result = [ProvenanceView("Time features", "; ".join(words) or "none")]
     lead = value(recipe, "lead")
     if lead is not None:
-        found.append(ProvenanceView("Lead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead"))
+        result.append(ProvenanceView("Lead", f"{number(lead, 9)} {unit[:-1] if lead == 1 else unit}", word="lead"))
     until, clock = value(posterior, "recipe", "learned_until"), clock_of(posterior["recipe"])
     if until is not None and clock is not None:
-        found.append(ProvenanceView("Last training row", clock.text(int(until))))
-    return found
+        result.append(ProvenanceView("Last training row", clock.text(int(until))))
+    return result
 
 
 # Drivers use a sample of the latest rows: each row takes several predictions per column.
@@ -197,7 +197,7 @@ async def drivers(api: Api, posterior: Json) -> DriversView:
     contexts = [{column["name"]: row.get(column["name"]) for column in columns} for row in drawn]
     body = {"contexts": contexts, "include": ["sensitivity"], "time_limit_seconds": _SECONDS}
     answer = await api.post(f"/v1/posteriors/{posterior['id']}/prescribe", body, kept=False)
-    report = [found for one in answer["prescriptions"] if (found := part(one, "sensitivity", "attribution"))]
+    report = [result for one in answer["prescriptions"] if (result := part(one, "sensitivity", "attribution"))]
     roles = {column["name"]: column["role"] for column in columns}
     names = list(report[0]["outcomes"]) if report else []
     return DriversView(
@@ -219,10 +219,10 @@ def _ranked(contributions: list[Any], roles: Mapping[str, str]) -> list[DriverVi
     sizes: dict[str, list[float]] = {}
     for one in contributions:
         for name in one or {}:
-            found = value(one, name)
-            if found is not None:
-                sizes.setdefault(name, []).append(abs(found))
-    means = {name: sum(found) / len(found) for name, found in sizes.items()}
+            result = value(one, name)
+            if result is not None:
+                sizes.setdefault(name, []).append(abs(result))
+    means = {name: sum(result) / len(result) for name, result in sizes.items()}
     most = max(means.values(), default=0.0) or 1.0
     ordered = sorted(means.items(), key=lambda one: -one[1])
     return [DriverView(name, roles.get(name, ""), size, round(100 * size / most, 2)) for name, size in ordered]
@@ -252,7 +252,7 @@ _SOURCES = {
 
 async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
     """Get the drift report of later rows and of the log; a refusal is shown as text."""
-    found = []
+    result = []
     for source, words in _SOURCES.items():
         if source == "dataset" and posterior["dataset_id"] is None:
             continue
@@ -261,15 +261,15 @@ async def monitor(api: Api, posterior: Json) -> list[MonitoringView]:
         except ApiRefusal as refusal:
             if refusal.status == STARTING:
                 raise
-            found.append(MonitoringView(words, "", refusal.detail, None, 0, None))
+            result.append(MonitoringView(words, "", refusal.detail, None, 0, None))
             continue
         chart = _stretches(report, words) if len(lines(report, "stretches")) > 1 else None
-        found.append(
+        result.append(
             MonitoringView(
                 words, report["verdict"], report["sentence"], report["overall"], int(report.get("left_out") or 0), chart
             )
         )
-    return found
+    return result
 
 
 def _stretches(report: Json, words: str) -> Chart:
@@ -313,8 +313,8 @@ def stretch_name(index: int) -> str:
 
 
 def _share(line: Json) -> float | None:
-    found = value(line, "above", "share")
-    return None if found is None else 100 * found
+    result = value(line, "above", "share")
+    return None if result is None else 100 * result
 
 
 def _seconds(text: Any) -> float | None:
@@ -347,7 +347,7 @@ async def list_page(
 ) -> Response:
     api = Api(request)
     wanted = {"quality": quality, "problem_id": problem_id, "dataset_id": dataset_id}
-    found, problems, datasets = await asyncio.gather(
+    result, problems, datasets = await asyncio.gather(
         api.get("/v1/posteriors", limit=_A_PAGE, cursor=cursor, **wanted),
         api.get("/v1/problems", limit=_NAMED),
         api.get("/v1/datasets", limit=_NAMED),
@@ -356,8 +356,8 @@ async def list_page(
         request,
         "posteriors.html",
         api=api,
-        posteriors=found["items"],
-        next_cursor=found["next_cursor"],
+        posteriors=result["items"],
+        next_cursor=result["next_cursor"],
         problems=_names(problems),
         datasets=_names(datasets),
         qualities=_QUALITIES,
@@ -437,7 +437,7 @@ async def _render_posterior(
         temperatures=charts.temperatures(diagnostics),
         certificate=charts.certificate(diagnostics),
         origin=provenance(posterior, diagnostics, dataset, job),
-        names=[(name, found["items"]) for name, found in zip(aliases, moves, strict=True)],
+        names=[(name, result["items"]) for name, result in zip(aliases, moves, strict=True)],
         others=_others(alike["items"], posterior, diagnostics),
         grown=_grown(posterior, diagnostics, dataset, job),
         actions=_actions(posterior["id"]),
@@ -484,30 +484,30 @@ def _actions(posterior_id: str) -> list[Call]:
 @router.get("/posteriors/{named}/drivers")
 async def drivers_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
     """Drivers of outcomes: a part of the page."""
-    api, found, refusal = Api(request), None, None
+    api, result, refusal = Api(request), None, None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
         if posterior["dataset_id"] is not None:
-            found = await drivers(api, posterior)
+            result = await drivers(api, posterior)
     except ApiRefusal as one:
         if _is_early(one, attempt):
             return _retry_later(request, posterior, "drivers", attempt)
         refusal = one
-    return render(request, "posterior_drivers.html", api=api, refusal=refusal, drivers=found, posterior=posterior)
+    return render(request, "posterior_drivers.html", api=api, refusal=refusal, drivers=result, posterior=posterior)
 
 
 @router.get("/posteriors/{named}/since")
 async def monitoring_part(request: Request, named: str, caller: Reader, attempt: int = 1) -> Response:
     """Monitoring of recent data: a part of the page."""
-    api, found, refusal = Api(request), [], None
+    api, result, refusal = Api(request), [], None
     posterior = await api.get(f"/v1/posteriors/{_safe(named)}")
     try:
-        found = await monitor(api, posterior)
+        result = await monitor(api, posterior)
     except ApiRefusal as one:
         if _is_early(one, attempt):
             return _retry_later(request, posterior, "since", attempt)
         refusal = one
-    return render(request, "posterior_since.html", api=api, refusal=refusal, since=found, posterior=posterior)
+    return render(request, "posterior_since.html", api=api, refusal=refusal, since=result, posterior=posterior)
 
 
 def _is_early(refusal: ApiRefusal, attempt: int) -> bool:

@@ -39,7 +39,7 @@ def verdict_sentences(diagnostics: Json, problem: Json) -> list[VerdictView]:
     """Return sentences on held-out cost, comparisons, calibration and constraints."""
     asked = required_feasibility(problem)
     constant, regression = "one constant decision", "plain regression with its residuals"
-    said = [
+    texts = [
         _cost(diagnostics),
         _compared_with(diagnostics, "constant_decision_cost", "gain_over_constant", constant, asked is not None),
         _compared_with(diagnostics, "regression_cost", "gain_over_regression", regression, asked is not None),
@@ -49,7 +49,7 @@ def verdict_sentences(diagnostics: Json, problem: Json) -> list[VerdictView]:
         _policy(diagnostics) if asked is None else None,
         _update(diagnostics),
     ]
-    return [VerdictView(_no_breaks(one.text), one.tone) for one in said if one is not None]
+    return [VerdictView(_no_breaks(one.text), one.tone) for one in texts if one is not None]
 
 
 def _no_breaks(text: Markup) -> Markup:
@@ -59,7 +59,7 @@ def _no_breaks(text: Markup) -> Markup:
 
 def key_figures(diagnostics: Json) -> list[FigureView]:
     """Return the key figures behind the verdict."""
-    found = []
+    result = []
     for name, of in (
         ("cost per decision", estimate(diagnostics, "judged_cost")),
         ("one constant decision", estimate(diagnostics, "constant_decision_cost")),
@@ -67,16 +67,16 @@ def key_figures(diagnostics: Json) -> list[FigureView]:
         ("expected cost", estimate(diagnostics, "promise", "expected")),
     ):
         if of is not None:
-            found.append(FigureView(name, number(of.mean, 3), margin(of)))
+            result.append(FigureView(name, number(of.mean, 3), margin(of)))
     covered = value(diagnostics, "calibration", "coverage", "0.9")
     if covered is not None:
-        found.append(FigureView("coverage of the 90 % range", percent(covered)))
-    return found
+        result.append(FigureView("coverage of the 90 % range", percent(covered)))
+    return result
 
 
 def _cost(diagnostics: Json) -> VerdictView | None:
-    found = estimate(diagnostics, "judged_cost")
-    if found is None:
+    result = estimate(diagnostics, "judged_cost")
+    if result is None:
         return VerdictView(Markup("The cost of its decisions on held-out rows is unknown."), "warn")
     if part(diagnostics, "forward") is not None:
         rows = term("forward", "later rows, by models trained on earlier rows")
@@ -85,7 +85,7 @@ def _cost(diagnostics: Json) -> VerdictView | None:
     count = value(diagnostics, "held_out_rows")
     many = Markup("") if not count else Markup("{} ").format(number(count, 9))
     text = Markup("A decision costs <b>{}{}</b> on average on {}{}.")
-    return VerdictView(text.format(number(found.mean), margin(found), many, rows))
+    return VerdictView(text.format(number(result.mean), margin(result), many, rows))
 
 
 def _compared_with(diagnostics: Json, cost: str, gain: str, what: str, constrained: bool) -> VerdictView | None:
@@ -200,5 +200,5 @@ def coverage_text(diagnostics: Json) -> str:
 
 
 def quality_reason(diagnostics: Json) -> str:
-    found = sentence(str(part(diagnostics, "reason") or ""))
-    return found if not found or found.endswith(".") else f"{found}."
+    result = sentence(str(part(diagnostics, "reason") or ""))
+    return result if not result or result.endswith(".") else f"{result}."

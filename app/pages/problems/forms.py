@@ -150,14 +150,14 @@ class SpecErrorView:
 
 def spec_errors(refusal: ApiRefusal, text: str = "") -> list[SpecErrorView]:
     """Return the API's errors with their places and lines in the text."""
-    found = []
+    result = []
     for one in refusal.problem.get("errors", []):
         path = one["pointer"].removeprefix("#/").split("/")
         inside = path[1:] if path[:1] == ["spec"] else []
         line = line_of(text, inside) if path[:1] == ["spec"] and 0 < len(text) <= _SEARCHED else None
         place = " › ".join(str(int(part) + 1) if part.isdigit() else part.replace("_", " ") for part in inside or path)
-        found.append(SpecErrorView(place, sentence(one["detail"]), line))
-    return found or [SpecErrorView("", refusal.detail)]
+        result.append(SpecErrorView(place, sentence(one["detail"]), line))
+    return result or [SpecErrorView("", refusal.detail)]
 
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
@@ -168,13 +168,13 @@ def line_of(text: str, path: Sequence[str]) -> int | None:
     tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
     if not tokens:
         return None
-    at, found = 0, 0
+    at, result = 0, 0
     for part in path:
         inner = _inside(tokens, at, part)
         if inner is None:
             break
-        at = found = inner
-    return text.count("\n", 0, tokens[found][1]) + 1
+        at = result = inner
+    return text.count("\n", 0, tokens[result][1]) + 1
 
 
 def _inside(tokens: Sequence[tuple[str, int]], at: int, part: str) -> int | None:

@@ -72,13 +72,13 @@ def constant_of(value: Any) -> float:
 
 def terms_of(value: Any) -> list[tuple[float, Markup]]:
     """Return a number that may depend on outcomes as signed terms; the constant has no name."""
-    found: list[tuple[float, Markup]] = []
+    result: list[tuple[float, Markup]] = []
     if constant_of(value) or not is_uncertain(value):
-        found.append((constant_of(value), Markup("")))
+        result.append((constant_of(value), Markup("")))
     if isinstance(value, dict):
         factors = value.get("outcomes", {})
-        found += [(factor, named(name, "outcome")) for name, factor in factors.items() if factor != 0]
-    return found
+        result += [(factor, named(name, "outcome")) for name, factor in factors.items() if factor != 0]
+    return result
 
 
 def signed_sum(terms: Sequence[tuple[float, Markup]], most: int = TERMS) -> Markup:
@@ -103,20 +103,20 @@ def number_formula(value: Any) -> Markup:
 
 def weighted_terms(coefficients: Mapping[str, Any], role: str) -> list[tuple[float, Markup]]:
     """Return Σ coefficient · name as terms; coefficients may depend on outcomes."""
-    found: list[tuple[float, Markup]] = []
+    result: list[tuple[float, Markup]] = []
     for name, value in coefficients.items():
         shown = named(name, role)
         if not is_uncertain(value):
             if constant_of(value):
-                found.append((constant_of(value), shown))
+                result.append((constant_of(value), shown))
             continue
         inside = terms_of(value)
         if len(inside) == 1:
             factor, what = inside[0]
-            found.append((factor, Markup("{} · {}").format(what, shown)))
+            result.append((factor, Markup("{} · {}").format(what, shown)))
         else:
-            found.append((1.0, Markup("({}) {}").format(signed_sum(inside), shown)))
-    return found
+            result.append((1.0, Markup("({}) {}").format(signed_sum(inside), shown)))
+    return result
 
 
 def few(names: Sequence[str], role: str, most: int = NAMES) -> Markup:

@@ -47,10 +47,10 @@ async def problems(request: Request, caller: Reader, cursor: str = "", kind: str
 async def new_problem(request: Request, caller: Reader, kind: str = "", text: str = "", like: str = "") -> Response:
     """Choose a kind, then fill in its form."""
     if like:
-        found = await Api(request).get(f"/v1/problems/{like}")
-        form = form_of_spec(found["name"], found["spec"])
+        result = await Api(request).get(f"/v1/problems/{like}")
+        form = form_of_spec(result["name"], result["spec"])
         if form is None or text:
-            form = ProblemFormView(found["name"], found["spec"]["kind"], text=pretty_json(found["spec"]))
+            form = ProblemFormView(result["name"], result["spec"]["kind"], text=pretty_json(result["spec"]))
         return _render_form(request, form)
     if kind not in KINDS:
         return render(request, "problem_new.html", kinds=KINDS)
@@ -62,9 +62,9 @@ async def new_problem(request: Request, caller: Reader, kind: str = "", text: st
 def _render_form(
     request: Request, form: ProblemFormView, refusal: ApiRefusal | None = None, status: int = 200
 ) -> Response:
-    found = spec_errors(refusal, form.text) if refusal is not None else []
+    result = spec_errors(refusal, form.text) if refusal is not None else []
     kind = KINDS.get(form.kind) or KINDS["linear"]
-    return render(request, "problem_form.html", status, refusal=refusal, form=form, kind=kind, mistakes=found)
+    return render(request, "problem_form.html", status, refusal=refusal, form=form, kind=kind, mistakes=result)
 
 
 @router.post("/problems/new")
@@ -119,7 +119,7 @@ def _render_import(
 async def import_problem(request: Request, caller: Reader) -> Response:
     form = await forms.read_form(request)
     given = {name: forms.text(form, name) for name in ("name", "description")}
-    files = {name: found for name in ("file", "time", "scenarios") if (found := await _file(form, name)) is not None}
+    files = {name: result for name in ("file", "time", "scenarios") if (result := await _file(form, name)) is not None}
     await form.close()
     described, wrong = parse_json(given["description"].strip() or "{}")
     if wrong or "file" not in files:
@@ -138,10 +138,10 @@ async def import_problem(request: Request, caller: Reader) -> Response:
 
 
 async def _file(form: FormData, name: str) -> tuple[str, bytes] | None:
-    found = form.get(name)
-    if not isinstance(found, UploadFile) or not found.filename:
+    result = form.get(name)
+    if not isinstance(result, UploadFile) or not result.filename:
         return None
-    return found.filename, await found.read()
+    return result.filename, await result.read()
 
 
 @router.get("/problems/{problem_id}")
@@ -151,11 +151,11 @@ async def problem(request: Request, problem_id: str, caller: Reader) -> Response
 
 async def _render_problem(request: Request, problem_id: str, refusal: ApiRefusal | None = None) -> Response:
     api = Api(request)
-    found = await api.get(f"/v1/problems/{problem_id}")
-    kind = KINDS[found["spec"]["kind"]]
-    model = await _model(api, found, kind.linear)
+    result = await api.get(f"/v1/problems/{problem_id}")
+    kind = KINDS[result["spec"]["kind"]]
+    model = await _model(api, result, kind.linear)
     posteriors = await api.get("/v1/posteriors", problem_id=problem_id, limit=SHOWN)
-    fitting = await _fitting(Api(request), found["outcomes"])
+    fitting = await _fitting(Api(request), result["outcomes"])
     if caller_may(request, "admin"):
         api.calls.append(Call("DELETE", f"/v1/problems/{problem_id}"))
     return render(
@@ -164,14 +164,14 @@ async def _render_problem(request: Request, problem_id: str, refusal: ApiRefusal
         409 if refusal else 200,
         api=api,
         refusal=refusal,
-        problem=found,
+        problem=result,
         kind=kind,
         model=model,
-        facts=facts_of(found["spec"]),
-        tables=tables_of(found["spec"]),
+        facts=facts_of(result["spec"]),
+        tables=tables_of(result["spec"]),
         posteriors=posteriors["items"],
         fitting=fitting,
-        text=_shortened(pretty_json(found["spec"])),
+        text=_shortened(pretty_json(result["spec"])),
     )
 
 

@@ -140,37 +140,37 @@ class SpecTableView:
 
 def facts_of(spec: Spec) -> list[tuple[str, str]]:
     """Return facts about the whole problem."""
-    found = []
+    result = []
     for name, words in FACTS.items():
         value = spec.get(name)
         if value is None or value == 0 or (value is False and name != "directed"):
             continue
-        found.append((words, share(value) if name in _SHARES else _cell(value)))
+        result.append((words, share(value) if name in _SHARES else _cell(value)))
     for name, title in TITLES.items():
         value = spec.get(name)
         if isinstance(value, list) and value and not isinstance(value[0], list) and name in _LISTS:
-            found.append((title, _cell(value)))
+            result.append((title, _cell(value)))
     factors = spec.get("factors")
     if factors:
         count = len(factors["loadings"][0])
-        found.append(("covariance", f"by {count} factor{'' if count == 1 else 's'} and residual variances"))
-    return found
+        result.append(("covariance", f"by {count} factor{'' if count == 1 else 's'} and residual variances"))
+    return result
 
 
 def tables_of(spec: Spec) -> list[SpecTableView]:
     """Return the parts of a problem as tables."""
-    found = []
+    result = []
     for name, value in spec.items():
         if name in _ELSEWHERE or not value or name in FACTS or name in _LISTS:
             continue
         title = TITLES.get(name, name.replace("_", " "))
         if isinstance(value, list) and isinstance(value[0], dict):
-            found.append(_parts(name, title, value, spec["kind"], spec.get("sense") == "maximize"))
+            result.append(_parts(name, title, value, spec["kind"], spec.get("sense") == "maximize"))
         elif isinstance(value, list) and isinstance(value[0], list):
-            found.append(_matrix(name, title, value, spec))
+            result.append(_matrix(name, title, value, spec))
         elif isinstance(value, dict):
-            found.append(_mapping(title, value))
-    return found
+            result.append(_mapping(title, value))
+    return result
 
 
 def _parts(name: str, title: str, parts: Sequence[Spec], kind: str, brings: bool) -> SpecTableView:

@@ -1,1 +1,1 @@
-"""Metropolis–Hastings: Algorithms 2 and 3, where chains start, how cold they run, and how they went."""
+"""Metropolis–Hastings: Algorithms 2 and 3, starts of chains, their temperature and diagnostics."""

@@ -1,4 +1,4 @@
-"""Diagnostics of chains: R-hat and effective sample sizes, decisions on the learned rows, and the verdict."""
+"""Diagnostics of chains: R-hat and effective sample sizes, leave-one-out decisions, and the verdict."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bco_core.estimates import Estimate, estimate
 from bco_core.gibbs import GibbsTarget
@@ -20,6 +21,41 @@ from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem, UncertainConstraints
 from bco_core.scenarios import Scenarios
 from bco_core.select import Table
+
+_ATOMS = 50
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Leave-one-out scenarios of some rows, their mean predictions (H, d_y), and the smallest effective sample size of
+    any row's weights."""
+
+    scenarios: Scenarios
+    predictions: Tensor
+    effective: float
+
+
+def leave_one_out(target: GibbsTarget, rows: Tensor, draws: Tensor, inverse_temperature: float) -> LeaveOneOut:
+    """Predict rows (H,) of the sample from draws (K, d) of the posterior of all rows, each row without itself.
+
+    The Gibbs posterior is a product over rows, ρ_n ∝ ρ_0 Π_i exp(−λ c_i(θ)) with λ = λn/n, so the one without row i
+    has weights ∝ exp(λ c_i(θ_k)) on the draws θ_k. Weights are truncated at √K times their mean (Ionides, 2008), so
+    that a few draws that fit a row badly do not dominate.
+    """
+    held_out, count = target.rows(rows), len(draws)
+    predictions = target.predictor.predict_encoded(draws, held_out.encoded(draws.dtype))
+    costs = target.problem.cost(target.problem.decide(predictions), held_out.sample.outcomes) / target.cost_scale
+    weight = inverse_temperature / len(target.sample) * costs
+    share = (weight - weight.amax(dim=0)).exp()
+    share = share.minimum(math.sqrt(count) * share.mean(dim=0))
+    share = (share / share.sum(dim=0)).T
+    mean = torch.einsum("hk,khy->hy", share, predictions)
+    places = (torch.arange(_ATOMS, dtype=torch.float64) + 0.5) / _ATOMS
+    chosen = torch.searchsorted(share.cumsum(dim=1), places.expand(len(rows), -1).contiguous()).clamp_max(count - 1)
+    atoms = predictions.transpose(0, 1).gather(1, chosen[..., None].expand(-1, -1, predictions.shape[2]))
+    effective = (1 / share.square().sum(dim=1)).min().item()
+    return LeaveOneOut(Scenarios.equal(atoms, mean), mean, effective)
+
 
 # The threshold of Vehtari et al. (2021), and a weaker one up to which chains nearly agree.
 R_HAT, WEAK_R_HAT = 1.01, 1.1

@@ -17,9 +17,8 @@ from torch import Tensor
 from bco_core.calibration import choose_history
 from bco_core.certificates import Certificate
 from bco_core.data import Arrays, fold_numbers
-from bco_core.distributions import ChainDraws
+from bco_core.distributions import FAMILIES, ChainDraws
 from bco_core.estimates import Estimate
-from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target
@@ -36,14 +35,15 @@ from bco_core.inference.held_out import (
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task
 from bco_core.inference.mh.diagnostics import (
     ChainDiagnostics,
+    LeaveOneOut,
     PriorReport,
     StartReport,
     judge_chains,
+    leave_one_out,
     report_chains,
     report_learned_rows,
     temperature_table,
 )
-from bco_core.inference.mh.leave_one_out import LeaveOneOut, leave_one_out
 from bco_core.inference.mh.metropolis import (
     Chains,
     MetropolisOptions,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bco_core.data import FOLDS, Folds, Sample, make_folds
+from bco_core.distributions import FAMILIES
 from bco_core.estimates import Estimate, estimate, paired_difference
-from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.options import MhOptions

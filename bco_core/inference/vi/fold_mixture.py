@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bco_core.data import FOLDS, Arrays, Folds
-from bco_core.distributions import Mixture, equal_mixture
-from bco_core.families import Family
+from bco_core.distributions import Family, Mixture, equal_mixture
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.vi.hyperparameters import AS_BOOSTED, Configuration, TrainingRecipe, WarmStart
 from bco_core.inference.vi.variational import TracePoint, VariationalFit, VariationalOptions, fit_variational

@@ -13,7 +13,7 @@ import torch
 
 from bco_core.certificates import ModelClass
 from bco_core.data import Arrays, Folds
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 from bco_core.gibbs import resolve_kl_weight
 from bco_core.inference.held_out import judge_policies, policy_of_paper
 from bco_core.inference.method import Checkpoint, Learned, Method, Part, Task

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Folds, Sample, block_folds, evenly, fold_numbers, forward_folds, make_folds
+from bco_core.distributions import FAMILIES
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.features.base import Features
 from bco_core.features.registry import FEATURES
 from bco_core.gibbs import GibbsTarget, make_target

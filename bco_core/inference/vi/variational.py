@@ -6,8 +6,8 @@ Each member r minimises, over q_r = Π_j q(θ_j; μ_rj, σ_rj),
 
 which is KL(q ‖ ρ_n), equation (14), up to a constant and a factor. It is minimised on minibatches of the member's own
 training rows, with θ = μ + σ ∘ ξ drawn afresh at every step, σ = softplus(ρ) and the KL in closed form
-(:mod:`bco_core.families`). After every epoch members are judged by the cost of their policy's decisions on held-out
-rows, and each returns its best epoch.
+(:mod:`bco_core.distributions`). After every epoch members are judged by the cost of their policy's decisions on
+held-out rows, and each returns its best epoch.
 
 A member that is stopped early by the rows that it holds out looks better on them than it is. So members that learn
 together are stopped by each other: the curve that stops member r is the mean over the others' held-out rows, except the

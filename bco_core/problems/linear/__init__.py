@@ -1,1 +1,1 @@
-"""Linear models: how planners describe them, the matrices, and the problems that serve them."""
+"""Linear models: descriptions by name, their matrices, and the problems built from them."""

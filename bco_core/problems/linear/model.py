@@ -196,17 +196,17 @@ class _Reader:
         constant, terms = value.get("constant"), value.get("outcomes") or {}
         if not isinstance(terms, dict):
             raise InvalidInput('outcomes are written as {"name": factor}', (*where, "outcomes"))
-        found = []
+        result = []
         for name, factor in terms.items():
             place = self.outcomes.get(name)
             if place is None:
                 raise InvalidInput("there is no outcome of this name", (*where, "outcomes", name))
-            found.append((place, read_number(factor, (*where, "outcomes", name), LARGEST_NUMBER)))
-        self.terms += len(found)
+            result.append((place, read_number(factor, (*where, "outcomes", name), LARGEST_NUMBER)))
+        self.terms += len(result)
         if self.terms > MAXIMUM_TERMS:
             raise InvalidInput(f"outcomes may take part in {MAXIMUM_TERMS:,} places at most", where)
         value = 0.0 if constant is None else read_number(constant, (*where, "constant"), LARGEST_NUMBER)
-        return value, [(place, factor) for place, factor in found if factor]
+        return value, [(place, factor) for place, factor in result if factor]
 
     def vector(self, values: Sequence[Any], place: tuple[str, str], sign: float = 1.0) -> Vector:
         part, field = place

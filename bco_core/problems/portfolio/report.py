@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 from torch import Tensor
 
 from bco_core.problems.base import Price
@@ -58,6 +57,9 @@ def facts_of(
 def prices_of(rules: Rules, gradient: Array, positions: Array, target: list[Array], turnover: float) -> list[Price]:
     """Return the prices of binding rules at positions (m,) that minimise an objective with this gradient (m,) plus a
     cost per unit of turnover. ``target`` are gradients (m,) of the return through which a target binds, if one does."""
+    # scipy.optimize is slow to import.
+    from scipy.optimize import nnls
+
     m = len(positions)
     rows, places, n = rules.rows()
     lifted = np.concatenate([positions, *(_lifted(rules, positions, name) for name in _lifts(rules))])

@@ -66,7 +66,7 @@ def _edges(spec: Spec) -> list[_Edge]:
         allowed = read_names(allowed, lambda index: ("nodes", index))
         for name in ("source", "target"):
             check_name(spec.get(name), allowed, (name,), "node")
-    found = []
+    result = []
     for index, edge in enumerate(read_list(spec, "edges", "edge")):
         where = ("edges", index)
         ends = []
@@ -78,9 +78,9 @@ def _edges(spec: Spec) -> list[_Edge]:
         if ends[0] == ends[1]:
             raise InvalidInput("an edge leads from a node to another one", (*where, "end"))
         name = edge.get("name") or f"{ends[0]} to {ends[1]}"
-        found.append(_Edge(ends[0], ends[1], name, edge.get("cost"), where))
-    read_names((edge.name for edge in found), lambda index: ("edges", index, "name"))
-    return found
+        result.append(_Edge(ends[0], ends[1], name, edge.get("cost"), where))
+    read_names((edge.name for edge in result), lambda index: ("edges", index, "name"))
+    return result
 
 
 def _way(edge: _Edge, start: str, end: str) -> str:

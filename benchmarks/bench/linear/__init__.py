@@ -1,4 +1,4 @@
-"""``bco bench linear``: linear models whose costs, limits or coefficients are uncertain, beside HiGHS."""
+"""``bco bench linear``: linear models whose costs, limits or coefficients are uncertain, compared with HiGHS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.bench.linear import files, oracle, saa
 
-# Each gives its figures by name.
+# Each returns its figures by name.
 FIGURES: list[Callable[[], dict[str, float]]] = [
     oracle.figures,
     saa.figures,
@@ -20,12 +20,12 @@ FIGURES: list[Callable[[], dict[str, float]]] = [
 
 def run(as_json: bool) -> dict[str, float]:
     torch.set_num_threads(1)
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for figures in FIGURES:
-        found |= figures()
+        result |= figures()
     if as_json:
-        Console().print(json.dumps(found), soft_wrap=True, highlight=False)
+        Console().print(json.dumps(result), soft_wrap=True, highlight=False)
     else:
-        for name, value in found.items():
+        for name, value in result.items():
             Console().print(f"{name:36}{value:16,.3f}", highlight=False)
-    return found
+    return result

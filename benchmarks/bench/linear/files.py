@@ -1,4 +1,4 @@
-"""Importing a sparse model of 10,000 rows: read in another process, checked and stored, as over HTTP."""
+"""Time of importing a sparse model of 10,000 rows over HTTP: read in another process, checked and stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PLANTS = 100
 
 
 def model() -> tuple[str, dict[str, object]]:
-    """Plants serve places within their capacity; what is short is bought. A few demands are uncertain."""
+    """Return a model in MPS format and its description.
+
+    Plants serve places within their capacity, and shortages are bought. A few demands are uncertain.
+    """
     drawn = np.random.default_rng(0)
     lines = ["NAME places", "ROWS", " N cost", *(f" G meet{row}" for row in range(ROWS - PLANTS))]
     lines += [*(f" L room{plant}" for plant in range(PLANTS)), "COLUMNS"]
@@ -38,7 +41,7 @@ def model() -> tuple[str, dict[str, object]]:
 
 
 def figures() -> dict[str, float]:
-    """Seconds until an import over HTTP is answered: the best of three, in a service that has been up for a while."""
+    """Return the seconds of an import over HTTP: the best of three, on a service that has finished starting."""
     text, description = model()
     root = str(Path(__file__).parents[3])
     with tempfile.TemporaryDirectory() as folder:

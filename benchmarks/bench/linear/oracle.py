@@ -1,6 +1,6 @@
-"""Certified optima a second for costs not seen before, beside a HiGHS that keeps its model and its last basis.
+"""Certified optima per second for new costs, compared with HiGHS that keeps its model and its last basis.
 
-Processor time, on one core, everything in one run; contestants take turns, and medians are compared. Both answers are
+Times are processor time on one core, all in one run. Contestants take turns, and medians are compared. The answers are
 checked against each other.
 """
 
@@ -21,9 +21,9 @@ from bco_core.problems.linear.model import LinearModel, read_model
 from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 from bco_core.solvers.primal_simplex import Oracle
-from benchmarks.experiments.contextual.data import Instance, knapsack, shortest_path
+from benchmarks.experiments.contextual.data import ContextualInstance, knapsack, shortest_path
 
-Draw = Callable[[int, int], Instance]
+Draw = Callable[[int, int], ContextualInstance]
 Result = TypeVar("Result")
 
 ROUNDS, DEGREE = 5, 4
@@ -44,8 +44,8 @@ def figures() -> dict[str, float]:
 
 
 def _compare(name: str, draw: Draw, rows: int, few: int) -> dict[str, float]:
-    """Optima a second of the oracle, and of HiGHS on ``few`` rows."""
-    # One instance, cut into rounds: its matrix and the costs' model come from the seed.
+    """Return the optima per second of the oracle, and of HiGHS on ``few`` rows."""
+    # One instance, cut into rounds, since its matrix and the costs' model come from the seed.
     instance = draw((ROUNDS + 1) * rows, 0)
     model = read_model(instance.spec)
     costs = np.split(model.cost.at(instance.outcomes), ROUNDS + 1)
@@ -74,7 +74,7 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def _persistent(model: LinearModel) -> Callable[[Array], Array]:
-    """HiGHS with the model in it: only costs change, and each solve starts where the last one ended."""
+    """Return a solver that keeps the model in HiGHS: only costs change, and each solve starts from the last basis."""
     limits, count = model.limits.constant, len(model.lower)
     solver = highs.model_of(
         np.zeros(count),

@@ -1,9 +1,10 @@
-"""Decisions over 200 scenarios with random costs, or random costs and technology: cutting planes beside HiGHS.
+"""Decisions over 200 scenarios with random costs, or random costs and technology: cutting planes compared with HiGHS.
 
-A network buys capacity now and ships to customers later; what is short is bought at a high price. Demands and freight
-rates are random, and in the second figure also how much of the capacity bought there will be. HiGHS gets the program of
-all scenarios ready built, and only its solve is timed; the cutting planes' time has everything in it, from outcomes to
-certificates. The problem is built once, and every round draws its own scenarios. Both objectives must agree.
+A network buys capacity now and ships to customers later; shortages are bought at a high price. Demands and freight
+rates are random, and in the second figure also the share of the bought capacity that is available. HiGHS gets the
+program of all scenarios already built, and only its solve is timed. The time of the cutting planes includes everything
+from outcomes to certificates. The problem is built once, and every round draws its own scenarios. Both objectives must
+agree.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from bco_core.status import GAP
 SCENARIOS, ROUNDS = 200, 5
 # Sources and customers of the networks.
 SIZES = ((3, 4), (5, 8), (8, 12), (10, 20))
-# The two objectives may differ by this share: a gap for each.
+# Allowed relative difference of the two objectives: one gap for each.
 _AGREE = 2e-6
 
 
 def figures() -> dict[str, float]:
-    """How many times as long HiGHS takes: the geometric mean over sizes, and each size."""
-    found: dict[str, float] = {}
+    """Return the ratio of HiGHS's time to ours: the geometric mean over sizes, and each size."""
+    result: dict[str, float] = {}
     for name, technology in (("costs", False), ("technology", True)):
         ratios = {size: ratio(*size, technology) for size in SIZES}
-        found[f"saa_random_{name}_vs_highs"] = statistics.geometric_mean(ratios.values())
-        found |= {f"saa_random_{name}_vs_highs_{a}x{b}": value for (a, b), value in ratios.items()}
-    return found
+        result[f"saa_random_{name}_vs_highs"] = statistics.geometric_mean(ratios.values())
+        result |= {f"saa_random_{name}_vs_highs_{a}x{b}": value for (a, b), value in ratios.items()}
+    return result
 
 
 def ratio(sources: int, customers: int, technology: bool) -> float:
-    """HiGHS's median time over that of the cutting planes, the two interleaved."""
+    """Return HiGHS's median time divided by that of the cutting planes; the two take turns."""
     random = np.random.default_rng(0)
     model = read_model(network(sources, customers, random, technology))
     stages = FixedRecourse.of(model)
@@ -66,18 +67,18 @@ def ratio(sources: int, customers: int, technology: bool) -> float:
         times["HiGHS"].append(time.perf_counter() - began)
         began = time.perf_counter()
         with deadline.alarm(None) as rung:
-            found = stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
+            result = stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
         times["ours"].append(time.perf_counter() - began)
-        if found is None or found.status is not Status.OPTIMAL:
+        if result is None or result.status is not Status.OPTIMAL:
             raise SolverFailure("cutting planes left the gap open")
-        if abs(found.objective - answer.objective) > _AGREE * abs(answer.objective):
-            raise SolverFailure(f"cutting planes found {found.objective:.9g}, and HiGHS {answer.objective:.9g}")
+        if abs(result.objective - answer.objective) > _AGREE * abs(answer.objective):
+            raise SolverFailure(f"cutting planes found {result.objective:.9g}, and HiGHS {answer.objective:.9g}")
     # The first round compiles kernels.
     return statistics.median(times["HiGHS"][1:]) / statistics.median(times["ours"][1:])
 
 
 def network(sources: int, customers: int, random: np.random.Generator, technology: bool) -> dict[str, Any]:
-    """The network as a linear model by names."""
+    """Return the network as a linear model by names."""
     rates, prices = random.uniform(1, 5, (sources, customers)), random.uniform(15, 25, customers)
     ways = [(i, j) for i in range(sources) for j in range(customers)]
     return {
@@ -114,7 +115,7 @@ def network(sources: int, customers: int, random: np.random.Generator, technolog
 
 
 def over_scenarios(model: LinearModel, atoms: Array, weights: Array) -> highspy.Highs:
-    """All scenarios as one program in z and x_1, …, x_K, in a HiGHS that has not solved it yet."""
+    """Return HiGHS with all scenarios as one program in z and x_1, …, x_K, not solved yet."""
     count = len(atoms)
     technology = sparse.vstack([model.technology.at(outcome) for outcome in atoms])
     recourse = sparse.block_diag([model.recourse.at(outcome) for outcome in atoms])

@@ -1,1 +1,1 @@
-"""What planners ask besides a decision, and how fast it is answered."""
+"""Speed of the questions that planners ask after a decision."""

@@ -1,4 +1,4 @@
-"""The bakery's posterior on a service of its own: what planners' questions are asked of."""
+"""The bakery's posterior, which the planner benches query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.bench.serving import train
 
 
 def learned(client: httpx.Client) -> str:
-    """Learn the posterior, quickly; its id."""
+    """Learn the posterior in two epochs and return its id."""
     outcomes = [item["name"] for item in example_problem()["spec"]["items"]]
     problem = client.post("/v1/problems", json=example_problem()).json()
     body = {"name": "bench", "outcomes": outcomes, "rows": bakery_rows()}

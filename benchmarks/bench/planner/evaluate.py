@@ -1,4 +1,4 @@
-"""What judging decisions of one's own takes over HTTP, beside the same call for ours alone."""
+"""Time of evaluating a planner's own decisions over HTTP, compared with a prescribe call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.demo import MORNINGS
 from benchmarks.bench.planner.bakery import learned
 
 CALLS, _WARM = 200, 10
-# As always, a tenth more, and one item left to us.
+# The usual order, a tenth more, and one item left to the service.
 _ALTERNATIVES = [
     {"name": "as always", "decision": {"croissants": 100, "loaves": 60}},
     {"name": "a tenth more", "decision": {"croissants": 110, "loaves": 66}},
@@ -26,8 +26,11 @@ _PATCH = {"items": {"croissants": {"underage_cost": 2.2}}}
 
 
 def evaluate_p50_ms(calls: int = CALLS) -> dict[str, float]:
-    """Milliseconds at the median for three alternatives in one context (``evaluate_p50_ms``), for the same with a
-    patched problem, and for ``prescribe``: the calls take turns on the bakery's posterior, 200 scenarios each."""
+    """Return the median milliseconds of three kinds of calls.
+
+    They evaluate three alternatives in one context (``evaluate_p50_ms``), do the same with a patched problem, and
+    prescribe. The calls take turns on the bakery's posterior, with 200 scenarios each.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         LocalService(BCO_DATABASE_URL=f"sqlite:///{Path(folder) / 'bench.db'}") as service,

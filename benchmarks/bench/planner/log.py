@@ -1,9 +1,9 @@
-"""What keeping every prescription costs: two services on one database, one with the log and one without, in turns.
+"""Cost of logging every prescription: two services on one database, one with the log and one without, in turns.
 
-Both answer the same calls of one client, in turns of some seconds, so that what else the machine does meets both alike.
-``log_overhead`` is the share by which a call takes longer with the log, a median over pairs of turns: what is written
-off the path of requests still takes its time from those that come meanwhile. ``log_cpu_overhead`` is the same for the
-processor time of the API, which a crowded machine moves less.
+Both answer the same calls of one client in turns of some seconds, so that other load on the machine affects both alike.
+``log_overhead`` is the share by which a call takes longer with the log, a median over pairs of turns. The log is
+written outside of requests, but writing still slows the requests that arrive meanwhile. ``log_cpu_overhead`` is the
+same for the processor time of the API, which depends less on other load.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from benchmarks.bench.clients import Connection
 from benchmarks.bench.planner.bakery import learned
 
 TURNS, SECONDS = 12, 2.0
-# The log has written everything by then.
+# The log writes everything within this time.
 _SETTLE_SECONDS = 0.4
 _CONTENTS = [json.dumps({"contexts": [morning]}).encode() for morning in MORNINGS]
 
 
 def log_overhead(turns: int = TURNS, seconds: float = SECONDS) -> dict[str, float]:
-    """``log_overhead``, ``log_cpu_overhead`` and the milliseconds a call without the log; every call is kept."""
+    """Return ``log_overhead``, ``log_cpu_overhead`` and the milliseconds of a call without the log.
+
+    The service with the log keeps every call.
+    """
     with tempfile.TemporaryDirectory() as folder:
         shared: dict[str, Any] = {
             "BCO_DATABASE_URL": f"sqlite:///{Path(folder) / 'bench.db'}",
@@ -43,9 +46,9 @@ def log_overhead(turns: int = TURNS, seconds: float = SECONDS) -> dict[str, floa
         ):
             with httpx.Client(base_url=on.url, timeout=120) as client:
                 posterior = learned(client)
-            found = asyncio.run(_in_turns([on, off], posterior, turns, seconds))
-            _check(on, posterior, sum(calls for calls, _, _ in found[0]))
-    took, worked = ([[one[what] / one[0] for one in service] for service in found] for what in (1, 2))
+            result = asyncio.run(_in_turns([on, off], posterior, turns, seconds))
+            _check(on, posterior, sum(calls for calls, _, _ in result[0]))
+    took, worked = ([[one[what] / one[0] for one in service] for service in result] for what in (1, 2))
     return {
         "log_overhead": round(_share(took), 4),
         "log_cpu_overhead": round(_share(worked), 4),
@@ -54,7 +57,7 @@ def log_overhead(turns: int = TURNS, seconds: float = SECONDS) -> dict[str, floa
 
 
 def _share(costs: list[list[float]]) -> float:
-    """By which the first of two costs is above the second."""
+    """Return the median share by which the first of two costs exceeds the second."""
     with_log, without = costs
     return statistics.median(on / off for on, off in zip(with_log, without, strict=True)) - 1
 
@@ -62,23 +65,23 @@ def _share(costs: list[list[float]]) -> float:
 async def _in_turns(
     services: list[LocalService], posterior: str, turns: int, seconds: float
 ) -> list[list[tuple[int, float, float]]]:
-    """For each service and turn: the calls, the seconds that they took and the processor's seconds."""
+    """Return, for each service and turn, the number of calls, their seconds and their processor seconds."""
     connections = [await Connection.open(f"{one.url}/v1/posteriors/{posterior}/prescribe") for one in services]
     processes = [_listener(one) for one in services]
     for connection in connections:
         await _calls(connection, seconds)
-    found: list[list[tuple[int, float, float]]] = [[] for _ in services]
+    result: list[list[tuple[int, float, float]]] = [[] for _ in services]
     for turn in range(turns):
-        # Each is first as often as the other.
+        # Each service goes first equally often.
         for which in (0, 1) if turn % 2 else (1, 0):
             await asyncio.sleep(_SETTLE_SECONDS)
             before = _worked(processes[which])
             calls, took = await _calls(connections[which], seconds)
             await asyncio.sleep(_SETTLE_SECONDS)
-            found[which].append((calls, took, _worked(processes[which]) - before))
+            result[which].append((calls, took, _worked(processes[which]) - before))
     for connection in connections:
         connection.close()
-    return found
+    return result
 
 
 async def _calls(connection: Connection, seconds: float) -> tuple[int, float]:
@@ -91,7 +94,7 @@ async def _calls(connection: Connection, seconds: float) -> tuple[int, float]:
 
 
 def _listener(service: LocalService) -> psutil.Process:
-    """The API of a service."""
+    """Return the API process of a service."""
     if service.process is None:
         raise RuntimeError("the service is not running")
     for process in psutil.Process(service.process.pid).children(recursive=True):
@@ -106,7 +109,7 @@ def _worked(process: psutil.Process) -> float:
 
 
 def _check(service: LocalService, posterior: str, calls: int) -> None:
-    """What was measured must have been kept."""
+    """Raise an error if the service logged fewer calls than were measured."""
     with httpx.Client(base_url=service.url, timeout=120) as client:
         lines = client.get("/metrics").raise_for_status().text.splitlines()
     kept = sum(float(line.split()[-1]) for line in lines if line.startswith('bco_logged_prescriptions_total{result="k'))

@@ -1,4 +1,4 @@
-"""A budget across 50 items for 64 contexts at once: our search over its price beside one HiGHS program a context."""
+"""A budget across 50 items for 64 contexts: our search over its price, compared with one HiGHS program per context."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bco_core.solvers import highs
 from bco_core.solvers.linear_form import Array
 
 ITEMS, SCENARIOS, CONTEXTS = 50, 200, 64
-# Programs solved: they are alike, and all 64 would take a minute.
+# Programs that HiGHS solves: they are alike, and all 64 would take a minute.
 _SOLVED = 8
 _REPEATS = 5
 
 
 def newsvendor_budget_vs_highs(seed: int) -> float:
-    """How many times as long HiGHS takes for the linear programs of all contexts; both reach the same costs."""
+    """Return the ratio of HiGHS's time for the linear programs of all contexts to ours; both reach the same costs."""
     generator = np.random.default_rng(seed)
     level = generator.uniform(5, 80, ITEMS)
     outcomes = level * np.exp(0.5 * generator.standard_normal((CONTEXTS, SCENARIOS, ITEMS)))
@@ -44,17 +44,17 @@ def newsvendor_budget_vs_highs(seed: int) -> float:
     ours = []
     for _ in range(_REPEATS):
         began = perf_counter()
-        found = problem.prescribe(atoms, weights)
+        result = problem.prescribe(atoms, weights)
         ours.append(perf_counter() - began)
     began = perf_counter()
     costs = [_by_highs(outcomes[b], under, over, use, limit) for b in range(_SOLVED)]
     theirs = (perf_counter() - began) * CONTEXTS / _SOLVED
-    np.testing.assert_allclose(found.objective[:_SOLVED].numpy(), costs, rtol=1e-6)
+    np.testing.assert_allclose(result.objective[:_SOLVED].numpy(), costs, rtol=1e-6)
     return theirs / float(np.median(ours))
 
 
 def _by_highs(demand: Array, under: Array, over: Array, use: Array, limit: float) -> float:
-    """The least expected cost as a planner writes it: z + short − left = demand in every scenario."""
+    """Return the least expected cost by a planner's usual program: z + short − left = demand in every scenario."""
     count, dim = demand.shape
     total = count * dim
     ties = sparse.hstack(

@@ -1,4 +1,4 @@
-"""An opened answer over HTTP: all includes of one context, beside the same call without them."""
+"""Time of a prescribe call with all includes for one context, compared with the same call without them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CALLS = 60
 
 
 def prescribe_full(calls: int = CALLS) -> dict[str, float]:
-    """``prescribe_full_p50_ms`` with every include, and ``full_over_plain``, how many times as long as without any.
+    """Return ``prescribe_full_p50_ms``, with every include, and ``full_over_plain``, its ratio to the time without any.
 
-    The two take turns on the bakery's posterior, 200 scenarios each, after some calls that load what they need.
+    The two calls take turns on the bakery's posterior, with 200 scenarios each, after five warm-up calls.
     """
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,4 +1,4 @@
-"""``bco bench planner``: what the questions after a decision take."""
+"""``bco bench planner``: time of the questions after a decision."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from benchmarks.bench.planner.open import prescribe_full
 
 
 def run(as_json: bool) -> dict[str, float]:
-    """All figures, one after the other, so that none is in another's way."""
+    """Measure and print all figures, one after another, so that none slows another."""
     torch.set_num_threads(1)
-    told = Console(stderr=True)
+    message = Console(stderr=True)
     figures: dict[str, float] = {}
     measures: dict[str, Callable[[], dict[str, float]]] = {
         "decisions of one's own": evaluate_p50_ms,
@@ -29,7 +29,7 @@ def run(as_json: bool) -> dict[str, float]:
         "a backtest": backtest_rows_per_s,
     }
     for name, measured in measures.items():
-        with told.status(f"measuring {name}"):
+        with message.status(f"measuring {name}"):
             figures |= measured()
     if as_json:
         Console().print(json.dumps(figures), soft_wrap=True, highlight=False)

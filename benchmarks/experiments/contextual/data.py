@@ -1,4 +1,4 @@
-"""The shortest path and the knapsack of the decision-focused-learning literature, with the data that PyEPO makes.
+"""The shortest path and the knapsack of the decision-focused-learning literature, with PyEPO's data.
 
 Both draw a matrix B of fair coin flips (outcomes, features) and contexts x of independent standard Gaussians. Outcome j
 of a row is ((B x)_j / √features + 3)^degree + 1, divided by 3.5^degree and multiplied by noise that is uniform between
@@ -20,12 +20,12 @@ Array = NDArray[np.float64]
 FEATURES, NOISE = 5, 0.5
 GRID = 5
 ITEMS, DIMENSIONS, CAPACITY = 32, 3, 20.0
-# Factors of noise that a rounded value's mean is taken over.
+# Number of noise factors in the mean of a rounded value.
 _MIDDLES = 200
 
 
 @dataclass(frozen=True)
-class Instance:
+class ContextualInstance:
     """A problem as a ``linear`` description, with contexts (n, features) and outcomes (n, d) of its costs.
 
     ``means`` (n, d) are the expected outcomes of the contexts, which no method sees: deciding by them is the best that
@@ -39,29 +39,29 @@ class Instance:
     weights: Array | None = None
 
 
-def shortest_path(rows: int, degree: int, seed: int, grid: int = GRID, noise: float = NOISE) -> Instance:
-    """Costs of the arcs of a square grid, in the order of ``arcs``."""
+def shortest_path(rows: int, degree: int, seed: int, grid: int = GRID, noise: float = NOISE) -> ContextualInstance:
+    """Draw costs of the arcs of a square grid, in the order of ``arcs``."""
     random = np.random.RandomState(seed)
     contexts, level, factors = _draw(random, rows, 2 * grid * (grid - 1), degree, noise)
-    return Instance(shortest_path_spec(grid), contexts, level * factors, level)
+    return ContextualInstance(shortest_path_spec(grid), contexts, level * factors, level)
 
 
 def knapsack(
     rows: int, degree: int, seed: int, items: int = ITEMS, dimensions: int = DIMENSIONS, noise: float = NOISE
-) -> Instance:
-    """Values of items whose weights come from the seed, too."""
+) -> ContextualInstance:
+    """Draw values of items; the seed draws their weights, too."""
     random = np.random.RandomState(seed)
     weights = random.choice(np.arange(300, 800), size=(dimensions, items)) / 100
     contexts, level, factors = _draw(random, rows, items, degree, noise)
     middles = 1 + noise * (2 * np.arange(0.5, _MIDDLES) / _MIDDLES - 1)
     means = sum(np.ceil(5 * level * middle) for middle in middles) / _MIDDLES
-    return Instance(knapsack_spec(weights), contexts, np.ceil(5 * level * factors), means, weights)
+    return ContextualInstance(knapsack_spec(weights), contexts, np.ceil(5 * level * factors), means, weights)
 
 
 def _draw(
     random: np.random.RandomState, rows: int, width: int, degree: int, noise: float
 ) -> tuple[Array, Array, Array]:
-    """Contexts, what the polynomial makes of them, and the noise that multiplies it."""
+    """Draw contexts (rows, features), their polynomial (rows, width), and the noise factors (rows, width)."""
     matrix = random.binomial(1, 0.5, (width, FEATURES))
     contexts = random.normal(0, 1, (rows, FEATURES))
     level = ((contexts @ matrix.T / np.sqrt(FEATURES) + 3) ** degree + 1) / 3.5**degree
@@ -69,17 +69,20 @@ def _draw(
 
 
 def arcs(grid: int = GRID) -> list[tuple[int, int]]:
-    """Arcs to the right and downwards between nodes numbered row by row: a row's own, then those to the next row."""
-    found = []
+    """Return the arcs to the right and downwards between nodes numbered row by row.
+
+    For each row, the arcs within it precede those to the next row.
+    """
+    result = []
     for row in range(grid):
         nodes = range(row * grid, (row + 1) * grid)
-        found += [(node, node + 1) for node in nodes[:-1]]
-        found += [(node, node + grid) for node in nodes if row < grid - 1]
-    return found
+        result += [(node, node + 1) for node in nodes[:-1]]
+        result += [(node, node + grid) for node in nodes if row < grid - 1]
+    return result
 
 
 def shortest_path_spec(grid: int = GRID) -> dict[str, Any]:
-    """One unit flows from the first corner of a grid to the last; outcome k is the cost of arc k."""
+    """Return the problem of sending one unit from a grid's first corner to its last; outcome k is the cost of arc k."""
     names = [f"{start}-{end}" for start, end in arcs(grid)]
     rows = []
     for node in range(grid * grid):
@@ -101,7 +104,7 @@ def shortest_path_spec(grid: int = GRID) -> dict[str, Any]:
 
 
 def knapsack_spec(weights: Array, capacity: float = CAPACITY) -> dict[str, Any]:
-    """Take or leave each item for the largest value; every dimension of the weights (dimensions, items) has a limit."""
+    """Return the problem of choosing items of largest value; weights (dimensions, items) have a limit per dimension."""
     names = [f"item {item}" for item in range(weights.shape[1])]
     return {
         "kind": "linear",

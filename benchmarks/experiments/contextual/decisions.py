@@ -1,6 +1,6 @@
-"""Exact decisions for many costs at once, by means that share nothing with the core's solvers.
+"""Exact decisions for many costs at once, computed independently of the core's solvers.
 
-A grid's shortest paths are found node by node; of a knapsack every packing is listed, which are a few thousand.
+Shortest paths in a grid are found node by node. For a knapsack, all packings are listed: a few thousand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Decide = Callable[[Array], Array]
 
 
 def shortest_paths(grid: int) -> Decide:
-    """The arcs of a cheapest path; costs may be negative, since no path meets a node twice."""
+    """Return a function that finds a cheapest path's arcs; costs may be negative, since no path visits a node twice."""
     edges = arcs(grid)
 
     def decide(costs: Array) -> Array:
@@ -42,7 +42,7 @@ def shortest_paths(grid: int) -> Decide:
 
 
 def packings(weights: Array, capacity: float = CAPACITY) -> Array:
-    """Every set of items that fits, as rows of zeros and ones: (sets, items), the empty one first."""
+    """Return every set of items that fits, as rows of zeros and ones: (sets, items), the empty one first."""
     items = weights.shape[1]
     sets = [np.zeros((1, items))]
     while len(sets[-1]):
@@ -58,7 +58,7 @@ def packings(weights: Array, capacity: float = CAPACITY) -> Array:
 
 
 def best_packings(weights: Array, capacity: float = CAPACITY) -> Decide:
-    """The packing of least cost, where costs are minus the values."""
+    """Return a function that finds the packing of least cost, where costs are minus the values."""
     known = packings(weights, capacity)
 
     def decide(costs: Array) -> Array:

@@ -1,12 +1,11 @@
-"""PyEPO's own SPO+ in a process of its own: ``python -m benchmarks.experiments.contextual.pyepo_process in out``.
+"""PyEPO's SPO+ in a separate process: ``python -m benchmarks.experiments.contextual.pyepo_process in out``.
 
 It trains much as PyEPO's published experiments do: a linear network, Adam, batches of 32, 200 epochs for 100 rows and
-20 for 1,000. The rate 0.01 is that of their knapsack; for the path they also have 0.001, not tried here.
-Programs are solved by a HiGHS model that is kept and solved anew from the last basis, which is
-the fastest of the free solvers here; a knapsack is relaxed while learning, as PyEPO's own ``relax`` does, since its
-search would take minutes. ``in`` is an .npz of contexts, outcomes, new contexts and the program's rows; ``out`` gets
-the predictions for the new contexts after each tenth of the epochs, and the processor seconds until then, of which
-loading packages and predicting are no part.
+20 for 1,000. The rate 0.01 is that of their knapsack; for the path they also use 0.001, not tried here.
+One HiGHS model solves all programs, each from the last basis: the fastest of the free solvers here. A knapsack is
+relaxed while learning, as PyEPO's own ``relax`` does, since its search would take minutes. ``in`` is an .npz of
+contexts, outcomes, new contexts and the program's rows. ``out`` gets the predictions for the new contexts after each
+tenth of the epochs, and the processor seconds until then, without loading packages and predicting.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import numpy as np
 from benchmarks.experiments.contextual.data import Array
 
 RATE, BATCH, CHECKS = 0.01, 32, 10
-# What 200 epochs of 100 rows and 20 of 1,000 come to.
+# Rows presented in 200 epochs of 100 rows, or in 20 of 1,000.
 PRESENTED = 20_000
 MISSING = "PyEPO is not installed, so its SPO+ is left out; the bench extra has it."
 
@@ -45,13 +44,13 @@ def train_apart(
     seed: int,
     presented: int = PRESENTED,
 ) -> tuple[Array, Array]:
-    """Predictions (checks, m, d) and seconds (checks,), from a process of its own.
+    """Train in a separate process; return predictions (checks, m, d) and seconds (checks,).
 
-    Costs are minimised over 0 ≤ z ≤ 1 with ``matrix`` z equal to ``limits``, or at most so; ``presented`` rows are
-    shown in all, each as often as the others.
+    Costs are minimised over 0 ≤ z ≤ 1 with ``matrix`` z equal to ``limits``, or at most ``limits``. Training presents
+    ``presented`` rows in total, each row equally often.
     """
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
+        given, result = Path(folder) / "given.npz", Path(folder) / "found.npz"
         np.savez(
             given,
             contexts=contexts,
@@ -63,18 +62,18 @@ def train_apart(
             seed=seed,
             presented=presented,
         )
-        # PyEPO draws bars of its own.
+        # PyEPO shows its own progress bars otherwise.
         quiet = os.environ | {"TQDM_DISABLE": "1"}
-        subprocess.run([sys.executable, "-m", __name__, str(given), str(found)], check=True, env=quiet)
-        with np.load(found) as answer:
+        subprocess.run([sys.executable, "-m", __name__, str(given), str(result)], check=True, env=quiet)
+        with np.load(result) as answer:
             return answer["predictions"], answer["seconds"]
 
 
 def warm_program(matrix: Array, limits: Array, equal: bool) -> highspy.Highs:
-    """min 0 over matrix z = limits, or ≤ limits, 0 ≤ z ≤ 1, whose costs are set before each solution."""
+    """Return min 0 over matrix z = limits, or ≤ limits, 0 ≤ z ≤ 1, whose costs are set before each solve."""
     highs = highspy.Highs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("output_flag", False)
-    # A basis is kept from one cost to the next; presolving would throw it away.
+    # The basis is kept from one cost to the next; presolve would discard it.
     highs.setOptionValue("presolve", "off")
     width = matrix.shape[1]
     highs.addVars(width, np.zeros(width), np.ones(width))
@@ -96,7 +95,7 @@ def _train(given: Any) -> tuple[Array, Array]:
     columns = np.arange(width, dtype=np.int32)
 
     class Warm(optModel):
-        """A linear program as PyEPO asks for it."""
+        """A linear program with PyEPO's interface."""
 
         def _getModel(self) -> tuple[Any, Any]:  # noqa: N802
             return warm_program(given["matrix"], given["limits"], bool(given["equal"])), list(range(width))

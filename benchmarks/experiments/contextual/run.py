@@ -1,13 +1,13 @@
 """Shortest path and knapsack with uncertain objectives: methods on the same rows, judged by regret on fresh ones.
 
-A run is a degree of the polynomial, a number n of rows and a seed, which draws the map from contexts to costs (and the
-weights of a knapsack), n rows to learn from and ``TEST`` rows to judge by. Normalised regret is what decisions cost
-beyond the best decisions in hindsight, relative to what those cost, over all test rows. ``floor`` decides by the true
-mean costs of a context: nothing that learns can be expected to do better. Seconds are processor seconds of learning.
+A run has a degree of the polynomial, a number n of rows and a seed. The seed draws the map from contexts to costs (and
+the weights of a knapsack), n training rows and ``TEST`` test rows. Normalised regret is the cost of decisions minus
+that of the best decisions in hindsight, relative to the latter, over all test rows. ``floor`` decides by the true mean
+costs of a context: no learned method can be expected to do better. Seconds are processor seconds of learning.
 
-Of a knapsack the packing that is best for the prediction is looked up in the list of all packings, alike for every
-method: HiGHS finds the same one, some hundred times slower. ``auto`` learns by the core's default options; its
-prediction is the mean over the draws that ``prescribe`` decides by, which is what its default policy decides for.
+For a knapsack, every method takes the best packing for its prediction from the list of all packings: HiGHS finds the
+same one, some hundred times slower. ``auto`` learns with the core's default options. Its prediction is the mean over
+the draws of ``prescribe``, by which its default policy decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bco_core.posterior import Posterior
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
 from benchmarks.experiments.contextual import data, pyepo_process, spo, two_stage
-from benchmarks.experiments.contextual.data import Array, Instance
+from benchmarks.experiments.contextual.data import Array, ContextualInstance
 from benchmarks.experiments.contextual.decisions import Decide, best_packings, shortest_paths
 from benchmarks.experiments.harness import Finding, Key
 
@@ -38,10 +38,10 @@ PYEPO = "pyepo"
 
 
 class Experiment(NamedTuple):
-    """How its data are drawn, and ``sign`` times outcomes are costs to be minimised by ``decide``."""
+    """Functions that draw the data and decide; ``sign`` times outcomes are the costs that ``decide`` minimises."""
 
-    draw: Callable[[int, int, int], Instance]
-    decide: Callable[[Instance], Decide]
+    draw: Callable[[int, int, int], ContextualInstance]
+    decide: Callable[[ContextualInstance], Decide]
     sign: float
 
 
@@ -52,11 +52,11 @@ EXPERIMENTS = {
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The rows of a run: the first ``rows`` of the instance to learn from, the others to judge by."""
+class ContextualTrial:
+    """The rows of a run: the first ``rows`` of the instance are training rows, the others test rows."""
 
     experiment: Experiment
-    instance: Instance
+    instance: ContextualInstance
     rows: int
     seed: int
 
@@ -70,7 +70,7 @@ class Trial:
 
     @property
     def costs(self) -> Array:
-        """Of the rows to learn from, to be minimised."""
+        """Costs (n, d) of the training rows, to be minimised."""
         return self.experiment.sign * self.instance.outcomes[: self.rows]
 
     @property
@@ -83,57 +83,57 @@ class Trial:
         return costs, float((self.decide(costs) * costs).sum())
 
     def regret(self, predicted: Array) -> float:
-        """Normalised regret of deciding by predicted costs (m, d) of the test rows."""
+        """Return the normalised regret of deciding by predicted costs (m, d) of the test rows."""
         costs, best = self._hindsight
         return float((self.decide(predicted) * costs).sum() - best) / abs(best)
 
 
-def _weights(instance: Instance) -> Array:
+def _weights(instance: ContextualInstance) -> Array:
     if instance.weights is None:
         raise ValueError("only a knapsack has weights")
     return instance.weights
 
 
-def learned(trial: Trial) -> tuple[DecisionProblem, Posterior]:
-    """What ``auto`` learns by default from a problem as a planner describes it."""
+def learned(trial: ContextualTrial) -> tuple[DecisionProblem, Posterior]:
+    """Return the problem built from its specification, and the posterior that ``auto`` learns by default."""
     problem = build_problem(trial.instance.spec)
     outcomes = trial.instance.outcomes[: trial.rows]
     return problem, learn(problem, Sample(torch.from_numpy(trial.contexts), torch.from_numpy(outcomes))).posterior
 
 
-def predicted(trial: Trial, posterior: Posterior) -> Array:
-    """Mean costs (m, d) of the test rows over the draws that decisions hedge over."""
+def predicted(trial: ContextualTrial, posterior: Posterior) -> Array:
+    """Return the mean costs (m, d) of the test rows over the draws that decisions hedge over."""
     means: Array = posterior.scenarios(torch.from_numpy(trial.new), posterior.draws()).mean().numpy()
     return trial.experiment.sign * means
 
 
-def _floor(trial: Trial) -> Array:
+def _floor(trial: ContextualTrial) -> Array:
     return trial.experiment.sign * trial.instance.means[trial.rows :]
 
 
-def _ols(trial: Trial) -> Array:
+def _ols(trial: ContextualTrial) -> Array:
     return two_stage.least_squares(trial.contexts, trial.costs, trial.new)
 
 
-def _ridge(trial: Trial) -> Array:
+def _ridge(trial: ContextualTrial) -> Array:
     return two_stage.ridge(trial.contexts, trial.costs, trial.new)
 
 
-def _boosted(trial: Trial) -> Array:
+def _boosted(trial: ContextualTrial) -> Array:
     return two_stage.boosted(trial.contexts, trial.costs, trial.new, trial.seed)
 
 
-def _spo(trial: Trial) -> Array:
+def _spo(trial: ContextualTrial) -> Array:
     return spo.predict(spo.fit(trial.contexts, trial.costs, trial.decide, trial.seed), trial.new)
 
 
-def _auto(trial: Trial) -> Callable[[], Array]:
+def _auto(trial: ContextualTrial) -> Callable[[], Array]:
     return partial(predicted, trial, learned(trial)[1])
 
 
-# Predictions of the test rows' costs by method, or what makes them where that takes long and is no part of learning;
-# PyEPO's come from its own process.
-METHODS: dict[str, Callable[[Trial], Array | Callable[[], Array]]] = {
+# Predicted costs of the test rows by method, or a function that predicts them where prediction is slow and must not
+# count as learning. PyEPO's predictions come from its own process.
+METHODS: dict[str, Callable[[ContextualTrial], Array | Callable[[], Array]]] = {
     "floor": _floor,
     "ols": _ols,
     "ridge": _ridge,
@@ -148,7 +148,7 @@ def default_methods() -> list[str]:
 
 
 def keys(degrees: Sequence[int], sizes: Sequence[int], seeds: int) -> list[Key]:
-    """Few rows before many, and seed k of every degree before seed k + 1 of any."""
+    """Return the runs: few rows before many, and seed k of every degree before seed k + 1 of any."""
     return [(degree, size, seed) for size in sizes for seed in range(seeds) for degree in degrees]
 
 
@@ -156,7 +156,7 @@ def perform(name: str, key: Key, methods: Sequence[str]) -> list[Finding]:
     """Draw a run's data and judge the methods on it."""
     degree, rows, seed = (int(part) for part in key)
     experiment = EXPERIMENTS[name]
-    trial = Trial(experiment, experiment.draw(rows + TEST, degree, seed), rows, seed)
+    trial = ContextualTrial(experiment, experiment.draw(rows + TEST, degree, seed), rows, seed)
     if "auto" in methods:
         _compile(name)
     findings: list[Finding] = []
@@ -165,32 +165,32 @@ def perform(name: str, key: Key, methods: Sequence[str]) -> list[Finding]:
             findings += _pyepo(key, trial)
             continue
         began = time.process_time()
-        found = METHODS[method](trial)
+        result = METHODS[method](trial)
         seconds = time.process_time() - began
-        predictions = found() if callable(found) else found
+        predictions = result() if callable(result) else result
         findings.append(Finding(key, method, trial.regret(predictions), seconds))
     return findings
 
 
 @cache
 def _compile(name: str) -> None:
-    """Learn once from a few rows, so that no run's seconds hold what compiling takes the first time."""
+    """Learn once from a few rows, so that no run's seconds include compilation."""
     experiment = EXPERIMENTS[name]
-    learned(Trial(experiment, experiment.draw(40, 4, 0), 40, 0))
+    learned(ContextualTrial(experiment, experiment.draw(40, 4, 0), 40, 0))
 
 
-def _pyepo(key: Key, trial: Trial) -> list[Finding]:
-    """PyEPO's SPO+ after each tenth of its epochs: ``pyepo_10`` to ``pyepo_90``, and ``pyepo`` at the end."""
+def _pyepo(key: Key, trial: ContextualTrial) -> list[Finding]:
+    """Judge PyEPO's SPO+ after each tenth of its epochs: ``pyepo_10`` to ``pyepo_90``, and ``pyepo`` at the end."""
     spec = trial.instance.spec
     names = [decision["name"] for decision in spec["decisions"]]
     matrix = np.array([[row["decisions"].get(name, 0.0) for name in names] for row in spec["rows"]])
     limits = np.array([row["limit"] for row in spec["rows"]])
     equal = spec["rows"][0]["sense"] == "="
-    found, seconds = pyepo_process.train_apart(
+    result, seconds = pyepo_process.train_apart(
         trial.contexts, trial.costs, trial.new, matrix, limits, equal, trial.seed
     )
-    shares = [100 * (check + 1) // len(found) for check in range(len(found))]
+    shares = [100 * (check + 1) // len(result) for check in range(len(result))]
     return [
         Finding(key, PYEPO if share == 100 else f"{PYEPO}_{share}", trial.regret(one), float(spent))
-        for share, one, spent in zip(shares, found, seconds, strict=True)
+        for share, one, spent in zip(shares, result, seconds, strict=True)
     ]

@@ -1,8 +1,8 @@
-"""SPO+ as Elmachtoub and Grigas publish it, for a linear predictor: the rival to be beaten, so it is tuned.
+"""SPO+ of Elmachtoub and Grigas for a linear predictor, tuned because it is the rival to beat.
 
-A prediction ŷ of the costs y is charged 2 ŷ'z(y) − y'z(y) − min_z (2ŷ − y)'z, with the subgradient
-2 (z(y) − z(2ŷ − y)) by ŷ. Adam with batches of 32; its rate and the number of its steps are those of least regret in a
-cross-validation. A single fifth of a hundred rows chooses worse than no choice at all.
+The loss of a prediction ŷ of the costs y is 2 ŷ'z(y) − y'z(y) − min_z (2ŷ − y)'z, with the subgradient
+2 (z(y) − z(2ŷ − y)) in ŷ. Training uses Adam with batches of 32. Cross-validation chooses the rate and the number of
+steps of least regret; a single held-out fifth of a hundred rows chooses worse than no tuning at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, CHECKS = 800, 10
 
 
 def fit(contexts: Array, costs: Array, decide: Decide, seed: int) -> Array:
-    """Weights (1 + features, d) of a linear predictor of costs to be minimised; the first row is the intercept."""
+    """Return weights (1 + features, d) of a linear predictor of costs to minimise; the first row is the intercept."""
     random = np.random.RandomState(seed)
     best = decide(costs)
     scale = float(np.abs(costs).mean())
@@ -42,7 +42,7 @@ def predict(weights: Array, contexts: Array) -> Array:
 def descend(
     contexts: Array, costs: Array, best: Array, decide: Decide, rate: float, random: np.random.RandomState
 ) -> list[Array]:
-    """The weights at ``CHECKS`` moments of Adam's way down, evenly spaced."""
+    """Run Adam and return its weights at ``CHECKS`` evenly spaced steps."""
     design = np.hstack([np.ones((len(contexts), 1)), contexts])
     weights = random.uniform(-1, 1, (design.shape[1], costs.shape[1])) / np.sqrt(design.shape[1])
     first, second = np.zeros_like(weights), np.zeros_like(weights)

@@ -11,13 +11,13 @@ LEAVES, RATE, ROUNDS, FOLDS = 6, 0.05, 300, 4
 
 
 def least_squares(contexts: Array, outcomes: Array, new: Array) -> Array:
-    """Predictions (m, d) for new contexts (m, features)."""
+    """Return predictions (m, d) for new contexts (m, features)."""
     weights = np.linalg.lstsq(_with_one(contexts), outcomes, rcond=None)[0]
     return _with_one(new) @ weights
 
 
 def ridge(contexts: Array, outcomes: Array, new: Array) -> Array:
-    """The penalty of least squared error in leave-one-out predictions of all outcomes."""
+    """Predict by ridge regression with the penalty of least leave-one-out squared error over all outcomes."""
     from sklearn.linear_model import RidgeCV
 
     predicted: Array = RidgeCV(RIDGES).fit(contexts, outcomes).predict(new)
@@ -25,7 +25,7 @@ def ridge(contexts: Array, outcomes: Array, new: Array) -> Array:
 
 
 def boosted(contexts: Array, outcomes: Array, new: Array, seed: int) -> Array:
-    """LightGBM, an outcome at a time, with as many rounds as predict unseen rows best on average over outcomes."""
+    """Predict each outcome by LightGBM; cross-validation, averaged over outcomes, chooses the number of rounds."""
     import lightgbm
 
     parameters = {

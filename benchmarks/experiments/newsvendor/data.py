@@ -62,7 +62,7 @@ def _student_partial_mean(u: Tensor) -> Tensor:
 
 
 def _student_quantile(level: float) -> float:
-    """Bisection on the closed-form distribution function."""
+    """Return the quantile by bisection on the closed-form distribution function."""
     low, high = -1e3, 1e3
     for _ in range(100):
         middle = (low + high) / 2
@@ -72,7 +72,7 @@ def _student_quantile(level: float) -> float:
 
 
 def _student_draw(count: int, generator: torch.Generator) -> Tensor:
-    """A normal over the root of an independent χ²₃/3."""
+    """Draw a normal divided by the root of an independent χ²₃/3."""
     normal = torch.randn(4, count, generator=generator, dtype=torch.float64)
     return normal[0] / normal[1:].square().mean(dim=0).sqrt()
 
@@ -95,18 +95,18 @@ class Demand:
         return Sample(contexts, (self.location(contexts) + self.scale(contexts) * noise)[:, None])
 
     def quantile(self, level: float, contexts: Tensor) -> Tensor:
-        """f(τ | x), the oracle's decision: (n, 8) → (n,)."""
+        """Return f(τ | x), the oracle's decision: (n, 8) → (n,)."""
         return self.location(contexts) + self.scale(contexts) * self.noise.quantile(level)
 
     def expected_cost(self, level: float, contexts: Tensor, decisions: Tensor) -> Tensor:
-        """E[τ(Y − z)⁺ + (1 − τ)(z − Y)⁺ | x] for decisions (n,) in contexts (n, 8): (n,)."""
+        """Return E[τ(Y − z)⁺ + (1 − τ)(z − Y)⁺ | x] for decisions (n,) in contexts (n, 8): (n,)."""
         location, scale = self.location(contexts), self.scale(contexts)
         # |sin(πB'X)| may vanish: demand is then certain, and the formula's limit is the cost itself.
         u = (decisions - location) / scale.clamp_min(1e-12)
         return (decisions - location) * (self.noise.distribution(u) - level) + scale * self.noise.partial_mean(u)
 
     def gap(self, level: float, contexts: Tensor, decisions: Tensor) -> float:
-        """How much more than the oracle's the decisions (n,) cost over contexts (n, 8), in per cent."""
+        """Return by how many per cent decisions (n,) cost more than the oracle's, over contexts (n, 8)."""
         oracle = self.expected_cost(level, contexts, self.quantile(level, contexts)).mean()
         return 100 * (self.expected_cost(level, contexts, decisions).mean() / oracle - 1).item()
 
@@ -124,6 +124,6 @@ DEMANDS = {
 
 
 def sobol_contexts(count: int = 2**15, seed: int = 0) -> Tensor:
-    """A scrambled Sobol sequence (count, 8) in the unit cube."""
+    """Return a scrambled Sobol sequence (count, 8) in the unit cube."""
     engine = torch.quasirandom.SobolEngine(CONTEXT_DIM, scramble=True, seed=seed)
     return engine.draw(count, dtype=torch.float64)

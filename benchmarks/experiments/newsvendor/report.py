@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.experiments.compare import Comparison, compare, line, sentence, strongest, tally
-from benchmarks.experiments.newsvendor.run import Result
+from benchmarks.experiments.newsvendor.run import NewsvendorResult
 from benchmarks.experiments.newsvendor.table1 import DGPS, PAPER, TAUS, Cell
 
 TITLES = {
@@ -52,12 +52,12 @@ class CellSummary:
         return method in self.gaps and self.gaps[method].mean < PAPER[self.cell].bcp_mean
 
 
-def summarize(results: Iterable[Result]) -> list[CellSummary]:
+def summarize(results: Iterable[NewsvendorResult]) -> list[CellSummary]:
     """Return a summary of each cell that has results, in the paper's order."""
     return [_summary(cell, gaps) for cell, gaps in by_cell(results).items()]
 
 
-def by_cell(results: Iterable[Result]) -> dict[Cell, dict[str, dict[Any, float]]]:
+def by_cell(results: Iterable[NewsvendorResult]) -> dict[Cell, dict[str, dict[Any, float]]]:
     """Return the gaps of every method by run, for each cell in the paper's order."""
     cells: dict[Cell, dict[str, dict[Any, float]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
@@ -78,11 +78,11 @@ def overall(summaries: Sequence[CellSummary]) -> dict[str, float | int | None]:
     """Return averages over cells; the standard error is that of the average difference, None where it is unknown."""
     figures: dict[str, float | int | None] = {"cells": len(summaries)}
     for method in TITLES:
-        found = [summary for summary in summaries if method in summary.gaps]
-        if found:
-            figures[f"{method}_mean"] = sum(summary.gaps[method].mean for summary in found) / len(found)
-            figures[f"{method}_cells_below_paper"] = sum(summary.below_paper(method) for summary in found)
-            figures[f"{method}_cells_above_paper"] = sum(not summary.below_paper(method) for summary in found)
+        result = [summary for summary in summaries if method in summary.gaps]
+        if result:
+            figures[f"{method}_mean"] = sum(summary.gaps[method].mean for summary in result) / len(result)
+            figures[f"{method}_cells_below_paper"] = sum(summary.below_paper(method) for summary in result)
+            figures[f"{method}_cells_above_paper"] = sum(not summary.below_paper(method) for summary in result)
     figures["paper_ieo"] = sum(PAPER[s.cell].ieo_mean for s in summaries) / len(summaries)
     figures["paper_bcp"] = sum(PAPER[s.cell].bcp_mean for s in summaries) / len(summaries)
     for name in ("strongest", "ieo"):
@@ -151,7 +151,7 @@ def _conclusions(figures: dict[str, Any]) -> list[str]:
 
 
 def plot(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Gap by n on logarithmic axes, a panel for each generator and fractile. Needs matplotlib."""
+    """Plot the gap by n on logarithmic axes, with a panel for each generator and fractile. Needs matplotlib."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter, NullLocator
 

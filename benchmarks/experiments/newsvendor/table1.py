@@ -19,7 +19,7 @@ class Cell(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What the paper reports for a cell."""
+    """The paper's figures for a cell."""
 
     ieo_mean: float
     ieo_std: float

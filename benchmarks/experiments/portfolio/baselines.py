@@ -1,14 +1,14 @@
-"""What others would do about a return that must be kept: each gives decisions, and what they hedge over.
+"""Baselines for a required return: each gives the scenarios that its decisions hedge over.
 
 ``enw``          exponential Nadaraya–Watson weights over the history's outcomes, and the same CVaR model as BCP. The
-                 bandwidth is the cheapest that keeps the constraint often enough on the history, each row left out.
-``shifted``      five networks fitted to squared error; their mean prediction lowered by the least constant with which
-                 decisions for rows that the predicting network had not seen keep the constraint often enough.
+                 bandwidth is the cheapest that meets the constraint often enough on the history, leaving one row out.
+``shifted``      five networks fitted to squared error; their mean prediction is lowered by the least constant with
+                 which decisions for held-out rows meet the constraint often enough.
 ``penalties``    the heuristic of Mandi et al. (2025) as the paper uses it: from a squared-error fit, descend a mix of
-                 two penalties until the constraint is kept often enough on the history. One pushes a prediction down
+                 two penalties until the constraint is met often enough on the history. One pushes a prediction down
                  along its own decision where that decision fails (IPL), the other up along the true optimum where the
                  prediction would forbid it (OPL).
-``warm_starts``  the starts of the chains, unsampled, under the same CVaR model: what the sampler must improve on.
+``warm_starts``  the starts of the chains, without sampling, under the same CVaR model: the sampler must beat them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bco_core.inference.mh.starts import find_starts, fit_squared_error
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 
 BANDWIDTHS = (0.2, 0.25, 0.3, 0.4, 0.7, 1.0, 2.0, 4.0)
-# Rows to judge a bandwidth by; more hardly change the choice.
+# Rows that judge a bandwidth; more rows hardly change the choice.
 _JUDGED_ROWS = 80
 _SHIFTS = torch.linspace(-1, 4, 251, dtype=torch.float64)
 _PENALTY_STEPS = 400
 _PENALTY_RATE = 0.002
-# How much failing weighs against needless caution, and the margin in units of the outcomes' spread.
+# Weight of failure against needless caution, and the margin in units of the outcomes' spread.
 _AVERSION = 0.9
 _MARGIN = 0.1
 
@@ -45,7 +45,7 @@ class Hedge:
 
 
 def enw(problem: ReturnConstrainedPortfolio, sample: Sample, contexts: Tensor) -> tuple[Hedge, float]:
-    """Weighted history for contexts (B, d_x), and the bandwidth chosen."""
+    """Return the weighted history for contexts (B, d_x), and the chosen bandwidth."""
     rows = torch.arange(len(sample))[:_JUDGED_ROWS]
     best, choice = None, BANDWIDTHS[0]
     for bandwidth in BANDWIDTHS:
@@ -54,7 +54,7 @@ def enw(problem: ReturnConstrainedPortfolio, sample: Sample, contexts: Tensor) -
         decisions = problem.prescribe(outcomes, weights).decisions
         kept = problem.feasible(decisions, sample.outcomes[rows]).double().mean().item()
         cost = problem.cost(decisions, sample.outcomes[rows]).mean().item()
-        # Often enough and cheap; if never often enough, as often as can be.
+        # Prefer enough feasibility, then low cost; if none has enough, prefer the highest feasibility.
         score = (min(kept, problem.confidence), -cost)
         if best is None or score > best:
             best, choice = score, bandwidth
@@ -72,7 +72,7 @@ def _weights(at: Tensor, contexts: Tensor, bandwidth: float, leave_out: Tensor |
 def shifted(
     problem: ReturnConstrainedPortfolio, target: GibbsTarget, contexts: Tensor, generator: torch.Generator
 ) -> Hedge:
-    """Point predictions by five folds, lowered by what rows out of fold ask for."""
+    """Return point predictions of five folds, lowered as far as out-of-fold rows require."""
     folds = make_folds(len(target.sample), FOLDS, generator)
     theta = fit_squared_error(target, folds, generator)
     predictor, spread = target.predictor, target.predictor.outcomes.scale
@@ -85,17 +85,17 @@ def shifted(
 
 
 def _least_shift(problem: ReturnConstrainedPortfolio, seen: Tensor, outcomes: Tensor, spread: Tensor) -> float:
-    """By how many spreads predictions (n, m) must be lowered for decisions to keep the constraint often enough."""
+    """Return the least shift of predictions (n, m), in spreads, whose decisions meet the constraint often enough."""
     for size in _SHIFTS.tolist():
         decisions = problem.decide(seen - size * spread)
         if problem.feasible(decisions, outcomes).double().mean() >= problem.confidence:
             break
-    found: float = size
-    return found
+    result: float = size
+    return result
 
 
 def regression_shifted(problem: ReturnConstrainedPortfolio, fitted: RegressionRule, contexts: Tensor) -> Hedge:
-    """A regression's predictions, lowered by what the rows that it did not see ask for."""
+    """Return a regression's predictions, lowered as far as out-of-fold rows require."""
     history = fitted.history
     shift = _least_shift(problem, history.predictions, history.outcomes, history.spread)
     predictions = fitted.predictions(contexts) - shift * history.spread
@@ -109,7 +109,7 @@ def penalties(
     generator: torch.Generator,
     repeats: int = 5,
 ) -> list[Hedge]:
-    """Point predictions of each repetition, one of which the caller may choose, as the paper does."""
+    """Return the point predictions of each repetition; the caller may choose one, as the paper does."""
     predictor, sample = target.predictor, target.sample
     theta = fit_squared_error(target, make_folds(len(sample), repeats, generator), generator)
     encoded, spread = predictor.encode(sample.contexts), predictor.outcomes.scale.mean()
@@ -141,7 +141,7 @@ def penalties(
 def warm_starts(
     problem: ReturnConstrainedPortfolio, target: GibbsTarget, contexts: Tensor, chains: int, generator: torch.Generator
 ) -> Hedge:
-    """The predictions of as many starts as there would be chains."""
+    """Return the predictions of as many starts as there are chains."""
     starts = find_starts(target, chains, problem.confidence, generator)
     predictions = target.predictor.predict(starts.theta, contexts).transpose(0, 1)
     return Hedge(predictions, torch.full((chains,), 1 / chains, dtype=torch.float64))

@@ -13,7 +13,7 @@ import torch
 
 from bco_core.estimates import Estimate, estimate, paired_difference
 from benchmarks.experiments.compare import line
-from benchmarks.experiments.portfolio.run import CONTROLLED, Result, Run
+from benchmarks.experiments.portfolio.run import CONTROLLED, PortfolioResult, PortfolioRun
 
 TITLES = {
     "saa": "SAA",
@@ -60,14 +60,14 @@ class SizeSummary:
     differences: dict[str, Estimate]
 
 
-def summarize(results: Iterable[Result]) -> list[SizeSummary]:
-    found: dict[int, dict[str, dict[Run, Result]]] = defaultdict(lambda: defaultdict(dict))
+def summarize(results: Iterable[PortfolioResult]) -> list[SizeSummary]:
+    found: dict[int, dict[str, dict[PortfolioRun, PortfolioResult]]] = defaultdict(lambda: defaultdict(dict))
     for result in results:
         found[result.run.n][result.method][result.run] = result
     return [_summary(n, found[n]) for n in sorted(found)]
 
 
-def _summary(n: int, by_method: dict[str, dict[Run, Result]]) -> SizeSummary:
+def _summary(n: int, by_method: dict[str, dict[PortfolioRun, PortfolioResult]]) -> SizeSummary:
     def column(method: str, name: str) -> torch.Tensor:
         return torch.tensor([getattr(result, name) for result in by_method[method].values()], dtype=torch.float64)
 
@@ -99,7 +99,7 @@ def as_json(summaries: Sequence[SizeSummary]) -> dict[str, Any]:
     """Return plain figures: feasibility, regret and runs of each method by size, and the paired differences."""
     return {
         f"n{summary.n}": {figures.method: _finite(asdict(figures)) for figures in summary.figures}
-        | {f"{method}_minus_control": _finite(asdict(found)) for method, found in summary.differences.items()}
+        | {f"{method}_minus_control": _finite(asdict(result)) for method, result in summary.differences.items()}
         for summary in summaries
     }
 
@@ -125,9 +125,9 @@ def markdown(summaries: Sequence[SizeSummary], remarks: str = "") -> str:
             cells = [str(summary.n), TITLES[row.method], str(row.runs), _with_error(row.feasibility, 3)]
             lines.append(line([*cells, _with_error(row.regret, 2), f"{row.beyond_reach:.3f}", f"{row.seconds:.1f}"]))
     differences = [
-        f"- n = {summary.n}: {TITLES[method]} − warm starts at equal feasibility: {_with_error(found, 3)}"
+        f"- n = {summary.n}: {TITLES[method]} − warm starts at equal feasibility: {_with_error(result, 3)}"
         for summary in summaries
-        for method, found in summary.differences.items()
+        for method, result in summary.differences.items()
     ]
     return "\n".join(
         [
@@ -154,8 +154,8 @@ def _with_error(found: Estimate, digits: int) -> str:
     return f"{found.mean:.{digits}f}{error}"
 
 
-def plot(results: Sequence[Result], path: Path) -> None:
-    """Box plots as in the paper's figure: feasibility on the left, regret on the right. Needs matplotlib."""
+def plot(results: Sequence[PortfolioResult], path: Path) -> None:
+    """Draw box plots as in the paper's figure: feasibility on the left, regret on the right. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     sizes = sorted({result.run.n for result in results})

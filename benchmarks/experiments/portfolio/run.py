@@ -1,11 +1,11 @@
 """Experiment 3: the return-constrained portfolio, many methods on the same rows, judged on one fixed test set.
 
 Returns of 50 assets follow five context features and four hidden factors (section EC.2.4 of the paper); loadings are
-drawn once. A method is judged by how often its decisions keep the return on the test rows, and by the variance of those
-that do, relative to what an oracle that knows the returns would need (``regret``: one is the oracle's).
+drawn once. A method is judged by the share of test rows on which its decisions reach the return, and by the variance of
+those decisions, relative to that of an oracle that knows the returns (``regret``: one is the oracle's).
 
-Feasibility can be bought with variance, so methods are only comparable at equal feasibility: ``control`` rows are the
-unsampled warm starts with their predictions shifted until they keep the return exactly as often as BCP does.
+More variance can raise feasibility, so methods are only comparable at equal feasibility: ``control`` rows are the warm
+starts without sampling, with predictions shifted until they reach the return exactly as often as BCP does.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from torch import Tensor
 
 from bco_core.baselines.predict_then_optimize import RegressionRule, additive, fit_regressions, linear
 from bco_core.data import Sample
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.mh.metropolis import Chains, MetropolisOptions, init_chains
 from bco_core.inference.mh.metropolis import run_chains as run_chains
 from bco_core.inference.mh.starts import find_starts
 from bco_core.inference.mh.thinning import thin
 from bco_core.predictors.registry import build_predictor
-from bco_core.problems.base import Status
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import Status, best_constant
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.seeds import entropy
 from benchmarks.experiments import harness
@@ -55,7 +54,7 @@ _WORLD, _TEST = 2026, 7
 
 @dataclass(frozen=True)
 class Market:
-    """What is the same in every run: which features move which asset, the factor loadings, and the problem."""
+    """The parts that all runs share: the effects of features on assets, the factor loadings, and the problem."""
 
     slopes: Tensor
     loadings: Tensor
@@ -82,7 +81,7 @@ class Market:
         return Sample(contexts, contexts @ self.slopes + 0.1 + factors @ self.loadings.T + noise)
 
 
-class Run(NamedTuple):
+class PortfolioRun(NamedTuple):
     """One draw of n training rows; ``seed`` and ``number`` together make it independent of every other run."""
 
     n: int
@@ -93,11 +92,14 @@ class Run(NamedTuple):
         return entropy(self.seed, self.n, self.number)
 
 
-class Result(NamedTuple):
-    """How a method did in a run: the share of test rows that keep the return, the variance of those relative to the
-    oracle's, the share of contexts in which no portfolio could promise it, and the processor seconds it took."""
+class PortfolioResult(NamedTuple):
+    """The figures of a method in a run.
 
-    run: Run
+    They are the share of test rows that reach the return, the variance of those relative to the oracle's, the share of
+    contexts in which no portfolio could promise the return, and the processor seconds.
+    """
+
+    run: PortfolioRun
     method: str
     feasibility: float
     regret: float
@@ -120,28 +122,36 @@ class Judge:
         return Judge(market.problem, test, market.problem.cost(best, test.outcomes))
 
     def decide(self, hedge: Hedge) -> tuple[Tensor, float]:
-        """Decisions for the test rows, and the share of them that are only a best effort."""
+        """Return decisions for the test rows, and the share of them that are only a best effort."""
         if hedge.outcomes.shape[1] == 1:
             predictions = hedge.outcomes[:, 0]
             decisions = self.problem.decide(predictions)
             return decisions, 1 - self.problem.feasible(decisions, predictions).double().mean().item()
-        found = self.problem.prescribe(hedge.outcomes, hedge.weights)
-        return found.decisions, sum(status != Status.OPTIMAL for status in found.status) / len(found.status)
+        result = self.problem.prescribe(hedge.outcomes, hedge.weights)
+        return result.decisions, sum(status != Status.OPTIMAL for status in result.status) / len(result.status)
 
     def judge(self, decisions: Tensor) -> tuple[float, float]:
-        """Feasibility and relative regret, as the paper defines them."""
+        """Return feasibility and relative regret, as the paper defines them."""
         kept = self.problem.feasible(decisions, self.test.outcomes)
         variance = self.problem.cost(decisions, self.test.outcomes)
         regret = variance[kept].sum() / self.oracle[kept].sum()
         return kept.double().mean().item(), regret.item()
 
 
-class Trial:
-    """What the methods of a run share: its rows, the network's target, starts and chains, made once when first asked
-    for. ``steps`` and ``burn_in`` are the paper's unless a quick look is wanted."""
+class PortfolioTrial:
+    """The parts that the methods of a run share: its rows, the network's target, starts and chains, made on first use.
+
+    ``steps`` and ``burn_in`` are the paper's by default; a quick run may use fewer.
+    """
 
     def __init__(
-        self, market: Market, judge: Judge, run: Run, steps: int = STEPS, burn_in: int = BURN_IN, hidden: int = HIDDEN
+        self,
+        market: Market,
+        judge: Judge,
+        run: PortfolioRun,
+        steps: int = STEPS,
+        burn_in: int = BURN_IN,
+        hidden: int = HIDDEN,
     ) -> None:
         self.problem, self.judge_, self.run = market.problem, judge, run
         self.sample = market.draw(run.n, run.entropy())
@@ -174,18 +184,18 @@ class Trial:
 
     @cached_property
     def cold(self) -> Chains:
-        # Against 11,250 weights of unit prior a loss needs this much to be heard.
+        # The loss needs this inverse temperature to matter against a unit prior on 11,250 weights.
         return self._chains(100 * TEMPERATURE, self.starts)
 
     @cached_property
     def raw(self) -> Chains:
-        # λn = 1000 for costs as they are.
+        # λn = 1000 for costs that are not scaled.
         return self._chains(TEMPERATURE * self.target.cost_scale, self.starts)
 
     @cached_property
     def strict(self) -> Chains:
-        # Rows that were learned from keep the return more often than others: ask two standard errors more of them, or
-        # as much as all the starts can give.
+        # Training rows reach the return more often than other rows: require two standard errors more of them, or as
+        # much as all starts reach.
         required = CONFIDENCE + 2 * math.sqrt(CONFIDENCE * (1 - CONFIDENCE) / self.run.n)
         starts = find_starts(self.target, CHAINS, required, self.generator)
         return self._chains(100 * TEMPERATURE, starts.theta, min(required, starts.feasibility.min().item()))
@@ -205,39 +215,39 @@ class Trial:
         return self.hedge(kept.flatten(0, 1)[chosen])
 
 
-def _saa(trial: Trial) -> Hedge | Tensor:
+def _saa(trial: PortfolioTrial) -> Hedge | Tensor:
     return best_constant(trial.problem, trial.sample.outcomes).decisions.expand(len(trial.contexts), -1)
 
 
-def _enw(trial: Trial) -> Hedge | Tensor:
+def _enw(trial: PortfolioTrial) -> Hedge | Tensor:
     return baselines.enw(trial.problem, trial.sample, trial.contexts)[0]
 
 
-def _shifted(trial: Trial) -> Hedge | Tensor:
+def _shifted(trial: PortfolioTrial) -> Hedge | Tensor:
     return baselines.shifted(trial.problem, trial.target, trial.contexts, trial.generator)
 
 
-def _regression(trial: Trial) -> Hedge | Tensor:
-    """The better of ridge and splines, and the errors it made out of fold, under the same CVaR model as BCP."""
-    found = trial.regressed.scenarios(trial.contexts, ATOMS)
-    return Hedge(found.outcomes, found.weights)
+def _regression(trial: PortfolioTrial) -> Hedge | Tensor:
+    """Hedge over the out-of-fold errors of the better of ridge and splines, under the same CVaR model as BCP."""
+    result = trial.regressed.scenarios(trial.contexts, ATOMS)
+    return Hedge(result.outcomes, result.weights)
 
 
-def _regression_shifted(trial: Trial) -> Hedge | Tensor:
+def _regression_shifted(trial: PortfolioTrial) -> Hedge | Tensor:
     return baselines.regression_shifted(trial.problem, trial.regressed, trial.contexts)
 
 
-def _penalties(trial: Trial) -> Hedge | Tensor:
-    """The repetition that keeps the return most often on the test rows, which is the paper's choice and flatters it."""
+def _penalties(trial: PortfolioTrial) -> Hedge | Tensor:
+    """Return the repetition that reaches the return most often on test rows: the paper's choice, which favours it."""
     each = baselines.penalties(trial.problem, trial.target, trial.contexts, trial.generator)
     return max(each, key=lambda hedge: trial.judge_.judge(trial.judge_.decide(hedge)[0])[0])
 
 
-def _warm_starts(trial: Trial) -> Hedge | Tensor:
+def _warm_starts(trial: PortfolioTrial) -> Hedge | Tensor:
     return trial.hedge(trial.starts)
 
 
-METHODS: dict[str, Callable[[Trial], Hedge | Tensor]] = {
+METHODS: dict[str, Callable[[PortfolioTrial], Hedge | Tensor]] = {
     "saa": _saa,
     "enw": _enw,
     "shifted": _shifted,
@@ -257,24 +267,24 @@ METHODS: dict[str, Callable[[Trial], Hedge | Tensor]] = {
         trial.scaled.info.kept[:: max(1, DRAWS // 250)], 20, "support_points"
     ),
 }
-# The unsampled starts at the feasibility of each of these.
+# Each of these is compared with the starts without sampling, at its own feasibility.
 CONTROLLED = ("bcp", "bcp_cold", "bcp_strict", "bcp_raw")
 BASELINES = ("saa", "enw", "shifted", "regression", "regression_shifted", "ieo", "warm_starts")
 DEFAULT_METHODS = (*BASELINES, "bcp", "bcp_1_chain", "bcp_cold", "bcp_cold_1_chain", "bcp_strict")
 
 
-def perform(run: Run, methods: Sequence[str], rows: int = TEST_ROWS, **shorter: int) -> list[Result]:
+def perform(run: PortfolioRun, methods: Sequence[str], rows: int = TEST_ROWS, **shorter: int) -> list[PortfolioResult]:
     """Draw the run's rows and judge the methods on the test rows; methods that share chains run them once."""
     market = Market.make()
     judge = Judge.of(market, rows)
-    trial = Trial(market, judge, run, **shorter)
+    trial = PortfolioTrial(market, judge, run, **shorter)
     results = []
     for method in methods:
         began = time.process_time()
         made = METHODS[method](trial)
         decisions, beyond = (made, 0.0) if isinstance(made, Tensor) else judge.decide(made)
         seconds = time.process_time() - began
-        results.append(Result(run, method, *judge.judge(decisions), beyond, seconds))
+        results.append(PortfolioResult(run, method, *judge.judge(decisions), beyond, seconds))
     for method in CONTROLLED:
         found = [result for result in results if result.method == method]
         if found:
@@ -282,39 +292,46 @@ def perform(run: Run, methods: Sequence[str], rows: int = TEST_ROWS, **shorter: 
     return results
 
 
-def control(trial: Trial, beside: Result) -> Result:
-    """The warm starts, shifted to keep the return as often as ``beside`` does, by interpolation between shifts."""
+def control(trial: PortfolioTrial, beside: PortfolioResult) -> PortfolioResult:
+    """Judge the warm starts, shifted to reach the return as often as ``beside``, by interpolation between shifts."""
     judge, began = trial.judge_, time.process_time()
     hedge, spread = trial.hedge(trial.starts), trial.target.predictor.outcomes.scale
     curve = []
     for shift in _CONTROL_SHIFTS:
         decisions, beyond = judge.decide(Hedge(hedge.outcomes - shift * spread, hedge.weights))
         curve.append((*judge.judge(decisions), beyond))
-    # Lowered too far, predictions promise nothing any more and decisions get worse again: only the rise counts.
+    # Predictions that are lowered too far promise nothing, and decisions get worse again: only the rise counts.
     highest = max(range(len(curve)), key=lambda k: curve[k][0])
     kept, regrets, beyond_reach = (np.array(column) for column in zip(*curve[: highest + 1], strict=True))
     kept = np.maximum.accumulate(kept)
     at = float(np.clip(beside.feasibility, kept[0], kept[-1]))
     regret, share = np.interp(at, kept, regrets), np.interp(at, kept, beyond_reach)
     seconds = time.process_time() - began
-    return Result(trial.run, f"control_{beside.method}", at, float(regret), float(share), seconds)
+    return PortfolioResult(trial.run, f"control_{beside.method}", at, float(regret), float(share), seconds)
 
 
-def plan(sizes: Iterable[int], runs: int, seed: int) -> list[Run]:
-    """Run k of every size before run k + 1 of any, so that an unfinished experiment covers all sizes."""
-    return sorted((Run(n, number, seed) for n in sizes for number in range(runs)), key=lambda run: (run.number, -run.n))
+def plan(sizes: Iterable[int], runs: int, seed: int) -> list[PortfolioRun]:
+    """Return the runs in order: run k of every size before run k + 1 of any, large n first.
+
+    An unfinished experiment then covers all sizes.
+    """
+    return sorted(
+        (PortfolioRun(n, number, seed) for n in sizes for number in range(runs)), key=lambda run: (run.number, -run.n)
+    )
 
 
-def perform_all(todo: Sequence[tuple[Run, Sequence[str]]], path: Path, jobs: int, rows: int) -> Iterator[list[Result]]:
-    """Perform the runs in ``jobs`` processes; what a run finds is appended to ``path`` and then yielded."""
+def perform_all(
+    todo: Sequence[tuple[PortfolioRun, Sequence[str]]], path: Path, jobs: int, rows: int
+) -> Iterator[list[PortfolioResult]]:
+    """Perform the runs in ``jobs`` processes; append the results of each run to ``path``, then yield them."""
     return harness.perform_all(partial(perform, rows=rows), todo, partial(append, path), jobs)
 
 
 _COLUMNS = ("n", "seed", "run", "method", "feasibility", "regret", "beyond_reach", "seconds")
 
 
-def append(path: Path, results: Iterable[Result]) -> None:
-    """Add results to a CSV file, which is begun if there is none."""
+def append(path: Path, results: Iterable[PortfolioResult]) -> None:
+    """Append results to a CSV file; create it if it does not exist."""
     rows = (
         [run.n, run.seed, run.number, method, *(f"{figure:.6g}" for figure in figures), f"{seconds:.2f}"]
         for run, method, *figures, seconds in results
@@ -322,11 +339,11 @@ def append(path: Path, results: Iterable[Result]) -> None:
     append_rows(path, _COLUMNS, rows)
 
 
-def read(path: Path) -> list[Result]:
-    """All results in a CSV file; none when there is no file."""
+def read(path: Path) -> list[PortfolioResult]:
+    """Return all results in a CSV file; none if the file does not exist."""
     return [
-        Result(
-            Run(int(row["n"]), int(row["run"]), int(row["seed"])),
+        PortfolioResult(
+            PortfolioRun(int(row["n"]), int(row["run"]), int(row["seed"])),
             row["method"],
             *(float(row[name]) for name in _COLUMNS[4:]),
         )

@@ -1,6 +1,6 @@
-"""Real histories as every method sees them: calendar, lags and levels by the service's own recipe.
+"""Real histories with the features that every method gets: calendar, lags and levels by the service's own recipe.
 
-The rows to learn from come first in time, those to be judged on last; nothing about the latter is used before.
+Training rows come first in time and test rows last; nothing about test rows is used before they are judged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORE_LEAD, STORE_DAYS = 7, 90
 
 @dataclass(frozen=True)
 class Histories:
-    """All rows of a data set in the order of time, and which of them, (n,), are only there to be judged on."""
+    """All rows of a data set in order of time, and a mask (n,) of the test rows."""
 
     name: str
     sample: Sample
@@ -40,7 +40,7 @@ class Histories:
         return self.sample.timeline
 
     def known(self) -> Sample:
-        """The rows that are known when the first judged one is decided for."""
+        """Return the rows that are known at the time of the first test decision."""
         first = self.timeline.periods[self.judged].min()
         return self.sample.rows((self.timeline.periods <= first - self.timeline.lead).nonzero().flatten())
 
@@ -48,7 +48,7 @@ class Histories:
         return self.sample.rows(self.judged.nonzero().flatten())
 
     def training(self, share: float = 0.75) -> Histories:
-        """The same within the rows to learn from, for choosing anything: its last quarter stands for later rows."""
+        """Return the training rows as histories of their own, for tuning: their last quarter stands for later rows."""
         known = self.known()
         assert known.timeline is not None  # noqa: S101
         edge = known.timeline.periods.double().quantile(share) if len(known) < 1e6 else _edge(known.timeline, share)
@@ -60,7 +60,7 @@ def _edge(timeline: Timeline, share: float) -> Tensor:
 
 
 def electricity(folder: Path) -> Histories:
-    """Hourly load, bought a day ahead; the last quarter of the hours is judged."""
+    """Read hourly load, bought a day ahead; the last quarter of the hours is for testing."""
     table = _read(folder / "electricity" / "hourly_load.csv.gz")
     hours = _column(table, "time").astype("datetime64[h]").astype(np.int64)
     load = _column(table, "load").astype(np.float64)
@@ -69,7 +69,7 @@ def electricity(folder: Path) -> Histories:
 
 
 def store_item(folder: Path) -> Histories:
-    """Daily sales of 50 items in ten stores, ordered a week ahead; the last 90 days are judged."""
+    """Read daily sales of 50 items in ten stores, ordered a week ahead; the last 90 days are for testing."""
     table = _read(folder / "store_item" / "store_item.csv.gz")
     days = _column(table, "date").astype("datetime64[D]").astype(np.int64)
     store, item = _column(table, "store").astype(np.int64), _column(table, "item").astype(np.int64)
@@ -88,7 +88,7 @@ def _last(sample: Sample, after: int) -> Tensor:
 def _sample(
     periods: np.ndarray, series: np.ndarray, outcome: np.ndarray, unit: str, lead: int, beside: np.ndarray | None = None
 ) -> Sample:
-    """Contexts known ahead, if any, and then what the recipe makes of time; rows that know no past are left out."""
+    """Join contexts known ahead, if any, and the recipe's time features; leave out rows without the past they need."""
     usual = len(outcome) // (int(series.max()) + 1)
     recipe = auto_recipe(Clock(unit, 1), lead, usual, origin=int(periods.min()))
     made, _ = make_features(recipe, Grid.of(periods, series, outcome[:, None]), periods, series)
@@ -118,9 +118,9 @@ def _column(table: pyarrow.Table, name: str) -> np.ndarray:
 
 
 def random_walk(seed: int, days: int = 365, later: int = 90) -> Histories:
-    """Demand whose level walks at random: 200 + cumulated N(0, 6) a day, a weekday pattern, noise N(0, 8).
+    """Draw demand whose level is a random walk: 200 + cumulated N(0, 6) a day, a weekday pattern, noise N(0, 8).
 
-    Decisions are made for all later days at once, so ``lead`` is as long as these.
+    Decisions are made for all later days at once, so ``lead`` is the number of later days.
     """
     draw = np.random.default_rng(seed)
     count = days + later
@@ -134,7 +134,7 @@ def random_walk(seed: int, days: int = 365, later: int = 90) -> Histories:
 
 
 def bending(rows: int, columns: int = 20, seed: int = 0) -> Sample:
-    """Rows without time, for how long learning takes: columns that bend and interact, with little noise."""
+    """Draw rows without time, to measure learning time: nonlinear columns that interact, with little noise."""
     draw = torch.Generator().manual_seed(seed)
     contexts = torch.randn(rows, columns, generator=draw, dtype=torch.float64)
     a, b, c, d, e = contexts[:, :5].T

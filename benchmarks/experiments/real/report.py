@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.experiments.harness import append_rows, read_rows
-from benchmarks.experiments.real.run import RULES, Found
+from benchmarks.experiments.real.run import RULES, Figure
 
-COLUMNS = Found._fields
+COLUMNS = Figure._fields
 METHODS = ("auto", *reversed(RULES))
 _SETS = ("electricity", "store_item")
 
 
-def keep(path: Path, found: Sequence[Found]) -> None:
+def keep(path: Path, found: Sequence[Figure]) -> None:
     append_rows(path, COLUMNS, [(*one[:4], f"{one.value:.6g}") for one in found])
 
 
-def read(path: Path) -> list[Found]:
+def read(path: Path) -> list[Figure]:
     return [
-        Found(row["history"], float(row["level"]), row["method"], row["figure"], float(row["value"]))
+        Figure(row["history"], float(row["level"]), row["method"], row["figure"], float(row["value"]))
         for row in read_rows(path)
     ]
 
 
-def figures(found: Sequence[Found]) -> dict[str, float]:
+def figures(found: Sequence[Figure]) -> dict[str, float]:
     """Return one number for each question: means over critical fractiles, and over the seeds of the random walk."""
     means: dict[str, float] = {}
     for name in _SETS:
@@ -49,7 +49,7 @@ def _put(means: dict[str, float], key: str, values: Sequence[float]) -> None:
         means[key] = sum(values) / len(values)
 
 
-def table(found: Sequence[Found]) -> list[str]:
+def table(found: Sequence[Figure]) -> list[str]:
     """Return a table of costs by method, relative to LightGBM, with standard errors."""
     lines = ["| history | τ | " + " | ".join(METHODS) + " |", "| --- | ---: |" + " ---: |" * len(METHODS)]
     for name in _SETS:

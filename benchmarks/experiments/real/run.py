@@ -1,6 +1,6 @@
-"""Every method on the same rows and features of a real history: learned on what was known, judged once on what came.
+"""Every method on the same rows and features of a real history: trained on known rows, judged once on later ones.
 
-Tuning looks at rows to learn from alone: the last quarter of these stands for later ones.
+Tuning uses training rows only: their last quarter stands for later rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bco_core.inference.options import make_options
 from bco_core.inference.update import UpdateOptions, update
 from bco_core.posterior import Posterior
 from bco_core.prescribe import PrescribeOptions, prescribe
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 from benchmarks.experiments.real.data import Histories, bending, random_walk
 
@@ -28,11 +28,11 @@ SEED = 0
 _LEAVES = (15, 31, 63)
 _ROUNDS = (100, 200, 400, 800)
 _ALPHAS = (1e-5, 1e-4, 1e-3, 1e-2)
-# L1 quantile regression by a linear program takes no more rows than these, and regression hardly gains by more.
+# Largest numbers of rows: for the linear program of L1 quantile regression, and for ridge, which hardly gains by more.
 _LP_ROWS, _RIDGE_ROWS = 4_000, 200_000
 
 
-class Found(NamedTuple):
+class Figure(NamedTuple):
     """A figure that a method reached on a history at a critical fractile."""
 
     history: str
@@ -57,11 +57,11 @@ def constant(histories: Histories, level: float) -> Tensor:
 
 
 def season(histories: Histories, level: float) -> Tensor:
-    """The quantile of the last eight of the same weekday, or hour of the week."""
+    """Order the quantile of the last eight outcomes on the same weekday, or at the same hour of the week."""
     rows = histories.judged.nonzero().flatten()
-    found, there = season_decisions(problem_at(level), histories.sample, rows)
+    result, there = season_decisions(problem_at(level), histories.sample, rows)
     orders = constant(histories, level).clone()
-    orders[there] = found
+    orders[there] = result
     return orders
 
 
@@ -72,7 +72,7 @@ def regression(histories: Histories, level: float) -> Tensor:
 
 
 def lightgbm(histories: Histories, level: float) -> Tensor:
-    """LightGBM at the critical fractile; leaves and rounds tuned forward."""
+    """Order by LightGBM at the critical fractile, with leaves and rounds tuned forward in time."""
     inner = histories.training()
     known, later = inner.known(), inner.later()
     many = len(known) > 100_000
@@ -89,11 +89,11 @@ def lightgbm(histories: Histories, level: float) -> Tensor:
 
 
 def quantile_regression(histories: Histories, level: float) -> Tensor:
-    """L1 quantile regression; the penalty tuned forward."""
+    """Order by L1 quantile regression, with the penalty tuned forward in time."""
     inner = histories.training()
     problem, later = problem_at(level), inner.later()
-    found = [_linear(inner.known(), later.contexts, level, alpha) for alpha in _ALPHAS]
-    costs = [problem.cost(orders, later.outcomes).mean().item() for orders in found]
+    result = [_linear(inner.known(), later.contexts, level, alpha) for alpha in _ALPHAS]
+    costs = [problem.cost(orders, later.outcomes).mean().item() for orders in result]
     best = _ALPHAS[costs.index(min(costs))]
     return _linear(histories.known(), histories.later().contexts, level, best)
 
@@ -117,45 +117,45 @@ RULES: dict[str, Rule] = {
 }
 
 
-def judge_rule(histories: Histories, level: float, name: str) -> tuple[list[Found], Tensor]:
+def judge_rule(histories: Histories, level: float, name: str) -> tuple[list[Figure], Tensor]:
     began = process_time()
     orders = RULES[name](histories, level)
     seconds = process_time() - began
     later = histories.later()
     costs = problem_at(level).cost(orders, later.outcomes)
     figures = {"cost": costs.mean().item(), "seconds": seconds}
-    return [Found(histories.name, level, name, what, value) for what, value in figures.items()], costs
+    return [Figure(histories.name, level, name, what, value) for what, value in figures.items()], costs
 
 
-def judge_auto(histories: Histories, level: float) -> tuple[list[Found], Tensor]:
-    """What ``auto`` costs, what it promised, and how often its 90 % range held the outcome."""
+def judge_auto(histories: Histories, level: float) -> tuple[list[Figure], Tensor]:
+    """Judge ``auto``: its cost, its promised cost, and the share of outcomes within its 90 % range."""
     problem, later = problem_at(level), histories.later()
     began = process_time()
     learned = learn(problem, histories.known(), make_options(seed=SEED))
     seconds = process_time() - began
-    found = _decided(problem, learned.posterior, later, learned.diagnostics.policy)
-    told = learned.diagnostics
-    figures = found.figures | {
+    result = _decision_costs(problem, learned.posterior, later, learned.diagnostics.policy)
+    message = learned.diagnostics
+    figures = result.figures | {
         "seconds": seconds,
-        "ok": float(told.quality == "ok"),
-        "boosted_share": -1.0 if told.boosted_share is None else told.boosted_share,  # type: ignore[attr-defined]
+        "ok": float(message.quality == "ok"),
+        "boosted_share": -1.0 if message.boosted_share is None else message.boosted_share,  # type: ignore[attr-defined]
     }
-    return [Found(histories.name, level, "auto", what, value) for what, value in figures.items()], found.costs
+    return [Figure(histories.name, level, "auto", what, value) for what, value in figures.items()], result.costs
 
 
-class Decided(NamedTuple):
+class DecisionCosts(NamedTuple):
     costs: Tensor
     figures: dict[str, float]
 
 
-def _decided(problem: Newsvendor, posterior: Posterior, later: Sample, policy: str) -> Decided:
+def _decision_costs(problem: Newsvendor, posterior: Posterior, later: Sample, policy: str) -> DecisionCosts:
     costs, expected, inside, above = [], [], [], []
     for rows in torch.arange(len(later)).split(5000):
         some = later.rows(rows)
-        found = prescribe(posterior, problem, some.contexts, PrescribeOptions(policy=policy))
-        costs.append(problem.cost(found.decisions, some.outcomes))
-        expected.append(found.costs.mean)
-        above.append(costs[-1] > found.costs.quantiles[:, -1])
+        result = prescribe(posterior, problem, some.contexts, PrescribeOptions(policy=policy))
+        costs.append(problem.cost(result.decisions, some.outcomes))
+        expected.append(result.costs.mean)
+        above.append(costs[-1] > result.costs.quantiles[:, -1])
         encoded = posterior.encode(some.contexts)
         draws = posterior.scenarios(some.contexts, posterior.draws(), encoded)
         atoms = posterior.predictive(some.contexts, draws.mean(), 200, encoded)
@@ -170,11 +170,11 @@ def _decided(problem: Newsvendor, posterior: Posterior, later: Sample, policy: s
         "coverage90": torch.cat(inside).double().mean().item(),
         "above95": torch.cat(above).double().mean().item(),
     }
-    return Decided(realised, figures)
+    return DecisionCosts(realised, figures)
 
 
 def by_day(histories: Histories, costs: Tensor) -> Tensor:
-    """Mean cost by day: neighbouring hours, and series on one day, err together."""
+    """Return the mean cost by day, since errors of neighbouring hours, and of series on one day, are correlated."""
     later = histories.later()
     assert later.timeline is not None  # noqa: S101
     periods = later.timeline.periods
@@ -184,35 +184,35 @@ def by_day(histories: Histories, costs: Tensor) -> Tensor:
     return means
 
 
-def compare(histories: Histories, methods: Sequence[str], advance: Callable[[str], None]) -> Iterator[list[Found]]:
-    """All methods at all critical fractiles, each paired by day with LightGBM."""
+def compare(histories: Histories, methods: Sequence[str], advance: Callable[[str], None]) -> Iterator[list[Figure]]:
+    """Judge all methods at all critical fractiles, each paired by day with LightGBM."""
     for level in histories.levels:
         reference: Tensor | None = None
         for name in methods:
             advance(f"{histories.name} at {level}: {name}")
-            found, costs = judge_auto(histories, level) if name == "auto" else judge_rule(histories, level, name)
+            result, costs = judge_auto(histories, level) if name == "auto" else judge_rule(histories, level, name)
             days = by_day(histories, costs)
             if name == "lightgbm":
                 reference = days
             if reference is not None:
                 ratio = days.mean() / reference.mean()
                 error = (days - ratio * reference).std() / len(days) ** 0.5 / reference.mean()
-                found.append(Found(histories.name, level, name, "vs_lightgbm", ratio.item()))
-                found.append(Found(histories.name, level, name, "vs_lightgbm_se", error.item()))
-            yield found
+                result.append(Figure(histories.name, level, name, "vs_lightgbm", ratio.item()))
+                result.append(Figure(histories.name, level, name, "vs_lightgbm_se", error.item()))
+            yield result
 
 
-def drift(seeds: int, advance: Callable[[str], None]) -> Iterator[list[Found]]:
-    """Demand whose level walks: what was promised for later days, and what happened."""
+def drift(seeds: int, advance: Callable[[str], None]) -> Iterator[list[Figure]]:
+    """Compare the promises of ``auto`` for later days with the outcomes, on demand whose level is a random walk."""
     for seed in range(seeds):
         advance(f"drift: {seed + 1} of {seeds}")
         histories = random_walk(seed)
-        found, _ = judge_auto(histories, 0.75)
-        yield [one._replace(method=f"seed {seed}") for one in found]
+        result, _ = judge_auto(histories, 0.75)
+        yield [one._replace(method=f"seed {seed}") for one in result]
 
 
-def speed(histories: Histories, advance: Callable[[str], None]) -> Iterator[list[Found]]:
-    """How much cheaper learning on is than starting over, on rows to learn from; and how long many rows take."""
+def speed(histories: Histories, advance: Callable[[str], None]) -> Iterator[list[Figure]]:
+    """Measure the speedup of an update over learning from scratch, on training rows, and the time for many rows."""
     problem, inner = problem_at(0.75), histories.training(0.9)
     advance("learning on")
     before, whole = inner.known(), histories.known()
@@ -230,4 +230,4 @@ def speed(histories: Histories, advance: Callable[[str], None]) -> Iterator[list
     learn(problem, bending(30_000), make_options(seed=SEED))
     rows = perf_counter() - began
     figures = {"update_speedup": over / on, "rows30k_s": rows}
-    yield [Found("speed", 0.75, "auto", what, value) for what, value in figures.items()]
+    yield [Figure("speed", 0.75, "auto", what, value) for what, value in figures.items()]

@@ -43,8 +43,8 @@ _B = 7.5 * _matrix(
         [1, 1, 0],
     ]
 )
-# Warehouses sit at four of the twelve locations of a circle, so distances from one are those from the next, turned by
-# a quarter: by location, the distance to each warehouse.
+# Distance from each location to each warehouse. Warehouses are at four of the twelve locations on a circle, so the
+# distances from one are those from the next, rotated by a quarter.
 _DISTANCES = _matrix(
     [
         [0.15, 1.3124, 1.85, 1.3124],
@@ -64,7 +64,7 @@ _DISTANCES = _matrix(
 
 
 def shipment_spec() -> dict[str, object]:
-    """The experiment's problem as the API takes it."""
+    """Return the experiment's problem in the format of the API."""
     return {
         "kind": "shipment",
         "sources": [
@@ -81,7 +81,7 @@ def shipment_problem() -> TwoStageLinear:
 
 
 def draw_contexts(count: int, noisy: int, generator: torch.Generator) -> Tensor:
-    """A stretch of the process, (count, 3), beside ``noisy`` standard Gaussian columns that mean nothing."""
+    """Draw a stretch of the process, (count, 3), followed by ``noisy`` irrelevant standard Gaussian columns."""
     length = count + _BURN_IN
     root = torch.linalg.cholesky(_INNOVATIONS)
     innovations = torch.randn(length, SIGNAL_DIM, generator=generator, dtype=torch.float64) @ root.T
@@ -95,7 +95,7 @@ def draw_contexts(count: int, noisy: int, generator: torch.Generator) -> Tensor:
 
 
 def draw_outcomes(contexts: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-    """Demands (n, draws, 12) for contexts (n, 3 + noisy)."""
+    """Draw demands (n, draws, 12) for contexts (n, 3 + noisy)."""
     signal = contexts[:, :SIGNAL_DIM]
     shape = (len(signal), draws, LOCATIONS)
     delta = torch.randn(*shape, SIGNAL_DIM, generator=generator, dtype=torch.float64)

@@ -28,7 +28,7 @@ TITLES = {
     "averaged": "averaged",
     "predictive": "predictive",
 }
-# TPS and MAP decide by the posterior that BCP decides by; averaged and predictive by auto's own.
+# TPS and MAP use BCP's posterior; averaged and predictive use auto's.
 RIVALS = ("saa", "enw", "knn", "forest", "ieo", "ieo_ensemble", "regression", "tps", "map", "bcp")
 SINGLE = ("ieo", "enw", "bcp")
 
@@ -90,7 +90,7 @@ def markdown(cells: Cells) -> str:
 
 
 def plot(cells: Cells, path: Path) -> None:
-    """Box plots: a panel for each number of noisy dimensions, a group for each n."""
+    """Draw box plots: a panel for each number of noisy dimensions, a group for each n."""
     import matplotlib
 
     matplotlib.use("agg")

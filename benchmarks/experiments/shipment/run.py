@@ -1,9 +1,9 @@
 """Experiment 1: two-stage shipment, many methods on the same rows, judged by realised cost on fresh outcomes.
 
-A run draws n training rows and 50 validation rows. Baselines select on the validation rows, as in the paper; the
-methods that hold out rows in their own way get the two together. Every method then decides for the same 250 contexts,
+A run draws n training rows and 50 validation rows. Baselines select on the validation rows, as in the paper.
+Methods that hold out rows in their own way get both sets pooled. Every method then decides for the same 250 contexts,
 and a decision's cost is its mean over 20 outcomes of its context. ``floor`` decides from 200 draws of the true
-conditional distribution: nothing that learns can be expected to do better.
+conditional distribution: no learned method can be expected to do better.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bco_core.baselines.ieo import fit_points
 from bco_core.baselines.predict_then_optimize import additive, fit_regressions, linear
 from bco_core.baselines.weighted_saa import fit_enw, fit_forest, fit_neighbours
 from bco_core.data import FOLDS, Folds, Sample, Standardizer, make_folds
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES
 from bco_core.features.standardized import StandardizedFeatures
 from bco_core.gibbs import GibbsTarget
 from bco_core.inference.learn import learn
@@ -31,7 +31,7 @@ from bco_core.policies import POLICIES, Terms, decide
 from bco_core.posterior import Posterior
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.linear import ReluAffine
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import best_constant
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.scenarios import Scenarios
 from bco_core.seeds import entropy
@@ -56,8 +56,8 @@ PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What a method may see of a run, and the contexts to decide for."""
+class ShipmentTrial:
+    """Everything a method may use in a run, and the contexts to decide for."""
 
     problem: TwoStageLinear
     train: Sample
@@ -113,7 +113,7 @@ class Trial:
 
     @cached_property
     def learned(self) -> tuple[Posterior, str]:
-        """What ``auto`` learns, and the policy it recommends."""
+        """The posterior that ``auto`` learns, and the policy it recommends."""
         learned = learn(self.problem, self.pooled, make_options(seed=self.seed))
         return learned.posterior, learned.diagnostics.policy
 
@@ -126,27 +126,27 @@ def _as_it_is(width: int) -> Standardizer:
     return Standardizer(torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64))
 
 
-def _floor(trial: Trial) -> Tensor:
+def _floor(trial: ShipmentTrial) -> Tensor:
     atoms = draw_outcomes(trial.contexts, FLOOR_DRAWS, trial.generator)
     return trial.problem.prescribe(atoms, torch.full((FLOOR_DRAWS,), 1 / FLOOR_DRAWS, dtype=torch.float64)).decisions
 
 
-def _saa(trial: Trial) -> Tensor:
+def _saa(trial: ShipmentTrial) -> Tensor:
     return best_constant(trial.problem, trial.pooled.outcomes).decisions.expand(len(trial.contexts), -1)
 
 
-def _ieo(trial: Trial) -> Tensor:
+def _ieo(trial: ShipmentTrial) -> Tensor:
     return _descended(trial, trial.split, trial.generator)
 
 
-def _ieo_ensemble(trial: Trial) -> Tensor:
-    """The same by five predictors, each stopped on its own fifth of all rows; their decisions are averaged."""
+def _ieo_ensemble(trial: ShipmentTrial) -> Tensor:
+    """Average the decisions of five IEO predictors, each stopped on its own fifth of all rows."""
     generator = trial.generator
     return _descended(trial, make_folds(len(trial.pooled), FOLDS, generator), generator)
 
 
-def _descended(trial: Trial, folds: Folds, generator: torch.Generator) -> Tensor:
-    # The trainer divides costs by the best constant decision's: a step on costs as they are is that much larger.
+def _descended(trial: ShipmentTrial, folds: Folds, generator: torch.Generator) -> Tensor:
+    # The trainer divides costs by the best constant decision's, so steps on unscaled costs are larger by that factor.
     reference = best_constant(trial.problem, trial.pooled.outcomes).objective.item()
     options = TrainingOptions(
         optimizer="sgd", learning_rate=RATE * reference, batch_size=BATCH, patience=PATIENCE, averaging=False
@@ -155,48 +155,48 @@ def _descended(trial: Trial, folds: Folds, generator: torch.Generator) -> Tensor
     return estimates.averaged_decisions(trial.problem, trial.contexts)
 
 
-def _regression(trial: Trial) -> Tensor:
+def _regression(trial: ShipmentTrial) -> Tensor:
     fitted = fit_regressions(trial.pooled, (linear, additive), trial.seed)
     return fitted.decisions(trial.problem, trial.contexts, DRAWS)
 
 
-def _enw(trial: Trial) -> Tensor:
+def _enw(trial: ShipmentTrial) -> Tensor:
     return fit_enw(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
 
 
-def _knn(trial: Trial) -> Tensor:
+def _knn(trial: ShipmentTrial) -> Tensor:
     return fit_neighbours(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
 
 
-def _forest(trial: Trial) -> Tensor:
+def _forest(trial: ShipmentTrial) -> Tensor:
     return fit_forest(trial.problem, trial.train, trial.validation).decisions(trial.problem, trial.contexts)
 
 
-def _decided(trial: Trial, scenarios: Scenarios, policy: str) -> Tensor:
+def _decided(trial: ShipmentTrial, scenarios: Scenarios, policy: str) -> Tensor:
     return decide(trial.problem, scenarios, policy, Terms(trial.generator)).decisions
 
 
-def _printed(policy: str) -> Callable[[Trial], Tensor]:
+def _printed(policy: str) -> Callable[[ShipmentTrial], Tensor]:
     return lambda trial: _decided(trial, trial.printed, policy)
 
 
-def _averaged(trial: Trial) -> Tensor:
+def _averaged(trial: ShipmentTrial) -> Tensor:
     return _decided(trial, trial.scenarios, "averaged")
 
 
-def _predictive(trial: Trial) -> Tensor:
-    """SAA over predictive scenarios."""
+def _predictive(trial: ShipmentTrial) -> Tensor:
+    """Decide by SAA over predictive scenarios."""
     atoms = trial.learned[0].predictive(trial.contexts, trial.scenarios.mean(), DRAWS)
     assert atoms is not None  # noqa: S101 (learning always keeps a history)
     return _decided(trial, atoms, "predictive")
 
 
-def _auto(trial: Trial) -> Tensor:
+def _auto(trial: ShipmentTrial) -> Tensor:
     policy = trial.learned[1]
     return _predictive(trial) if POLICIES[policy].predictive else _decided(trial, trial.scenarios, policy)
 
 
-METHODS: dict[str, Callable[[Trial], Tensor]] = {
+METHODS: dict[str, Callable[[ShipmentTrial], Tensor]] = {
     "floor": _floor,
     "saa": _saa,
     "enw": _enw,
@@ -215,7 +215,10 @@ METHODS: dict[str, Callable[[Trial], Tensor]] = {
 
 
 def keys(noisy: Sequence[int], sizes: Sequence[int], runs: int, seed: int) -> list[Key]:
-    """Run k of every cell before run k + 1 of any, so that an unfinished experiment covers all cells."""
+    """Return the runs in order: run k of every cell before run k + 1 of any.
+
+    An unfinished experiment then covers all cells.
+    """
     return [(dims, size, seed, run) for run in range(runs) for size in sizes for dims in noisy]
 
 
@@ -223,13 +226,13 @@ def perform(key: Key, methods: Sequence[str]) -> list[Finding]:
     """Draw a run's data and judge the methods on it."""
     noisy, rows, seed, run = (int(part) for part in key)
     problem = shipment_problem()
-    # The same contexts and outcomes judge every run of a seed.
+    # All runs of a seed are judged on the same contexts and outcomes.
     generator = torch.Generator().manual_seed(entropy(seed))
     contexts = draw_contexts(TEST_CONTEXTS, max(NOISY), generator)[:, : SIGNAL_DIM + noisy]
     outcomes = draw_outcomes(contexts, TEST_OUTCOMES, generator)
     generator = torch.Generator().manual_seed(entropy(seed, noisy, rows, run + 1))
     train, validation = draw_sample(rows, noisy, generator), draw_sample(VALIDATION_ROWS, noisy, generator)
-    trial = Trial(problem, train, validation, contexts, run)
+    trial = ShipmentTrial(problem, train, validation, contexts, run)
     findings = []
     for method in methods:
         began = time.process_time()

@@ -1,11 +1,11 @@
-"""The Yaz restaurant's days: seven ingredients' demand, what is known a week ahead, and contexts made of it.
+"""Days of the Yaz restaurant: demand for seven ingredients, data known a week ahead, and contexts made from them.
 
-All ingredients rise and fall with the number of guests. So the demand of ingredient j on day t is put in units of its
-level: its share of all demand (a moving average with a half-life of 60 days) times all demand (8 days), both from days
-no younger than a week. What is then to be learned is one rule for demand in units of its level, from all ingredients
-together: seven times the rows, and each ingredient weighs the same.
+Demand for all ingredients rises and falls with the number of guests. So the demand of ingredient j on day t is divided
+by its level: its share of all demand (a moving average with a half-life of 60 days) times all demand (8 days), both
+from days at least a week old. One rule for demand in units of its level is then learned from all ingredients together:
+there are seven times as many rows, and each ingredient has the same weight.
 
-Days on which the restaurant is closed teach nothing: they are left out of rows and of levels, and nothing is ordered.
+Days on which the restaurant is closed are left out of rows and of levels, and nothing is ordered for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 
 LEAD_DAYS = 7
-# Days of history before levels are worth learning from.
+# Days of history before levels are reliable enough to learn from.
 WARM_UP_DAYS = 35
 SHARE_HALF_LIFE = 60.0
 TOTAL_HALF_LIFE = 8.0
@@ -78,14 +78,14 @@ def read_days(folder: Path) -> Days:
 
 
 def levels(days: Days) -> Tensor:
-    """What each ingredient's demand is measured in, (T, J); NaN while there is no open day a week old."""
+    """Return the level (T, J) of each ingredient, the unit of its demand; NaN while no open day is a week old."""
     total = days.demand.sum(dim=1, keepdim=True)
     share = _moving_average(days, days.demand, SHARE_HALF_LIFE) / _moving_average(days, total, SHARE_HALF_LIFE)
     return share * _moving_average(days, total, TOTAL_HALF_LIFE)
 
 
 def _moving_average(days: Days, values: Tensor, half_life: float) -> Tensor:
-    """Exponentially weighted mean (T, k) of values (T, k) on open days, as known ``LEAD_DAYS`` ahead."""
+    """Return the exponentially weighted mean (T, k) of values (T, k) on open days, as known ``LEAD_DAYS`` ahead."""
     decay = 0.5 ** (1 / half_life)
     average = torch.full_like(values, torch.nan)
     weighted, weight = torch.zeros_like(values[0]), 0.0
@@ -100,10 +100,10 @@ def _moving_average(days: Days, values: Tensor, half_life: float) -> Tensor:
 
 
 def compact_contexts(days: Days) -> Tensor:
-    """Contexts (T, J, d_x): weekday, holiday, the ingredient, its level's −½ power, and its history in units of it.
+    """Return contexts (T, J, d_x): weekday, holiday, ingredient, its level's −½ power, its history in units of level.
 
-    Counts scatter relatively less the larger they are, which is what the power is for. The history is of the same
-    weekday: the last four demands, and the mean and the upper quartile of the last eight.
+    The power is there because larger counts vary relatively less. The history is of the same weekday: the last four
+    demands, and the mean and the upper quartile of the last eight.
     """
     weekday = torch.nn.functional.one_hot(days.weekday, 7)[:, :6].double()
     shared = torch.cat([weekday, days.holiday[:, None].double()], dim=1)
@@ -116,7 +116,7 @@ def compact_contexts(days: Days) -> Tensor:
 
 
 def wide_contexts(days: Days) -> Tensor:
-    """The compact contexts and, the same for all ingredients, month, weather and trend."""
+    """Return the compact contexts with month, weather and trend, which are the same for all ingredients."""
     month = torch.nn.functional.one_hot(days.month, 12).double()
     trend = torch.arange(len(days), dtype=torch.float64)[:, None] / 365.25
     shared = torch.cat([month, days.weather, trend], dim=1)
@@ -124,7 +124,7 @@ def wide_contexts(days: Days) -> Tensor:
 
 
 def _same_weekdays(days: Days) -> Tensor:
-    """The last eight demands on open days of the same weekday, (T, J, 8), newest first, NaN where there are fewer."""
+    """Return the last eight demands on open days of the same weekday, (T, J, 8), newest first; NaN for missing ones."""
     lags = torch.full((*days.demand.shape, SAME_WEEKDAYS), torch.nan, dtype=torch.float64)
     for day in range(len(days)):
         seen = [before for before in range(day - LEAD_DAYS, -1, -7) if not days.closed[before]][:SAME_WEEKDAYS]
@@ -138,6 +138,6 @@ def _for_each(shared: Tensor, count: int) -> Tensor:
 
 
 def relative_rows(days: Days, contexts: Tensor, chosen: Tensor) -> Sample:
-    """Rows of the chosen days, ingredient after ingredient: contexts (T, J, d_x), demand in units of its level."""
+    """Return rows of the chosen days, ingredient by ingredient: contexts (T, J, d_x), demand in units of its level."""
     relative = days.demand[chosen] / levels(days)[chosen]
     return Sample(contexts[chosen].transpose(0, 1).flatten(0, 1), relative.T.flatten()[:, None])

@@ -92,6 +92,7 @@ def test_the_sum_and_its_band_are_those_of_the_file(client: TestClient) -> None:
             assert told[name][-1] == pytest.approx(whole[name] * whole["rows"])
 
 
+@pytest.mark.slow
 def test_with_many_series_the_band_is_clustered_by_them_too(client: TestClient) -> None:
     job = finished(client, asked(prepared(client, days(70, SHOPS)), baselines=["constant"]))
     found = over_time(client, job, stretches=10)
@@ -101,6 +102,7 @@ def test_with_many_series_the_band_is_clustered_by_them_too(client: TestClient) 
     check(told, rows, ways, stretch_of([row[0] for row in rows], found))
 
 
+@pytest.mark.slow
 def test_costs_add_up_to_the_means_that_the_summary_tells(client: TestClient) -> None:
     job = finished(client, asked(prepared(client)))
     found = over_time(client, job)

@@ -77,6 +77,7 @@ def computing(service: LocalService, client: httpx.Client, ids: Json) -> Iterato
     client.post(f"/v1/jobs/{job_id}/cancel")
 
 
+@pytest.mark.slow
 def test_serve_makes_the_whole_journey_on_one_machine(ids: Json) -> None:
     assert set(ids) == {"problem_id", "dataset_id"}
 
@@ -90,6 +91,7 @@ def test_serve_learns_the_same_posterior_from_the_same_seed(client: httpx.Client
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_stops_computing_within_three_seconds(
     client: httpx.Client, computing: tuple[str, set[psutil.Process]]
 ) -> None:
@@ -119,6 +121,7 @@ def test_the_api_answers_while_a_job_computes(client: httpx.Client, computing: t
     assert sorted(times)[10] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [True, False], ids=["with its length", "in chunks"])
 def test_a_body_over_the_limit_is_refused_over_real_http(client: httpx.Client, declared: bool) -> None:
     parts = [b'{"name": "'] + [b"x" * 100_000] * 15 + [b'"}']

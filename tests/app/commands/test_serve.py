@@ -64,6 +64,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         running.http.close()
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_working_directory_is_not_run(serving: Serving) -> None:
     assert is_ready(serving.http), serving.messages()
     assert not serving.marks.exists(), serving.marks.read_text()

@@ -370,7 +370,7 @@ def test_whole_numbers_with_a_point_in_a_csv_file_match_json_numbers(
     assert prescribe(client, posterior["id"], contexts=[{"shop": 2}])["prescriptions"]
 
 
-def test_categorical_booleans_in_parquet_are_known_as_json_booleans_when_prescribing(client: TestClient) -> None:
+def test_categorical_booleans_of_parquet_match_json_booleans_when_prescribing(client: TestClient) -> None:
     content = parquet({"promotion": [bool(index % 2) for index in range(20)], "demand": list(range(20))})
     posterior = learned_from(client, content, categorical="promotion")
     assert prescribe(client, posterior["id"], contexts=[{"promotion": True}])["prescriptions"]

@@ -271,6 +271,7 @@ def test_appended_rows_are_in_it(client: TestClient) -> None:
     assert found["over_time"]["outcomes"][0]["maximum"][-1] == 999.0
 
 
+@pytest.mark.slow
 def test_a_large_data_set_is_told_of_in_seconds(client: TestClient) -> None:
     rows, series = 400_000, 500
     numbers = np.arange(rows)

@@ -244,6 +244,7 @@ def test_a_short_series_and_an_unusual_level_are_said_of_the_row(client: TestCli
     assert any("the series is short" in sentence for sentence in answer["warnings"])
 
 
+@pytest.mark.slow
 def test_series_never_seen_are_served_at_the_overall_level_if_so_asked(client: TestClient) -> None:
     posterior = learned_from(client, shops(client, unseen="other"), inference=GOOD)
     answer = prescribe(client, posterior["id"], contexts=[context(DAYS, "west"), context(DAYS)])
@@ -427,6 +428,7 @@ def test_a_file_whose_rows_were_changed_is_refused(client: TestClient, tmp_path:
         portable.read(changed)
 
 
+@pytest.mark.slow
 def test_boosted_departures_are_refused_for_methods_that_have_none(client: TestClient) -> None:
     dataset, problem = shops(client), create_problem(client, name="shop", spec=SPEC)
     body = {

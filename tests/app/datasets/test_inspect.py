@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from app.demo import as_csv, bakery_rows
 from tests.support.journey import Json, answered, counts
+from tests.support.patience import crowding
 from tests.support.workbooks import sheet, workbook
 
 
@@ -303,6 +304,7 @@ def test_fields_of_an_upload_are_not_taken(client: TestClient) -> None:
     assert answer.json()["errors"][0]["pointer"] == "#/name"
 
 
+@pytest.mark.slow
 def test_a_million_rows_are_looked_at_in_seconds(client: TestClient, tmp_path: Path) -> None:
     rows = 1_000_000
     days = pa.array([19_000 + n // 1_000 for n in range(rows)], pa.int32()).cast(pa.date32())
@@ -313,7 +315,7 @@ def test_a_million_rows_are_looked_at_in_seconds(client: TestClient, tmp_path: P
     began = time.monotonic()
     found = looked_at(client, buffer.getvalue())
     assert roles(found) == {"day": "time", "shop": "series", "price": "context", "sold": "outcome"}
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 30 * crowding()
 
 
 # names in forms

@@ -26,7 +26,7 @@ from bco_core.progress import no_progress
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.backtesting import asked, finished, prepared
 from tests.support.journey import CONTEXTS, QUICK, Json, answered, create_job, learn, learned, prescribe
-from tests.support.looking import another_browser, look, words
+from tests.support.pages import another_browser, look, words
 
 PATCH: Json = {"items": {"croissants": {"underage_cost": 9.0}}}
 FORMER_JOB = {"inference": "posterior", "actual_decision": "done", "problem_patch": "problem"}
@@ -66,6 +66,8 @@ def aged(client: TestClient, answer: Json) -> tuple[str, bytes]:
     told = orjson.loads(unpacked(row.answer, row.answer_sha256))
     assert "problem_patch" in request
     request = formerly(request, {"problem_patch": "problem"})
+    for one in told.get("prescriptions", ()):
+        one["reason"] = "a sentence as an earlier version worded it"
     for one in told.get("evaluations", ()):
         one["alternatives"] = [formerly(alternative, FORMER_ALTERNATIVE) for alternative in one["alternatives"]]
     identifier = answer["id"][:-4] + "0000"
@@ -173,7 +175,7 @@ def test_an_older_backtest_shows_what_it_has_found(client: TestClient) -> None:
     assert shown["summary"]["against"] == "actual_decision"
     assert answered(client.get(path)) == drawn
     page = look(another_browser(client), f"/backtests/{job['id']}")
-    assert "what was really done" in words(page)
+    assert "the decisions actually taken" in words(page)
 
 
 def test_a_part_of_an_older_backtest_is_computed(client: TestClient) -> None:

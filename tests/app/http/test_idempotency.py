@@ -184,6 +184,7 @@ def clients(client: TestClient) -> list[TestClient]:
     return [TestClient(apps[index % 2], raise_server_exceptions=False) for index in range(12)]
 
 
+@pytest.mark.slow
 def test_many_at_once_make_one_object_and_get_one_answer(clients: list[TestClient], post: Post, key: str) -> None:
     before = created()
     start = threading.Barrier(len(clients))
@@ -297,6 +298,7 @@ def test_what_was_made_and_deleted_is_not_made_again(client: TestClient, key: st
     assert created() == before
 
 
+@pytest.mark.slow
 def test_a_request_that_was_believed_dead_makes_nothing_any_more(
     clients: list[TestClient], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_posterior_is_learned_on_from_newer_rows_and_says_how_the_two_compare(
     assert orders[1]["decision"]["demand"] < orders[0]["decision"]["demand"]
 
 
+@pytest.mark.slow
 def test_the_alias_moves_to_the_one_that_has_earned_it(client: TestClient, old: Json) -> None:
     answered(client.put("/v1/aliases/shops", json={"posterior_id": old["id"]}))
     append(client, old["dataset_id"], days(range(120, 180), weekend=-30.0))

@@ -162,6 +162,7 @@ def test_what_json_can_hold_and_most_writers_cannot_is_kept(client: TestClient, 
     assert answered(client.post(f"/v1/prescriptions/{identifier}/reproduce"))["identical"]
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_at_once_have_a_thousand_ids_that_are_all_kept(
     client: TestClient, posterior: Json, settings: Settings
 ) -> None:
@@ -388,6 +389,7 @@ def test_a_damaged_answer_is_listed_without_its_first(client: TestClient, poster
         session.delete(session.get_one(PrescriptionRow, identifier))
 
 
+@pytest.mark.slow
 def test_pages_show_each_once_while_others_are_written(client: TestClient, posterior: Json) -> None:
     there = [id_of(ask(client, posterior)) for _ in range(30)]
     written(client)

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.http import security
-from tests.support.as_browser import HTML, new_keys
+from tests.support.pages import HTML, new_keys
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,6 @@ def browser(client: TestClient) -> TestClient:
 
 
 @pytest.fixture
-def make_key(client: TestClient) -> Iterator[Callable[[str], str]]:
+def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
     with new_keys() as make:
         yield make

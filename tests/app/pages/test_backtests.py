@@ -21,7 +21,7 @@ from app.pages.backtests import BacktestForm, BacktestView, learned_like, parse_
 from bco_core.backtest.rules import RULES
 from tests.support.backtesting import OURS, asked, days, finished, prepared
 from tests.support.journey import Json, answered, create_dataset, create_job, create_problem, learn, learned
-from tests.support.looking import another_browser, charts, look, people, send, words
+from tests.support.pages import another_browser, charts, look, people, send, words
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def test_of_many_series_the_best_and_the_worst_are_shown_first() -> None:
             "difference": difference,
         }
 
-    policies = [{"name": "a", "words": "a"}, {"name": "actual_decision", "words": "what was really done"}]
+    policies = [{"name": "a", "words": "a"}, {"name": "actual_decision", "words": "the decisions actually taken"}]
     summary = {
         "policies": policies,
         "candidate": "a",

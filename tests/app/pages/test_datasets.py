@@ -17,9 +17,9 @@ from app.db.engine import transaction
 from app.db.tables import DatasetRow, KeyRow, SessionRow
 from app.keys import service as keys
 from tests.support.journey import ROWS, Json, answered, counts, create_dataset, create_job, create_problem
+from tests.support.pages import HTML
 from tests.support.workbooks import sheet, workbook
 
-HTML = {"Accept": "text/html"}
 SCRIPT = "<script>alert(1)</script>"
 PART = {"HX-Request": "true"}
 
@@ -203,6 +203,7 @@ def test_names_and_values_are_only_text(client: TestClient) -> None:
     assert "<script" not in refused.text
 
 
+@pytest.mark.slow
 def test_five_hundred_columns_can_be_looked_at_and_kept(client: TestClient) -> None:
     names = [f"c{number}" for number in range(500)]
     lines = [",".join(names)] + [",".join(str((row * 7 + n) % 31) for n in range(500)) for row in range(40)]

@@ -32,9 +32,9 @@ from tests.support.journey import (
     learned,
     months,
 )
+from tests.support.pages import token
 from tests.support.patience import wait_until
 
-HTML = {"Accept": "text/html,application/xhtml+xml"}
 PART = {"HX-Request": "true"}
 SATURDAY = {"weekday": "SAT", "temperature": 21.5, "rain": 0, "promotion": 1, "holiday": 0}
 OPENED = ["scenarios", "outcomes", "recourse"]
@@ -66,12 +66,6 @@ def shops(client: TestClient) -> Json:
     spec = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 3, "overage_cost": 1, "integer": True}]}
     problem = answered(client.post("/v1/problems", json={"name": "shops", "spec": spec}), 201)
     return learned(client, dataset_id=dataset["id"], problem_id=problem["id"])
-
-
-def token(browser: TestClient, path: str) -> str:
-    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
-    assert found is not None
-    return found[1]
 
 
 def typed(context: Json) -> dict[str, str]:

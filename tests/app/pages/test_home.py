@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from app import demo
 from app.jobs import service
 from tests.support.journey import CONTEXTS, Json, answered, create_job, learned
-from tests.support.looking import look, people, send, words
+from tests.support.pages import look, people, send, words
 
 
 def cancel_all(client: TestClient) -> None:

@@ -16,7 +16,6 @@ from app.pages import jobs as job_pages
 from app.pages.jobs import log_figures, training_charts
 from bco_core.policies import POLICIES
 from bco_core.predictors.registry import BOOSTED, PREDICTORS
-from tests.support.as_browser import log_in, send, token, words
 from tests.support.journey import (
     QUICK,
     ROWS,
@@ -29,6 +28,7 @@ from tests.support.journey import (
     learn,
     prepare_fund,
 )
+from tests.support.pages import log_in, send_form, token, words
 
 FORM = {"name": "", "method": "auto", "predictor": "auto", "seed": "0"}
 
@@ -79,7 +79,7 @@ def test_the_form_marks_data_that_go_with_the_problem(client: TestClient, browse
 
 def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClient, ids: Json) -> None:
     at = "/jobs/new"
-    shown = words(send(browser, "/jobs/new/preview", FORM | ids, at=at))
+    shown = words(send_form(browser, "/jobs/new/preview", FORM | ids, at=at))
     body = f'{{"problem_id": "{ids["problem_id"]}", "dataset_id": "{ids["dataset_id"]}", "seed": 0}}'
     assert body in shown
     assert "service.post('/v1/jobs'" in shown
@@ -91,7 +91,7 @@ def test_what_will_be_sent_is_shown_and_is_as_short_as_can_be(browser: TestClien
         "time_limit": "60",
         "predictor": "linear",
     }
-    shown = words(send(browser, "/jobs/new/preview", FORM | ids | more, at=at))
+    shown = words(send_form(browser, "/jobs/new/preview", FORM | ids | more, at=at))
     for part in (
         '"name": "mine"',
         '"inference": {"method": "vi", "epochs": 3}',
@@ -111,10 +111,10 @@ def test_features_are_asked_for_where_the_data_have_a_time(client: TestClient, b
     spec = {"kind": "newsvendor", "items": [{"name": "sold", "underage_cost": 2, "overage_cost": 1}]}
     problem = create_problem(client, spec=spec)["id"]
     fields = FORM | {"problem_id": problem, "dataset_id": timed, "features": "own", "features_text": '{"lags": [-1]}'}
-    refused = send(browser, "/jobs/new", fields, at="/jobs/new")
+    refused = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert refused.status_code == 422
     assert "{&#34;lags&#34;: [-1]}" in refused.text
-    made = send(browser, "/jobs/new", fields | {"features_text": '{"lags": [7]}'}, at="/jobs/new")
+    made = send_form(browser, "/jobs/new", fields | {"features_text": '{"lags": [7]}'}, at="/jobs/new")
     assert made.status_code == 303
     job = answered(client.get("/v1" + made.headers["location"]))
     assert job["spec"]["features"]["lags"] == [7]
@@ -123,7 +123,7 @@ def test_features_are_asked_for_where_the_data_have_a_time(client: TestClient, b
 
 def test_the_form_makes_a_job(client: TestClient, browser: TestClient, ids: Json) -> None:
     fields = FORM | ids | {"name": "by hand", "seed": "7", "method": "vi", "options": '{"epochs": 2, "members": 2}'}
-    made = send(browser, "/jobs/new", fields, at="/jobs/new")
+    made = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert made.status_code == 303
     job = answered(client.get("/v1" + made.headers["location"]))
     assert (job["name"], job["state"], job["spec"]["seed"]) == ("by hand", "queued", 7)
@@ -153,7 +153,7 @@ def test_wrong_choices_are_refused_beside_their_field(
 ) -> None:
     before = counts()
     fields = FORM | ids | wrong
-    page = send(browser, "/jobs/new", fields, at="/jobs/new")
+    page = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert page.status_code == 422
     assert counts() == before
     there = re.search(rf'id="{beside}"[^>]*>(.*?)</(p|div)>', page.text, re.DOTALL)
@@ -169,7 +169,7 @@ def test_wrong_choices_are_refused_beside_their_field(
 def test_data_without_the_outcomes_are_refused_with_the_apis_sentence(client: TestClient, browser: TestClient) -> None:
     other = create_dataset(client, outcomes=["temperature"], contexts=["weekday"])["id"]
     fields = FORM | {"problem_id": create_problem(client)["id"], "dataset_id": other}
-    page = send(browser, "/jobs/new", fields, at="/jobs/new")
+    page = send_form(browser, "/jobs/new", fields, at="/jobs/new")
     assert page.status_code == 422
     assert "the problem needs the outcome column(s) croissants, loaves" in words(page).replace("The p", "the p")
     assert "✕ does not fit" in words(page)
@@ -198,12 +198,12 @@ def test_a_job_that_waits_and_runs_can_be_watched_and_cancelled(
     assert traces.status_code == 200
     assert 'id="trace-cost"' in traces.text
     assert "<html" not in traces.text
-    gone = send(browser, f"{address}/cancel", {}, at=address)
+    gone = send_form(browser, f"{address}/cancel", {}, at=address)
     assert (gone.status_code, gone.headers["location"]) == (303, address)
     ended = browser.get(address)
     assert "was cancelled" in words(ended)
     assert "data-running" not in ended.text
-    again = send(browser, f"{address}/retry", {}, at=address)
+    again = send_form(browser, f"{address}/retry", {}, at=address)
     assert again.status_code == 303
     assert answered(client.get(f"/v1/jobs/{job_id}"))["state"] == "queued"
     learn(client, job_id)

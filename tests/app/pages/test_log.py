@@ -17,7 +17,7 @@ from app.pages.log import MOST_ROWS, LogEntryView, outcome_request, pointer_of
 from tests.app.datasets.test_histories import context as shop_context
 from tests.app.datasets.test_histories import learned_from, shops
 from tests.support.journey import CONTEXTS, Json, answered, learned
-from tests.support.looking import another_browser, look, people, send, words
+from tests.support.pages import another_browser, look, people, send, words
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,9 @@ from app.db.tables import PosteriorRow
 from app.keys import service as keys
 from app.pages.render import number, percent
 from tests.support.journey import Json, answered, create_job, learned
+from tests.support.pages import token
 from tests.support.patience import wait_until
 from tests.support.posterior_kinds import KINDS, one_of_each
-
-HTML = {"Accept": "text/html"}
-
 
 pytestmark = pytest.mark.usefixtures("made")
 
@@ -50,12 +48,6 @@ def tight(page: str) -> str:
 
 def told_of(client: TestClient, posterior: Json) -> Json:
     return answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
-
-
-def token(browser: TestClient, path: str) -> str:
-    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
-    assert found is not None
-    return found[1]
 
 
 def send(browser: TestClient, posterior: Json, to: str, **fields: str) -> Any:

@@ -16,8 +16,8 @@ from app.pages.problems.notation import model_of
 from app.pages.problems.spec_tables import facts_of, tables_of
 from app.problems.schemas import ProblemSpec
 from bco_core.problems.registry import PROBLEMS
-from tests.support.as_browser import log_in, send, token, words
 from tests.support.journey import Json, answered, counts, create_dataset, create_job, create_problem, learned
+from tests.support.pages import log_in, send_form, token, words
 
 ITEM = {"few": "1.8", "many": "0.6", "least": "", "most": "", "stock": "", "pack": "", "level": "", "whole": ""}
 BREAD = """NAME bread
@@ -81,11 +81,11 @@ def test_the_form_of_every_kind_has_an_example_that_can_be_used(browser: TestCli
     fields = {"kind": name, "name": "", "spec": KINDS[name].text}
     assert KINDS[name].title in words(browser.get(address))
     before = counts()
-    checked = words(send(browser, "/problems/check", fields, at=address))
+    checked = words(send_form(browser, "/problems/check", fields, at=address))
     assert "Valid" in checked
     assert "curl" in checked
     assert counts() == before
-    made = send(browser, "/problems/new", fields | {"name": f"my {name}"}, at=address)
+    made = send_form(browser, "/problems/new", fields | {"name": f"my {name}"}, at=address)
     assert made.status_code == 303
     assert browser.get(made.headers["location"]).status_code == 200
 
@@ -190,7 +190,7 @@ def test_a_table_of_items_makes_a_newsvendor(client: TestClient, browser: TestCl
         {"item": "buns", "few": "2,5", "many": "1", "least": "5", "whole": "yes"},
         level_of_all="0.8",
     )
-    made = send(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
+    made = send_form(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
     assert made.status_code == 303
     spec = answered(client.get("/v1" + made.headers["location"]))["spec"]
     rolls, buns = spec["items"]
@@ -209,7 +209,7 @@ def test_wrong_items_are_refused_beside_their_field_and_what_was_typed_stays(
 ) -> None:
     before = counts()
     rows = items({"item": "rolls"}, {"item": "buns", "few": "-2", "many": "cheap"})
-    page = send(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
+    page = send_form(browser, "/problems/new", rows, at="/problems/new?kind=newsvendor")
     assert page.status_code == 422
     for field, typed in (("few", "-2"), ("many", "cheap")):
         cell = re.search(rf'<td class="[^"]*"><input name="{field}" value="{typed}".*?</td>', page.text, re.DOTALL)
@@ -236,10 +236,10 @@ def test_wrong_items_are_refused_beside_their_field_and_what_was_typed_stays(
 
 def test_two_items_of_one_name_and_an_empty_table_are_refused(browser: TestClient) -> None:
     at = "/problems/new?kind=newsvendor"
-    page = send(browser, "/problems/new", items({"item": "rolls"}, {"item": "rolls"}), at=at)
+    page = send_form(browser, "/problems/new", items({"item": "rolls"}, {"item": "rolls"}), at=at)
     assert page.status_code == 422
     assert "Two items have the same name" in words(page)
-    empty = send(browser, "/problems/new", items({"few": "", "many": ""}), at=at)
+    empty = send_form(browser, "/problems/new", items({"few": "", "many": ""}), at=at)
     assert empty.status_code == 422
     assert 'name="item"' in empty.text
 
@@ -265,11 +265,11 @@ def test_text_that_is_no_json_yet_says_where(browser: TestClient) -> None:
     at = "/problems/new?kind=linear"
     fields = {"kind": "linear", "name": "x", "spec": '{\n  "kind": "linear",\n  oops\n}'}
     for address, status in (("/problems/check", 200), ("/problems/new", 422)):
-        page = send(browser, address, fields, at=at)
+        page = send_form(browser, address, fields, at=at)
         assert page.status_code == status
         assert "Invalid JSON at line 3, column 3" in words(page)
     assert "oops" in page.text
-    assert "The JSON must be an object" in words(send(browser, "/problems/check", fields | {"spec": "[1]"}, at=at))
+    assert "The JSON must be an object" in words(send_form(browser, "/problems/check", fields | {"spec": "[1]"}, at=at))
     assert parse_json('{"a": NaN}')[1] == "Invalid JSON: NaN is not a JSON number."
 
 
@@ -278,12 +278,12 @@ def test_a_check_says_the_apis_sentence_with_its_place_and_line(browser: TestCli
     spec["rows"][1]["recourse"]["wheat stolen"] = 1
     text = json.dumps(spec, indent=1)
     fields = {"kind": "linear", "name": "x", "spec": text}
-    shown = words(send(browser, "/problems/check", fields, at="/problems/new?kind=linear"))
+    shown = words(send_form(browser, "/problems/check", fields, at="/problems/new?kind=linear"))
     line = text[: text.index("wheat stolen")].count("\n") + 1
     assert "Not complete yet" in shown
     assert "rows › 2" in shown
     assert f"line {line}" in shown or f"line {line - 3}" in shown
-    made = send(browser, "/problems/new", fields, at="/problems/new?kind=linear")
+    made = send_form(browser, "/problems/new", fields, at="/problems/new?kind=linear")
     assert made.status_code == 422
     assert "wheat stolen" in made.text
 
@@ -306,7 +306,7 @@ def test_a_kind_that_does_not_exist_leads_to_the_cards(browser: TestClient) -> N
 
 def test_a_file_becomes_a_problem(client: TestClient, browser: TestClient) -> None:
     fields = {"name": "bread", "description": json.dumps(UNCERTAIN)}
-    made = send(browser, "/problems/import", fields, files={"file": ("bread.mps", BREAD.encode())})
+    made = send_form(browser, "/problems/import", fields, files={"file": ("bread.mps", BREAD.encode())})
     assert made.status_code == 303
     problem = answered(client.get("/v1" + made.headers["location"]))
     assert (problem["outcomes"], problem["decisions"]) == (["demand"], ["order"])
@@ -322,7 +322,7 @@ def test_scenarios_of_smps_come_as_data(browser: TestClient) -> None:
             b"STOCH bread\nINDEP DISCRETE\n RHS meet 10 LATER 0.5\n RHS meet 20 LATER 0.5\nENDATA\n",
         ),
     }
-    page = send(browser, "/problems/import", {"name": "bread", "description": "{}"}, files=files)
+    page = send_form(browser, "/problems/import", {"name": "bread", "description": "{}"}, files=files)
     assert page.status_code == 201
     assert "See its scenarios" in words(page)
     assert "-F time=@bread.tim -F scenarios=@bread.sto" in words(page)
@@ -341,7 +341,7 @@ def test_files_that_cannot_be_read_are_refused_beside_the_form(
     browser: TestClient, fields: dict[str, object], file: str | None, said: str
 ) -> None:
     files = {} if file is None else {"file": ("bread.mps", file.encode())}
-    page = send(browser, "/problems/import", {"name": "bread", **fields}, files=files)
+    page = send_form(browser, "/problems/import", {"name": "bread", **fields}, files=files)
     assert page.status_code == 422
     assert said in words(page)
 
@@ -361,11 +361,11 @@ def test_forms_without_their_token_are_refused(client: TestClient, browser: Test
 def test_problems_can_be_deleted_where_no_job_uses_them(client: TestClient, browser: TestClient) -> None:
     made = create_problem(client)
     address = f"/problems/{made['id']}"
-    gone = send(browser, f"{address}/delete", {}, at=address)
+    gone = send_form(browser, f"{address}/delete", {}, at=address)
     assert (gone.status_code, gone.headers["location"]) == (303, "/problems")
     assert browser.get(address).status_code == 404
     used = f"/problems/{create_job(client)['problem_id']}"
-    kept = send(browser, f"{used}/delete", {}, at=used)
+    kept = send_form(browser, f"{used}/delete", {}, at=used)
     assert kept.status_code == 409
     assert "Jobs use this problem; delete them first" in words(kept)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -13,31 +12,13 @@ from starlette.testclient import TestClient
 
 from app.db.base import now
 from app.db.engine import transaction
-from app.db.tables import KeyRow, SessionRow
+from app.db.tables import SessionRow
 from app.http import security
 from app.keys import service as keys
 from app.main import create_app
 from app.pages.api_client import Call
 from tests.support.journey import answered, create_problem
-
-HTML = {"Accept": "text/html,application/xhtml+xml"}
-
-
-@pytest.fixture
-def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
-    def make(workspace: str = "default", scopes: str = "read,train,admin") -> str:
-        return keys.create("test", workspace, scopes.split(","), None)[1]
-
-    yield make
-    with transaction() as session:
-        session.execute(sa.delete(SessionRow))
-        session.execute(sa.delete(KeyRow))
-
-
-def token(browser: TestClient, path: str = "/login") -> str:
-    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
-    assert found is not None
-    return found[1]
+from tests.support.pages import HTML, token
 
 
 def log_in(browser: TestClient, key: str, **more: str) -> str:
@@ -193,7 +174,7 @@ def test_a_session_ends_in_time_and_is_swept_away(browser: TestClient, make_key:
 
 def test_a_session_sees_the_workspace_of_its_key_alone(client: TestClient, make_key: Callable[..., str]) -> None:
     problem = create_problem(client)
-    mine, theirs = make_key(), make_key("others", "read")
+    mine, theirs = make_key(), make_key("read", "others")
     for key, status in ((mine, 200), (theirs, 404)):
         with TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML) as browser:
             log_in(browser, key)

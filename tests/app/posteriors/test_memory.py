@@ -17,13 +17,13 @@ from app.db.engine import transaction
 from app.db.tables import PosteriorRow
 from app.posteriors import service, shared
 from app.prescriptions import cache
-from app.prescriptions.memory import size_of
+from app.prescriptions.cache import size_of
 from bco_core.posterior import Posterior
 from tests.support.journey import Json, learned, prescribe
 
 GIVEN_BACK = """
 import numpy as np, psutil
-from app.prescriptions.memory import give_back_early
+from app.prescriptions.cache import give_back_early
 give_back_early()
 before = psutil.Process().memory_info().rss
 for _ in range(3):
@@ -134,6 +134,7 @@ def test_without_room_for_files_posteriors_are_read_into_memory(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_memory_of_large_arrays_is_given_back() -> None:
     command = [sys.executable, "-c", GIVEN_BACK]

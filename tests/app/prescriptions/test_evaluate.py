@@ -66,7 +66,7 @@ def evaluate(client: TestClient, posterior_id: str, **body: Any) -> Json:
     return answer
 
 
-def test_the_answer_is_exactly_what_the_docs_promise_and_ours_is_what_prescribe_says(
+def test_the_answer_has_the_documented_fields_and_our_decision_is_prescribes(
     client: TestClient, posterior: Json
 ) -> None:
     alternatives = [

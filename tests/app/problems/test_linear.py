@@ -131,10 +131,10 @@ def test_numbers_are_patched_by_name() -> None:
 def test_names_of_a_large_model_are_read_at_once() -> None:
     spec = copy.deepcopy(SPEC)
     spec["rows"] = spec["rows"] * 10_000
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         assert (outcome_names(spec), decision_names(spec)) == (["demand", "fuel"], ["order"])
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.2
 
 
 # From a job with nothing but its ids to decisions, for a model with random costs of recourse, one whose recourse comes

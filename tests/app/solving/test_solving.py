@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,8 @@ import psutil
 import pytest
 from starlette.testclient import TestClient
 
+from app import solving
+from app.child_processes import Template
 from app.main import create_app
 from app.prescriptions import offload
 from app.problems import check
@@ -69,6 +71,21 @@ def elsewhere(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Solvers:
     return solvers
 
 
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Template]]:
+    """Starts a template in an interpreter of its own, as a service does."""
+    monkeypatch.setattr(solving, "Template", Template)
+    started: list[Template] = []
+
+    def start() -> Template:
+        started.append(_start_template(256))
+        wait_until("the template is ready or gone", lambda: started[0].ready or not started[0].alive)
+        return started[0]
+
+    yield start
+    started[0].close()
+
+
 def ask(client: TestClient, posterior: Json, contexts: list[Any], **changes: Any) -> Any:
     body = {"contexts": contexts, "scenarios": 30} | changes
     return client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body)
@@ -90,16 +107,12 @@ def test_a_solver_process_answers_as_this_one_does_bit_for_bit(
     assert without_id(here.content) == without_id(there.content)
 
 
+@pytest.mark.slow
 def test_one_of_several_apis_alone_counts_what_its_solver_processes_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: Callable[[], Template]
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    template = _start_template(100)
-    try:
-        wait_until("the template is ready", lambda: template.ready)
-        assert "PROMETHEUS_MULTIPROC_DIR" not in psutil.Process(template._process.pid).environ()
-    finally:
-        template.close()
+    assert "PROMETHEUS_MULTIPROC_DIR" not in psutil.Process(template()._process.pid).environ()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -183,19 +196,15 @@ def test_large_problems_are_checked_elsewhere_and_refused_at_their_place(
     assert "there is not always a recourse" in response.json()["detail"]
 
 
+@pytest.mark.slow
 def test_no_module_of_the_working_directory_runs_in_a_solver_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: Callable[[], Template]
 ) -> None:
     (tmp_path / "orjson.py").write_text("raise SystemExit('imported from the working directory')")
     monkeypatch.chdir(tmp_path)
-    template = _start_template(256)
-    try:
-        wait_until("the template is ready or gone", lambda: template.ready or not template.alive)
-        assert template.ready
-        process = template.fork()
-        process.close()
-    finally:
-        template.close()
+    started = template()
+    assert started.ready
+    started.fork().close()
 
 
 def test_no_workspace_has_all_processes_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:

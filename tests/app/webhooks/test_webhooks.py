@@ -184,6 +184,7 @@ def test_it_is_given_up_at_last(
     assert found["error"] == f"the receiver answered {statuses[0]}"
 
 
+@pytest.mark.slow
 def test_a_slow_receiver_holds_up_nobody_else(
     client: TestClient, receiver: Receiver, sender: None, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_too_few_rows_are_refused_with_how_many_would_do() -> None:
         random_parts(11, 4, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RULES, "ours"])
 def test_no_decision_changes_with_anything_that_was_not_known_in_time(name: str) -> None:
     """The future of each row, its own outcome and those within the lead are replaced; its decision must stay."""
@@ -128,6 +129,7 @@ def decided(name: str, problem: DecisionProblem, origin: Origin) -> Tensor:
     return RULES[name].decide(problem, origin)
 
 
+@pytest.mark.all_variants
 @pytest.mark.parametrize("name", RULES)
 def test_rules_decide_well_for_what_they_can_see(name: str) -> None:
     """Each beats the constant decision where it sees what moves demand, and none reaches perfect foresight."""
@@ -191,7 +193,7 @@ class Serving:
         return outcomes <= decisions
 
 
-def test_the_service_level_is_the_share_of_served_demands_where_there_was_a_decision() -> None:
+def test_the_service_level_is_the_share_of_demands_met_where_there_is_a_decision() -> None:
     problem = Serving(TWO)
     orders = torch.tensor([[5.0, 5.0], [5.0, 9.0], [math.nan, 1.0]]).double()
     demand = torch.tensor([[4.0, 6.0], [4.0, 6.0], [0.0, 0.0]]).double()
@@ -285,15 +287,15 @@ def told_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
         return RealisedCosts(cost, cost, torch.ones(count, dtype=torch.bool), None)
 
     found = {"auto": of(ours), "actual_decision": of(done), "season": of(other)}
-    words = {"auto": "auto", "actual_decision": "what was really done", "season": "the same weekday"}
+    words = {"auto": "auto", "actual_decision": "the decisions actually taken", "season": "the same weekday"}
     return summarize(SHOP, rows, found, ["auto"], words, ["y"])
 
 
 @pytest.mark.parametrize(
     ("ours", "done", "worth", "words"),
     [
-        (8.0, 10.0, "yes", "less than what was really done"),
-        (10.0, 8.0, "no", "more than what was really done"),
+        (8.0, 10.0, "yes", "less than the decisions actually taken"),
+        (10.0, 8.0, "no", "more than the decisions actually taken"),
         (9.95, 10.0, "unclear", "no reason to change"),
         (10.05, 10.0, "unclear", "no reason to change"),
     ],

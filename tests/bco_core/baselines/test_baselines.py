@@ -8,7 +8,7 @@ from bco_core.baselines.predict_then_optimize import MAXIMUM_RESIDUALS, PredictT
 from bco_core.data import FOLDS, Folds, Sample, make_folds
 from bco_core.inference.training import TrainingOptions
 from bco_core.predictors.registry import build_predictor
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 TAU = 0.8

@@ -14,7 +14,7 @@ from bco_core.baselines.weighted_saa import (
     neighbour_weights,
 )
 from bco_core.data import Sample
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})

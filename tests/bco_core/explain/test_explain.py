@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample, Standardizer
-from bco_core.distributions import Mixture
+from bco_core.distributions import FAMILIES, Mixture
 from bco_core.explain.attribution import EXACT, LINEAR, PERMUTATIONS, attribute, mean_context, shapley
 from bco_core.explain.derivatives import slopes
 from bco_core.explain.neighbours import Neighbourhood
 from bco_core.explain.outcomes import cost_scenarios, summary
-from bco_core.families import FAMILIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import Carrier, History
 from bco_core.predictors.registry import build_predictor

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from bco_core.data import Sample
-from bco_core.distributions import equal_mixture
-from bco_core.families import FAMILIES
+from bco_core.distributions import FAMILIES, equal_mixture
 from bco_core.features.boosted import MEAN, BoostedFeatures, Boosting, from_arrays
 from bco_core.features.trees import from_lightgbm, join_forests
 from bco_core.gibbs import GibbsTarget, make_target
@@ -99,7 +98,8 @@ def test_a_row_of_the_history_is_told_by_models_that_have_not_seen_it() -> None:
     assert not np.array_equal(moved["predictions"], part["predictions"])
 
 
-def test_with_time_a_row_is_told_by_models_of_what_was_known_when_it_was_decided_for() -> None:
+@pytest.mark.slow
+def test_with_time_a_row_is_predicted_by_models_of_earlier_rows_only() -> None:
     sample = steps(timeline=True)
     assert sample.timeline is not None
     boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
@@ -116,6 +116,7 @@ def test_with_time_a_row_is_told_by_models_of_what_was_known_when_it_was_decided
         assert not np.array_equal(moved["predictions"], told["predictions"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeline", [False, True])
 def test_features_survive_storage_and_do_not_depend_on_the_rows_beside(timeline: bool) -> None:
     features = fitted(steps(timeline=timeline))
@@ -139,6 +140,7 @@ def test_the_fractile_that_the_problem_decides_for_is_the_base() -> None:
     assert (means - fresh.outcomes).mean().abs() < 1
 
 
+@pytest.mark.slow
 def test_outcomes_in_units_of_their_level_serve_series_of_every_size() -> None:
     """One rule for all series, and a series larger than any that was learned from."""
     draw = torch.Generator().manual_seed(0)
@@ -169,6 +171,7 @@ def target(kind: str, sample: Sample, features: BoostedFeatures | None, hidden: 
     return make_target(PROBLEM, predictor, sample, FAMILIES["laplace"], 1.0)
 
 
+@pytest.mark.slow
 def test_a_predictor_that_does_not_depart_predicts_the_base() -> None:
     sample = steps()
     features = fitted(sample)
@@ -185,6 +188,7 @@ def test_a_predictor_that_does_not_depart_predicts_the_base() -> None:
     torch.testing.assert_close(step, (features.shrink * features.bases.scale).expand_as(step), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("onto", ["linear", "skip_mlp"])
 @pytest.mark.parametrize("source", ["contexts", "trees", "both"])
 def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto: str) -> None:

@@ -97,6 +97,7 @@ def on(features: str, kind: str = "linear") -> PredictorOptions:
     return PredictorOptions(kind, (8,), features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [AutoOptions, partial(ViOptions, members=5, learning_rate=0.02)], ids=["auto", "vi"]
 )
@@ -232,6 +233,7 @@ def test_decisions_of_chains_for_learned_rows_do_not_use_the_rows_own_outcomes()
     assert diagnostics.history.cost.mean > 0.9 * sum(diagnostics.chains.mean_loss) / 2
 
 
+@pytest.mark.slow
 def test_the_predictor_of_chains_is_chosen_on_the_features_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     build = build_predictor

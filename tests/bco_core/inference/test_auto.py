@@ -60,6 +60,7 @@ def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
     assert (drawn.mean(0) - alone.mean(0)).abs().max() < 0.1 * sample.outcomes.std()
 
 
+@pytest.mark.slow
 def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
     sample, fresh = wavy(300), wavy(2000, seed=9)
     options = make_options(hidden=(24,), epochs=80, seed=3)

@@ -125,6 +125,7 @@ def test_demand_that_walks_away_is_not_promised_as_if_it_stood_still(seed: int) 
     assert told.quality != "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_demand_that_stands_still_is_promised_well(seed: int) -> None:
     known, later = walking(seed, steps=0.0, later=90)

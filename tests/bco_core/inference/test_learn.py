@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample, make_folds
-from bco_core.distributions import Mixture
+from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import Cancelled, InvalidInput
 from bco_core.estimates import Estimate
-from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import MINIMUM_ROWS, learn
 from bco_core.inference.options import LearningOptions, make_options
@@ -23,7 +22,7 @@ from bco_core.inference.vi.variational import VariationalOptions, fit_variationa
 from bco_core.policies import POLICIES, decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions, build_predictor
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 from tests.support.plain_demand import (
     AUTO,

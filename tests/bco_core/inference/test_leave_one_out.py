@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bco_core.data import Sample
-from bco_core.inference.mh.leave_one_out import leave_one_out
+from bco_core.inference.mh.diagnostics import leave_one_out
 from tests.support.wavy_demand import PROBLEM, target_of
 
 Array = np.ndarray[Any, Any]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Sample, Standardizer
+from bco_core.distributions import FAMILIES
 from bco_core.errors import Cancelled, InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.features.standardized import StandardizedFeatures
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.mh.metropolis import (
@@ -95,6 +95,7 @@ def close_to(values: Tensor, expected: float) -> bool:
 LONG = MetropolisOptions(4.0, steps=1500, burn_in=300, kept=1200)
 
 
+@pytest.mark.slow
 def test_a_gaussian_target_has_its_known_moments() -> None:
     # Prior N(0, 1) and likelihood exp(−4·½(θ − 1.5)²): posterior N(6/5, 1/5).
     found = draws(toy_target(Toy(), [1.5, 1.5]), LONG)
@@ -102,6 +103,7 @@ def test_a_gaussian_target_has_its_known_moments() -> None:
     assert close_to((found - 1.2).square(), 0.2)
 
 
+@pytest.mark.slow
 def test_a_gaussian_target_that_constraints_cut_off_has_its_known_moments() -> None:
     found = draws(toy_target(Toy(wall=1.2), [1.5]), replace(LONG, minimum_feasibility=1.0), start=1.5)
     assert found.min() >= 1.2
@@ -122,6 +124,7 @@ def test_a_target_with_a_discrete_cost_has_its_known_moments() -> None:
     assert close_to(found.square(), (density * grid.square()).sum().item())
 
 
+@pytest.mark.slow
 def test_detailed_balance_holds_between_the_parts_of_the_space() -> None:
     """A reversible chain in equilibrium goes from A to B as often as from B to A."""
     found = draws(toy_target(Toy(levels=0.5), [0.5, -0.5]), replace(LONG, steps=2500, kept=2200))
@@ -174,6 +177,7 @@ def assert_same(first: Chains, second: Chains, *but: str) -> None:
             assert np.array_equal(values, second.to_arrays()[name]), name
 
 
+@pytest.mark.slow
 def test_early_rejection_changes_no_bit_of_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     quick, thorough = chains(portfolio), chains(portfolio, replace(QUICK, early_rejection=False))
     assert_same(quick, thorough, "unseen", "early")
@@ -212,6 +216,7 @@ def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Te
     assert torch.equal(all_.info.risks[:, :2], few.info.risks)
 
 
+@pytest.mark.slow
 def test_another_seed_makes_other_chains_and_chains_differ(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     same_start = theta[:1].expand(4, -1)
@@ -257,6 +262,7 @@ def test_progress_carries_the_loss_of_the_chains(portfolio: tuple[GibbsTarget, T
     assert told[-1]["loss"] == pytest.approx(last, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(
     portfolio: tuple[GibbsTarget, Tensor],
 ) -> None:

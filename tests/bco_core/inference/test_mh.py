@@ -13,9 +13,8 @@ import torch
 from scipy.stats import norm, rankdata
 
 from bco_core.data import Arrays, Sample
-from bco_core.distributions import ChainDraws
+from bco_core.distributions import FAMILIES, ChainDraws
 from bco_core.estimates import Estimate
-from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.learn import Learning, learn
 from bco_core.inference.mh.diagnostics import ChainDiagnostics, ChainReport, Convergence, convergence, judge_chains
@@ -93,6 +92,7 @@ def test_auto_takes_a_linear_model_unless_a_network_predicts_clearly_better(bent
     assert [row["squared_error"]["mean"] for row in told.candidates] == [linear, network]
 
 
+@pytest.mark.slow
 def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
     first, diagnostics = learned(QUICK)
     again, _ = learned(QUICK)
@@ -107,6 +107,7 @@ def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
     assert (diagnostics.prior.family, diagnostics.prior.scale) == ("laplace", 1.0)
 
 
+@pytest.mark.slow
 def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(QUICK, inverse_temperature=None)
     whole, diagnostics = learned(options)
@@ -135,6 +136,7 @@ def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
     assert density.argmax() == draws.best
 
 
+@pytest.mark.slow
 def test_decisions_from_chains_keep_the_return_and_point_predictions_do_not() -> None:
     sample, fresh = make_sample(200), make_sample(600, seed=5)
     posterior, _ = learned(replace(QUICK, particles=100), sample)
@@ -171,6 +173,7 @@ def test_a_temperature_that_is_not_given_is_found_and_shown(temperature: str) ->
         assert chosen[0]["loss_after"] == pytest.approx(chosen[0]["loss_before"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_raw_costs_may_be_asked_for() -> None:
     _, scaled = learned(QUICK)
     _, raw = learned(replace(QUICK, scale_costs=False))

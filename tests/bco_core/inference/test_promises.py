@@ -114,6 +114,7 @@ def rented(rent: float) -> Rented:
     return problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rent", [1e4, -1e4, -10.0])
 def test_chains_settle_at_the_same_temperature_whatever_the_rent(rent: float) -> None:
     sample = demand("around 15", 60, 0)
@@ -146,6 +147,7 @@ def returns(rows: int, seed: int, assets: int = 6) -> Sample:
     return Sample(contexts, 0.1 + contexts @ slopes + 0.02 * normal(rows, assets, seed + 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence", [0.0, 0.5])
 def test_chains_with_low_confidence_do_not_inflate_predictions(confidence: float) -> None:
     problem, fresh = portfolio(confidence), returns(600, 5)

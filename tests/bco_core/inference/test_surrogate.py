@@ -10,9 +10,8 @@ from torch import Tensor
 
 from bco_core.certificates import NO_CERTIFICATE
 from bco_core.data import Sample
-from bco_core.distributions import MatrixGaussian
+from bco_core.distributions import FAMILIES, MatrixGaussian
 from bco_core.errors import InvalidInput
-from bco_core.families import FAMILIES
 from bco_core.gibbs import make_target
 from bco_core.inference.diagnostics import LOSSES
 from bco_core.inference.learn import learn
@@ -57,6 +56,7 @@ def learned_and_regression(degree: int, seed: int, rows: int = 100) -> tuple[flo
     return regret(problem, ours, new.outcomes), regret(problem, theirs, new.outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("degree", "most"), [(6, -0.015), (4, -0.003), (1, 0.003)])
 def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(degree: int, most: float) -> None:
     pairs = np.array([learned_and_regression(degree, seed) for seed in range(20, 25)])

@@ -47,6 +47,7 @@ def cost(posterior: Posterior, fresh: Sample) -> float:
     return PROBLEM.cost(found, fresh.outcomes).mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"as_prior": True}, {"as_prior": True, "forgetting": 1.0}])
 def test_what_has_changed_is_learned_and_earns_promotion(old: Posterior, options: dict[str, object]) -> None:
     changed, later = demand(400, 5, slope=-5.0, level=103.0), demand(2000, 6, slope=-5.0, level=103.0)
@@ -60,6 +61,7 @@ def test_what_has_changed_is_learned_and_earns_promotion(old: Posterior, options
     assert cost(found.posterior, later) < cost(old, later)
 
 
+@pytest.mark.slow
 def test_a_prior_holds_members_near_where_they_were(old: Posterior) -> None:
     changed = demand(400, 5, slope=-5.0)
     moved = {}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bco_core.data import Folds, Sample, make_folds
+from bco_core.distributions import FAMILIES
 from bco_core.errors import Cancelled, Diverged
-from bco_core.families import FAMILIES
 from bco_core.gibbs import GibbsTarget, make_target
 from bco_core.inference.vi.variational import VariationalFit, VariationalOptions, fit_variational
 from bco_core.predictors.registry import build_predictor

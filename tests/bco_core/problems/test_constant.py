@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bco_core.problems.constant import best_constant
+from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
 
 

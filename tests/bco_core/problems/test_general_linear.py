@@ -365,6 +365,7 @@ def wide_model(rows: int) -> Spec:
     }
 
 
+@pytest.mark.slow
 def test_thousands_of_rows_are_built_and_decided_in_bounded_time() -> None:
     start = time.monotonic()
     spec = wide_model(8000)
@@ -439,6 +440,7 @@ def test_decisions_of_a_general_model_have_no_exact_derivatives() -> None:
     assert slopes(posterior, problem, contexts[0], options, draws, decision) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uncertain", "whole_later", "share"),
     [(("recourse cost",), False, 0.4), (("technology",), False, 0.4), (("technology",), True, 0.8)],
@@ -469,6 +471,7 @@ def test_the_recommended_policy_leaves_a_share_of_what_a_constant_decision_regre
     assert costs - least < share * (fixed - least)
 
 
+@pytest.mark.slow
 def test_whole_recourse_is_decided_and_priced_within_a_time_limit() -> None:
     """A search that would take much longer leaves time to price what it has found; others may miss their turn."""
     problem = built(

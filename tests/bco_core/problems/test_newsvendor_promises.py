@@ -67,6 +67,7 @@ def test_without_new_rules_every_digit_is_that_of_the_formula() -> None:
     assert found.solvers == ()
 
 
+@pytest.mark.slow
 def test_contexts_under_a_budget_have_the_digits_that_they_have_alone() -> None:
     items = random_items(3, 5)
     for packs in ({}, {"pack_size": 2.0}):

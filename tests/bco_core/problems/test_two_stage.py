@@ -196,6 +196,7 @@ def test_what_a_time_limit_cuts_off_says_so() -> None:
     assert problem.prescribe(outcomes, equal(10), time_limit_seconds=600.0).status == [Status.OPTIMAL] * 3
 
 
+@pytest.mark.slow
 def test_a_time_limit_stops_the_cuts_and_the_best_decision_so_far_is_the_answer() -> None:
     problem, outcomes = shipment_problem(), demands(1, 20_000, 12, level=20)
     weights = equal(20_000)

@@ -279,6 +279,7 @@ def test_the_pool_stays_bounded_and_helps() -> None:
     assert len(np.unique(oracle._pool.vertices, axis=0)) == len(oracle._pool.vertices)
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_a_long_call() -> None:
     program, limits = grid(10)
     oracle = Oracle.of(program, limits)

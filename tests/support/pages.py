@@ -20,9 +20,10 @@ from app.keys import service as keys
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
-def words(response: Response) -> str:
-    """What a reader sees, on one line; neither scripts nor what explains itself when pointed at."""
-    text = re.sub(r"<script.*?</script>|<style.*?</style>", " ", response.text, flags=re.S)
+def words(page: Response | str) -> str:
+    """What a reader sees, on one line; neither scripts nor styles."""
+    text = page if isinstance(page, str) else page.text
+    text = re.sub(r"<script.*?</script>|<style.*?</style>", " ", text, flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
@@ -33,6 +34,7 @@ def look(browser: TestClient, path: str, status: int = 200) -> Response:
 
 
 def token(browser: TestClient, path: str = "/login") -> str:
+    """The token that a form on a page carries."""
     found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
     assert found is not None
     return found[1]
@@ -43,6 +45,15 @@ def send(browser: TestClient, path: str, status: int = 303, **fields: Any) -> Re
     answer = browser.post(path, data={"csrf": token(browser)} | fields)
     assert answer.status_code == status, words(answer)
     return answer
+
+
+def send_form(browser: TestClient, path: str, fields: dict[str, object], at: str = "", **more: object) -> Response:
+    """Fill in a form that stands on the page ``at``, by default where it is sent to; any answer will do."""
+    return browser.post(path, data={"csrf": token(browser, at or path), **fields}, **more)  # type: ignore[arg-type]
+
+
+def log_in(browser: TestClient, key: str) -> None:
+    send(browser, "/login", key=key)
 
 
 def charts(response: Response) -> dict[str, dict[str, Any]]:
@@ -59,18 +70,26 @@ def another_browser(client: TestClient) -> TestClient:
 
 
 @contextmanager
-def people(client: TestClient) -> Iterator[Callable[..., TestClient]]:
-    """Browsers of people who have logged in with keys of some scopes; the keys are gone afterwards."""
-
-    def log_in(scopes: str = "read,train", workspace: str = "default") -> TestClient:
-        browser = another_browser(client)
-        key = keys.create("a person", workspace, scopes.split(","), None)[1]
-        send(browser, "/login", key=key)
-        return browser
-
+def new_keys() -> Iterator[Callable[..., str]]:
+    """Makes keys of some scopes; they are gone afterwards, with their sessions."""
     try:
-        yield log_in
+        yield lambda scopes="read,train", workspace="default": keys.create("test", workspace, scopes.split(","), None)[
+            1
+        ]
     finally:
         with transaction() as session:
             session.execute(sa.delete(SessionRow))
             session.execute(sa.delete(KeyRow))
+
+
+@contextmanager
+def people(client: TestClient) -> Iterator[Callable[..., TestClient]]:
+    """Browsers of people who have logged in with keys of some scopes; the keys are gone afterwards."""
+    with new_keys() as make_key:
+
+        def new_person(scopes: str = "read,train", workspace: str = "default") -> TestClient:
+            browser = another_browser(client)
+            log_in(browser, make_key(scopes, workspace))
+            return browser
+
+        yield new_person

@@ -13,7 +13,7 @@ from app.commands import api
 from app.settings import Settings
 
 SCRIPT = """
-from app.prescriptions.warm import warm_up
+from bco_core.compile_kernels import warm_up
 from bco_core import batch_kernels
 from bco_core.predictors import base
 from bco_core.prescribe import PrescribeOptions, prescribe
@@ -33,11 +33,13 @@ assert compiled() == before, (before, compiled())
 """
 
 
+@pytest.mark.slow
 def test_the_first_prescription_finds_everything_compiled(repository: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(repository)}
     subprocess.run((sys.executable, "-c", SCRIPT), cwd=repository, env=environment, check=True)
 
 
+@pytest.mark.slow
 def test_a_server_does_not_pause_to_look_through_what_it_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -45,7 +47,7 @@ def test_a_server_does_not_pause_to_look_through_what_it_started_with(monkeypatc
         seen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(api.Server, "run", run)
-    monkeypatch.setattr("app.prescriptions.memory.give_back_early", lambda: None)
+    monkeypatch.setattr("app.prescriptions.cache.give_back_early", lambda: None)
     try:
         api.run(Settings())
     finally:
