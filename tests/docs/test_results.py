@@ -17,7 +17,7 @@ from benchmarks.experiments.newsvendor import run as newsvendor
 from benchmarks.experiments.newsvendor.table1 import CELLS
 from benchmarks.experiments.portfolio import run as portfolio
 from benchmarks.experiments.real import report
-from benchmarks.experiments.real.run import Found
+from benchmarks.experiments.real.run import Figure
 from benchmarks.experiments.shipment import run as shipment
 from benchmarks.experiments.yaz import run as yaz
 from docs import results
@@ -51,12 +51,12 @@ def folder(tmp_path: Path) -> Path:
     )
     figures = {"auto": (9.0, 0.9), "lightgbm": (10.0, 1.0), "season": (15.0, 1.5)}
     real = [
-        Found("electricity", 0.75, name, figure, value)
+        Figure("electricity", 0.75, name, figure, value)
         for name, (cost, ratio) in figures.items()
         for figure, value in (("cost", cost), ("vs_lightgbm", ratio), ("vs_lightgbm_se", 0.02), ("seconds", 40.0))
     ]
-    real += [Found("electricity", 0.75, "auto", *one) for one in (("promise", 1.05), ("coverage90", 0.912))]
-    real += [Found("drift", 0.75, "seed 0", *one) for one in (("promise", 0.7), ("above95", 0.3), ("ok", 0.0))]
+    real += [Figure("electricity", 0.75, "auto", *one) for one in (("promise", 1.05), ("coverage90", 0.912))]
+    real += [Figure("drift", 0.75, "seed 0", *one) for one in (("promise", 0.7), ("above95", 0.3), ("ok", 0.0))]
     report.keep(tmp_path / "real.csv", real)
     regrets = {"auto": 0.09, "ols": 0.08, "spo": 0.1}
     for name, more in (("shortest-path", {"pyepo_50": 0.12, "pyepo": 0.11}), ("knapsack", {})):

@@ -79,7 +79,7 @@ def test_dates_keys_sales_and_what_was_done_are_found(client: TestClient) -> Non
         "reason": "",
     }
     assert found["first_rows"][0] == ["01.01.2024", "north", "0", "4,50", "40", "45"]
-    assert any("'stocked' does not say" in sentence for sentence in found["odd"])
+    assert any("'stocked' has no decision" in sentence for sentence in found["odd"])
 
 
 def test_what_is_suggested_can_be_kept_as_it_is(client: TestClient) -> None:

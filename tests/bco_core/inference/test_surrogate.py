@@ -26,16 +26,16 @@ from bco_core.prescribe import PrescribeOptions, decisions, prescribe
 from bco_core.problems.linear.uncertain_cost import UncertainCostLinear
 from bco_core.problems.registry import build_problem
 from bco_core.timeline import Timeline
-from benchmarks.experiments.contextual.data import Instance, knapsack, shortest_path
+from benchmarks.experiments.contextual.data import ContextualInstance, knapsack, shortest_path
 
 
-def problem_of(instance: Instance) -> UncertainCostLinear:
+def problem_of(instance: ContextualInstance) -> UncertainCostLinear:
     problem = build_problem(instance.spec)
     assert isinstance(problem, UncertainCostLinear)
     return problem
 
 
-def sample_of(instance: Instance, rows: slice) -> Sample:
+def sample_of(instance: ContextualInstance, rows: slice) -> Sample:
     return Sample(torch.from_numpy(instance.contexts[rows]), torch.from_numpy(instance.outcomes[rows]))
 
 
@@ -78,16 +78,18 @@ def test_products_of_contexts_are_taken_up_where_rows_are_many() -> None:
 
 
 @pytest.fixture(scope="module")
-def instance() -> Instance:
+def instance() -> ContextualInstance:
     return shortest_path(260, 6, 1)
 
 
 @pytest.fixture(scope="module")
-def found(instance: Instance) -> Learned:
+def found(instance: ContextualInstance) -> Learned:
     return learn(problem_of(instance), sample_of(instance, slice(100)))
 
 
-def test_it_says_which_loss_it_is_the_posterior_of_and_gives_no_certificate(found: Learned, instance: Instance) -> None:
+def test_it_says_which_loss_it_is_the_posterior_of_and_gives_no_certificate(
+    found: Learned, instance: ContextualInstance
+) -> None:
     told = found.diagnostics
     assert (told.loss, told.inference, told.method, told.policy) == ("spo_plus", "vi", "auto", "bcp")
     assert told.to_json()["loss_meaning"] == LOSSES["spo_plus"]
@@ -99,7 +101,9 @@ def test_it_says_which_loss_it_is_the_posterior_of_and_gives_no_certificate(foun
         learn(problem_of(instance), sample_of(instance, slice(100)), make_options(certify=True))
 
 
-def test_the_same_seed_gives_the_same_posterior_and_it_survives_storing(found: Learned, instance: Instance) -> None:
+def test_the_same_seed_gives_the_same_posterior_and_it_survives_storing(
+    found: Learned, instance: ContextualInstance
+) -> None:
     again = learn(problem_of(instance), sample_of(instance, slice(100)))
     torch.testing.assert_close(again.posterior.particles, found.posterior.particles, rtol=0, atol=0)
     description, arrays = found.posterior.to_arrays()
@@ -121,7 +125,7 @@ def test_held_out_costs_are_true_costs_of_members_that_had_not_seen_the_row(foun
     assert np.mean(risks[-5:]) < np.mean(risks[:5])
 
 
-def test_prescriptions_have_costs_a_proof_and_a_path(found: Learned, instance: Instance) -> None:
+def test_prescriptions_have_costs_a_proof_and_a_path(found: Learned, instance: ContextualInstance) -> None:
     problem, contexts = problem_of(instance), torch.from_numpy(instance.contexts[100:103])
     answer = prescribe(found.posterior, problem, contexts, PrescribeOptions(policy="bcp"))
     assert [str(status) for status in answer.status] == ["optimal"] * 3
@@ -132,7 +136,7 @@ def target_of(problem: UncertainCostLinear, sample: Sample) -> Any:
     return make_target(problem, build_predictor("linear", sample), sample, FAMILIES["gaussian"])
 
 
-def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance: Instance) -> None:
+def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance: ContextualInstance) -> None:
     problem, sample = problem_of(instance), sample_of(instance, slice(100))
     target = target_of(problem, sample)
     rows = torch.arange(100)[None]
@@ -154,7 +158,7 @@ def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance:
     np.testing.assert_allclose(mixture.log_prob(few), normal.log_prob(few.double()), rtol=1e-3)
 
 
-def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instance: Instance) -> None:
+def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instance: ContextualInstance) -> None:
     target = target_of(problem_of(instance), sample_of(instance, slice(100)))
     rows, generator = torch.arange(100).repeat(2, 1), torch.Generator()
     start = BayesianRegression.of(target, rows)
@@ -173,7 +177,7 @@ def test_a_bend_is_noticed_and_a_straight_line_is_none() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["relu_affine", "skip_mlp", "mlp"])
-def test_other_predictors_learn_by_the_surrogate_too(kind: str, instance: Instance) -> None:
+def test_other_predictors_learn_by_the_surrogate_too(kind: str, instance: ContextualInstance) -> None:
     options = make_options(predictor=kind, epochs=12, members=5, hidden=[16] if "mlp" in kind else None)
     got = learn(problem_of(instance), sample_of(instance, slice(120)), options)
     assert got.diagnostics.loss == "spo_plus"
@@ -191,7 +195,7 @@ def test_boosted_departures_learn_by_the_surrogate_too() -> None:
     assert got.posterior.predictor.features.kind == "boosted"
 
 
-def test_plain_variational_inference_learns_by_it_as_well(instance: Instance) -> None:
+def test_plain_variational_inference_learns_by_it_as_well(instance: ContextualInstance) -> None:
     got = learn(problem_of(instance), sample_of(instance, slice(120)), make_options("vi", "linear", epochs=60))
     assert isinstance(got.diagnostics, VariationalDiagnostics)
     assert got.diagnostics.loss == "spo_plus"
@@ -207,7 +211,7 @@ def test_chains_sample_the_true_cost() -> None:
 
 
 @pytest.mark.parametrize("as_prior", [False, True])
-def test_learning_on_keeps_its_shape_and_learns(found: Learned, instance: Instance, as_prior: bool) -> None:
+def test_learning_on_keeps_its_shape_and_learns(found: Learned, instance: ContextualInstance, as_prior: bool) -> None:
     sample, fresh = sample_of(instance, slice(None)), torch.arange(260) >= 100
     told = found.diagnostics
     options = UpdateOptions(told.kl_weight, told.policy, as_prior=as_prior)
@@ -221,7 +225,7 @@ def test_learning_on_keeps_its_shape_and_learns(found: Learned, instance: Instan
     assert (held.posterior.distribution.loc - found.posterior.distribution.mode()).abs().max() < 0.5 * moved
 
 
-def test_rows_with_a_time_are_judged_forward(instance: Instance) -> None:
+def test_rows_with_a_time_are_judged_forward(instance: ContextualInstance) -> None:
     sample = sample_of(instance, slice(None))
     periods = torch.arange(260)
     timed = replace(sample, timeline=Timeline(periods, torch.zeros(260, dtype=torch.long), 1, 0))
