@@ -33,18 +33,18 @@ def folder(tmp_path: Path) -> Path:
     for place, cell in enumerate(CELLS[:3]):
         gaps = {"saa": 30.0, "ieo": 9.0, "regression": 4.0 + place, "bcp": 50.0, "auto": 5.0}
         for number in range(2):
-            run = newsvendor.Run(cell, number, 0)
-            found = [newsvendor.Result(run, name, gap + number, 1.0) for name, gap in gaps.items()]
+            run = newsvendor.NewsvendorRun(cell, number, 0)
+            found = [newsvendor.NewsvendorResult(run, name, gap + number, 1.0) for name, gap in gaps.items()]
             newsvendor.append(tmp_path / "newsvendor.csv", found)
     costs = {"floor": 868.0, "ieo": 1234.0, "enw": 1100.0, "bcp": 1050.0, "ieo_ensemble": 960.0, "auto": 980.0}
     findings = [Finding((0, 50, 0, run), name, cost + run, 1.0) for run in range(2) for name, cost in costs.items()]
     harness.append(tmp_path / "shipment.csv", shipment.NAMES, findings)
     figures = {"bcp_strict": (0.957, 1.94), "control_bcp_strict": (0.957, 2.14), "regression_shifted": (0.951, 1.73)}
     for number in range(2):
-        run = portfolio.Run(400, number, 1)
+        run = portfolio.PortfolioRun(400, number, 1)
         portfolio.append(
             tmp_path / "portfolio.csv",
-            [portfolio.Result(run, name, kept, regret, 0.0, 1.0) for name, (kept, regret) in figures.items()],
+            [portfolio.PortfolioResult(run, name, kept, regret, 0.0, 1.0) for name, (kept, regret) in figures.items()],
         )
     yaz.write(
         tmp_path / "yaz.csv", {"auto": {"a": 0.8, "b": 0.9}, "lightgbm": {"a": 0.79, "b": 0.89}, "map": {"a": 1.0}}
@@ -120,7 +120,10 @@ def test_a_changed_figure_in_the_text_or_in_a_file_is_noticed(folder: Path) -> N
         changed = page.replace(figure, "0.1")
         assert changed != page
         assert results.renew(changed, folder) != changed
-    newsvendor.append(folder / "newsvendor.csv", [newsvendor.Result(newsvendor.Run(CELLS[0], 2, 0), "auto", 90.0, 1.0)])
+    newsvendor.append(
+        folder / "newsvendor.csv",
+        [newsvendor.NewsvendorResult(newsvendor.NewsvendorRun(CELLS[0], 2, 0), "auto", 90.0, 1.0)],
+    )
     assert results.renew(page, folder) != page
 
 
