@@ -158,6 +158,7 @@ def outcome(client: TestClient, job_id: str, results: Sequence[bytes] | None = N
     return made
 
 
+@pytest.mark.all_variants
 @EVERY_ROW
 def test_split_work_and_join_make_what_the_engine_makes(
     client: TestClient, name: str, body_of: Callable[[TestClient], Json], count: int

@@ -107,6 +107,7 @@ def test_a_predictor_survives_as_plain_arrays(predictor: Predictor) -> None:
     assert torch.equal(again.predict(theta, history().contexts), predictor.predict(theta, history().contexts))
 
 
+@pytest.mark.all_variants
 @pytest.mark.parametrize("kind", PREDICTORS)
 def test_every_predictor_learns_reproducibly_and_survives_storage(kind: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
@@ -349,6 +350,7 @@ def test_a_distribution_draws_as_many_vectors_as_asked_by_its_generator(name: st
     assert one.mode().shape == (3,)
 
 
+@pytest.mark.all_variants
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_distribution_survives_as_plain_arrays(name: str) -> None:
     one = DISTRIBUTION_ROWS[name]

@@ -266,6 +266,7 @@ def test_the_gradient_of_a_predictions_cost_matches_finite_differences(
     assert checked > 0.9 * predictions.numel()
 
 
+@pytest.mark.all_variants
 def test_a_posterior_is_learned_and_every_policy_decides_from_it(row: ProblemRow, problem: DecisionProblem) -> None:
     found = learned(problem, row)
     contexts = torch.randn(4, 3, generator=seeded(13), dtype=torch.float64)
