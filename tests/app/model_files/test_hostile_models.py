@@ -20,17 +20,13 @@ from tests.support.journey import answered
 from tests.support.model_files import DESCRIPTION, LP, MPS, STO, TIM, send
 
 
-def leftovers() -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob("bco-import-*"))
-
-
 @pytest.fixture(autouse=True)
-def _well_afterwards(client: TestClient) -> Iterator[None]:
+def _well_afterwards(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever was sent, the next import is served and no file is left."""
-    before = leftovers()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     answered(send(client, MPS), 201)
-    assert [path for path in leftovers() if path not in before] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def refused(client: TestClient, file: str | bytes, says: str, status: int = 422) -> None:
