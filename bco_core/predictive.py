@@ -12,7 +12,7 @@ survives:
 
 Rows count equally, or by the similarity of their predictions: weights ∝ exp(−‖f̄ − f̄_i‖ / h). The factor g ≤ 1 shrinks
 residuals, because all members together predict better than the few that predicted each row out of fold. The carrier and
-h are chosen by a proper score on held-out rows (:mod:`bco_core.calibration`).
+h are chosen by a proper score on held-out rows (:mod:`bco_core.predictive_choice`).
 """
 
 from __future__ import annotations

@@ -26,10 +26,11 @@ from app.posteriors import history
 from app.posteriors.history import Features, RowPositions
 from app.problems.schemas import decision_names, outcome_names
 from bco_core.arrays import Integers
-from bco_core.backtest.judge import RealisedCosts, judge
+from bco_core.backtest.realised_costs import RealisedCosts, judge
 from bco_core.backtest.rules import RULES, Origin, learned_decisions
 from bco_core.backtest.splits import Split, random_parts, rolling
-from bco_core.backtest.summary import ACTUAL_DECISION, MOST_SERIES, BacktestRows, align, summarize
+from bco_core.backtest.summary import MOST_SERIES, BacktestRows, align, summarize
+from bco_core.backtest.verdict import ACTUAL_DECISION
 from bco_core.errors import InvalidInput
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem, complete_spec

@@ -14,7 +14,7 @@ from app.posteriors.history import Features
 from app.posteriors.options import AutoInference, InferenceSpec, PredictorSpec, learning_options
 from bco_core.backtest.rules import RULES
 from bco_core.backtest.splits import MOST_SPLITS
-from bco_core.backtest.summary import ACTUAL_DECISION
+from bco_core.backtest.verdict import ACTUAL_DECISION
 from bco_core.inference.options import LearningOptions
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from app.datasets.times import TimeColumn
 from app.http.errors import InvalidRequest
 from bco_core.arrays import Floats, Integers
 from bco_core.data import LARGEST
-from bco_core.features.time_features import TimeRecipe
+from bco_core.features.lags import TimeRecipe
 
 # Column of a checked table with the reasons of refused rows; no column of a file can have a name that begins with a
 # space.

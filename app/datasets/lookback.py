@@ -1,4 +1,4 @@
-"""Look back: outcomes of a data set by series and period, and the features of time made of them."""
+"""Rows of a data set by series and period, to which :mod:`bco_core.features.lags` looks back, with remarks on rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.datasets.parsing import Refusals
 from app.datasets.times import SeriesKey, TimeColumn, series_keys, series_of
 from bco_core.arrays import Booleans, Floats, Integers
 from bco_core.features.grid import Grid
-from bco_core.features.time_features import TimeRecipe, levels, make_features
+from bco_core.features.lags import TimeRecipe, levels, make_features
 
 # Remarks on rows, by row.
 Notes = dict[int, list[str]]

@@ -20,7 +20,7 @@ from app.http.schemas import StrictModel
 from bco_core.arrays import Floats, Integers
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
-from bco_core.features.time_features import TimeRecipe, auto_recipe
+from bco_core.features.lags import TimeRecipe, auto_recipe
 from bco_core.timeline import Clock, Timeline
 
 # Keys with no more different values than this are categories too.

@@ -2,9 +2,9 @@
 
 ``fit_regressions``: ridge on the contexts, ridge on cubic splines of each context (an additive model) and boosted
 trees. Each chooses its setting by squared error on held-out rows, predicts every row out of fold, and carries its
-errors to new predictions by the carrier of best score (:mod:`bco_core.calibration`). The first regression is replaced
-only where another scores clearly better. Decisions minimise mean cost over the carried outcomes (SAA). Outcomes that
-were never negative are not carried below zero.
+errors to new predictions by the carrier of best score (:mod:`bco_core.predictive_choice`). The first regression is
+replaced only where another scores clearly better. Decisions minimise mean cost over the carried outcomes (SAA).
+Outcomes that were never negative are not carried below zero.
 
 ``fit_predict_then_optimize``: a network, i.e. maximum likelihood under Gaussian noise. ``point_decisions`` treat the
 predicted mean as certain. ``residual_decisions`` optimise over the prediction plus its held-out errors: the strong
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from bco_core.baselines.ieo import ENSEMBLE_PENALTIES, HIDDEN, PointEstimates, fit_points
-from bco_core.calibration import choose_history, score
 from bco_core.data import FOLDS, Sample, Standardizer, fold_numbers, make_folds
 from bco_core.inference.vi.warm_start import SquaredError
 from bco_core.predictive import History, predictive_scenarios
+from bco_core.predictive_choice import choose_carrier, score
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import DecisionProblem
 from bco_core.regression import ridge
@@ -132,7 +132,7 @@ def _fit(sample: Sample, regression: Regression, seed: int) -> tuple[RegressionR
     setting = int(((predictions - sample.outcomes) / spread).square().mean(dim=(1, 2)).argmin())
     history_rows = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))[:HISTORY_ROWS]
     features = Standardizer.fit(sample.contexts).apply(sample.contexts)[history_rows]
-    choice = choose_history(
+    choice = choose_carrier(
         predictions[setting][history_rows], sample.outcomes[history_rows], spread, features, torch.ones_like(spread)
     )
     # The history orders rows in its own way; regressions are compared row by row.

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bco_core.calibration import choose_history
 from bco_core.certificates import Certificate
 from bco_core.data import Sample, evenly, make_folds
 from bco_core.distributions import MatrixGaussian, Mixture
@@ -34,6 +33,7 @@ from bco_core.inference.vi.surrogate import continue_member
 from bco_core.inference.vi.variational import VariationalFit, member_scenarios
 from bco_core.policies import decide, first_policy
 from bco_core.posterior import Posterior
+from bco_core.predictive_choice import choose_carrier
 from bco_core.prescribe import PrescribeOptions, decisions
 from bco_core.problems.base import DecisionProblem
 from bco_core.progress import Progress, no_progress, part_of
@@ -209,7 +209,7 @@ def _conclude(
     for places, scenarios in seen:
         predictions[places] = scenarios.mean()
     full = torch.ones(own.outcomes.shape[1], dtype=torch.float64)
-    choice = choose_history(
+    choice = choose_carrier(
         predictions, own.outcomes, previous.predictor.outcomes.scale, target.features, full, problem
     )
     order = autocorrelation(own.outcomes - predictions, torch.arange(len(rows)))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bco_core.calibration import choose_history
 from bco_core.predictive import CARRIES, Carrier, History, carry_outcomes, predictive_scenarios, row_weights
+from bco_core.predictive_choice import choose_carrier
 
 Array = np.ndarray[Any, Any]
 ROWS, ITEMS, WIDTH = 50, 2, 3
@@ -153,7 +153,7 @@ def test_a_history_survives_storage(carry: str) -> None:
 def test_one_row_of_history_is_enough() -> None:
     one = torch.tensor([[7.0]], dtype=torch.float64)
     unit = torch.ones(1, dtype=torch.float64)
-    kept = choose_history(one, one, unit, one, unit).history
+    kept = choose_carrier(one, one, unit, one, unit).history
     assert predictive_scenarios(kept, one, 5, one).outcomes.flatten().tolist() == [7.0] * 5
 
 
@@ -169,7 +169,7 @@ def noisy_level(rows: int = 400, offset: float = 0.0) -> tuple[Tensor, Tensor]:
 def chosen_for(predictions: Tensor, outcomes: Tensor, features: Tensor | None = None) -> History:
     spread = outcomes.std(dim=0)
     unit = torch.ones_like(spread)
-    return choose_history(predictions, outcomes, spread, predictions if features is None else features, unit).history
+    return choose_carrier(predictions, outcomes, spread, predictions if features is None else features, unit).history
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])

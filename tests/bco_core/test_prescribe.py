@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from bco_core import deadline
-from bco_core.calibration import choose_history
 from bco_core.data import Sample
 from bco_core.distributions import FAMILIES, Mixture
 from bco_core.errors import InvalidInput, OutOfTime
 from bco_core.policies import POLICIES
 from bco_core.posterior import Posterior
 from bco_core.predictive import predictive_scenarios
+from bco_core.predictive_choice import choose_carrier
 from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import CVAR_LEVEL, QUANTILES, PrescribeOptions, PrescribeResult, decisions, prescribe
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
@@ -64,7 +64,7 @@ def make_posterior(level: float = 100.0, spread: float = 10.0, outcome_dim: int 
     particles = mixture.sample(40, seeded(7))
     seen = predictor.predict(particles, contexts).mean(dim=0)
     spread, features = outcomes.std(dim=0), predictor.encode(contexts, torch.float64)
-    history = choose_history(seen, outcomes, spread, features, torch.ones_like(spread)).history
+    history = choose_carrier(seen, outcomes, spread, features, torch.ones_like(spread)).history
     return Posterior(predictor, mixture, particles, 7, history)
 
 

@@ -1,7 +1,8 @@
-"""Rows in time: blocks, what is known before what, and folds that only know the past."""
+"""Periods of clocks; rows in time: blocks, what is known before what, and folds that only know the past."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from bco_core.data import Sample, block_folds, evenly, forward_folds
 from bco_core.errors import InvalidInput
-from bco_core.timeline import BLOCKS, Timeline, apart, blocks, known_before
+from bco_core.timeline import BLOCKS, Clock, Timeline, apart, blocks, known_before
 
 
 def timeline(periods: list[int], lead: int = 1) -> Timeline:
@@ -111,3 +112,52 @@ def test_rows_take_their_times_with_them() -> None:
 def test_evenly_spaced_places_begin_and_end_with_the_first_and_the_last() -> None:
     assert evenly(10, 4).tolist() == [0, 3, 6, 9]
     assert evenly(3, 10).tolist() == [0, 1, 2]
+
+
+def moments(*texts: str) -> np.ndarray:
+    return np.array(texts, dtype="datetime64[s]")
+
+
+@pytest.mark.parametrize(
+    ("unit", "step", "first", "later", "apart"),
+    [
+        ("day", 1, "2024-02-28", "2024-03-01", 2),
+        ("day", 2, "2024-01-01", "2024-01-05", 2),
+        ("hour", 1, "2024-01-01T23:00", "2024-01-02T01:00", 2),
+        ("minute", 15, "2024-01-01T00:05", "2024-01-01T01:05", 4),
+        ("week", 1, "2024-01-01", "2024-01-15", 2),
+        ("week", 2, "2024-01-03", "2024-01-31", 2),
+        ("month", 1, "2023-11-01", "2024-02-01", 3),
+        ("month", 3, "2023-11-01", "2024-05-01", 2),
+    ],
+)
+def test_consecutive_periods_differ_by_one_and_begin_when_rows_do(
+    unit: str, step: int, first: str, later: str, apart: int
+) -> None:
+    given = moments(first, later)
+    clock = Clock.starting(unit, step, given[0])
+    periods = clock.periods(given)
+    assert periods[1] - periods[0] == apart
+    assert clock.moments(periods).tolist() == given.tolist()
+    assert clock.text(int(periods[0])) == first
+
+
+def test_a_moment_within_a_period_belongs_to_it() -> None:
+    weekly = Clock.starting("week", 1, moments("2024-01-01")[0])
+    assert np.ptp(weekly.periods(moments("2024-01-01", "2024-01-07"))) == 0
+    assert np.ptp(weekly.periods(moments("2024-01-07", "2024-01-08"))) == 1
+    daily = Clock.starting("day", 1, moments("2024-01-01T06:00")[0])
+    assert np.ptp(daily.periods(moments("2024-01-02", "2024-01-02T23:59"))) == 0
+
+
+def test_whole_numbers_are_periods_without_a_calendar() -> None:
+    clock = Clock.starting("period", 5, 12)
+    assert clock.periods(np.array([12, 17, 27])).tolist() == [2, 3, 5]
+    assert clock.text(5) == "27"
+    with pytest.raises(InvalidInput, match="no calendar"):
+        clock.moments(np.array([1]))
+
+
+def test_an_unknown_unit_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="minute, hour, day, week, month, period"):
+        Clock("year")

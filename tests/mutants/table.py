@@ -39,7 +39,7 @@ MUTANTS = [
         ("length of blocks", "max(lead, season, math.ceil(math.sqrt(span)))", "1"),
     ),
     *group(
-        "bco_core/backtest/judge.py",
+        "bco_core/backtest/realised_costs.py",
         "tests/bco_core/backtest/test_backtest.py",
         ("regret against foresight", "cost[rows] - foresight_cost(problem, happened)", "cost[rows]"),
     ),
@@ -179,15 +179,19 @@ MUTANTS = [
         ("a row's own spread", "residuals / history.scales[chosen] * scales[:, None]", "residuals * scales[:, None]"),
     ),
     *group(
-        "bco_core/calibration.py",
-        "tests/bco_core/test_calibration.py",
+        "bco_core/predictive_choice.py",
+        "tests/bco_core/test_predictive_choice.py",
         ("spread in CRPS", "(2 * before + share - 1)", "(before + share - 1)"),
         ("half of the energy score", "near - 0.5 * between", "near - between"),
+        ("costs in the choice", "one / unit + cost / cost_unit", "one / unit"),
+        ("sharper bandwidth", "math.sqrt((1 + shrink.square().mean().item()) / 2)", "1.0"),
+    ),
+    *group(
+        "bco_core/calibration.py",
+        "tests/bco_core/test_calibration.py",
         ("ties in PIT", "torch.where(width > 0, spread.clamp(0, 1), ", "torch.where(width > 2, spread.clamp(0, 1), "),
         ("ties in coverage", "torch.where(width > 0, overlap, ", "torch.where(width > 2, overlap, "),
         ("width of central ranges", "<= level / 2", "<= level"),
-        ("costs in the choice", "one / unit + cost / cost_unit", "one / unit"),
-        ("sharper bandwidth", "math.sqrt((1 + shrink.square().mean().item()) / 2)", "1.0"),
     ),
     *group(
         "bco_core/inference/training.py",

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bco_core.calibration import choose_history
 from bco_core.certificates import Certificate
 from bco_core.data import Arrays, fold_numbers
 from bco_core.distributions import FAMILIES, ChainDraws
@@ -57,6 +56,7 @@ from bco_core.inference.mh.temperature import LADDER, PILOT, find_temperature
 from bco_core.inference.mh.thinning import thin
 from bco_core.inference.options import MhOptions
 from bco_core.posterior import Posterior
+from bco_core.predictive_choice import choose_carrier
 from bco_core.predictors.registry import AUTO, build_predictor
 from bco_core.problems.base import UncertainConstraints
 from bco_core.progress import Progress
@@ -212,7 +212,7 @@ def _judge(
     """Return the history, each row predicted without itself, and the policies' results on its rows."""
     spread, outcomes = target.predictor.outcomes.scale, target.sample.outcomes[rows]
     ones = torch.ones_like(spread)
-    choice = choose_history(without.predictions, outcomes, spread, target.features[rows], ones, target.problem)
+    choice = choose_carrier(without.predictions, outcomes, spread, target.features[rows], ones, target.problem)
     order = autocorrelation(outcomes - without.predictions, rows)
     stored = StoredHistory(choice.history, rows[choice.order], choice.table, order)
     seen = without.scenarios

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bco_core.calibration import choose_history
 from bco_core.certificates import ModelClass, certify
 from bco_core.data import FOLDS
 from bco_core.distributions import Mixture
@@ -19,6 +18,7 @@ from bco_core.inference.vi.diagnostics import diagnose
 from bco_core.inference.vi.plan import MixturePlan
 from bco_core.inference.vi.variational import VariationalFit
 from bco_core.posterior import Posterior
+from bco_core.predictive_choice import choose_carrier
 from bco_core.select import Table
 
 CONFIDENCE = 0.95
@@ -78,7 +78,7 @@ def keep_history(plan: MixturePlan, candidate: Candidate) -> StoredHistory:
     shrink = _averaging_gain(plan, candidate, rows, outcomes - predictions)
     spread, features = target.predictor.outcomes.scale, target.features[rows]
     periods = None if plan.forward is None or target.sample.timeline is None else target.sample.timeline.periods[rows]
-    choice = choose_history(predictions, outcomes, spread, features, shrink, target.problem, periods)
+    choice = choose_carrier(predictions, outcomes, spread, features, shrink, target.problem, periods)
     return StoredHistory(choice.history, rows[choice.order], choice.table, order)
 
 

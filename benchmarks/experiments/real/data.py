@@ -16,7 +16,7 @@ from torch import Tensor
 from bco_core.data import Sample
 from bco_core.errors import InvalidInput
 from bco_core.features.grid import Grid
-from bco_core.features.time_features import auto_recipe, make_features
+from bco_core.features.lags import auto_recipe, make_features
 from bco_core.timeline import Clock, Timeline
 
 ELECTRICITY_LEVELS = (0.6, 0.75, 0.9)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bco_core.backtest.judge import RealisedCosts, judge
 from bco_core.backtest.paired import Clusters, difference, mean_of
+from bco_core.backtest.realised_costs import RealisedCosts, judge
 from bco_core.backtest.rules import RULES, Origin, learned_decisions
 from bco_core.backtest.splits import Split, random_parts, rolling
 from bco_core.backtest.summary import BacktestRows, align, summarize

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bco_core.calibration import choose_history
 from bco_core.data import Sample
 from bco_core.inference.forward import (
     constant_before,
@@ -17,6 +16,7 @@ from bco_core.inference.forward import (
 )
 from bco_core.inference.learn import learn
 from bco_core.inference.options import make_options
+from bco_core.predictive_choice import choose_carrier
 from bco_core.prescribe import PrescribeOptions, prescribe
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.timeline import Timeline, blocks
@@ -145,8 +145,8 @@ def test_a_feature_that_only_tells_the_time_does_not_say_how_far_outcomes_scatte
     features = torch.stack([periods / 100.0, torch.randn(600, generator=draw)], dim=1).double()
     ones = torch.ones(1, dtype=torch.float64)
     zero = torch.zeros(600, 1, dtype=torch.float64)
-    blind = choose_history(zero, noise, ones, features, ones)
+    blind = choose_carrier(zero, noise, ones, features, ones)
     assert blind.history.carrier.carry == "scaled"
-    told = choose_history(zero, noise, ones, features, ones, periods=periods)
+    told = choose_carrier(zero, noise, ones, features, ones, periods=periods)
     slopes = told.history.carrier.slopes
     assert slopes is None or slopes[0].abs().max() < 1e-6

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bco_core.errors import InvalidInput
 from bco_core.features.grid import Grid
-from bco_core.features.time_features import QUANTILES, TimeRecipe, auto_recipe, make_features
+from bco_core.features.lags import QUANTILES, TimeRecipe, auto_recipe, make_features
 from bco_core.timeline import Clock
 
 Rows = dict[tuple[int, int], list[float]]
