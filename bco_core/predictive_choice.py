@@ -134,7 +134,8 @@ def _candidates(plain: History, features: Tensor, slopes: Tensor) -> Sequence[Hi
 
 def judged_rows(count: int) -> Tensor:
     """Return the rows, evenly spaced among ``count``, on which scenarios are judged."""
-    return torch.linspace(0, count - 1, min(_JUDGED_ROWS, count)).round().long().unique()
+    rows: Tensor = torch.linspace(0, count - 1, min(_JUDGED_ROWS, count)).round().long().unique()
+    return rows
 
 
 def score(history: History, rows: Tensor, features: Tensor) -> Tensor:

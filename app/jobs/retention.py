@@ -6,7 +6,9 @@ itself, its posterior and its data stay until somebody deletes them.
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from app.db.base import now
 from app.db.engine import affected, get_engine, transaction
+from app.db.outage import is_outage
 from app.db.tables import UNFINISHED, AnswerRow, JobLogRow, JobPartRow, JobRow, PrescriptionRow
 from app.http.idempotency import RETENTION
 from app.ids import first_id
@@ -24,11 +27,24 @@ from app.jobs import queue
 from app.settings import get_settings
 from app.webhooks import service as webhooks
 
+log = logging.getLogger(__name__)
+
+_PRUNE_SECONDS = 3600.0
 # Rows that are removed in one transaction, and pages that SQLite frees at once.
 AT_ONCE = 100
 _PAGES_AT_ONCE = 1_000
 # A job that is still being created after this time was abandoned.
 _CREATION = timedelta(hours=1)
+
+
+def keep_pruning(stop: threading.Event) -> None:
+    """Prune now and then, in a thread of its own, until the worker stops."""
+    while not stop.wait(_PRUNE_SECONDS):
+        try:
+            log.info("pruned: %s", prune())
+        except Exception as error:
+            if not is_outage(error):
+                log.exception("pruning failed; trying again")
 
 
 def prune() -> dict[str, int]:

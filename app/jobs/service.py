@@ -97,21 +97,12 @@ def retry(workspace: str, job_id: str) -> JobRow:
         # Finished parts stay finished; the others get all their attempts again.
         open_parts = sa.update(JobPartRow).where(JobPartRow.job_id == row.id)
         affected(session, open_parts.where(JobPartRow.result_sha256.is_(None)).values(attempts=0))
-    if not _requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
+    if not requeue(row.id, row.run_id, ("failed", "cancelled"), "asked to run again", JobRow.attempts + MAX_ATTEMPTS):
         raise ConflictError("the job was run again by another request at the same moment")
     return get(workspace, job_id)
 
 
-def requeue_lost() -> None:
-    """Queue unfinished jobs again that the engine has finished or forgotten, so that no job is lost."""
-    with transaction() as session:
-        admit_held(session)
-        lost = queue.without_workflow(session, UNFINISHED)
-    for job_id, run_id in lost:
-        _requeue(job_id, run_id, UNFINISHED, "lost by its worker; queued again", JobRow.attempts_allowed)
-
-
-def _requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allowed: Any) -> bool:
+def requeue(job_id: str, run_id: str, states: tuple[str, ...], line: str, allowed: Any) -> bool:
     """Start and queue a new run of a job; return False if its run or state has changed."""
     with transaction() as session:
         number = int(run_id.partition(".")[2] or 1) + 1

@@ -18,16 +18,15 @@ import orjson
 from app import logs
 from app.child_processes import ConnectionClosed, ForkedProcess, Template
 from app.db.engine import transaction
-from app.db.outage import in_words, insist, is_outage
+from app.db.outage import insist, is_outage
 from app.ids import new_id
-from app.jobs import compute, heartbeat, parts, queue, retention, service
+from app.jobs import compute, heartbeat, parts, queue, recovery, retention, service
 from app.settings import get_settings
 from app.webhooks import delivery
 
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
-PRUNE_SECONDS = 3600.0
 
 _stop = threading.Event()
 # Work in progress by name: its process, if it has one, and how to hand the work back.
@@ -210,7 +209,7 @@ def main() -> None:
     executor_id = new_id("worker")
     if _launch(executor_id):
         log.info("the worker is ready (%s)", executor_id)
-        _watch_over(executor_id, settings.worker_deadline_seconds)
+        recovery.keep_recovering(executor_id, settings.worker_deadline_seconds, _stop)
         _hand_back_all()
         _try_once(partial(heartbeat.retire, executor_id))
     log.info("stopped")
@@ -236,37 +235,11 @@ def _launch(executor_id: str) -> bool:
     work: dict[str, Callable[..., str]] = {queue.COMPUTING: run, queue.WAITING: wait, queue.PARTS: part}
     beating = executor_id, settings.worker_deadline_seconds / 4, _stop
     threading.Thread(target=heartbeat.keep_beating, args=beating, name="heartbeat", daemon=True).start()
+    threading.Thread(target=retention.keep_pruning, args=(_stop,), name="retention", daemon=True).start()
     if settings.webhook_hosts:
         threading.Thread(target=delivery.keep_delivering, args=(_stop,), name="webhooks", daemon=True).start()
     queue.launch(executor_id, settings.worker_concurrency, work, _stop)
     return True
-
-
-def _watch_over(executor_id: str, deadline_seconds: float) -> None:
-    """Recover the jobs of dead workers, and prune now and then, until the worker stops."""
-    since, dropped, is_out = time.monotonic(), set[str](), False
-    pruned = time.monotonic()
-    while not _stop.wait(deadline_seconds / 4):
-        try:
-            alive = heartbeat.living(deadline_seconds, judge=time.monotonic() - since > deadline_seconds)
-            queue.take_over(queue.running_executors() - alive - {executor_id})
-            # A job just taken from the queue is not running yet; one that is not running the next time is dropped.
-            before, dropped = dropped, queue.dropped(executor_id)
-            queue.put_back(executor_id, before & dropped)
-            service.requeue_lost()
-            if time.monotonic() - pruned > PRUNE_SECONDS:
-                pruned = time.monotonic()
-                log.info("pruned: %s", retention.prune())
-            if is_out:
-                log.warning("the database can be used again")
-            is_out = False
-        except Exception as error:
-            since, dropped = time.monotonic(), set()
-            if not is_outage(error):
-                log.exception("looking after jobs failed; trying again")
-            elif not is_out:
-                is_out = True
-                log.warning("%s; waiting for it", in_words(error))
 
 
 def _hand_back_all() -> None:

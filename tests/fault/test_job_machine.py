@@ -20,7 +20,7 @@ from app.db.migrate import migrate
 from app.db.tables import JobLogRow, JobRow, PosteriorRow
 from app.http.errors import ConflictError, NotFoundError
 from app.ids import sibling_id
-from app.jobs import queue, service
+from app.jobs import queue, recovery, service
 from app.main import create_app
 from app.posteriors import service as posteriors
 from app.settings import get_settings
@@ -128,7 +128,7 @@ class Walk(RuleBasedStateMachine):
         """An outage, a bug: the workflow is over although the job is not; a worker notices."""
         with transaction() as session:
             queue.client().cancel_workflow(session.get_one(JobRow, self.job_id).run_id)
-        service.requeue_lost()
+        recovery.requeue_lost()
         if self.state in service.UNFINISHED:
             self.state, self.runs, self.lines = "queued", self.runs + 1, self.lines + 1
 
@@ -137,7 +137,7 @@ class Walk(RuleBasedStateMachine):
     def what_is_unfinished_cannot_be_deleted_and_what_is_not_lost_stays_as_it_is(self) -> None:
         with pytest.raises(ConflictError):
             service.delete(DEFAULT_WORKSPACE, self.job_id)
-        service.requeue_lost()
+        recovery.requeue_lost()
 
     # what users do
 

@@ -17,7 +17,7 @@ from app.db.tables import DatasetRow, JobPartRow, JobRow, PosteriorRow, ProblemR
 from app.demo import as_csv
 from app.http.errors import TooManyError
 from app.jobs import create as create_module
-from app.jobs import parts, queue, service
+from app.jobs import parts, queue, recovery, service
 from app.jobs.kinds import KINDS
 from app.jobs.kinds import prescribe as batches
 from app.jobs.kinds.base import JobDraft, JobPart
@@ -137,7 +137,7 @@ def test_jobs_beyond_those_that_may_run_wait_until_one_has_ended(
 
     assert {first.id, other.id} <= queued()
     assert second.id not in queued()
-    service.requeue_lost()
+    recovery.requeue_lost()
     assert second.id not in queued()
     answered(client.post(f"/v1/jobs/{first.id}/cancel"), 202)
     assert second.id in queued()

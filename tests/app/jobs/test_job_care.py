@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from app.db.base import DEFAULT_WORKSPACE
 from app.db.engine import transaction
 from app.db.tables import JobRow
-from app.jobs import compute, queue, service
+from app.jobs import compute, queue, recovery, service
 from tests.support.journey import QUICK, Json, answered, counts, create_dataset, create_job, create_problem, learn
 
 
@@ -210,8 +210,8 @@ def test_a_job_that_the_engine_holds_for_finished_is_queued_again_once(client: T
     job_id, untouched = create_job(client, **ids)["id"], create_job(client, **ids)["id"]
     service.start(job_id)
     queue.client().cancel_workflow(job_id)
-    service.requeue_lost()
-    service.requeue_lost()
+    recovery.requeue_lost()
+    recovery.requeue_lost()
     with transaction() as session:
         row = session.get_one(JobRow, job_id)
         assert (row.state, row.run_id, row.attempts, row.attempts_allowed) == ("queued", f"{job_id}.2", 1, 3)
@@ -223,7 +223,7 @@ def test_finished_jobs_are_not_queued_again(client: TestClient, ids: Json) -> No
     job_id = failed(client, ids)
     queue.client().cancel_workflow(job_id)
     before = service.get(DEFAULT_WORKSPACE, job_id).revision
-    service.requeue_lost()
+    recovery.requeue_lost()
     assert (service.get(DEFAULT_WORKSPACE, job_id).state, service.get(DEFAULT_WORKSPACE, job_id).revision) == (
         "failed",
         before,
@@ -285,7 +285,7 @@ def test_a_large_job_that_is_queued_again_does_not_go_before_small_ones(
         answered(client.post(f"/v1/jobs/{large}/retry"), 202)
     else:
         queue.client().cancel_workflow(large)
-        service.requeue_lost()
+        recovery.requeue_lost()
     assert priority(small) < priority(f"{large}.2")
 
 
