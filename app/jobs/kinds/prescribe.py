@@ -15,6 +15,7 @@ from typing import Any, Literal
 import orjson
 import pyarrow as pa
 from pydantic import ConfigDict, Field
+from torch import Tensor
 
 from app.datasets.encoding import REFUSED, ContextEncoding, Refusal
 from app.datasets.lookback import Past
@@ -43,6 +44,7 @@ from app.problems.schemas import outcome_names
 from app.settings import get_settings
 from bco_core import deadline
 from bco_core.errors import InvalidInput, OutOfTime
+from bco_core.prescribe import PrescribeOptions
 from bco_core.problems.registry import build_problem
 from bco_core.progress import Progress
 
@@ -197,29 +199,30 @@ def _warnings(posterior: PosteriorRow, table: pa.Table, refused: Mapping[int, Re
 
 @dataclass(frozen=True)
 class PrescribeInputs:
-    """A loaded posterior, the problem and how to decide; ``history`` is searched for neighbours."""
+    """A loaded posterior, its draws (K, d), the problem and how to decide; ``history`` is searched for neighbours."""
 
     posterior: PosteriorRow
     loaded: LoadedPosterior
     patched: PatchedProblem
     past: Past | None
-    options: DecisionOptions
+    request: DecisionOptions
+    options: PrescribeOptions
+    draws: Tensor
     history: SearchableHistory | None
 
     def prepare(self, table: pa.Table) -> PreparedRequest:
         """Encode the contexts of a table, and prepare their decisions."""
-        options, encoding, contexts = self.options, self.loaded.encoding, []
+        encoding, contexts = self.loaded.encoding, []
         encoded = encoding.encode_table(table, self.past)
-        draws = self.loaded.posterior.draws(options.scenarios, options.seed)
-        if options.include:
+        if self.request.include:
             contexts = [list(row.values()) for row in table.select(encoding.names).to_pylist()]
         return PreparedRequest(
             self.posterior,
             self.loaded,
             self.patched,
-            options,
-            core_options(self.posterior, options),
-            draws,
+            self.request,
+            self.options,
+            self.draws,
             encoded,
             far_from_history(self.loaded, encoded),
             self.past,
@@ -233,22 +236,24 @@ def read(job: JobRow) -> PrescribeInputs:
     fields = {name: value for name, value in job.spec.items() if name in DecisionOptions.model_fields}
     loaded = load_posterior(posterior)
     past = load_past(posterior, loaded.encoding, job.spec["revision"]) if loaded.encoding.lookback else None
-    options = DecisionOptions(**fields)
-    patched = build_patched_problem(posterior, loaded.problem, options.problem_patch)
-    history = load_history(posterior, loaded, past) if "neighbours" in options.include else None
-    return PrescribeInputs(posterior, loaded, patched, past, options, history)
+    request = DecisionOptions(**fields)
+    patched = build_patched_problem(posterior, loaded.problem, request.problem_patch)
+    history = load_history(posterior, loaded, past) if "neighbours" in request.include else None
+    options = core_options(posterior, request)
+    draws = loaded.posterior.draws(request.scenarios, request.seed)
+    return PrescribeInputs(posterior, loaded, patched, past, request, options, draws, history)
 
 
 def work(inputs: PrescribeInputs, data: bytes, progress: Progress, checkpoint: Checkpoint) -> bytes:
     """Decide for the contexts of a part; return contexts and decisions side by side, as Parquet."""
     table = from_parquet(data)
-    rows = _rows_at_once(inputs.options.scenarios * len(outcome_names(inputs.posterior.problem)))
+    rows = _rows_at_once(inputs.request.scenarios * len(outcome_names(inputs.posterior.problem)))
     answers: list[Any] = []
     for first in range(0, table.num_rows, rows):
         progress(first / table.num_rows, f"{first} of {table.num_rows} contexts")
         prepared = inputs.prepare(table.slice(first, rows))
         prescriptions = decide_usable(prepared)
-        if inputs.options.include:
+        if inputs.request.include:
             add_parts(prepared, prescriptions, inputs.history)
             for prescription in prescriptions:
                 flatten_parts(prescription, inputs.posterior, inputs.loaded)
