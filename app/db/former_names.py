@@ -21,6 +21,7 @@ _ALTERNATIVE = {
     "regret_standard_error": "extra_cost_standard_error",
     "regret_quantiles": "extra_cost_quantiles",
 }
+_DIFFERENCE = {"asked": "requested"}
 _DATASET = {"policy": "handling"}
 
 
@@ -81,14 +82,15 @@ def logged_request(fields: Json) -> Json:
 
 def logged_answer(answer: Json) -> Json:
     """Return a logged answer under today's names."""
-    if "evaluations" not in answer:
-        return answer
-    return answer | {
-        "evaluations": [
+    changes = {}
+    if "problem_differs" in answer:
+        changes["problem_differs"] = [_renamed(one, _DIFFERENCE) for one in answer["problem_differs"]]
+    if "evaluations" in answer:
+        changes["evaluations"] = [
             one | {"alternatives": [_renamed(alternative, _ALTERNATIVE) for alternative in one["alternatives"]]}
             for one in answer["evaluations"]
         ]
-    }
+    return answer | changes
 
 
 def exported_dataset(facts: Json) -> Json:

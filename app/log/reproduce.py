@@ -45,7 +45,8 @@ def compare(entry: LogEntry, body: AnswerBody) -> bytes:
 
     Sentences are not compared.
     """
-    answer, logged = body.with_id(entry.row.id), _in_new_names(entry.answer)
+    answer = body.with_id(entry.row.id)
+    logged = orjson.dumps(logged_answer(orjson.loads(entry.answer)))
     differences = [] if answer == logged else list(_differences((), orjson.loads(logged), orjson.loads(answer)))
     numeric = all(_is_number(recorded) and _is_number(now) for _, recorded, now in differences)
     relative = (abs(one - other) / max(abs(one), abs(other)) for _, one, other in differences if numeric)
@@ -60,11 +61,6 @@ def compare(entry: LogEntry, body: AnswerBody) -> bytes:
         ],
     }
     return orjson.dumps(fields)[:-1] + b',"answer":%b}' % answer
-
-
-def _in_new_names(answer: bytes) -> bytes:
-    """Return a logged answer with the names of today; evaluations of earlier versions have former names."""
-    return orjson.dumps(logged_answer(orjson.loads(answer))) if b'"regret":' in answer else answer
 
 
 def _is_number(value: Any) -> bool:

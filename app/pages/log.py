@@ -60,9 +60,13 @@ class LogEntryView:
         """Other decisions evaluated for the context."""
         if self.record["kind"] != "evaluate":
             return []
-        answer = logged_answer(self.record["answer"])
-        result: list[Json] = answer["evaluations"][self.index]["alternatives"]
+        result: list[Json] = logged_answer(self.record["answer"])["evaluations"][self.index]["alternatives"]
         return result
+
+    @property
+    def problem_changes(self) -> list[Json]:
+        """Numbers of the problem that the request changed."""
+        return logged_answer(self.record["answer"]).get("problem_differs") or []
 
     @property
     def outcomes(self) -> dict[int, Json]:
@@ -135,8 +139,8 @@ class LogEntryView:
         if answer.get("history"):
             past = answer["history"]
             texts.append(("History", f"rows up to {past['last']} (revision {past['revision']})"))
-        if answer.get("problem_differs"):
-            texts.append(("Changed numbers", f"{len(answer['problem_differs'])} of the problem, for this request only"))
+        if self.problem_changes:
+            texts.append(("Changed numbers", f"{len(self.problem_changes)} of the problem, for this request only"))
         return texts
 
     @property

@@ -41,7 +41,7 @@ class Difference(BaseModel):
 
     where: str = Field(examples=["items/croissants/underage_cost"])
     learned: Any = Field(examples=[1.8])
-    asked: Any = Field(examples=[2.0])
+    requested: Any = Field(examples=[2.0])
     change: float | None = Field(
         description="relative change; null where the value learned for is zero, or one of them is no number",
         examples=[0.111],
@@ -126,7 +126,7 @@ def warning(differs: Sequence[Difference]) -> str:
         return "the problem's patch changes nothing: the posterior was learned for just these values"
     first = differs[0]
     by = "" if first.change is None else f" ({first.change:+.1%})"
-    words = f"{first.where} was {_quote(first.learned)} and is {_quote(first.asked)}{by}"
+    words = f"{first.where} was {_quote(first.learned)} and is {_quote(first.requested)}{by}"
     rest = f", the largest of {len(differs)} changes" if len(differs) > 1 else ""
     return f"the posterior was learned, and its quality estimated, for other values: {words}{rest}"
 
@@ -217,7 +217,7 @@ def _differing(before: Any, after: Any, where: Path) -> Iterator[Difference]:
         yield Difference(
             where="/".join(map(str, where)),
             learned=_plain(before),
-            asked=_plain(after),
+            requested=_plain(after),
             change=_change(before, after),
         )
 

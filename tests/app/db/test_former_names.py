@@ -68,6 +68,8 @@ def aged(client: TestClient, answer: Json) -> tuple[str, bytes]:
     request = formerly(request, {"problem_patch": "problem"})
     for one in told.get("prescriptions", ()):
         one["reason"] = "a sentence as an earlier version worded it"
+    if told["problem_differs"]:
+        told["problem_differs"] = [formerly(one, {"requested": "asked"}) for one in told["problem_differs"]]
     for one in told.get("evaluations", ()):
         one["alternatives"] = [formerly(alternative, FORMER_ALTERNATIVE) for alternative in one["alternatives"]]
     identifier = answer["id"][:-4] + "0000"
@@ -102,6 +104,7 @@ def test_an_older_evaluation_reproduces_and_shows(client: TestClient, posterior:
     assert (again["identical"], again["differing"]) == (True, 0)
     assert "extra_cost" in again["answer"]["evaluations"][0]["alternatives"][0]
     page = look(another_browser(client), f"/log/{identifier}")
+    assert f"→ {answer['problem_differs'][0]['requested']:g}" in words(page)
     assert signed(answer["evaluations"][0]["alternatives"][0]["extra_cost"]) in words(page)
 
 

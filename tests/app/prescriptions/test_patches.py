@@ -95,7 +95,7 @@ def test_the_answer_says_by_how_much_the_problem_differs(client: TestClient, pos
     assert differs["items/croissants/underage_cost"] == {
         "where": "items/croissants/underage_cost",
         "learned": under,
-        "asked": 2.0,
+        "requested": 2.0,
         "change": pytest.approx((2 - under) / under),
     }
     assert differs["items/loaves/overage_cost"]["change"] == pytest.approx((0.6 - over) / over)
