@@ -83,7 +83,7 @@ def logged_request(fields: Json) -> Json:
 def logged_answer(answer: Json) -> Json:
     """Return a logged answer under today's names."""
     changes = {}
-    if "problem_differs" in answer:
+    if answer.get("problem_differs"):
         changes["problem_differs"] = [_renamed(one, _DIFFERENCE) for one in answer["problem_differs"]]
     if "evaluations" in answer:
         changes["evaluations"] = [
