@@ -111,7 +111,7 @@ def _read_column(raw: RawTable, name: str, column: Any) -> _ColumnContent:
     ambiguous = ambiguous_number(column)
     if ambiguous is not None:
         sentence = (
-            f"'{name}': {quote(ambiguous)} may have a decimal comma or set thousands apart; write a decimal point"
+            f"'{name}': {quote(ambiguous)} is ambiguous: a decimal comma, or a thousands separator? Write a decimal point"
         )
         return _ColumnContent("numeric", None, (sentence,))
     if 2 * len(other) > raw.rows - column.null_count:

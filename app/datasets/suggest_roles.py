@@ -228,7 +228,7 @@ def _series(
         for keys in combinations(candidates[:_MOST_KEYS], count):
             if _once([codes[time.name], *(codes[key.name] for key in keys)]):
                 for key in keys:
-                    suggestions.roles[key.name] = "series", "tells series apart: with it, each time occurs once"
+                    suggestions.roles[key.name] = "series", "identifies series: times are unique within each"
                 return
     suggestions.odd.append(f"times of '{time.name}' occur more than once, and no columns tell series apart")
 

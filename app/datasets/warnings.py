@@ -228,8 +228,8 @@ def _caps(name: str, ordered: Floats, history: SeriesOrder) -> list[str]:
         return []
     many = f"in {len(capped)} of {len(last)} series " if len(last) > 1 else ""
     return [
-        f"'{name}' is {many}often exactly at its highest value ({int(counts[capped].sum())} rows): sales that were "
-        "capped by what was there are less than demand"
+        f"'{name}' is {many}often exactly at its highest value ({int(counts[capped].sum())} rows): sales limited "
+        "by stock understate demand"
     ]
 
 

@@ -59,7 +59,7 @@ def _check_patch(patch: dict[str, Any]) -> dict[str, Any]:
     """Refuse values that cannot be written as JSON again without loss."""
     for number, value in enumerate(_values(patch)):
         if number >= _MOST_VALUES:
-            raise ValueError(f"it holds more than {_MOST_VALUES} values; make a problem of it, and learn for that")
+            raise ValueError(f"it holds more than {_MOST_VALUES} values; create a new problem and learn a posterior for it")
         if isinstance(value, str) and not is_plain(value):
             raise ValueError(f"a text in it holds {NOT_PLAIN}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -115,7 +115,7 @@ def apply(spec: Spec, patch: Spec) -> PatchedSpec:
     except InvalidInput as error:
         raise _refused(named(asked, error.where), str(error)) from None
     if names != (learned.outcome_names(), learned.decision_names()):
-        raise _refused((), "a patch changes numbers; names and how many there are stay as the posterior has them")
+        raise _refused((), "a patch changes numbers; names and counts cannot change")
     patched: Spec = after.model_dump()
     return PatchedSpec(patched, _differences(before, patched))
 
@@ -165,7 +165,7 @@ def _put(before: Any, patch: Any, where: Path) -> Any:
             if not isinstance(fields, dict):
                 raise _refused((*where, name), "give the fields to change, by their names")
             if "name" in fields:
-                raise _refused((*where, name, "name"), "a name cannot be changed; outcomes were learned by it")
+                raise _refused((*where, name, "name"), "a name cannot be changed; names identify outcomes")
         return [
             part | {field: _put(part.get(field), value, (*where, name, field)) for field, value in patch[name].items()}
             if name in patch

@@ -20,8 +20,8 @@ seed gives the same chains however they are distributed over processes. :class:`
 step depends on, :class:`MetropolisInfo` records the steps so far: a run that resumes from stored chains equals one that
 never stopped.
 
-    chains = begin(target, options, theta, seed)
-    chains = run(target, options, chains)
+    chains = init_chains(target, options, theta, seed)
+    chains = run_chains(target, options, chains)
 """
 
 from __future__ import annotations

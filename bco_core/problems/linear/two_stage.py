@@ -1,4 +1,4 @@
-"""Two-stage linear problems whose limits alone are uncertain: decide z now, see y, then mend with x at least cost.
+"""Two-stage linear problems whose limits alone are uncertain: decide z now, observe y, then adapt with x at least cost.
 
     c(z; y) = c'z + Q(z, y),    Q(z, y) = min q'x   s.t.   W x + T z (sense) h + H y,   l ≤ x ≤ u,
 
@@ -149,7 +149,7 @@ decided: Callable[[Tensor, BasisPool, RightHandSide, Tensor], Tensor] = _Decide.
 recourse_value: Callable[[Tensor, Tensor, BasisPool, RightHandSide], Tensor] = _Recourse.apply
 
 
-_MEAN_DECISION = "there was no time to hedge: this is the decision for the mean outcome"
+_MEAN_DECISION = "time limit reached before hedging: this is the decision for the mean outcome"
 # Share of the time of a long search that goes to the decision for the mean outcome.
 _MEAN_SHARE = 0.15
 # Tolerance of rows, relative to their terms.
