@@ -59,7 +59,9 @@ def _check_patch(patch: dict[str, Any]) -> dict[str, Any]:
     """Refuse values that cannot be written as JSON again without loss."""
     for number, value in enumerate(_values(patch)):
         if number >= _MOST_VALUES:
-            raise ValueError(f"it holds more than {_MOST_VALUES} values; create a new problem and learn a posterior for it")
+            raise ValueError(
+                f"it holds more than {_MOST_VALUES} values; create a new problem and learn a posterior for it"
+            )
         if isinstance(value, str) and not is_plain(value):
             raise ValueError(f"a text in it holds {NOT_PLAIN}")
         if isinstance(value, float) and not math.isfinite(value):

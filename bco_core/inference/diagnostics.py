@@ -171,7 +171,7 @@ def promise_warning(calibration: Calibration, promise: Promise) -> str:
     """Return a sentence on predicted ranges or costs that did not hold; "" if they held."""
     covered, rows = calibration.coverage["0.9"], calibration.rows
     if abs(covered - 0.9) > _COVERAGE_ROOM + 2 * math.sqrt(0.09 / max(rows, 1)):
-        return f"predicted ranges are miscalibrated: the 90 % range of an outcome held {covered:.0%} of the held-out ones"
+        return f"predicted ranges are miscalibrated: the 90 % range covered {covered:.0%} of held-out outcomes"
     if abs(promise.ratio - 1) > _PROMISE_ROOM + 2 * promise.standard_error:
-        return f"predicted costs are miscalibrated: on held-out rows they were {promise.ratio:.2f} times the realised costs"
+        return f"predicted costs are miscalibrated: {promise.ratio:.2f} times the realised costs on held-out rows"
     return ""

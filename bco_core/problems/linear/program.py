@@ -169,9 +169,7 @@ def _exactly_whole(
         # An answer cut off by the time limit claims no optimality.
         return replace(answer, values=np.where(whole, rounded, answer.values) + 0.0)
     if held.status is not Status.OPTIMAL:
-        raise SolverFailure(
-            "HiGHS's integers are only approximate: no integer decision near them satisfies all rows"
-        )
+        raise SolverFailure("HiGHS's integers are only approximate: no integer decision near them satisfies all rows")
     # Adding zero turns −0 into 0.
     values = np.where(whole, rounded, held.values) + 0.0
     return replace(answer, objective=held.objective, values=values)

@@ -96,8 +96,8 @@ def _corners(model: LinearModel, row: int, changed: bool) -> Array:
     if not np.isfinite(corners).all():
         missing = next(index for index in named.tolist() if not np.isfinite(corners[:, index]).all())
         raise InvalidInput(
-            f"'{name}' depends on {model.outcome_names[missing]}, which has no bounds, and has no recourse: no decision "
-            f"satisfies it for all outcomes; bound the outcome, or {_MEND}",
+            f"'{name}' depends on {model.outcome_names[missing]}, which has no bounds, and has no recourse: no "
+            f"decision satisfies it for all outcomes; bound the outcome, or {_MEND}",
             where,
         )
     return corners

@@ -86,8 +86,8 @@ def test_rows_with_correlated_errors_look_ordered_in_time(order: float, rows: in
         (0.90, 300, 1.0, 0.05, ""),
         # Four hundredths are left, and two standard errors of a share of 0.9: 0.035 for 300 rows.
         (0.83, 300, 1.0, 0.05, ""),
-        (0.82, 300, 1.0, 0.05, "the 90 % range of an outcome held 82% of the held-out ones"),
-        (0.98, 300, 1.0, 0.05, "the 90 % range of an outcome held 98% of the held-out ones"),
+        (0.82, 300, 1.0, 0.05, "the 90 % range covered 82% of held-out outcomes"),
+        (0.98, 300, 1.0, 0.05, "the 90 % range covered 98% of held-out outcomes"),
         (0.82, 100, 1.0, 0.05, ""),
         (0.90, 300, 1.24, 0.05, ""),
         (0.90, 300, 1.26, 0.05, "1.26 times the realised costs"),

@@ -229,7 +229,8 @@ def test_chains_that_had_to_ask_for_less_feasibility_than_the_problem_are_bad() 
     quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=0.5), PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == "bad"
     assert quality.reason == (
-        "no model was found whose decisions satisfy their constraints in 95% of the history; the chains require only 50.0%"
+        "no model was found whose decisions satisfy their constraints in 95% of the history; "
+        "the chains require only 50.0%"
     )
 
 
