@@ -311,7 +311,7 @@ def check_constraints(
 def _demote(
     status: list[Status], reasons: tuple[str, ...], sentences: list[str]
 ) -> tuple[list[Status], tuple[str, ...]]:
-    """Turn optimal decisions for which there is a sentence into best efforts, for that reason."""
+    """Demote optimal decisions that have a sentence to best efforts, with the sentence as the reason."""
     bad = [one == Status.OPTIMAL and sentence != "" for one, sentence in zip(status, sentences, strict=True)]
     return (
         [Status.BEST_EFFORT if one else before for one, before in zip(bad, status, strict=True)],

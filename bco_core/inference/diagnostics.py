@@ -132,7 +132,7 @@ def judge_held_out(rows: int, report: HeldOutReport) -> Quality | None:
     if gain.mean >= -CLEAR * gain.standard_error:
         return Quality("warn", "on held-out rows these decisions do not clearly beat one constant decision")
     if over_regression is not None and over_regression.mean > CLEAR * over_regression.standard_error:
-        return Quality("warn", "on held-out rows plain regression with its residuals decides better than this")
+        return Quality("warn", "on held-out rows plain regression with its residuals makes cheaper decisions")
     if report.beyond:
         return Quality(
             "warn",

@@ -44,7 +44,7 @@ from bco_core.progress import Message, Progress, no_progress
 
 ACCEPTANCE = 0.234
 _DECAY = 0.6
-# Steps between two looks at the clock, the caller and the checkpoint.
+# Steps between checks of the clock, the caller and the checkpoint.
 BLOCK = 50
 # The share of the rows that is visited first, those of least slack.
 _FIRST = 0.2
