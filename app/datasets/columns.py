@@ -92,7 +92,7 @@ def _not_a_number(raw: RawTable, name: str, sentence: str) -> Callable[[int], st
 
 _TIMES = (
     "column '{name}' holds dates; name it as time, list the contexts without it, or list it under categorical if its "
-    "dates are mere names"
+    "dates are only labels"
 )
 
 

@@ -106,7 +106,7 @@ def _like_ids(table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str,
             alone = len(column["categories"]) >= 0.9 * table.num_rows
         if alone:
             sentences.append(
-                f"context '{name}' has another value in every row, like an id or a row number: it cannot help"
+                f"context '{name}' has a different value in every row, like an id or a row number: it cannot help"
             )
     return sentences
 

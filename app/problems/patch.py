@@ -2,8 +2,7 @@
 
 A patch has the shape of the specification, but lists of named things are mappings from names:
 ``{"items": {"croissants": {"underage_cost": 2}}, "decision_rows": {"budget": {"limit": 900}}}``. Mappings are patched
-entry by entry; numbers, texts and matrices are replaced. The structure stays: the kind, the
-names and their number.
+entry by entry; numbers, texts and matrices are replaced. The structure stays: the kind, the names and their number.
 """
 
 from __future__ import annotations
