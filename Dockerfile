@@ -5,8 +5,8 @@ FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 RUN python -m venv /opt/bco
 COPY requirements.lock ./
-# torch's CPU build has its own index: set TORCH_INDEX to it, or leave it empty for the default one. Builds differ, so pass
-# the hash of the file to install as TORCH_SHA256.
+# torch's CPU build has its own index: set TORCH_INDEX to it, or leave it empty for the default one. Builds differ, so
+# pass the hash of the file to install as TORCH_SHA256.
 ARG TORCH_INDEX=""
 ARG TORCH_SHA256=""
 # Dependencies have a layer of their own, because they change less often than the code.
