@@ -23,7 +23,7 @@ from bco_core.errors import InvalidInput
 Spec = dict[str, Any]
 Path = tuple[str | int, ...]
 
-# Where a patch stands in a request.
+# Place of a patch in a request.
 PLACE = "problem_patch"
 # Changes to list, the largest first.
 MOST_LISTED = 100
