@@ -1,15 +1,15 @@
-# Two stages: one builds the environment, the other carries it, without compilers and without root.
-# A tag may be moved to another image; a digest cannot: docs/operations.md says how to pin this one.
+# Two stages: the first builds the environment, the second runs it, without compilers and without root.
+# A tag may move to another image, a digest cannot: docs/operations.md explains how to pin this one.
 ARG PYTHON_IMAGE=python:3.11-slim
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 RUN python -m venv /opt/bco
 COPY requirements.lock ./
-# torch's CPU build has its own index; set TORCH_INDEX to it, or leave it empty to use the default one. Its builds differ,
-# so its hash is the builder's to give: TORCH_SHA256, that of the file that is to be installed.
+# torch's CPU build has its own index: set TORCH_INDEX to it, or leave it empty for the default one. Builds differ, so
+# pass the hash of the file to install as TORCH_SHA256.
 ARG TORCH_INDEX=""
 ARG TORCH_SHA256=""
-# The dependencies first: they change less often than the code, and a layer of their own is built less often.
+# Dependencies have a layer of their own, because they change less often than the code.
 RUN echo "torch==2.13.0${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}" > torch.txt \
     && /opt/bco/bin/pip install --no-cache-dir --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement torch.txt \
     && /opt/bco/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements.lock
@@ -20,13 +20,13 @@ COPY migrations migrations
 RUN /opt/bco/bin/pip install --no-cache-dir --no-deps .
 
 FROM ${PYTHON_IMAGE}
-# Boosted trees compute with OpenMP, whose library slim images leave out.
+# Boosted trees need OpenMP, which slim images lack.
 RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --home-dir /var/lib/bco --create-home bco \
     && install --directory --owner=bco --mode=0700 /var/cache/bco
 COPY --from=build /opt/bco /opt/bco
-# The file system may be read-only: only /tmp is written to, /var/cache/bco (compiled kernels, which a volume there keeps
-# over restarts), and /var/lib/bco where SQLite is used.
+# The file system may be read-only except for /tmp, /var/cache/bco (compiled kernels; a volume keeps them over restarts)
+# and, with SQLite, /var/lib/bco.
 ENV PATH=/opt/bco/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

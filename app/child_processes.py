@@ -201,7 +201,7 @@ class FileReaders:
         atexit.register(self.close)
 
     def ask(self, question: Header, megabytes: int, time_limit_seconds: float) -> Header:
-        """Return what a process says of a file; if it says nothing, the signal that has ended it, as ``ended``."""
+        """Return a process's answer about a file; without one, the signal that ended it, as ``ended``."""
         if not self._places.acquire(timeout=time_limit_seconds):
             raise ReadersBusy
         try:
@@ -268,7 +268,7 @@ def serve_files(answer: Callable[[Header], Header]) -> None:
 
 _FORK, _REAP, _READY = b"f", b"b", b"r"
 _ORDER_BYTES = 1 + 8
-# A fork that has not introduced itself by then never will.
+# A fork that has not reported by then never will.
 _FORK_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
 
@@ -354,7 +354,7 @@ class ForkedProcess:
     @property
     def alive(self) -> bool:
         """Whether a process without an open request is still there."""
-        # A timeout left from the last request would be waited for, whatever the flags.
+        # A timeout left over from the last request would apply despite the flags.
         self._connection.settimeout(0)
         try:
             return bool(self._connection.recv(1, socket.MSG_PEEK))

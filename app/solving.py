@@ -234,7 +234,7 @@ def _start_template(memory_mb: int) -> Template:
     return Template(
         "app.commands.solver",
         str(memory_mb),
-        # Arenas of threads reserve address space that nobody uses.
+        # Arenas of threads reserve address space that is never used.
         MALLOC_ARENA_MAX="2",
         # A process with threads is not forked safely.
         OPENBLAS_NUM_THREADS="1",

@@ -1,7 +1,7 @@
-"""Models of other packages as MPS files: pyomo, linopy, gurobipy and highspy, or a file that is there already.
+"""Convert models of pyomo, linopy, gurobipy and highspy to MPS files; existing files pass unchanged.
 
-None of these packages is imported here: a model is told by the package that its class comes from, and asked to write
-itself. Names are the model's own; where a file must spell them otherwise, :class:`ModelFile` has both.
+None of these packages is imported here: models are recognised by their package and write themselves. Names are the
+model's own; where a file must spell them differently, :class:`ModelFile` maps them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LINOPY_NAME = re.compile(r"(.+)#\d+")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file's content, and the model's own names of its columns and rows where the file spells them otherwise."""
+    """Content of a file, with the model's names of columns and rows that the file spells differently."""
 
     content: bytes
     columns: Mapping[str, str] = field(default_factory=dict)
     rows: Mapping[str, str] = field(default_factory=dict)
 
     def described(self, description: Mapping[str, Any]) -> dict[str, Any]:
-        """A description in the model's names as one in the file's, with how the problem is to call them."""
+        """Translate a description to the file's names; add the model's names, for the problem."""
         columns = {name: code for code, name in self.columns.items()}
         rows = {name: code for code, name in self.rows.items()}
         message = dict(description)
@@ -47,7 +47,7 @@ class ModelFile:
 
 
 def as_file(model: Any) -> ModelFile:
-    """A model, or a file of one, as a file to be sent."""
+    """Return a model, or a file of one, as a file to send."""
     if isinstance(model, ModelFile):
         return model
     if isinstance(model, bytes):
@@ -91,7 +91,7 @@ def _gurobipy(model: Any, path: Path) -> ModelFile:
     for part in (*model.getVars(), *model.getConstrs()):
         name = part.VarName if hasattr(part, "VarName") else part.ConstrName
         if not name or len(name.split()) != 1:
-            raise ValueError(f"Gurobi writes no names with blanks: rename '{name}'")
+            raise ValueError(f"Gurobi cannot write names with blanks: rename '{name}'")
     model.write(str(path))
     return ModelFile(path.read_bytes())
 
@@ -100,8 +100,8 @@ def _highspy(model: Any, path: Path) -> ModelFile:
     lp = model.getLp()
     for name in (*lp.col_names_, *lp.row_names_):
         if name and len(name.split()) != 1:
-            raise ValueError(f"HiGHS writes no names with blanks: rename '{name}'")
-    # HiGHS keeps a failure to itself.
+            raise ValueError(f"HiGHS cannot write names with blanks: rename '{name}'")
+    # HiGHS does not report a failure.
     model.writeModel(str(path))
     if not path.exists():
         raise ValueError("HiGHS could not write the model; do two columns or two rows share a name?")
@@ -117,7 +117,7 @@ _WRITERS: dict[str, Callable[[Any, Path], ModelFile]] = {
 
 
 def _names(content: bytes, part: str) -> Iterator[str]:
-    """The names of rows or columns in an MPS file, in order."""
+    """Return the names of rows or columns in an MPS file, in order."""
     section, last = "", ""
     for line in content.decode().splitlines():
         fields = line.split()
@@ -133,6 +133,6 @@ def _names(content: bytes, part: str) -> Iterator[str]:
 
 
 def _changed(names: Mapping[str, str]) -> dict[str, str]:
-    """Names that the file spells otherwise, unless two would become one."""
+    """Return the names that the file spells differently, except those that two codes share."""
     message = Counter(names.values())
     return {code: name for code, name in names.items() if name != code and message[name] == 1}

@@ -1,4 +1,4 @@
-"""A bar that shows how a job gets on: drawn by rich where that is installed, else lines of text, or nothing at all.
+"""Progress bar of a job: drawn by rich if it is installed, else lines of text, or nothing.
 
 It goes to standard error, so that a program's own output stays clean.
 """
@@ -12,16 +12,16 @@ from typing import Protocol, TextIO
 
 from bco_client.records import JobRecord
 
-# Below this share of a job, its own estimate tells more than the pace so far.
+# Below this share of a job, its estimate is more reliable than the pace so far.
 _TELLING = 0.05
-# Where lines cannot be drawn over, one is written each time so much more is done.
+# Where lines cannot be overwritten, one is written for each further share of this size.
 _STEP = 0.1
 
 
 def remaining_seconds(job: JobRecord, now: datetime | None = None) -> float | None:
-    """About how long a running job still takes: as the service says, by the pace so far or, at first, by the estimate.
+    """Return the remaining seconds of a running job, as the service says, by its pace or, at first, by its estimate.
 
-    None where nobody knows.
+    None if unknown.
     """
     if job.started_at is None or job.has_ended:
         return None
@@ -62,7 +62,7 @@ class _Nothing:
 
 
 class _Lines:
-    """On a terminal one line drawn over and over; in a file a line for each tenth of the job."""
+    """On a terminal one line, overwritten each time; in a file a line for each tenth of the job."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

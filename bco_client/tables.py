@@ -1,7 +1,7 @@
-"""Tables of any kind as files and rows, and answers back as the kind of table that was given.
+"""Convert tables to files and rows, and answers back to the kind of table that was given.
 
-A table is a pandas or polars frame, a pyarrow table or a list of dicts. None of these packages is imported before a
-table of its kind comes along.
+A table is a pandas or polars frame, a pyarrow table or a list of dicts. A package is imported only for tables of its
+kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ File = os.PathLike[str] | bytes
 FILES = (os.PathLike, bytes)
 Table = Frame | Rows
 
-# What is one text in a frame: how much it holds differs from context to context.
+# Parts that become one JSON text in a frame, because their size differs between contexts.
 _TEXTS = ("scenarios", "recourse", "neighbours", "sensitivity.switches", "sensitivity.prices")
 CANNOT = "a table is a pandas or polars DataFrame, a pyarrow Table or a list of dicts"
 
@@ -82,7 +82,7 @@ def has_named_index(table: Any) -> bool:
 
 
 def as_file(table: Any) -> tuple[str, bytes]:
-    """A name and content: Parquet where it can be written, which keeps types and digits, else CSV."""
+    """Return a file name and content: Parquet where possible, which keeps types and digits, else CSV."""
     kind = kind_of(table)
     if kind == "polars":
         return "table.parquet", _polars_parquet(table)
@@ -115,7 +115,7 @@ def as_form(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_rows(table: Any, names: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """The rows as JSON has them, of these columns alone if they are named; those that a table lacks are left out."""
+    """Return the rows as JSON values, of the named columns only if any are named; missing columns are left out."""
     kind = kind_of(table)
     if kind == "rows":
         result: Iterable[Row] = table
@@ -129,7 +129,7 @@ def as_rows(table: Any, names: Collection[str] | None = None) -> list[dict[str, 
 
 
 def select(table: Any, names: Collection[str]) -> Any:
-    """The table with these of its columns."""
+    """Return the table with only these columns."""
     kind = kind_of(table)
     if kind == "rows":
         return [{name: value for name, value in row.items() if name in names} for row in table]
@@ -187,12 +187,12 @@ def rows_csv(rows: Rows) -> bytes:
 
 
 def fetched_as(kind: Kind) -> Fetched:
-    """The format in which a table of this kind is best read: polars reads Parquet by itself, others need pyarrow."""
+    """Return the best format for a table of this kind: polars reads Parquet by itself, others need pyarrow."""
     return "parquet" if kind == "polars" or has_pyarrow() else "csv"
 
 
 def from_file(content: bytes, format: Fetched, kind: Kind) -> Any:
-    """A file of the service as a table of this kind."""
+    """Read a file from the service as a table of this kind."""
     buffer = io.BytesIO(content)
     if kind == "polars":
         import polars
@@ -222,9 +222,9 @@ def _read(text: str) -> float | str | None:
 
 
 def flat(answer: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested answers as one row, as in a batch's result: ``decision.croissants``, lists as texts of JSON.
+    """Flatten a nested answer to one row, as in a batch's result: ``decision.croissants``, lists as JSON text.
 
-    Several warnings are one text, and each has a column too.
+    Warnings are joined in one text, and each has a column too.
     """
     row: dict[str, Any] = {}
     for name, value in answer.items():
@@ -242,7 +242,7 @@ def flat(answer: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def as_given(rows: Sequence[Mapping[str, Any]], given: Any) -> Any:
-    """Rows as a table of the given one's kind; a pandas frame keeps its index."""
+    """Convert rows to the kind of the given table; a pandas frame keeps its index."""
     table = as_kind(rows, kind_of(given))
     return table.set_index(given.index) if kind_of(given) == "pandas" else table
 
@@ -267,7 +267,7 @@ def as_kind(rows: Sequence[Mapping[str, Any]], kind: Kind) -> Any:
 def answers_beside(result: Any, sent: Collection[str], given: Any) -> Any:
     """Return the columns of a batch's result that were not sent, with the index of the table that was given.
 
-    A column that was sent and is called like one of the answer has ``context.`` before its name in the result.
+    A sent column with the name of an answer column has the prefix ``context.`` in the result.
     """
     found = column_names(result)
     renamed = {f"context.{name}" for name in sent} & set(found)

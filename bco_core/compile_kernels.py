@@ -1,7 +1,7 @@
 """Compile every kernel once, so that no first request and no test waits for it: ``python -m bco_core.compile_kernels``.
 
-Kernels are compiled by what they are called with, so this decides small problems of every kind. Numba keeps the result
-beside the sources (or in ``NUMBA_CACHE_DIR``); where it is there already, a run takes seconds.
+Kernels are compiled for the types of their arguments, so this decides small problems of every kind. Numba caches the
+result next to the sources, or in ``NUMBA_CACHE_DIR``; with a filled cache a run takes seconds.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def judge(promises: Promises) -> Drift:
     """Check whether the promises of these rows held."""
     count = len(promises)
     if count == 0:
-        return Drift(TOO_FEW, f"no rows have come since; at least {LEAST_ROWS} are needed", None, [])
+        return Drift(TOO_FEW, f"no later rows; at least {LEAST_ROWS} are needed", None, [])
     overall = check_promises(promises)
     # Stretches of fewer than five rows tell nothing.
     number = max(1, min(STRETCHES, count // 5))
@@ -111,7 +111,7 @@ def judge(promises: Promises) -> Drift:
             )
     ratio = "" if overall.ratio is None else f"cost {overall.ratio:.2f} times what was promised, and "
     sentence = f"over {count} rows decisions {ratio}lay above the promised 95 % quantile in {overall.above.share:.1%}"
-    return Drift(STEADY, f"{sentence}, which is as promised or too little off to tell", overall, stretches)
+    return Drift(STEADY, f"{sentence}, within the expected range", overall, stretches)
 
 
 def check_promises(promises: Promises) -> PromiseCheck:

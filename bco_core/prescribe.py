@@ -26,7 +26,7 @@ from bco_core.scenarios import CostDistribution, Scenarios, cost_distribution, e
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 CVAR_LEVEL = 0.95
 PREDICTIVE, POSTERIOR = "predictive", "posterior"
-NO_TURN = "the time limit came before this context's turn; there is no decision"
+NO_TURN = "the time limit passed before this context was reached; there is no decision"
 _CHUNK_NUMBERS = 1_000_000
 _FEASIBILITY_ROOM = 0.02
 _ROUNDING = 1e-8
@@ -311,7 +311,7 @@ def check_constraints(
 def _demote(
     status: list[Status], reasons: tuple[str, ...], sentences: list[str]
 ) -> tuple[list[Status], tuple[str, ...]]:
-    """Turn optimal decisions for which there is a sentence into best efforts, for that reason."""
+    """Demote optimal decisions that have a sentence to best efforts, with the sentence as the reason."""
     bad = [one == Status.OPTIMAL and sentence != "" for one, sentence in zip(status, sentences, strict=True)]
     return (
         [Status.BEST_EFFORT if one else before for one, before in zip(bad, status, strict=True)],

@@ -91,7 +91,7 @@ class Clock:
 
 
 def _units(unit: str, moments: Moments | Integers) -> Integers:
-    """Integers units since some fixed moment; days for weeks."""
+    """Return whole units since a fixed epoch; weeks are counted in days."""
     if unit == "period":
         return moments.astype(np.int64)
     seconds = moments.astype("datetime64[s]")

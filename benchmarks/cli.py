@@ -167,7 +167,7 @@ def portfolio(
 
     Each result is appended to portfolio.csv in the folder. Results already there are not computed again, so the command
     can be stopped and repeated. portfolio.md and portfolio.png show all results in the folder; portfolio.md ends with
-    the text of portfolio-remarks.md, if there is one.
+    the text of portfolio-remarks.md, if it exists.
     """
     from benchmarks.experiments import harness
     from benchmarks.experiments.portfolio import run as experiment

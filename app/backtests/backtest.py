@@ -97,7 +97,7 @@ class Backtest:
 
     @cached_property
     def left_out(self) -> dict[str, str]:
-        """Reasons why baselines make no sense here, by name."""
+        """Reasons why baselines do not apply here, by name."""
         if self.posteriors:
             return {}
         season = 0 if self.places is None else self.places.season
@@ -111,7 +111,7 @@ class Backtest:
 
     @cached_property
     def policies(self) -> dict[str, str]:
-        """Words for each policy in sentences, by name."""
+        """Label of each policy in sentences, by name."""
         words = {name: name for name in self.ours}
         if self.options.actual_decision:
             words[ACTUAL_DECISION] = "the decisions actually taken"
@@ -171,9 +171,7 @@ class Backtest:
                 self.options.seed,
             )
             if not len(rows):
-                raise InvalidInput(
-                    f"no row of split {split + 1} could have been decided for by what was known before it"
-                )
+                raise InvalidInput(f"no row of split {split + 1} could be decided for from rows known before it")
             self._last[split] = origin, rows
         return self._last[split]
 
@@ -344,7 +342,7 @@ def check_actual_decision(spec: dict[str, Any], columns: list[dict[str, Any]], a
             raise InvalidRequest.at(("actual_decision", name), f"the data set has no such column of decisions; {there}")
     lacking = [name for name in names if name not in actual]
     if lacking:
-        detail = f"say for every decision which column holds it; {', '.join(lacking)} are lacking"
+        detail = f"name the column of every decision; missing: {', '.join(lacking)}"
         raise InvalidRequest.at(("actual_decision",), detail)
 
 

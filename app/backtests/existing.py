@@ -63,7 +63,7 @@ def check(spec: dict[str, object], rows: Sequence[PosteriorRow]) -> None:
     for index, row in enumerate(rows):
         same = decision_names(row.problem) == decision_names(spec) and outcome_names(row.problem) == outcome_names(spec)
         if not same:
-            detail = "the posterior decides something else than the problem: its decisions or outcomes have other names"
+            detail = "the posterior does not match the problem: its decisions or outcomes have other names"
             raise InvalidRequest.at(("posteriors", index), detail)
 
 

@@ -52,7 +52,7 @@ class BacktestOptions(StrictModel):
         description="posteriors to learn; the verdict is about the first, auto by default",
     )
     baselines: list[RuleName] | None = Field(
-        None, max_length=len(RULES), description="rules to compare with; by default all that suit the problem"
+        None, max_length=len(RULES), description="rules to compare with; by default all that apply to the problem"
     )
     actual_decision: dict[str, str] = Field(
         {}, description="the decision actually taken: each decision's name and the data set's column of role decision"

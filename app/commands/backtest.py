@@ -211,9 +211,9 @@ def _sentences() -> Iterator[None]:
         yield
     except HttpError as error:
         messages = [f"{one.pointer[2:]}: {one.detail}" for one in error.fields[:_MISTAKES]] or [error.detail]
-        raise ended("This cannot be used: " + "; ".join(messages) + ".", 1) from None
+        raise ended("Invalid input: " + "; ".join(messages) + ".", 1) from None
     except ValidationError as error:
         messages = [f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:_MISTAKES]]
-        raise ended("This cannot be used: " + "; ".join(messages) + ".", 1) from None
+        raise ended("Invalid input: " + "; ".join(messages) + ".", 1) from None
     except BcoError as error:
-        raise ended(f"This cannot be used: {error}.", 1) from None
+        raise ended(f"Invalid input: {error}.", 1) from None

@@ -26,7 +26,7 @@ def plain_errors() -> Iterator[None]:
 
         if not isinstance(error, InvalidInput | InvalidKey):
             raise
-        raise ended(f"This cannot be used: {error}.", 1) from None
+        raise ended(f"Invalid input: {error}.", 1) from None
     except sa.exc.SQLAlchemyError as error:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__

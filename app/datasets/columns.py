@@ -70,8 +70,8 @@ def _is_ambiguous(raw: RawTable, name: str, other: list[int], mistakes: Mistakes
     if value is None:
         return False
     sentence = (
-        f"{quote(value)} may have a decimal comma or set thousands apart, and no value of '{name}' tells which; write "
-        "numbers without thousands and with a decimal point"
+        f"{quote(value)} is ambiguous: its mark may separate decimals or thousands, and no value of '{name}' tells "
+        "which; write numbers with a decimal point and without thousands separators"
     )
     mistakes.at(other[:1], name, sentence)
     return True
@@ -84,7 +84,7 @@ def _not_a_number(raw: RawTable, name: str, sentence: str) -> Callable[[int], st
     def of(row: int) -> str:
         value = column[row] if isinstance(column, list) else column[row].as_py()
         if isinstance(value, str) and NUMBER_LIKE.fullmatch(value.strip()):
-            return f"{quote(value)} is written unlike other numbers of '{name}'; write all in one way"
+            return f"{quote(value)} is written unlike other numbers of '{name}'; use one format"
         return sentence
 
     return of
@@ -92,7 +92,7 @@ def _not_a_number(raw: RawTable, name: str, sentence: str) -> Callable[[int], st
 
 _TIMES = (
     "column '{name}' holds dates; name it as time, list the contexts without it, or list it under categorical if its "
-    "dates are mere names"
+    "dates are only labels"
 )
 
 

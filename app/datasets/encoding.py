@@ -301,7 +301,7 @@ class ContextEncoding:
 
 
 def key_columns(columns: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the key columns of a data set's profile: those that tell series apart."""
+    """Return the key columns of a data set's profile: those that identify series."""
     return tuple(column["name"] for column in columns if column["role"] == "series")
 
 

@@ -110,9 +110,7 @@ def _read_column(raw: RawTable, name: str, column: Any) -> _ColumnContent:
         return _numeric(raw, name, numbers, ())
     ambiguous = ambiguous_number(column)
     if ambiguous is not None:
-        sentence = (
-            f"'{name}': {quote(ambiguous)} may have a decimal comma or set thousands apart; write a decimal point"
-        )
+        sentence = f"'{name}': {quote(ambiguous)} is ambiguous (decimal comma or thousands?); write a decimal point"
         return _ColumnContent("numeric", None, (sentence,))
     if 2 * len(other) > raw.rows - column.null_count:
         return _ColumnContent("categorical")

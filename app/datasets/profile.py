@@ -147,7 +147,7 @@ def _refuse_duplicates(raw: RawTable, chosen: StoredColumns, cleaned: CleanTable
     shown = write_time(int(numbers[pair[1]]), cleaned.times.format)
     detail = f"{words}: the same {what} ({shown}) as {before}; each may occur once"
     if not chosen.series:
-        detail += ", unless key columns tell series apart (series)"
+        detail += ", unless key columns identify series (series)"
     raise InvalidRequest.at(where, detail)
 
 

@@ -97,7 +97,7 @@ def inspect_file(
 
 
 def _names(field: str, text: str) -> list[str]:
-    """Split ``croissants, loaves`` into names; one with a comma stands in quotes, as in a CSV file; none in ``[]``."""
+    """Split ``croissants, loaves`` into names; one with a comma is quoted, as in a CSV file; none in ``[]``."""
     if text.strip() == NO_NAMES:
         return []
     parts = text.split(",")

@@ -75,7 +75,7 @@ class DatasetUpload(StrictModel):
     sheet: str = Field("", description=SHEET)
     name: Name = Field(examples=["bakery"])
     outcomes: str = Field(
-        description="outcome columns, separated by commas; a name that holds a comma stands in quotes",
+        description="outcome columns, separated by commas; quote a name that holds a comma",
         examples=["croissants,loaves"],
     )
     contexts: str = Field("", description="context columns; empty for all others, [] for none")

@@ -111,7 +111,7 @@ def suggest_roles(
     for one in suggestions.free(facts):
         if one.kind == "numeric" and one.whole and 2 < one.distinct <= _FEW and one.words & NAMES:
             suggestions.categorical.add(one.name)
-            suggestions.roles[one.name] = "context", "its numbers look like names of something"
+            suggestions.roles[one.name] = "context", "its numbers look like labels"
         else:
             suggestions.roles[one.name] = "context", "may be known when deciding"
     suggestions.missing = _gaps(suggestions, facts)
@@ -125,7 +125,7 @@ def _known(suggestions: RoleSuggestions, facts: Sequence[ColumnFacts], outcomes:
             suggestions.roles[name] = "outcome", "the problem needs it"
         else:
             suggestions.odd.append(
-                f"the problem's outcome '{name}' is no column of this file; rename the column that holds it"
+                f"the problem's outcome '{name}' is not a column of this file; rename the column that holds it"
             )
 
 
@@ -145,7 +145,7 @@ def _time(suggestions: RoleSuggestions, facts: Sequence[ColumnFacts]) -> ColumnF
                 f"'{one.name}' looks like dates without marks; write them as 2024-01-31 to use them as time"
             )
         elif one.kind == "numeric" and one.whole and one.words & PERIODS and one.distinct > 2 and not one.missing:
-            suggestions.roles[one.name] = "time", "numbers of periods, by its name"
+            suggestions.roles[one.name] = "time", "named like numbers of periods"
             return one
     return None
 
@@ -172,9 +172,9 @@ def _useless(suggestions: RoleSuggestions, facts: Sequence[ColumnFacts], setting
         elif one.kind == "categorical" and one.distinct > settings.max_categories:
             reason = f"{one.distinct} different texts, more than {settings.max_categories}"
         elif one.kind == "categorical" and one.distinct >= 0.9 * one.rows and one.rows >= _FEWEST:
-            reason = "another text in every row"
+            reason = "a different text in every row"
         elif one.numbers_rows or (one.whole and one.distinct == one.rows and "id" in one.words):
-            reason = "another number in every row, like an id"
+            reason = "a different number in every row, like an id"
         if reason:
             suggestions.roles[one.name] = "left out", reason
 
@@ -200,7 +200,7 @@ def _last_numbers(suggestions: RoleSuggestions, facts: Sequence[ColumnFacts]) ->
     if len(block) == len(suggestions.free(facts)) and not any(role == "time" for role, _ in suggestions.roles.values()):
         block = block[:1]
     for one in block:
-        suggestions.roles[one.name] = "outcome", "one of the last columns of numbers; change it if it is something else"
+        suggestions.roles[one.name] = "outcome", "one of the last columns of numbers; change the role if it is wrong"
 
 
 def _gaps(suggestions: RoleSuggestions, facts: Sequence[ColumnFacts]) -> Missing:
@@ -228,9 +228,9 @@ def _series(
         for keys in combinations(candidates[:_MOST_KEYS], count):
             if _once([codes[time.name], *(codes[key.name] for key in keys)]):
                 for key in keys:
-                    suggestions.roles[key.name] = "series", "tells series apart: with it, each time occurs once"
+                    suggestions.roles[key.name] = "series", "identifies series: times are unique within each"
                 return
-    suggestions.odd.append(f"times of '{time.name}' occur more than once, and no columns tell series apart")
+    suggestions.odd.append(f"times of '{time.name}' occur more than once, and no columns identify series")
 
 
 def _may_be_key(one: ColumnFacts, settings: Settings) -> bool:

@@ -106,7 +106,7 @@ def _like_ids(table: pa.Table, columns: list[dict[str, Any]], numeric: dict[str,
             alone = len(column["categories"]) >= 0.9 * table.num_rows
         if alone:
             sentences.append(
-                f"context '{name}' has another value in every row, like an id or a row number: it cannot help"
+                f"context '{name}' has a different value in every row, like an id or a row number: it cannot help"
             )
     return sentences
 
@@ -228,8 +228,8 @@ def _caps(name: str, ordered: Floats, history: SeriesOrder) -> list[str]:
         return []
     many = f"in {len(capped)} of {len(last)} series " if len(last) > 1 else ""
     return [
-        f"'{name}' is {many}often exactly at its highest value ({int(counts[capped].sum())} rows): sales that were "
-        "capped by what was there are less than demand"
+        f"'{name}' is {many}often exactly at its highest value ({int(counts[capped].sum())} rows): sales limited "
+        "by stock understate demand"
     ]
 
 

@@ -114,7 +114,7 @@ def _without_gc() -> Iterator[None]:
 def parse_json(body: bytes) -> Any:
     """Return the value of a JSON text; refuse one with too many values or levels."""
     most = get_settings().max_json_values
-    # Each value but the first follows a comma or a bracket; those inside strings are limited_receive too.
+    # Each value but the first follows a comma or a bracket; those inside strings are counted too.
     if sum(map(body.count, (b",", b"[", b"{"))) > most:
         detail = f"the JSON has more than {most} values (BCO_MAX_JSON_VALUES); send a table as CSV or Parquet"
         raise TooLargeError(detail)

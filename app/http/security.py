@@ -114,7 +114,7 @@ class LookupCache:
 
 
 class TokenBucket:
-    """So many requests a second, and bursts of twice as many."""
+    """Token bucket: a rate, and bursts of twice that."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

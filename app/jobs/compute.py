@@ -49,7 +49,7 @@ STORED = 0.99
 def run(job_id: str, attempt: int, pause: Callable[[], None] | None = None) -> None:
     """Run a job to its end; a failure that the user can act on becomes the job's error.
 
-    ``pause`` is called between looks at the parts; without it, parts that nobody has begun are computed here.
+    ``pause`` is called between polls of the parts; without it, parts that no worker has started are computed here.
     """
     try:
         _run_stages(job_id, attempt, pause)
@@ -130,7 +130,7 @@ def _amounts(job_id: str) -> parts.Amounts:
 
 
 def _compute_free_part(kind: JobKind, inputs: Any, job_id: str, progress: Progress) -> None:
-    """Compute a part that nobody has begun; if there is none, sleep."""
+    """Compute a part that no worker has started; if there is none, sleep."""
     seq = insist(partial(parts.take, job_id))
     if seq is None:
         time.sleep(WAIT_SECONDS)

@@ -2,8 +2,8 @@
 
 A part's ``data`` is its input; a checkpoint replaces it by what is left to do, so that the next worker continues from
 there. Its result is written by one guarded UPDATE; a second one, by a worker that was believed dead, changes nothing.
-All parts of a job are queued for other workers. The job's own process, if it has one, takes those that nobody has begun
-(``taken`` is then "job", otherwise "part").
+All parts of a job are queued for other workers. The job's own process, if it has one, takes those that no worker has
+started (``taken`` is then "job", otherwise "part").
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def start(job_id: str, seq: int) -> bool:
 
 
 def take(job_id: str) -> int | None:
-    """Take a part that nobody has begun for the job's own process; return None if there is none."""
+    """Take a part that no worker has started for the job's own process; return None if there is none."""
     with transaction() as session:
         free = sa.select(JobPartRow.seq).where(
             JobPartRow.job_id == job_id, JobPartRow.result_sha256.is_(None), JobPartRow.taken.is_(None)

@@ -86,7 +86,7 @@ def _enqueue(session: Session, queue: str, workflow_id: str, arguments: list[obj
 
 
 def withdraw(session: Session, run_id: str) -> None:
-    """Remove an ended job and its parts that nobody has begun from their queues."""
+    """Remove an ended job and its unstarted parts from their queues."""
     workflows = _workflows(session)
     moment = sa.cast(1000 * database_clock(session), sa.BigInteger)
     waiting = workflows.c.status == "ENQUEUED", workflows.c.queue_name.in_(WORKFLOWS)

@@ -104,7 +104,7 @@ class LogLineAnswer(BaseModel):
 
 
 class JobLog(BaseModel):
-    """The log of a job, oldest line first; lines about progress get rarer as time goes on."""
+    """The log of a job, oldest line first; lines about progress are thinned over time."""
 
     lines: list[LogLineAnswer]
 

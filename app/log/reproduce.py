@@ -26,9 +26,7 @@ def check(entry: LogEntry) -> None:
     try:
         now = posteriors.get(row.workspace, row.posterior_id)
     except NotFoundError:
-        detail = (
-            f"the posterior {row.posterior_id} was deleted, so nothing can be decided again; the log has its answer"
-        )
+        detail = f"the posterior {row.posterior_id} was deleted, so the call cannot be repeated; the log has its answer"
         raise ConflictError(detail) from None
     if now.digest != row.digest:
         raise ConflictError(f"the posterior {row.posterior_id} has another digest now; the logged answer stays")

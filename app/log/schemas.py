@@ -102,7 +102,7 @@ class RecordedAnswer(BaseModel):
     id: str
     posterior_id: str
     contexts: int
-    recorded: int = Field(description="number of contexts with a recorded outcome by now")
+    recorded: int = Field(description="number of contexts with an outcome recorded so far")
     rows: list[RecordedOutcome] = Field(description="the rows of this request")
 
 

@@ -151,7 +151,7 @@ class _Stochastic(_File):
             elif section == "SCENARIOS":
                 self._scenario(line)
             else:
-                raise self.refusal(line, "this stands in no section: INDEP, BLOCKS or SCENARIOS, each DISCRETE")
+                raise self.refusal(line, "this is outside of a section: INDEP, BLOCKS or SCENARIOS, each DISCRETE")
         if self.scenarios and (self.independent or self.blocks):
             raise InvalidFile(
                 "the file has scenarios and independent parts; it can have one or the other", ("scenarios",)

@@ -56,7 +56,7 @@ _TEMPERATURE = (
 )
 _SCALE_COSTS = "the temperature is for costs divided by the best constant decision's cost, not for raw costs"
 _THINNING = "selection of particles from the draws"
-_CERTIFY = "set a tenth of the rows aside for scaling, so that a PAC-Bayes certificate can hold"
+_CERTIFY = "set a tenth of the rows aside for scaling; required for a PAC-Bayes certificate"
 _DRAWS = "Monte-Carlo draws at each step"
 
 

@@ -89,7 +89,7 @@ class DiagnosticsAnswer(BaseModel):
     forward: dict[str, Any] | None = Field(
         None,
         description="with time: realised and promised cost by time span and by distance from the learned rows, and the "
-        "cost of deciding over the last eight seasons alike",
+        "cost of deciding from the last eight matching seasons",
     )
     update: dict[str, Any] | None = Field(
         None,

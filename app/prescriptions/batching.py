@@ -1,11 +1,11 @@
 """Decide waiting requests together: many contexts cost hardly more than one.
 
-No request waits for company. One that finds the machine free is decided at once; one that waits for its turn lets
-others join while it waits. Answers do not depend on company: only requests join whose contexts are decided each on its
-own (:func:`bco_core.prescribe.decides_alone`), that is newsvendors and mean-variance portfolios, which take as little
-as a fifteenth of the time in a group of 32. Solvers decide two-stage problems and portfolios with a target return
-context by context, so a group would save only the prediction (measured: in a group of 32 each hedged decision takes
-0.4 to 3 times as long as alone), and the last digits of one context would depend on the bases kept from another.
+No request waits for others to arrive. If the machine is idle it is decided at once; otherwise others join while it
+waits for its turn. Answers do not depend on the batch: only requests whose contexts are decided independently are
+batched (:func:`bco_core.prescribe.decides_alone`). These are newsvendors and mean-variance portfolios, which take as
+little as a fifteenth of the time in a batch of 32. Solvers decide two-stage problems and portfolios with a target
+return context by context, so a batch would save only the prediction (measured: in a batch of 32 each hedged decision
+takes 0.4 to 3 times as long as alone), and the last digits of one context would depend on the bases of another.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Batcher(Generic[Call, Answer]):
                 results = [error] * len(group.calls)
         for answer, result in zip(group.answers, results, strict=True):
             if answer.done():
-                # Its client has left.
+                # The client has left.
                 continue
             if isinstance(result, Exception):
                 answer.set_exception(result)

@@ -1,4 +1,4 @@
-"""One prepared request for everything that answers it.
+"""One prepared request that all parts of the answer share.
 
 A :class:`PrescribeCall` is a request on arrival, with its workspace, posterior and time. Calls that are decided
 together become one :class:`PreparedRequest`: the posterior, its patched problem, encoded contexts, draws and the core's
@@ -108,7 +108,7 @@ def with_batch_key(cache: PosteriorCache, call: PrescribeCall) -> tuple[Prescrib
     """Return the call with its core options, and a key that calls share which may be decided together.
 
     The key is None for a call that is decided alone: one with parts to include, a time limit of its own or many
-    contexts, or whose answer would depend on its company. A posterior that is not in memory is loaded for one call.
+    contexts, or whose answer would depend on the batch. A posterior that is not in memory is loaded for one call.
     """
     request, entry = call.request, cache.in_memory(call.posterior_id)
     if entry is None or call.revision is not None:
@@ -140,7 +140,7 @@ class AnswerBody(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """All that answers to one or several requests of one kind need, built once.
+    """Everything that answers to requests of one kind need, built once.
 
     ``encoded`` has the contexts (B, width), ``contexts`` their values in the order of the encoding's columns, where
     parts of ``include`` need them. ``draws`` (K, d) are parameter vectors. ``far`` has the

@@ -1,6 +1,6 @@
 """Parts that ``include`` adds to an answer: scenarios, outcomes, recourse, sensitivity, neighbours.
 
-They describe the decision over the scenarios behind its costs, so that anyone can compute these costs again.
+They describe the decision over the scenarios behind its costs, so that these costs can be recomputed.
 """
 
 from __future__ import annotations

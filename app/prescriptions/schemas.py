@@ -19,7 +19,7 @@ Include = Literal["scenarios", "outcomes", "recourse", "sensitivity", "neighbour
 INCLUDE_DESCRIPTION = (
     "parts to add to each decision: the 'scenarios' behind its costs, their summary by outcome ('outcomes'), the "
     "actions taken once outcomes are known ('recourse'), how decision and cost respond to the context ('sensitivity'), "
-    "and the rows of the history most like the context ('neighbours')"
+    "and the most similar rows of the history ('neighbours')"
 )
 _NEIGHBOURS_DESCRIPTION = "number of rows in the part 'neighbours'"
 Neighbours = Annotated[int, Field(ge=1, le=100)]
@@ -88,8 +88,8 @@ class PrescribeRequest(DecisionOptions):
     )
     time_limit_seconds: Annotated[float, Field(gt=0, le=600)] | None = Field(
         None,
-        description="how long this call may take; it is answered with the best decisions found by then, those cut off "
-        "with status time_limit, or with 503 if there is none",
+        description="time limit in seconds; contexts not finished get the best decision so far and status time_limit; "
+        "503 if there is none",
     )
 
     @property
@@ -427,7 +427,7 @@ class AlternativeAnswer(BaseModel):
     status: Status | Literal["given", "ours"] = Field(
         description="given if the decision was complete; ours if it was empty; otherwise how the rest was found"
     )
-    reason: str = Field(description="why there is no decision or no judgement, or which constraint it keeps too seldom")
+    reason: str = Field(description="why there is no decision or evaluation, or which constraint is violated too often")
     breaches: list[str] = Field(description="rules of the problem that the decision breaks, a sentence each")
     expected_cost: Number
     cost_quantiles: Numbers

@@ -2,8 +2,7 @@
 
 A patch has the shape of the specification, but lists of named things are mappings from names:
 ``{"items": {"croissants": {"underage_cost": 2}}, "decision_rows": {"budget": {"limit": 900}}}``. Mappings are patched
-entry by entry; numbers, texts and matrices are replaced. The structure stays: the kind, the
-names and their number.
+entry by entry; numbers, texts and matrices are replaced. The structure stays: the kind, the names and their number.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bco_core.errors import InvalidInput
 Spec = dict[str, Any]
 Path = tuple[str | int, ...]
 
-# Where a patch stands in a request.
+# Place of a patch in a request.
 PLACE = "problem_patch"
 # Changes to list, the largest first.
 MOST_LISTED = 100
@@ -59,7 +58,9 @@ def _check_patch(patch: dict[str, Any]) -> dict[str, Any]:
     """Refuse values that cannot be written as JSON again without loss."""
     for number, value in enumerate(_values(patch)):
         if number >= _MOST_VALUES:
-            raise ValueError(f"it holds more than {_MOST_VALUES} values; make a problem of it, and learn for that")
+            raise ValueError(
+                f"it holds more than {_MOST_VALUES} values; create a new problem and learn a posterior for it"
+            )
         if isinstance(value, str) and not is_plain(value):
             raise ValueError(f"a text in it holds {NOT_PLAIN}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -115,7 +116,7 @@ def apply(spec: Spec, patch: Spec) -> PatchedSpec:
     except InvalidInput as error:
         raise _refused(named(asked, error.where), str(error)) from None
     if names != (learned.outcome_names(), learned.decision_names()):
-        raise _refused((), "a patch changes numbers; names and how many there are stay as the posterior has them")
+        raise _refused((), "a patch changes numbers; names and counts cannot change")
     patched: Spec = after.model_dump()
     return PatchedSpec(patched, _differences(before, patched))
 
@@ -165,7 +166,7 @@ def _put(before: Any, patch: Any, where: Path) -> Any:
             if not isinstance(fields, dict):
                 raise _refused((*where, name), "give the fields to change, by their names")
             if "name" in fields:
-                raise _refused((*where, name, "name"), "a name cannot be changed; outcomes were learned by it")
+                raise _refused((*where, name, "name"), "a name cannot be changed; names identify outcomes")
         return [
             part | {field: _put(part.get(field), value, (*where, name, field)) for field, value in patch[name].items()}
             if name in patch

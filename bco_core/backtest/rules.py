@@ -58,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule's name in sentences, its decisions (m, d_z), and why it makes no sense for a problem and a season."""
+    """A rule's name in sentences, its decisions (m, d_z), and why it does not apply to a problem and a season."""
 
     words: str
     decide: Callable[[DecisionProblem, Origin], Tensor]
@@ -203,11 +203,11 @@ RULES: dict[str, Rule] = {
     "kernel": Rule("a history weighted by similarity", kernel),
     "ieo": Rule("a model trained for decision cost (IEO)", ieo, _no_gradient),
 }
-# A rule learned from fewer rows means nothing.
+# Fewest rows that a rule is learned from.
 LEAST_ROWS = 2 * FOLDS
 
 
-# posteriors of ours
+# our posteriors
 
 
 def learned_decisions(

@@ -378,8 +378,10 @@ class Boosting:
         return replace(features, error_scale=shrink, history=history)
 
     def _columns(self, outcomes: Array, seen: Array) -> tuple[list[tuple[int, float]], Array]:
-        """Return the columns of predictions, and the weight (P, C) of each model in them: the views are averaged that
-        together did best for the base on held-out rows."""
+        """Return the columns of predictions, and the weight (P, C) of each model in them.
+
+        Columns average those views that together did best for the base on held-out rows.
+        """
         names = list(dict.fromkeys((model.outcome, model.level) for model in self.models))
         blend = np.zeros((len(self.models), len(names)))
         for outcome, level in enumerate(self.base):

@@ -85,7 +85,7 @@ def calendar_columns(clock: Clock, parts: tuple[str, ...], country: str | None, 
 def check_country(country: str) -> None:
     """Refuse a country whose holidays are unknown."""
     if country not in holiday_calendars.list_supported_countries():
-        detail = "holidays are known by countries' ISO codes of two letters, such as DE or US; this one is not known"
+        detail = "this country is unknown; countries are two-letter ISO codes, such as DE or US"
         raise InvalidInput(detail, ("holidays",))
 
 

@@ -1,5 +1,5 @@
 """Features of time by a recipe: lags, rolling means and quantiles of a series' outcomes up to ``lead`` periods before a
-decision, beside calendar and trend.
+decision, with calendar and trend.
 
 Learning and prescribing use the same function. It reads no cell of the grid that is younger than ``period − lead``, so
 a feature never uses what was unknown at the decision.

@@ -130,9 +130,9 @@ def judge_held_out(rows: int, report: HeldOutReport) -> Quality | None:
     if rows < FEW_ROWS:
         return Quality("warn", f"only {rows} rows of history: decisions may change much with a little more data")
     if gain.mean >= -CLEAR * gain.standard_error:
-        return Quality("warn", "on held-out rows these decisions are no clear gain over one constant decision")
+        return Quality("warn", "on held-out rows these decisions do not clearly beat one constant decision")
     if over_regression is not None and over_regression.mean > CLEAR * over_regression.standard_error:
-        return Quality("warn", "on held-out rows plain regression with its residuals decides better than this")
+        return Quality("warn", "on held-out rows plain regression with its residuals makes cheaper decisions")
     if report.beyond:
         return Quality(
             "warn",
@@ -171,7 +171,7 @@ def promise_warning(calibration: Calibration, promise: Promise) -> str:
     """Return a sentence on predicted ranges or costs that did not hold; "" if they held."""
     covered, rows = calibration.coverage["0.9"], calibration.rows
     if abs(covered - 0.9) > _COVERAGE_ROOM + 2 * math.sqrt(0.09 / max(rows, 1)):
-        return f"promised ranges are off: the 90 % range of an outcome held {covered:.0%} of the held-out ones"
+        return f"predicted ranges are miscalibrated: the 90 % range covered {covered:.0%} of held-out outcomes"
     if abs(promise.ratio - 1) > _PROMISE_ROOM + 2 * promise.standard_error:
-        return f"promised costs are off: on held-out rows they were {promise.ratio:.2f} times the realised costs"
+        return f"predicted costs are miscalibrated: {promise.ratio:.2f} times the realised costs on held-out rows"
     return ""

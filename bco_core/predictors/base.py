@@ -38,9 +38,8 @@ _CHUNK_NUMBERS = 2_000_000
 ROWS = 4
 # The widest layer that the kernel supports.
 WIDEST = 4096
-# Stride between rows of a block: a constant, so that rows are vectorised, and no multiple of a page, so that rows do
-# not
-# evict each other from the cache.
+# Stride between rows of a block: a constant, so that rows are vectorised, and not a multiple of a page, so that rows
+# do not evict each other from the cache.
 _B = WIDEST + 16
 _C, _D = 2 * _B, 3 * _B
 

@@ -1,4 +1,4 @@
-"""The abstraction that everything hangs on: what inference and policies may ask of a decision problem.
+"""The decision problem: the interface that inference and policies depend on.
 
 Shapes: outcomes (..., d_y), decisions (..., d_z), costs (...). Everything is batched; nothing outside a problem's own
 folder knows which problem it has.
@@ -74,7 +74,7 @@ class Breach:
 
 @dataclass(frozen=True)
 class Price:
-    """The fall of the minimal cost for one more unit of room in the rule at ``where``; at least zero."""
+    """The decrease of the minimal cost per unit by which the rule at ``where`` is relaxed; at least zero."""
 
     where: tuple[str | int, ...]
     value: float
@@ -189,7 +189,7 @@ class DecisionProblem(ABC):
 
     @property
     def fractiles(self) -> Tensor | None:
-        """The quantile (d_y,) of each outcome that is its optimal decision; None where decisions are no quantiles."""
+        """The quantile (d_y,) of each outcome that is its optimal decision; None where decisions are not quantiles."""
         return None
 
     @property
@@ -240,7 +240,7 @@ class DecisionProblem(ABC):
 
     @property
     def has_facts(self) -> bool:
-        """Whether ``facts`` has anything to say."""
+        """Whether ``facts`` returns anything."""
         return type(self).facts is not DecisionProblem.facts
 
     def facts(self, decision: Tensor, outcomes: Tensor, weights: Tensor) -> dict[str, Any]:

@@ -102,7 +102,9 @@ def fix_decision(problem: DecisionProblem, spec: dict[str, Any], decision: Tenso
         return rest
     bounds = PROBLEMS[spec["kind"]].bounds
     if bounds is None:
-        raise InvalidInput(f"problems of kind {spec['kind']} decide all or nothing; give every decision", ("kind",))
+        raise InvalidInput(
+            f"problems of kind {spec['kind']} do not support partial decisions; give every entry", ("kind",)
+        )
     part, least, most = bounds
     pinned = [
         entry

@@ -318,7 +318,7 @@ def other_figures(folder: Path = RESULTS) -> str:
     for summary in portfolio_report.summarize(results):
         rows += [
             [
-                f"Portfolio: share of fresh rows in which {portfolio_report.TITLES[one.method]} keeps the return",
+                f"Portfolio: feasibility on fresh rows: {portfolio_report.TITLES[one.method]}",
                 f"{one.feasibility.mean:.3f} ± {one.feasibility.standard_error:.3f}",
             ]
             for one in summary.figures

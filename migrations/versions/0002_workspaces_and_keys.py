@@ -16,7 +16,7 @@ OWNED = ("problems", "datasets", "jobs", "posteriors")
 
 def upgrade() -> None:
     for table in OWNED:
-        # What is there already goes into the default workspace.
+        # Existing objects go into the default workspace.
         op.add_column(table, sa.Column("workspace", sa.String, nullable=False, server_default="default"))
         op.create_index(f"ix_{table}_workspace", table, ["workspace"])
     op.create_table(

@@ -60,7 +60,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table in ("batch_shards", "batches", "job_log"):
         op.drop_table(table)
-    # What the older version has no words for goes: batches, and posteriors that came from elsewhere.
+    # Objects that the older version does not know are removed: batches and imported posteriors.
     op.execute("DELETE FROM jobs WHERE kind <> 'learn'")
     op.execute("DELETE FROM posterior_blocks WHERE posterior_id IN (SELECT id FROM posteriors WHERE job_id IS NULL)")
     op.execute("DELETE FROM posteriors WHERE job_id IS NULL")

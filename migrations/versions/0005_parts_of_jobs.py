@@ -30,7 +30,7 @@ def upgrade() -> None:
     op.execute(f"INSERT INTO job_parts ({SHARED}) SELECT {SHARED} FROM batch_shards")  # noqa: S608
     op.execute("UPDATE job_parts SET done = rows WHERE result_sha256 IS NOT NULL")
     op.drop_table("batch_shards")
-    # A sampler that was interrupted by the upgrade begins anew.
+    # A sampler that was interrupted by the upgrade starts over.
     op.drop_table("checkpoint_blocks")
 
 

@@ -22,7 +22,7 @@ OF_CHAINS = {"prior_scale", "chains", "steps", "burn_in", "temperature", "scale_
 OF_MIXTURES = {"members", "epochs", "draws", "certify"}
 # The problems that auto sampled by chains; for all others it learned a mixture.
 CHAINED = {"return_constrained_portfolio"}
-# What auto was stored with if nobody chose.
+# The default options that were stored with auto.
 UNCHOSEN = {
     "members": None,
     "epochs": 300,
@@ -71,12 +71,12 @@ def _rewrite(change: Callable[[dict[str, Any], str], dict[str, Any]]) -> None:
         if "posterior" in spec:
             changed = spec | {"posterior": change(spec["posterior"], problem.get("kind", ""))}
             connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(spec=changed))
-    # What their processes had begun is of the other version, so they begin anew.
+    # Their processes ran the other version, so they start over.
     op.execute("DELETE FROM job_parts WHERE job_id IN (SELECT id FROM jobs WHERE kind = 'learn')")
 
 
 def upgrade() -> None:
-    # In plain SQL, because SQLite would otherwise make both tables anew, with all that hangs on them.
+    # In plain SQL, because SQLite would otherwise recreate both tables and delete rows that refer to them.
     op.execute("ALTER TABLE job_parts RENAME COLUMN rows TO work")
     reference = "CONSTRAINT fk_jobs_posterior_id REFERENCES posteriors (id)"
     op.execute(f"ALTER TABLE jobs ADD COLUMN posterior_id VARCHAR {reference}")

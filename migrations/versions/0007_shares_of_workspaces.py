@@ -26,7 +26,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # In plain SQL, because SQLite would otherwise make the tables anew, with all that hangs on them.
+    # In plain SQL, because SQLite would otherwise recreate the tables and delete rows that refer to them.
     op.add_column("jobs", sa.Column("priority", sa.Integer, nullable=False, server_default="1"))
     for table, names in (
         ("jobs", ("estimate_seconds", "turn_begins", "turn", "parts_turn", "admission")),

@@ -1,4 +1,4 @@
-"""Data sets know how far ahead decisions are made, what becomes of gaps and new categories, and their revision."""
+"""Data sets store their lead, the handling of gaps and new categories, and their revision."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # In plain SQL, because SQLite would otherwise make the tables anew, with all that hangs on them.
+    # In plain SQL, because SQLite would otherwise recreate the tables and delete rows that refer to them.
     op.execute("ALTER TABLE dataset_chunks DROP COLUMN revision")
     for name in ("lead", "revision", "digest", "policy"):
         op.execute(f"ALTER TABLE datasets DROP COLUMN {name}")

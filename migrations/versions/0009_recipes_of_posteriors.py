@@ -16,5 +16,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # In plain SQL, because SQLite would otherwise make the table anew, with all that hangs on it.
+    # In plain SQL, because SQLite would otherwise recreate the table and delete rows that refer to it.
     op.execute("ALTER TABLE posteriors DROP COLUMN recipe")

@@ -1,4 +1,4 @@
-"""The log of prescriptions, and what happened after them."""
+"""The log of prescriptions and their outcomes."""
 
 from __future__ import annotations
 

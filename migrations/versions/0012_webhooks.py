@@ -1,4 +1,4 @@
-"""Webhooks, the secrets that sign them, and what is to be delivered."""
+"""Webhooks, the secrets that sign them, and their deliveries."""
 
 from __future__ import annotations
 

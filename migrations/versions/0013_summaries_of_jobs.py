@@ -1,4 +1,4 @@
-"""What a job tells of its result in a few numbers."""
+"""Summaries of job results."""
 
 from __future__ import annotations
 

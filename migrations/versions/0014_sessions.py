@@ -1,4 +1,4 @@
-"""Sessions of people who look at pages with a key."""
+"""Browser sessions of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that a job meets, kept with the lines of its log, and those that each of its parts met last."""
+"""Figures of a job in the lines of its log, and the latest figures of each part."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ RENAMED = (
 
 
 def upgrade() -> None:
-    # In plain SQL, because SQLite would otherwise make the tables anew, with all that hangs on them.
+    # In plain SQL, because SQLite would otherwise recreate the tables and delete rows that refer to them.
     for table, former, name in RENAMED:
         op.execute(f"ALTER TABLE {table} RENAME COLUMN {former} TO {name}")
 

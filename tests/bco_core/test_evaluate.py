@@ -284,7 +284,7 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
             (("decision_rows", 1), pytest.approx(0.6)),
         ],
     ]
-    assert found.breaches[0][0].sentence == "small is 9, 3 above its most, 6"
+    assert found.breaches[0][0].sentence == "small is 9, 3 above its maximum of 6"
     assert found.breaches[1][0].sentence == "'drivers' is 10, 3 above its limit, 7"
     assert found.breaches[2][2].sentence == "'row 2' is 0.4, 0.6 below its limit, 1"
     assert found.breaches[3] == found.breaches[4] == []

@@ -410,7 +410,7 @@ def test_solvers_get_the_remaining_seconds_and_late_contexts_no_decision(
     assert not done[len(limits) :].any()
     assert len(found.status) == len(many) > len(limits)
     assert found.status[-1] == Status.TIME_LIMIT
-    assert found.reasons[-1] == "the time limit came before this context's turn; there is no decision"
+    assert found.reasons[-1] == "the time limit passed before this context was reached; there is no decision"
 
 
 def test_an_outer_deadline_holds_for_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:

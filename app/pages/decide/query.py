@@ -1,4 +1,4 @@
-"""Read what a decision is asked for (context, policy, risk) from the page's address, and render parts of the page."""
+"""Read the query of a decision (context, policy, risk) from the page's address, and render parts of the page."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def judge_chains(
     if required is not None and plan.minimum_feasibility is not None and plan.minimum_feasibility < required:
         return Quality(
             "bad",
-            f"no model was report whose decisions satisfy their constraints in {required:.0%} of the history; "
+            f"no model was found whose decisions satisfy their constraints in {required:.0%} of the history; "
             f"the chains require only {plan.minimum_feasibility:.1%}",
         )
     if required is not None:

@@ -20,8 +20,8 @@ seed gives the same chains however they are distributed over processes. :class:`
 step depends on, :class:`MetropolisInfo` records the steps so far: a run that resumes from stored chains equals one that
 never stopped.
 
-    chains = begin(target, options, theta, seed)
-    chains = run(target, options, chains)
+    chains = init_chains(target, options, theta, seed)
+    chains = run_chains(target, options, chains)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from bco_core.progress import Message, Progress, no_progress
 
 ACCEPTANCE = 0.234
 _DECAY = 0.6
-# Steps between two looks at the clock, the caller and the checkpoint.
+# Steps between checks of the clock, the caller and the checkpoint.
 BLOCK = 50
 # The share of the rows that is visited first, those of least slack.
 _FIRST = 0.2

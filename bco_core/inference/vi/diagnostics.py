@@ -79,7 +79,7 @@ def diagnose(
 
 def _judge(members: Agreement, converged: bool, alone: bool) -> Quality:
     if alone:
-        return Quality("warn", "its only member is stopped and judged by the same rows; learn five or more members")
+        return Quality("warn", "the same rows chose the stopping time and the quality; learn five or more members")
     if members.disagreement > _DISAGREEMENT:
         return Quality("warn", "members disagree widely: more rows or a simpler predictor would help")
     if not converged:

@@ -19,7 +19,7 @@ class Vector:
     by_outcome: sparse.csr_array
 
     def at(self, outcomes: Array) -> Array:
-        """For outcomes (K, d_y): (K, n)."""
+        """Evaluate at outcomes (K, d_y): (K, n)."""
         added: Array = (self.by_outcome @ outcomes.T).T
         return self.constant + added
 
@@ -42,24 +42,24 @@ class Matrix:
     at_entry: NDArray[np.int64]
 
     def at(self, outcome: Array) -> sparse.csr_array:
-        """For one outcome (d_y,)."""
+        """Evaluate at one outcome (d_y,)."""
         if self.certain:
             return self.constant
         return self.with_entries(self.entries(outcome[None])[0])
 
     def entries(self, outcomes: Array) -> Array:
-        """The uncertain entries (K, u) for outcomes (K, d_y)."""
+        """Return the uncertain entries (K, u) at outcomes (K, d_y)."""
         added: Array = (self.by_outcome @ outcomes.T).T
         return np.asarray(self.constant.data[self.at_entry]) + added
 
     def with_entries(self, entries: Array) -> sparse.csr_array:
-        """The matrix with its uncertain entries (u,) as they are given."""
+        """Return the matrix with these uncertain entries (u,)."""
         data = self.constant.data.copy()
         data[self.at_entry] = entries
         return sparse.csr_array((data, self.constant.indices, self.constant.indptr), shape=self.constant.shape)
 
     def times(self, outcomes: Array, vectors: Array) -> Array:
-        """The matrices of outcomes (n, d_y) times vectors (n, columns), each with its own: (n, rows)."""
+        """Multiply the matrix at each outcome (n, d_y) by its own vector (n, columns): (n, rows)."""
         product: Array = (self.constant @ vectors.T).T
         if self.certain:
             return product
@@ -69,7 +69,7 @@ class Matrix:
         return np.asarray(product + (to_rows @ added.T).T)
 
     def rows(self, which: NDArray[np.int64]) -> Matrix:
-        """Only these rows, in this order."""
+        """Select these rows, in this order."""
         place = np.full(self.constant.shape[0], -1)
         place[which] = np.arange(len(which))
         kept = np.flatnonzero(place[self.places[:, 0]] >= 0)
@@ -82,11 +82,11 @@ class Matrix:
 
 
 def matrix_of(constant: sparse.csr_array, places: NDArray[np.int64], by_outcome: sparse.csr_array) -> Matrix:
-    """A matrix whose ``constant`` has an entry at each of the places already."""
+    """Build from a ``constant`` that already has an entry at each of the places."""
     constant = sparse.csr_array(constant)
     constant.sort_indices()
     rows, columns = constant.shape
-    # Entries in order of rows and columns have keys in order.
+    # Keys of entries sorted by row and column are sorted.
     row_of = np.repeat(np.arange(rows, dtype=np.int64), np.diff(constant.indptr))
     keys = row_of * max(columns, 1) + constant.indices
     at_entry = np.searchsorted(keys, places[:, 0] * max(columns, 1) + places[:, 1])
@@ -94,14 +94,14 @@ def matrix_of(constant: sparse.csr_array, places: NDArray[np.int64], by_outcome:
 
 
 def beside(left: Matrix, right: Matrix) -> Matrix:
-    """Two matrices of as many rows, side by side."""
+    """Join two matrices with the same number of rows side by side."""
     places = np.concatenate([left.places, right.places + np.array([0, left.constant.shape[1]])])
     together = sparse.hstack([left.constant, right.constant], format="csr")
     return matrix_of(together, places, sparse.vstack([left.by_outcome, right.by_outcome], format="csr"))
 
 
 def above(top: Matrix, bottom: Matrix) -> Matrix:
-    """Two matrices one above the other, columns of zeros added to the narrower one at its right."""
+    """Stack two matrices; the narrower one gets columns of zeros on its right."""
     width = max(top.constant.shape[1], bottom.constant.shape[1])
     parts = [
         sparse.csr_array((one.data, one.indices, one.indptr), shape=(one.shape[0], width))
@@ -113,6 +113,6 @@ def above(top: Matrix, bottom: Matrix) -> Matrix:
 
 
 def stacked(first: Vector, second: Vector) -> Vector:
-    """Two vectors, one after the other."""
+    """Concatenate two vectors."""
     rows = sparse.vstack([first.by_outcome, second.by_outcome], format="csr")
     return Vector(np.concatenate([first.constant, second.constant]), rows)

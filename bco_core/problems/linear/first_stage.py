@@ -103,10 +103,10 @@ def broken_rules(model: LinearModel, decision: Array, sums: Array) -> list[Breac
     for index in np.flatnonzero((below > room) | (above > room) | (model.integer & (odd > room))).tolist():
         name, value = model.decision_names[index], decision[index]
         if below[index] > room[index]:
-            sentence = f"{name} is {value:.6g}, {below[index]:.6g} below its least, {model.lower[index]:.6g}"
+            sentence = f"{name} is {value:.6g}, {below[index]:.6g} below its minimum of {model.lower[index]:.6g}"
             breaches.append(Breach((part, index, least), float(below[index]), sentence))
         if above[index] > room[index]:
-            sentence = f"{name} is {value:.6g}, {above[index]:.6g} above its most, {model.upper[index]:.6g}"
+            sentence = f"{name} is {value:.6g}, {above[index]:.6g} above its maximum of {model.upper[index]:.6g}"
             breaches.append(Breach((part, index, most), float(above[index]), sentence))
         if model.integer[index] and odd[index] > room[index]:
             sentence = f"{name} is {value:.6g} and must be an integer"

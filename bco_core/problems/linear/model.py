@@ -41,7 +41,7 @@ LARGEST_FORM = 200
 # The largest model that TwoStageLinear takes.
 _TWO_STAGE_PARTS = {"decisions": 200, "recourse": 1_000, "rows": 200}
 
-# Where something stands in a specification.
+# Place of a part in a specification.
 Where = tuple[str | int, ...]
 Case = Literal["right_hand_side", "objective", "general"]
 
@@ -192,7 +192,7 @@ class _Reader:
             return read_number(value, where, LARGEST_NUMBER), []
         strange = next((name for name in value if name not in ("constant", "outcomes")), None)
         if strange is not None:
-            raise InvalidInput("a number that depends on outcomes has a constant and outcomes only", (*where, strange))
+            raise InvalidInput("an uncertain number has only a constant and outcomes", (*where, strange))
         constant, terms = value.get("constant"), value.get("outcomes") or {}
         if not isinstance(terms, dict):
             raise InvalidInput('outcomes are written as {"name": factor}', (*where, "outcomes"))
@@ -204,7 +204,7 @@ class _Reader:
             result.append((place, read_number(factor, (*where, "outcomes", name), LARGEST_NUMBER)))
         self.terms += len(result)
         if self.terms > MAXIMUM_TERMS:
-            raise InvalidInput(f"outcomes may take part in {MAXIMUM_TERMS:,} places at most", where)
+            raise InvalidInput(f"outcomes may appear in at most {MAXIMUM_TERMS:,} places", where)
         value = 0.0 if constant is None else read_number(constant, (*where, "constant"), LARGEST_NUMBER)
         return value, [(place, factor) for place, factor in result if factor]
 
@@ -230,7 +230,7 @@ class _Reader:
             for name, value in entries.items():
                 column = places.get(name)
                 if column is None:
-                    raise InvalidInput("there is nothing of this name to refer to", ("rows", index, field, name))
+                    raise InvalidInput("no part of the problem has this name", ("rows", index, field, name))
                 constant, own = self.number(value, ("rows", index, field, name), None)
                 if own:
                     uncertain.append((index, column))
@@ -242,7 +242,7 @@ class _Reader:
             starts.append(len(columns))
             if len(columns) > MAXIMUM_COEFFICIENTS:
                 raise InvalidInput(
-                    f"rows may have {MAXIMUM_COEFFICIENTS:,} coefficients at most", ("rows", index, field)
+                    f"rows may have at most {MAXIMUM_COEFFICIENTS:,} coefficients", ("rows", index, field)
                 )
         constant_part = sparse.csr_array(
             (np.array(values, dtype=np.float64), np.array(columns, dtype=np.int32), np.array(starts, dtype=np.int32)),
@@ -265,10 +265,10 @@ def _parts(spec: dict[str, Any], name: str, needed: bool) -> list[dict[str, Any]
     if needed and not parts:
         raise InvalidInput(f"{name} must not be empty", (name,))
     if not isinstance(parts, list) or len(parts) > MAXIMUM_PARTS[name]:
-        raise InvalidInput(f"{name} must be a list of {MAXIMUM_PARTS[name]:,} at most", (name,))
+        raise InvalidInput(f"{name} must be a list of at most {MAXIMUM_PARTS[name]:,}", (name,))
     for index, part in enumerate(parts):
         if not isinstance(part, dict):
-            raise InvalidInput("fields by their names are needed here", (name, index))
+            raise InvalidInput("this must be an object with named fields", (name, index))
     return parts
 
 
@@ -278,7 +278,7 @@ def index_names(parts: Iterable[dict[str, Any]], name: str) -> dict[str, int]:
     for index, part in enumerate(parts):
         label = part.get("name")
         if not label or not isinstance(label, str) or label in places:
-            raise InvalidInput("names must be given and all different", (name, index, "name"))
+            raise InvalidInput("names must be present and unique", (name, index, "name"))
         places[label] = index
     return places
 
@@ -293,14 +293,14 @@ def _check_row_names(rows: Sequence[dict[str, Any]]) -> None:
     for index, row in enumerate(rows):
         name = row.get("name")
         if name is not None and (not isinstance(name, str) or name in names):
-            raise InvalidInput("rows that have names need different ones", ("rows", index, "name"))
+            raise InvalidInput("names of rows must be unique", ("rows", index, "name"))
         names.add(name or "")
 
 
 def read_number(value: Any, where: Where, largest: float = math.inf) -> float:
     """Read a finite number of at most this size."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidInput("a finite number is needed here", where)
+        raise InvalidInput("this must be a finite number", where)
     if abs(value) > largest:
         raise InvalidInput(f"a number must be no larger than {largest:g}", where)
     return float(value)
@@ -308,7 +308,7 @@ def read_number(value: Any, where: Where, largest: float = math.inf) -> float:
 
 def _needed(row: dict[str, Any], field: str, index: int) -> Any:
     if row.get(field) is None:
-        raise InvalidInput("a finite number is needed here", ("rows", index, field))
+        raise InvalidInput("this must be a finite number", ("rows", index, field))
     return row[field]
 
 
@@ -339,7 +339,7 @@ def read_senses(rows: Sequence[dict[str, Any]], name: str) -> NDArray[np.int64]:
 def _integers(parts: Sequence[dict[str, Any]], name: str) -> NDArray[np.bool_]:
     for index, part in enumerate(parts):
         if not isinstance(part.get("integer") or False, bool):
-            raise InvalidInput("integer is true or false", (name, index, "integer"))
+            raise InvalidInput("integer must be true or false", (name, index, "integer"))
     return np.array([bool(part.get("integer")) for part in parts], dtype=bool)
 
 

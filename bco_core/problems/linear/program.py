@@ -21,9 +21,9 @@ REASONS = {
     Status.OPTIMAL: "",
     Status.INFEASIBLE: "no decision leaves every scenario with a recourse that keeps the rows and bounds",
     Status.UNBOUNDED: "the cost can fall without limit over these scenarios",
-    Status.TIME_LIMIT: "the time limit came before the best decision was proven; this is the best one found, if any",
+    Status.TIME_LIMIT: "the time limit passed before a decision was proven optimal; this is the best one found, if any",
 }
-NO_TIME = "the time limit came before this context's turn; there is no decision"
+NO_TIME = "the time limit passed before this context was reached; there is no decision"
 # HiGHS's presolve option, and its tolerance of rows and reduced costs.
 _ATTEMPTS = (("choose", 1e-9), ("off", 1e-9), ("choose", 1e-7))
 # HiGHS's tolerance of integers.
@@ -169,9 +169,7 @@ def _exactly_whole(
         # An answer cut off by the time limit claims no optimality.
         return replace(answer, values=np.where(whole, rounded, answer.values) + 0.0)
     if held.status is not Status.OPTIMAL:
-        raise SolverFailure(
-            "HiGHS found whole numbers only nearly: no decision in whole numbers near them keeps all rows"
-        )
+        raise SolverFailure("HiGHS's integers are only approximate: no integer decision near them satisfies all rows")
     # Adding zero turns −0 into 0.
     values = np.where(whole, rounded, held.values) + 0.0
     return replace(answer, objective=held.objective, values=values)
@@ -185,6 +183,6 @@ def with_gap(solution: Solution, fixed: float, gap: Gap) -> Solution:
         status = Status.BEST_EFFORT
         reason = (
             f"this decision costs {solution.objective:.6g}, and it is proven only that none costs less than "
-            f"{solution.bound:.6g}: the gap that optimal allows was not closed"
+            f"{solution.bound:.6g}: the optimality gap was not closed"
         )
     return Solution(solution.decision, solution.objective, status, reason, solution.solver, solution.bound, share)

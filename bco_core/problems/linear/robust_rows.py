@@ -19,11 +19,11 @@ from bco_core.solvers.linear_form import EQUAL, Array
 
 # Outcomes that may change the coefficients of one row without recourse: it becomes two to this power rows.
 MOST_OUTCOMES = 6
-_MEND = "give it a recourse that mends it at a cost"
+_MEND = "give it a recourse that can satisfy it at a cost"
 
 
 def with_robust_rows(model: LinearModel) -> LinearModel:
-    """Return the model with certain rows where no recourse takes part, before the others."""
+    """Return the model with certain rows in place of uncertain rows without recourse, before the others."""
     alone = np.flatnonzero(~model.second_stage)
     uncertain = model.uncertain_rows
     if not uncertain[alone].any():
@@ -76,8 +76,8 @@ def _corners(model: LinearModel, row: int, changed: bool) -> Array:
     named = np.flatnonzero((limit != 0) | (slopes != 0).any(axis=0))
     if model.senses[row] == EQUAL and ((model.lowest < model.highest)[named]).any():
         raise InvalidInput(
-            f"'{name}' is an equality that outcomes change, and no recourse takes part in it: no decision keeps it for "
-            f"all of them; {_MEND}",
+            f"'{name}' is an equality that depends on outcomes and has no recourse: no decision satisfies it for all "
+            f"outcomes; {_MEND}",
             where,
         )
     if not changed:
@@ -88,8 +88,7 @@ def _corners(model: LinearModel, row: int, changed: bool) -> Array:
     else:
         if len(named) > MOST_OUTCOMES:
             raise InvalidInput(
-                f"outcomes change '{name}', in which no recourse takes part, in more than {MOST_OUTCOMES} "
-                f"ways; {_MEND}",
+                f"'{name}' depends on more than {MOST_OUTCOMES} outcomes and has no recourse; {_MEND}",
                 where,
             )
         corners = np.zeros((2 ** len(named), len(limit)))
@@ -97,8 +96,8 @@ def _corners(model: LinearModel, row: int, changed: bool) -> Array:
     if not np.isfinite(corners).all():
         missing = next(index for index in named.tolist() if not np.isfinite(corners[:, index]).all())
         raise InvalidInput(
-            f"'{name}' depends on {model.outcome_names[missing]}, which has no bounds, and no recourse takes part in "
-            f"it: no decision keeps it for all outcomes; bound the outcome, or {_MEND}",
+            f"'{name}' depends on {model.outcome_names[missing]}, which has no bounds, and has no recourse: no "
+            f"decision satisfies it for all outcomes; bound the outcome, or {_MEND}",
             where,
         )
     return corners

@@ -5,8 +5,8 @@ With costs c(y) affine in the outcomes and z*(y) a best decision for them,
     ℓ(ŷ, y) = c(2ŷ − y)'z*(y) − min_z c(2ŷ − y)'z,    ∂ℓ/∂ŷ = 2 ∂c' (z*(y) − z*(2ŷ − y)),
 
 since 2c(ŷ) − c(y) = c(2ŷ − y). It is convex in ŷ, zero at ŷ = y, and no less than c(y)'(z*(ŷ) − z*(y)). Decisions
-enter by ∂c'z and by their cost at y = 0 alone, so however many there are, only numbers of the outcomes' dimension are
-kept of them.
+enter only by ∂c'z and by their cost at y = 0, so only numbers of the outcomes' dimension are kept, however many
+decisions there are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def loss_and_slope(predictions: Array, outcomes: Array, known: Hindsight, best: 
     beyond -= outcomes
     slopes, levels = best(beyond)
     apart = known.slopes.numpy() - slopes
-    # Nothing is cheaper than the best, but for rounding.
+    # Up to rounding, nothing is cheaper than the best decision.
     losses = np.maximum(known.levels.numpy() - levels + np.einsum("ny,ny->n", apart, beyond), 0.0)
     missing = np.isnan(losses)
     if missing.any():

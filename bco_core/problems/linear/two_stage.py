@@ -1,4 +1,4 @@
-"""Two-stage linear problems whose limits alone are uncertain: decide z now, see y, then mend with x at least cost.
+"""Two-stage linear problems whose limits alone are uncertain: decide z now, observe y, then adapt with x at least cost.
 
     c(z; y) = c'z + Q(z, y),    Q(z, y) = min q'x   s.t.   W x + T z (sense) h + H y,   l ≤ x ≤ u,
 
@@ -9,8 +9,8 @@ go to HiGHS as one large program. The risk of every decision is recomputed by ce
 that a proven lower bound is within the problem's :class:`~bco_core.status.Gap` of it.
 
 Second-stage plans come from the same certified bases as costs, so that they add up to them; where several plans cost
-the least, one of them is given. Prices are the duals of the program over all scenarios: the fall of its minimum for one
-more unit of room in a rule. At a kink, where more room is worth less than less room would cost, the price lies between
+the least, one of them is given. Prices are the duals of the program over all scenarios: the decrease of its minimum
+per unit by which a rule is relaxed. At a kink, where relaxing gains less than tightening costs, the price lies between
 the two. Integers are held at the decision's, since a search over them has no duals.
 
 An outcome beyond its stated bounds counts as the bound.
@@ -57,9 +57,9 @@ from bco_core.status import CUTS, GAP, HIGHS, Gap
 
 @dataclass(frozen=True)
 class RightHandSide:
-    """A program's right-hand side (m,) as an affine function of the outcome and, taking off, of the decision.
+    """A program's right-hand side (m,): an affine function of the outcome minus a linear one of the decision.
 
-    ``size`` (m,) is how large the terms are that ``constant`` is the sum of.
+    ``size`` (m,) is the magnitude of the terms of ``constant``.
     """
 
     constant: Tensor
@@ -72,7 +72,7 @@ class RightHandSide:
         return RightHandSide(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
     def at(self, outcomes: Tensor, decisions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """For outcomes (n, d_y) and decisions (n, d_z), zero if there are none: (n, m) and the size of its terms."""
+        """Evaluate at outcomes (n, d_y) and decisions (n, d_z), zero by default: (n, m) and the size of its terms."""
         rhs = torch.addmm(self.constant, outcomes, self.by_outcome.T)
         size = torch.addmm(self.size, outcomes.abs(), self.by_outcome.T.abs())
         if decisions is not None:
@@ -82,7 +82,7 @@ class RightHandSide:
 
 
 def _known(rows: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows (n, d) with zeros for those that are not all numbers, and which these are, if any."""
+    """Return rows (n, d) with zeros in place of rows that are not finite, and a mask of these, None without any."""
     if rows.isfinite().all():
         return rows, None
     missing = ~rows.isfinite().all(dim=1)
@@ -149,7 +149,7 @@ decided: Callable[[Tensor, BasisPool, RightHandSide, Tensor], Tensor] = _Decide.
 recourse_value: Callable[[Tensor, Tensor, BasisPool, RightHandSide], Tensor] = _Recourse.apply
 
 
-_MEAN_DECISION = "there was no time to hedge: this is the decision for the mean outcome"
+_MEAN_DECISION = "time limit reached before hedging: this is the decision for the mean outcome"
 # Share of the time of a long search that goes to the decision for the mean outcome.
 _MEAN_SHARE = 0.15
 # Tolerance of rows, relative to their terms.

@@ -113,7 +113,7 @@ def read_shipment(spec: dict[str, Any]) -> LinearModel:
     for name in ("order_cost", "emergency_cost"):
         _numbers(sources, "sources", name, None)
     if not destinations or len(set(destinations)) < len(destinations):
-        raise InvalidInput("destinations need names, all different", ("destinations",))
+        raise InvalidInput("destinations need unique names", ("destinations",))
     if len(costs) != len(names) or any(len(row) != len(destinations) for row in costs):
         raise InvalidInput(
             f"transport_costs must have a row for each of the {len(names)} sources and in it a cost for each of the "
@@ -123,7 +123,7 @@ def read_shipment(spec: dict[str, Any]) -> LinearModel:
     for i, row in enumerate(costs):
         for j, cost in enumerate(row):
             read_number(cost, ("transport_costs", i, j))
-    # Recourse is numbered here: joined names of sources and destinations need not be different.
+    # Recourse is numbered here: joined names of sources and destinations need not be unique.
     emergencies = [{"name": f"emergency {i}", "cost": source["emergency_cost"]} for i, source in enumerate(sources)]
     routes = [
         {"name": f"route {i} {j}", "cost": costs[i][j]} for i in range(len(names)) for j in range(len(destinations))
@@ -262,6 +262,6 @@ def _matrix(rows: Sequence[dict[str, Any]], name: str, field: str, places: dict[
         for label, value in (row.get(field) or {}).items():
             where = (name, index, field, label)
             if label not in places:
-                raise InvalidInput("there is nothing of this name to refer to", where)
+                raise InvalidInput("no part of the problem has this name", where)
             matrix[index, places[label]] = read_number(value, where)
     return matrix

@@ -162,7 +162,7 @@ class ReturnConstrainedPortfolio(DecisionProblem):
                 tail = self.portfolios.keep_tail(atoms, weights, self.confidence, self.target)
         except OutOfTime:
             deadline.check()
-            reason = "there was no time to hedge: this is the decision for the mean outcome"
+            reason = "time limit reached before hedging: this is the decision for the mean outcome"
             return _PortfolioSolution(simple, Status.TIME_LIMIT, reason)
         if not tail.verified:
             reason = "the solver ran out of rounds before it proved this decision optimal"

@@ -115,7 +115,7 @@ class ModelDraft:
 def read_number(value: Any, where: Where, least: float = -math.inf) -> float:
     """Read a finite number of at least ``least``."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidInput("a finite number is needed here", where)
+        raise InvalidInput("this must be a finite number", where)
     if value < least:
         raise InvalidInput(f"this must be at least {least:g}", where)
     return float(value)
@@ -132,7 +132,7 @@ def read_integer(value: Any, where: Where, least: int) -> int:
     """Read an integer of at least ``least``."""
     value = read_number(value, where, least)
     if value != int(value):
-        raise InvalidInput("a whole number is needed here", where)
+        raise InvalidInput("this must be an integer", where)
     return int(value)
 
 
@@ -151,13 +151,13 @@ def read_list(spec: Spec, name: str, what: str) -> list[Any]:
 
 
 def read_names(names: Iterable[Any], where: Callable[[int], Where]) -> list[str]:
-    """Read names that must be present and all different."""
+    """Read names that must be present and unique."""
     unique: dict[str, None] = {}
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name:
             raise InvalidInput("a name is needed here", where(index))
         if name in unique:
-            raise InvalidInput(f"'{name}' stands there twice; names must be different", where(index))
+            raise InvalidInput(f"'{name}' appears twice; names must be unique", where(index))
         unique[name] = None
     return list(unique)
 
@@ -174,5 +174,5 @@ def check_name(name: Any, among: Sequence[str] | dict[str, Any], where: Where, w
     """Require a name to be one of those given."""
     if name not in among:
         listed = ", ".join(list(among)[:10]) + (", …" if len(among) > 10 else "")
-        raise InvalidInput(f"there is no {what} of this name; there are {listed}", where)
+        raise InvalidInput(f"no {what} has this name; there are {listed}", where)
     return str(name)

@@ -53,9 +53,7 @@ def draft(spec: Spec) -> ModelDraft:
         if terms.get("blend_of") is not None:
             _blend(model, product, terms, where, ingredients, used)
         elif terms.get("qualities"):
-            raise InvalidInput(
-                "only a blend has qualities; say which ingredients it is a blend_of", (*where, "qualities")
-            )
+            raise InvalidInput("only a blend has qualities; list its ingredients in blend_of", (*where, "qualities"))
         _sell(model, product, terms, where)
         if terms.get("unlimited_demand") and not _is_limited(make, terms, resources, ingredients, used):
             raise InvalidInput(
@@ -116,7 +114,7 @@ def _quality(ingredient: Spec, quality: str, index: int) -> float:
     own = ingredient.get("qualities") or {}
     where = ("ingredients", index, "qualities")
     if quality not in own:
-        raise InvalidInput(f"a blend of this ingredient has a limit of {quality}; say what it has of it", where)
+        raise InvalidInput(f"a blend of this ingredient limits {quality}; give the ingredient's {quality}", where)
     return read_number(own[quality], (*where, quality))
 
 

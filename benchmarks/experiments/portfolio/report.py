@@ -133,7 +133,7 @@ def markdown(summaries: Sequence[SizeSummary], remarks: str = "") -> str:
         [
             "# Return-constrained portfolio: feasibility and relative regret",
             "",
-            "Feasibility is the share of the fixed test rows whose return reaches the target, 0.09 (asked for: 0.95).",
+            "Feasibility is the share of the fixed test rows whose return reaches the target, 0.09 (required: 0.95).",
             "Regret is the variance of those decisions relative to that of an oracle that knows the returns (one is",
             "best). *Beyond reach* is the share of contexts in which no portfolio could promise the target, where the",
             "decision is a best effort. Means over runs, their standard errors; methods of a run have the same rows.",

@@ -53,7 +53,7 @@ def test_commas_and_thousands_are_read_in_one_way_for_a_column(client: TestClien
 def test_a_column_that_may_mean_two_numbers_is_asked_about(client: TestClient, outcome: bool) -> None:
     header = "x;demand" if outcome else "demand;x"
     answer = answered(upload(client, f"{header}\n1;999\n2;1,234\n".encode()), 422)
-    assert "'1,234' may have a decimal comma or set thousands apart" in answer["detail"]
+    assert "'1,234' is ambiguous" in answer["detail"]
     assert len(answer["errors"]) == 1
 
 

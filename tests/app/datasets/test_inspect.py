@@ -109,7 +109,7 @@ def test_amounts_at_the_end_are_outcomes_where_no_name_tells(client: TestClient)
 def test_outcomes_that_are_known_are_those_suggested(client: TestClient) -> None:
     found = looked_at(client, as_csv(bakery_rows(120)).encode(), outcomes="loaves, cakes")
     assert [name for name, role in roles(found).items() if role == "outcome"] == ["loaves"]
-    assert any("'cakes' is no column" in sentence for sentence in found["odd"])
+    assert any("'cakes' is not a column" in sentence for sentence in found["odd"])
 
 
 ROWS = 40

@@ -211,7 +211,7 @@ def test_the_same_again_is_identical_and_a_deleted_posterior_says_so(browser: Te
     assert "Decide again" not in words(page)
     assert 'name="outcome.' not in page.text
     gone = send(browser, f"/log/{answer['id']}/reproduce", 200, context="0")
-    assert "nothing can be decided again" in words(gone)
+    assert "the call cannot be repeated" in words(gone)
     assert send(browser, f"/log/{answer['id']}/outcome", 409, **{"outcome.loaves": "3"})
 
 

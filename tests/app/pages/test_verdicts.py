@@ -82,8 +82,8 @@ def test_costs_below_zero_have_no_shares() -> None:
 
 
 def test_broken_promises_are_told_as_the_service_does() -> None:
-    assert said(promise_warning="promised ranges are off")[3] == (
-        "Costs differed from expectations: promised ranges are off.",
+    assert said(promise_warning="predicted ranges are miscalibrated")[3] == (
+        "Costs differed from expectations: predicted ranges are miscalibrated.",
         "warn",
     )
 

@@ -141,7 +141,7 @@ def test_what_breaks_a_rule_is_priced_and_said(client: TestClient, trucks: Json)
     answer = evaluate(client, trucks["id"], contexts=[{"rain": 2.0}], alternatives=alternatives)
     ours, found = answer["evaluations"][0]["ours"], answer["evaluations"][0]["alternatives"]
     assert found[0]["breaches"] == [
-        "small is 25, 5 above its most, 20",
+        "small is 25, 5 above its maximum of 20",
         "'yard' is 25, 10 above its limit, 15",
     ]
     assert found[1]["breaches"] == ["small is 2.5 and must be an integer"]

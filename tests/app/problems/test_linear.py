@@ -47,7 +47,7 @@ def test_a_linear_model_is_stored_with_its_uncertain_numbers(client: TestClient)
     [
         (("rows", 0, "limit"), {"outcomes": {"rain": 1}}, "#/spec/rows/0/limit/outcomes/rain", "no outcome"),
         (("rows", 0, "limit"), {"outcomes": {"demand": "1"}}, "#/spec/rows/0/limit/outcomes/demand", "number"),
-        (("rows", 0, "recourse"), {"train": 1}, "#/spec/rows/0/recourse/train", "nothing of this name"),
+        (("rows", 0, "recourse"), {"train": 1}, "#/spec/rows/0/recourse/train", "no part of the problem"),
         (("decisions", 0, "maximum"), -1, "#/spec/decisions/0/minimum", "above the maximum"),
         (("decisions", 0, "cost"), "5", "#/spec/decisions/0/cost", "number"),
         (("decisions", 0, "cost"), {"slope": 5}, "#/spec/decisions/0/cost/slope", "not permitted"),

@@ -222,7 +222,7 @@ def test_numbers_are_patched_by_the_planners_own_names(
             "facility_location",
             {"customers": {"city": {"demand": 5}}},
             "#/problem_patch",
-            "names and how many there are stay",
+            "names and counts cannot change",
         ),
         ("shortest_path", {"target": "moon"}, "#/problem_patch/target", "there are home"),
         ("assignment", {"capacities": {"ann": 0, "bob": 0}}, "#/problem_patch/capacities", "no agent can do a task"),

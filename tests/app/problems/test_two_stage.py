@@ -107,7 +107,7 @@ def test_more_aversion_to_risk_costs_more_in_the_mean_and_less_in_the_tail(clien
 
 
 def test_a_risk_over_promises_that_did_not_hold_is_answered_with_a_warning(client: TestClient, shipment: Json) -> None:
-    doubt = "promised costs are off: on held-out rows they were 1.70 times the realised costs"
+    doubt = "predicted costs are miscalibrated: 1.70 times the realised costs on held-out rows"
     body = {"contexts": [{"rain": 1.0}], "risk": {"cvar_weight": 1.0, "cvar_level": 0.9}}
 
     def warnings(said: str, **changes: Any) -> list[str]:

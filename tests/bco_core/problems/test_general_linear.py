@@ -301,7 +301,7 @@ def test_a_row_without_recourse_is_kept_for_all_outcomes_within_their_bounds() -
         (lambda s: s["rows"][0].update(limit={"outcomes": {"free": 1}}), "free, which has no bounds", ("rows", 0)),
         (
             lambda s: s["rows"][0].update(limit={"outcomes": {"demand": 1}}, sense="="),
-            "'room' is an equality that outcomes change",
+            "'room' is an equality that depends on outcomes",
             ("rows", 0),
         ),
         (lambda s: s["rows"][0].update(limit={"constant": -1, "outcomes": {"demand": 1}}), "no decision", ("rows",)),

@@ -149,7 +149,7 @@ PAIR = [{"start": "a", "end": "b"}]
         ({"nodes": ["a", "b"], "edges": [*PAIR, {"start": "b", "end": "x"}]}, ("edges", 1, "end"), "there are a, b"),
         ({"nodes": ["a", "a"]}, ("nodes", 1), "twice"),
         ({"nodes": ["b"]}, ("source",), "no node"),
-        ({"edges": [*PAIR, *PAIR]}, ("edges", 1, "name"), "'a to b' stands there twice"),
+        ({"edges": [*PAIR, *PAIR]}, ("edges", 1, "name"), "'a to b' appears twice"),
         ({"edges": [{"start": "a", "end": "a"}]}, ("edges", 0, "end"), "another"),
         ({"edges": [{"start": "a", "end": "b", "cost": 3}]}, (), "nothing here is uncertain"),
         ({"edges": [*PAIR, {"start": "b", "end": "a", "cost": -1}]}, ("edges", 1, "cost"), "cycle"),
