@@ -22,6 +22,7 @@ from bco_core.inference.vi.warm_start import ridge
 from bco_core.policies import decide
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
+from tests.support.seeds import seeded
 
 BOUNDED = Newsvendor.from_spec(
     {
@@ -33,12 +34,8 @@ BOUNDED = Newsvendor.from_spec(
 OPEN = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 0}]})
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def demand(rows: int, seed: int) -> Sample:
-    draw = generator(seed)
+    draw = seeded(seed)
     contexts = torch.rand(rows, 1, generator=draw, dtype=torch.float64)
     noise = torch.rand(rows, 1, generator=draw, dtype=torch.float64)
     return Sample(contexts, 10 + 25 * contexts + 10 * noise)
@@ -62,7 +59,7 @@ def test_no_cost_exceeds_the_newsvendors_bound_and_some_cost_reaches_it(
 def certified(
     classes: list[ModelClass], rows: torch.Tensor | None, confidence: float = 0.95, particles: int = 200
 ) -> Certificate:
-    return certify(classes, rows, confidence, particles, generator())
+    return certify(classes, rows, confidence, particles, seeded())
 
 
 def point_class(target: GibbsTarget, weight: float = 1.0, loc: tuple[float, float] = (0.7, 0.2)) -> ModelClass:
@@ -284,7 +281,7 @@ def test_the_bound_holds_for_posteriors_learned_from_few_rows(monkeypatch: pytes
         mixture = equal_mixture(target.family, loc, torch.full_like(loc, 0.3))
         certificate = certified([ModelClass(target, mixture, 1.0)], torch.arange(60), 0.8)
         assert certificate.bound is not None
-        draws = predictor.predict(mixture.sample(200, generator(seed)), fresh.contexts)
+        draws = predictor.predict(mixture.sample(200, seeded(seed)), fresh.contexts)
         truth = BOUNDED.cost(BOUNDED.decide(draws), fresh.outcomes).mean().item()
         held += truth <= certificate.bound
         informative += not certificate.vacuous

@@ -12,7 +12,7 @@ from bco_core.errors import InvalidInput
 from bco_core.inference.learn import METHODS, Learning, learn, resolve
 from bco_core.inference.options import OPTIONS, AutoOptions, LearningOptions, MhOptions, ViOptions, make_options
 from bco_core.predictors.registry import PredictorOptions
-from tests.support.plain_demand import PROBLEM, STEPWISE, make_sample
+from tests.support.linear_demand import PROBLEM, STEPWISE, make_sample
 
 SHARED = {"predictor", "family", "kl_weight", "inverse_temperature", "policy", "particles", "seed"}
 OWN = {

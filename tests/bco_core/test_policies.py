@@ -9,6 +9,7 @@ from bco_core.policies import POLICIES, Terms, decide
 from bco_core.problems.base import Prescription, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.scenarios import Scenarios
+from tests.support.seeds import seeded
 
 PROBLEM = Newsvendor.from_spec(
     {
@@ -22,12 +23,8 @@ PROBLEM = Newsvendor.from_spec(
 seeds = st.integers(0, 2**32 - 1)
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_scenarios(seed: int, contexts: int = 4, atoms: int = 9) -> Scenarios:
-    draw = generator(seed)
+    draw = seeded(seed)
     outcomes = 8 + 6 * torch.randn(contexts, atoms, 2, generator=draw, dtype=torch.float64)
     weights = torch.rand(atoms, generator=draw, dtype=torch.float64)
     mode = 8 + 6 * torch.randn(contexts, 2, generator=draw, dtype=torch.float64)
@@ -35,7 +32,7 @@ def make_scenarios(seed: int, contexts: int = 4, atoms: int = 9) -> Scenarios:
 
 
 def decided(policy: str, scenarios: Scenarios, seed: int = 0, alpha: float = 0.5) -> Prescription:
-    return decide(PROBLEM, scenarios, policy, Terms(generator(seed), alpha=alpha))
+    return decide(PROBLEM, scenarios, policy, Terms(seeded(seed), alpha=alpha))
 
 
 def plain_expected_cost(scenarios: Scenarios, context: int, decision: list[float]) -> float:
@@ -99,7 +96,7 @@ def test_the_averaged_decision_is_the_weighted_mean_of_the_draws_decisions(seed:
 def test_the_averaged_decision_never_costs_more_than_the_average_draw(seed: int) -> None:
     scenarios = make_scenarios(seed)
     averaged = decided("averaged", scenarios).decisions
-    realised = 8 + 10 * torch.randn(50, 1, 2, generator=generator(seed), dtype=torch.float64)
+    realised = 8 + 10 * torch.randn(50, 1, 2, generator=seeded(seed), dtype=torch.float64)
     draws = PROBLEM.cost(PROBLEM.decide(scenarios.outcomes), realised[:, None])
     mean_draw = (draws * scenarios.weights).sum(-1)
     assert (PROBLEM.cost(averaged, realised) <= mean_draw * (1 + 1e-12)).all()
@@ -113,7 +110,7 @@ def test_decisions_of_draws_beyond_an_order_bound_stay_within_it(policy: str, at
     problem = Newsvendor.from_spec({"items": [spec | {"maximum_order": bound}, spec | {"minimum_order": bound}]})
     outcomes = torch.tensor([bound + 5, bound - 5], dtype=torch.float64).repeat(2, atoms, 1)
     weights = torch.full((atoms,), 1 / atoms, dtype=torch.float64)
-    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), policy, Terms(generator(0))).decisions
+    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), policy, Terms(seeded(0))).decisions
     assert problem.feasible(decisions, outcomes[:, 0]).tolist() == [True, True]
 
 
@@ -162,7 +159,7 @@ def test_thompson_draws_afresh_for_each_context_in_proportion_to_the_weights() -
     outcomes = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(20_000, 1, 1)
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
-    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(generator(0))).decisions
+    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(seeded(0))).decisions
     shares = torch.bincount(decisions.flatten().long(), minlength=3) / 20_000
     assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.015)
 
@@ -171,7 +168,7 @@ def test_thompson_never_takes_a_draw_without_weight() -> None:
     outcomes = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(1000, 1, 1)
     weights = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
-    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(generator(0))).decisions
+    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(seeded(0))).decisions
     assert decisions.unique().tolist() == [1]
 
 

@@ -17,6 +17,7 @@ from bco_core.policies import POLICIES, Terms, decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
+from tests.support.seeds import seeded
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}] * 2})
 ARRAYS = [
@@ -31,21 +32,17 @@ ARRAYS = [
 ]
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_contexts(rows: int = 12) -> Tensor:
-    return 5 + 3 * torch.randn(rows, 3, generator=generator(0), dtype=torch.float64)
+    return 5 + 3 * torch.randn(rows, 3, generator=seeded(0), dtype=torch.float64)
 
 
 def make_posterior(family: str = "laplace", seed: int = 7) -> Posterior:
-    outcomes = 100 + 10 * torch.randn(12, 2, generator=generator(1), dtype=torch.float64)
+    outcomes = 100 + 10 * torch.randn(12, 2, generator=seeded(1), dtype=torch.float64)
     predictor = build_predictor("mlp", Sample(make_contexts(), outcomes), (6,))
-    loc = torch.randn(3, predictor.dim, generator=generator(2))
-    scale = 0.1 + torch.rand(3, predictor.dim, generator=generator(3))
+    loc = torch.randn(3, predictor.dim, generator=seeded(2))
+    scale = 0.1 + torch.rand(3, predictor.dim, generator=seeded(3))
     mixture = Mixture(FAMILIES[family], torch.tensor([0.5, 0.3, 0.2]), loc, scale)
-    return Posterior(predictor, mixture, mixture.sample(40, generator(seed)), seed)
+    return Posterior(predictor, mixture, mixture.sample(40, seeded(seed)), seed)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -58,7 +55,7 @@ def test_a_restored_posterior_prescribes_bit_identically(
     description, arrays = posterior.to_arrays()
     restored = Posterior.from_arrays(json.loads(json.dumps(description)), arrays)
     first, second = (
-        decide(PROBLEM, p.scenarios(make_contexts(), p.draws(count, seed)), policy, Terms(generator(5)))
+        decide(PROBLEM, p.scenarios(make_contexts(), p.draws(count, seed)), policy, Terms(seeded(5)))
         for p in (posterior, restored)
     )
     assert torch.equal(first.decisions, second.decisions)

@@ -12,13 +12,10 @@ from torch import Tensor
 
 from bco_core.predictive import CARRIES, Carrier, History, carry_outcomes, predictive_scenarios, row_weights
 from bco_core.predictive_choice import choose_carrier
+from tests.support.seeds import seeded
 
 Array = np.ndarray[Any, Any]
 ROWS, ITEMS, WIDTH = 50, 2, 3
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

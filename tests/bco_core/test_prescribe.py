@@ -27,6 +27,7 @@ from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.problems.registry import build_problem
+from tests.support.seeds import seeded
 
 # The package exports the function of the same name.
 front_door = import_module("bco_core.prescribe")
@@ -47,10 +48,6 @@ PROBLEM = Newsvendor.from_spec(
     }
 )
 CONTEXTS = 5 + 3 * torch.randn(7, 3, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def make_posterior(level: float = 100.0, spread: float = 10.0, outcome_dim: int = 2) -> Posterior:

@@ -5,12 +5,13 @@ import torch
 
 from bco_core.scenarios import Scenarios
 from bco_core.select import ShareCosts, select, share_costs
-from tests.support.wavy_demand import PROBLEM, generator
+from tests.support.nonlinear_demand import PROBLEM
+from tests.support.seeds import seeded
 
 
 def test_selection_leaves_the_default_only_for_a_clear_gain() -> None:
     default = torch.ones(400, dtype=torch.float64)
-    noise = torch.randn(400, generator=generator(), dtype=torch.float64)
+    noise = torch.randn(400, generator=seeded(), dtype=torch.float64)
     unclear = default - 0.01 + noise
     clear = default - 0.2 + 0.1 * noise
     better_mean_but_noisy = default - 0.04 + noise - noise.mean()

@@ -22,13 +22,10 @@ from benchmarks.experiments.newsvendor.table1 import CELLS, PAPER, SIZES, TAUS, 
 from benchmarks.experiments.yaz import data as yaz_days
 from benchmarks.experiments.yaz import run as yaz
 from benchmarks.experiments.yaz.data import Days
+from tests.support.seeds import seeded
 
 LEVELS = (0.5, 0.75, 0.95)
 DRAWS = 400_000
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def pinball(level: float, decision: Tensor, outcomes: Tensor) -> Tensor:

@@ -20,12 +20,9 @@ from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options
 from bco_core.problems.base import DecisionProblem
+from tests.support.seeds import seeded
 
 Spec = dict[str, Any]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # problems

@@ -23,13 +23,10 @@ from tests.contract.contract_tables import (
     PROBLEM_ROWS,
     MethodRow,
     history_of,
-    seeded,
 )
+from tests.support.seeds import seeded
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_registered_method_has_a_row_in_the_contract_and_a_schema_in_the_api() -> None:

@@ -24,7 +24,7 @@ from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
 from tests.support.journey import learned
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 # The document cannot say everything that makes a request sensible (columns that exist, bounds in order), so a request

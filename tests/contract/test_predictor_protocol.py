@@ -28,13 +28,10 @@ from tests.contract.contract_tables import (
     PREDICTOR_ROWS,
     PROBLEM_ROWS,
     learned,
-    seeded,
 )
+from tests.support.seeds import seeded
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # predictors

@@ -22,12 +22,10 @@ from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import PROBLEMS, build_problem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.scenarios import Scenarios, expected_cost
-from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learned, seeded
+from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learned
+from tests.support.seeds import seeded
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # problems

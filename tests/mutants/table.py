@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/certificates.py",
-        "tests/bco_core/test_pac_bayes.py",
+        "tests/bco_core/test_certificate_bounds.py",
         ("union bound over λ, lemma", "math.log(len(LEMMA_GRID) / failure)", "math.log(1 / failure)"),
         ("union bound over λ, Bernstein", "math.log(len(grid) / failure)", "math.log(1 / failure)"),
         ("Maurer's 2√n", "math.log(2 * math.sqrt(rows) / failure)", "math.log(1 / failure)"),
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/problems/newsvendor/item_costs.py",
-        "tests/bco_core/problems/test_newsvendor_rows.py",
+        "tests/bco_core/problems/newsvendor/test_shared_rows.py",
         ("the far side of the jump", "return under.orders + share[:, None]", "return over.orders + share[:, None]"),
         ("one pack too many", "(row.limit - under.use) / row.pack", "(row.limit - under.use) / row.pack + 1"),
         ("a limit in parts of packs", "+ 1e-9).floor() * row.pack)", ") * row.pack)"),
@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/problems/newsvendor/program.py",
-        "tests/bco_core/problems/test_newsvendor_rows.py",
+        "tests/bco_core/problems/newsvendor/test_shared_rows.py",
         ("CVaR without its tail", "weights / (1 - risk.cvar_level)", "weights"),
         ("all that is short allowed", "np.array([instance.short - before])", "np.array([instance.short])"),
     ),
@@ -130,7 +130,8 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/mh/diagnostics.py",
-        "tests/bco_core/inference/test_mh.py: test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
+        "tests/bco_core/inference/mh/test_method.py: "
+        "test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
         "test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse "
         "test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing",
         ("worst R-hat", "np.max(worst)", "np.min(worst)"),
@@ -141,7 +142,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/mh/metropolis.py",
-        "tests/bco_core/inference/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
+        "tests/bco_core/inference/mh/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
         "test_every_state_keeps_the_feasibility_asked_for test_a_gaussian_target_has_its_known_moments",
         ("variance recursion, decay", "variance.mul_(1 - rate).addcmul_(", "variance.addcmul_("),
         ("variance recursion, weight", "addcmul_(away, away, value=rate)", "addcmul_(away, away, value=rate**2)"),
@@ -165,7 +166,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/regression.py",
-        "tests/bco_core/inference/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
+        "tests/bco_core/inference/vi/test_warm_start.py: test_ridge_chooses_the_penalty_of_least_leave_one_out_error",
         ("ridge leverage", " / (1 - leverage.clamp_max(1 - 1e-9))[:, :, None]", ""),
         ("leverage of the intercept", "(u**2).T + 1 / count", "(u**2).T"),
         ("penalty of the first outcome for all", "error.argmin(dim=0)", "error[:, :1].argmin(dim=0)"),
@@ -248,7 +249,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/vi/variational.py",
-        "tests/bco_core/inference/test_stopping.py",
+        "tests/bco_core/inference/vi/test_early_stopping.py",
         (
             "stopped by its own rows",
             "counts = (~held_out[:, validation]).double()",

@@ -19,7 +19,7 @@ from app.commands.serve import free_port
 from app.db.base import DEFAULT_WORKSPACE
 from app.keys import service as keys
 from tests.support.in_process import service_on
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import DEADLINE, Part, alive, descendants, is_ready, kill
 
 

@@ -17,7 +17,7 @@ from app.jobs import compute, service
 from app.jobs.kinds.base import Store
 from app.jobs.kinds.learn import store_posterior
 from bco_core.posterior import Posterior
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 Json = dict[str, Any]
 

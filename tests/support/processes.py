@@ -18,7 +18,7 @@ from app.db.engine import create_engine
 from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.settings import Settings
 from tests.support.journey import Json, answered
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 
 ROOT = str(Path(__file__).parents[2])
 # The command of the checkout that these tests belong to, wherever it is run.

@@ -23,6 +23,7 @@ from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
+from tests.support.seeds import seeded
 
 SHIPMENT: dict[str, Any] = {
     "kind": "shipment",
@@ -47,10 +48,6 @@ FUND: dict[str, Any] = {
     "budget": 10.0,
 }
 KINDS = {spec["kind"]: spec for spec in (SHIPMENT, ITEMS, FUND)}
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.registry import build_problem
 from tests.support.programs import random_two_stage
+from tests.support.seeds import seeded
 
 SHIPMENT: dict[str, Any] = {
     "kind": "shipment",
@@ -22,10 +23,6 @@ SHIPMENT: dict[str, Any] = {
     "destinations": ["a", "b"],
     "transport_costs": [[1.0, 4.0], [3.0, 1.5]],
 }
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[Any, float] | None = None) -> float:

@@ -26,11 +26,6 @@ from bco_core.timeline import Timeline, blocks
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def steps(rows: int = 600, seed: int = 0, timeline: bool = False) -> Sample:
     """Demand that jumps, which trees learn and lines do not, with noise that grows with its level."""
     draw = torch.Generator().manual_seed(seed)

@@ -26,7 +26,7 @@ from bco_core.inference.options import AutoOptions, LearningOptions, MhOptions, 
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions, build_predictor
 from bco_core.prescribe import PrescribeOptions, prescribe
-from tests.support.plain_demand import PROBLEM, STEPWISE, constant_cost, learned, mean_cost, told
+from tests.support.linear_demand import PROBLEM, STEPWISE, constant_cost, learned, mean_cost, told
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from bco_core.inference.options import LearningOptions
 from bco_core.policies import POLICIES
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import build_problem
-from tests.support.held_out_facts import HELD_OUT, PROMISE
-from tests.support.plain_demand import AUTO, LINEAR, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
+from tests.support.held_out_report import HELD_OUT, PROMISE
+from tests.support.linear_demand import AUTO, LINEAR, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
 
 BRIEF = replace(OPTIONS, epochs=3, members=2)
 

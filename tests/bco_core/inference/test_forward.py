@@ -24,11 +24,6 @@ from bco_core.timeline import Timeline, blocks
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def days(count: int, outcomes: torch.Tensor | None = None, lead: int = 2, season: int = 7) -> Sample:
     periods = torch.arange(count)
     values = periods.double() if outcomes is None else outcomes

@@ -24,7 +24,7 @@ from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions, build_predictor
 from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
-from tests.support.plain_demand import (
+from tests.support.linear_demand import (
     AUTO,
     LINEAR,
     OPTIONS,

@@ -10,7 +10,7 @@ from bco_core.inference.options import AutoOptions, LearningOptions, MhOptions, 
 from bco_core.posterior import Posterior
 from bco_core.predictors.registry import PredictorOptions
 from bco_core.problems.newsvendor import Newsvendor
-from tests.support.plain_demand import PROBLEM, STEPWISE, make_sample
+from tests.support.linear_demand import PROBLEM, STEPWISE, make_sample
 
 LINEAR, MIXED = PredictorOptions("linear"), PredictorOptions("auto", (6,))
 LONG, SHORT = {"steps": 420, "burn_in": 20}, {"steps": 60, "burn_in": 20}

@@ -19,11 +19,6 @@ from bco_core.problems.newsvendor import Newsvendor
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def demand(rows: int, seed: int, slope: float = 5.0, level: float = 100.0) -> Sample:
     draw = torch.Generator().manual_seed(seed)
     contexts = torch.randn(rows, 3, generator=draw, dtype=torch.float64)

@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import drawn, solve
+from tests.support.linear_reference import drawn, solve
 
 Spec = dict[str, Any]
 

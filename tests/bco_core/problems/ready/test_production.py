@@ -10,7 +10,7 @@ import pytest
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, drawn, solve
 
 Spec = dict[str, Any]
 

@@ -17,7 +17,8 @@ from bco_core.inference.vi.variational import VariationalFit, VariationalOptions
 from bco_core.policies import RECOMMENDABLE
 from bco_core.predictive import Carrier, History
 from bco_core.scenarios import Scenarios
-from tests.support.wavy_demand import PROBLEM, generator, target_of
+from tests.support.nonlinear_demand import PROBLEM, target_of
+from tests.support.seeds import seeded
 
 MEMBERS, TAUGHT, FOLD = 4, 40, 12
 # Everybody learns from the first rows; each holds out rows of its own that teach nobody, so that an outcome there is
@@ -38,7 +39,7 @@ OPTIONS = VariationalOptions(
 
 def make_target(changed: int | None = None, seed: int = 0) -> GibbsTarget:
     """A linear target of noisy rows, the outcomes that one member holds out moved far down."""
-    draw = generator(seed)
+    draw = seeded(seed)
     contexts = torch.randn(TAUGHT + MEMBERS * FOLD, 6, generator=draw, dtype=torch.float64)
     outcomes = 100 + 10 * contexts[:, :1] + 20 * torch.randn(len(contexts), 1, generator=draw, dtype=torch.float64)
     target = target_of("linear", Sample(contexts, outcomes))
@@ -50,7 +51,7 @@ def make_target(changed: int | None = None, seed: int = 0) -> GibbsTarget:
 
 
 def fitted(target: GibbsTarget, options: VariationalOptions, folds: Folds = APART) -> VariationalFit:
-    return fit_variational(target, folds, options, generator(3))
+    return fit_variational(target, folds, options, seeded(3))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -90,7 +91,7 @@ def test_configurations_that_learn_as_one_batch_are_stopped_apart() -> None:
     twice = Folds(APART.train.repeat(2, 1), APART.validation.repeat(2, 1))
     endless = replace(OPTIONS, patience=1000, epochs=20)
     rates = torch.tensor([0.05] * MEMBERS + [0.001] * MEMBERS)
-    both = fit_variational(make_target(), twice, replace(endless, learning_rate=rates), generator(3))
+    both = fit_variational(make_target(), twice, replace(endless, learning_rate=rates), seeded(3))
     slow, quick = both.best_epochs[MEMBERS:], both.best_epochs[:MEMBERS]
     assert min(slow) > max(quick)
 
@@ -130,12 +131,12 @@ def judged_costs(outcomes: Tensor, costs_of: Tensor, levels: tuple[float, ...]) 
     history = History(outcomes, outcomes, unit, Carrier("shift", None, unit))
     kept = StoredHistory(history, torch.arange(ROWS), [], 0.0)
     folds = Folds(torch.empty(5, 0, dtype=torch.long), torch.arange(ROWS).view(5, -1))
-    return judge_nested(target, [views(costs_of, levels, outcomes)], kept, folds, generator()).policy_costs
+    return judge_nested(target, [views(costs_of, levels, outcomes)], kept, folds, seeded()).policy_costs
 
 
 def test_a_block_is_judged_under_the_configuration_that_the_other_blocks_choose() -> None:
-    outcomes = 100 + torch.randn(ROWS, 1, generator=generator(1), dtype=torch.float64)
-    noise = 0.1 * torch.randn(2, ROWS, generator=generator(2), dtype=torch.float64)
+    outcomes = 100 + torch.randn(ROWS, 1, generator=seeded(1), dtype=torch.float64)
+    noise = 0.1 * torch.randn(2, ROWS, generator=seeded(2), dtype=torch.float64)
     costs = 10 + noise
     first = torch.arange(ROWS) < ROWS // 5
     # The second configuration is far better in the first block alone, and a little worse in all others.
@@ -151,8 +152,8 @@ def test_a_block_is_judged_under_the_configuration_that_the_other_blocks_choose(
 
 @pytest.mark.parametrize("block", range(5))
 def test_what_is_chosen_for_a_block_does_not_depend_on_its_rows(block: int) -> None:
-    outcomes = 100 + torch.randn(ROWS, 1, generator=generator(1), dtype=torch.float64)
-    costs = 10 + torch.randn(3, ROWS, generator=generator(3), dtype=torch.float64)
+    outcomes = 100 + torch.randn(ROWS, 1, generator=seeded(1), dtype=torch.float64)
+    costs = 10 + torch.randn(3, ROWS, generator=seeded(3), dtype=torch.float64)
     inside = torch.arange(ROWS) // (ROWS // 5) == block
     levels = (0.0, 3.0, 7.0)
     plain = judged_costs(outcomes, costs, levels)
@@ -169,7 +170,7 @@ def test_blocks_are_the_first_partitions_folds_and_one_for_other_rows() -> None:
 
 def test_the_policy_of_a_block_is_the_one_that_other_blocks_recommend() -> None:
     """Draws that are off in the first block only: there hedging over what may happen would be far better."""
-    outcomes = 100 + 10 * torch.randn(ROWS, 1, generator=generator(4), dtype=torch.float64)
+    outcomes = 100 + 10 * torch.randn(ROWS, 1, generator=seeded(4), dtype=torch.float64)
     target = target_of("linear", Sample(torch.zeros(ROWS, 1, dtype=torch.float64), outcomes))
     unit = torch.ones(1, dtype=torch.float64)
     middle = torch.full_like(outcomes, 100.0)
@@ -181,7 +182,7 @@ def test_the_policy_of_a_block_is_the_one_that_other_blocks_recommend() -> None:
     draws = torch.where(first, middle, outcomes)[:, None].expand(-1, 4, -1)
     seen = OutOfFoldView(torch.arange(ROWS), Scenarios.equal(draws, draws[:, 0]))
     costs = torch.ones(ROWS, dtype=torch.float64)
-    found = judge_nested(target, [CandidateViews([seen], [costs], 0, seen)], kept, folds, generator())
+    found = judge_nested(target, [CandidateViews([seen], [costs], 0, seen)], kept, folds, seeded())
     inside = first.flatten()
     predictive, averaged = found.costs["predictive"], found.costs["averaged"]
     assert predictive[inside].mean() < 0.9 * averaged[inside].mean()

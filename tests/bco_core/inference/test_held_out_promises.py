@@ -19,7 +19,7 @@ from bco_core.posterior import Posterior
 from bco_core.prescribe import PrescribeOptions, decisions, prescribe
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
-from tests.support.plain_demand import Stepwise
+from tests.support.linear_demand import Stepwise
 
 # Orders may be negative, as outcomes may.
 ITEM = {"underage_cost": 3, "overage_cost": 1, "minimum_order": None}

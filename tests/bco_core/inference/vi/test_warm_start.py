@@ -9,11 +9,12 @@ from bco_core.inference.vi.fold_mixture import warm_starts
 from bco_core.inference.vi.hyperparameters import AS_PRESCRIBED, NETWORK
 from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.inference.vi.warm_start import ridge, shift_to_decisions
-from tests.support.wavy_demand import generator, target_of, wavy
+from tests.support.nonlinear_demand import target_of, wavy
+from tests.support.seeds import seeded
 
 
 def test_ridge_without_need_for_shrinking_is_least_squares() -> None:
-    contexts = torch.randn(400, 3, generator=generator(), dtype=torch.float64)
+    contexts = torch.randn(400, 3, generator=seeded(), dtype=torch.float64)
     slopes = torch.tensor([[2.0, 0.0], [-1.0, 0.5], [0.3, 4.0]], dtype=torch.float64)
     outcomes = contexts @ slopes + torch.tensor([5.0, -7.0])
     design = torch.cat([contexts, torch.ones(400, 1)], dim=1)
@@ -24,7 +25,7 @@ def test_ridge_without_need_for_shrinking_is_least_squares() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_ridge_chooses_the_penalty_of_least_leave_one_out_error(seed: int) -> None:
     """Two outcomes of their own penalty; few rows, so that each has a say in its own prediction."""
-    draw, count, columns = generator(seed), 12, 5
+    draw, count, columns = seeded(seed), 12, 5
     contexts = torch.randn(count, columns, generator=draw, dtype=torch.float64)
     # One row far from the others all but decides about its own prediction.
     contexts[0] *= 4
@@ -53,7 +54,7 @@ def test_ridge_chooses_the_penalty_of_least_leave_one_out_error(seed: int) -> No
 
 
 def test_ridge_survives_repeated_and_constant_columns() -> None:
-    column = torch.randn(30, 1, generator=generator(), dtype=torch.float64)
+    column = torch.randn(30, 1, generator=seeded(), dtype=torch.float64)
     contexts = torch.cat([column, column, torch.zeros(30, 1)], dim=1)
     fitted = ridge(contexts, 3 * column)
     prediction = contexts @ fitted[:-1] + fitted[-1]
@@ -67,7 +68,7 @@ def test_the_shift_moves_predictions_to_the_quantile_of_the_residuals(kind: str)
     target = target_of(kind, sample, (8,) if kind == "skip_mlp" else ())
     rows = torch.arange(200)[None]
     encoded = target.predictor.encode(sample.contexts)
-    loc = target.predictor.initial(1, generator())
+    loc = target.predictor.initial(1, seeded())
     shifted = shift_to_decisions(target, encoded, rows, loc)
     residuals = sample.outcomes - target.predictor.forward(loc, encoded)[0]
     expected = residuals.quantile(0.75) / target.predictor.outcomes.scale
@@ -78,8 +79,8 @@ def test_the_shift_moves_predictions_to_the_quantile_of_the_residuals(kind: str)
 def test_a_warm_start_predicts_far_better_than_a_random_one() -> None:
     sample = wavy()
     target = target_of("skip_mlp", sample, (16,))
-    folds = make_folds(200, 5, generator())
+    folds = make_folds(200, 5, seeded())
     options = VariationalOptions(policy="averaged", epochs=60, validation_draws=4, kl_weight=2e-4)
-    ((loc, _),) = warm_starts(target, folds, NETWORK, [AS_PRESCRIBED], options, generator()).values()
-    random = target.predictor.initial(5, generator())
+    ((loc, _),) = warm_starts(target, folds, NETWORK, [AS_PRESCRIBED], options, seeded()).values()
+    random = target.predictor.initial(5, seeded())
     assert target.empirical_risk(loc).mean() < 0.5 * target.empirical_risk(random).mean()

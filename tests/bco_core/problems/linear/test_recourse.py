@@ -21,7 +21,7 @@ from bco_core.solvers import cuts, highs
 from bco_core.solvers.cuts import RecourseScenarios, RiskOf
 from bco_core.solvers.linear_form import LinearProgram
 from bco_core.status import CUTS, GAP
-from tests.bco_core.solvers.test_random_cuts import by_highs
+from tests.bco_core.solvers.test_cuts_random_recourse import by_highs
 from tests.support.programs import Array, Random
 
 SEEDS = st.integers(0, 10**9)

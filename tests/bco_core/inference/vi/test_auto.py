@@ -21,7 +21,8 @@ from bco_core.inference.vi.variational import VariationalOptions, fit_variationa
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions
-from tests.support.wavy_demand import PROBLEM, generator, target_of, wavy
+from tests.support.nonlinear_demand import PROBLEM, target_of, wavy
+from tests.support.seeds import seeded
 
 
 def told(sample: Sample, options: LearningOptions) -> VariationalDiagnostics:
@@ -35,10 +36,10 @@ def told_of(learned: Learned) -> VariationalDiagnostics:
 
 def bending(rows: int, seed: int) -> Sample:
     """Demand that bends and interacts in six of eight columns, with little noise."""
-    contexts = torch.randn(rows, 8, dtype=torch.float64, generator=generator(seed))
+    contexts = torch.randn(rows, 8, dtype=torch.float64, generator=seeded(seed))
     a, b, c, d, e, f = contexts[:, :6].T
     signal = 10 * torch.sin(1.5 * a) + 6 * b.clamp_min(0) * c + 5 * d.abs() + 3 * e - 2 * f
-    noise = torch.randn(rows, dtype=torch.float64, generator=generator(seed + 100))
+    noise = torch.randn(rows, dtype=torch.float64, generator=seeded(seed + 100))
     return Sample(contexts, (80 + signal + noise)[:, None])
 
 
@@ -50,13 +51,13 @@ def averaged_cost(posterior: Posterior, fresh: Sample) -> float:
 def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
     sample = wavy()
     linear, network = target_of("linear", sample), target_of("skip_mlp", sample, (8, 8))
-    loc = torch.randn(3, linear.predictor.dim, generator=generator())
+    loc = torch.randn(3, linear.predictor.dim, generator=seeded())
     mixture = equal_mixture(linear.family, loc, torch.full_like(loc, 0.01))
     embedded = embed(linear, mixture, network, range(sample.contexts.shape[1]))
     alone = linear.predictor.predict(mixture.loc, sample.contexts)
     inside = network.predictor.predict(embedded.loc, sample.contexts)
     assert torch.allclose(alone, inside, atol=1e-4)
-    drawn = network.predictor.predict(embedded.sample(50, generator()), sample.contexts)
+    drawn = network.predictor.predict(embedded.sample(50, seeded()), sample.contexts)
     assert (drawn.mean(0) - alone.mean(0)).abs().max() < 0.1 * sample.outcomes.std()
 
 
@@ -170,9 +171,7 @@ def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch
 
 def test_the_trace_of_a_member_survives_being_packed() -> None:
     target = target_of("linear", wavy(60))
-    fit = fit_variational(
-        target, make_folds(60, 1, generator()), VariationalOptions(epochs=3, patience=None), generator()
-    )
+    fit = fit_variational(target, make_folds(60, 1, seeded()), VariationalOptions(epochs=3, patience=None), seeded())
     again = unpack_fit(pack_fit(fit), target.family)
     assert again.trace == fit.trace
     assert again.trace[0].validation_cost is None

@@ -24,7 +24,7 @@ from bco_core.problems.linear.general import GeneralLinear
 from bco_core.problems.registry import build_problem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.status import CUTS, HIGHS
-from tests.support.linear_reader import at, seen, solve
+from tests.support.linear_reference import at, seen, solve
 
 Spec = dict[str, Any]
 

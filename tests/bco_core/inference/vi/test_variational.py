@@ -18,6 +18,7 @@ from bco_core.predictors.registry import build_predictor
 from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.progress import Figures, figures_of
+from tests.support.seeds import seeded
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,6 @@ OPTIONS = VariationalOptions(
     validation_draws=4,
     averaging=False,
 )
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def make_sample(rows: int = 40, outcome_dim: int = 1) -> Sample:
@@ -139,7 +136,7 @@ def test_each_member_reaches_the_exact_mean_field_gaussian_of_its_own_rows(
     options = replace(
         OPTIONS, kl_weight=kl_weight, epochs=150, batch_size=25, learning_rate=0.01, draws=64, averaging=True
     )
-    mixture = fit_variational(target, learn_from(*rows), options, generator(0)).mixture
+    mixture = fit_variational(target, learn_from(*rows), options, seeded(0)).mixture
     assert mixture.loc.dtype == torch.float64
     assert mixture.weights.tolist() == [0.5, 0.5]
     exact = [exact_optimum(target, own, kl_weight, prior_scale) for own in rows]
@@ -162,21 +159,19 @@ def test_members_may_have_temperatures_and_initial_scales_of_their_own() -> None
         draws=64,
         averaging=True,
     )
-    fit = fit_variational(target, learn_from(rows, rows), options, generator(0))
+    fit = fit_variational(target, learn_from(rows, rows), options, seeded(0))
     for loc, scale, kl_weight in zip(fit.mixture.loc.numpy(), fit.mixture.scale.numpy(), kl_weights, strict=True):
         exact_mean, exact_scale = exact_optimum(target, rows, kl_weight, 1.0)
         assert np.abs((loc - exact_mean) / exact_scale).max() < 0.1
         assert np.abs(scale / exact_scale - 1).max() < 0.05
-    unmoved = fit_variational(
-        target, learn_from(rows, rows), replace(options, epochs=1, learning_rate=1e-9), generator(0)
-    )
+    unmoved = fit_variational(target, learn_from(rows, rows), replace(options, epochs=1, learning_rate=1e-9), seeded(0))
     assert unmoved.mixture.scale[:, 0].tolist() == pytest.approx([0.05, 0.5], rel=1e-4)
 
 
 def test_with_nothing_but_the_prior_to_go_by_the_posterior_is_the_prior() -> None:
     target = make_quadratic_target(make_sample(), prior_scale=0.5)
     options = replace(OPTIONS, kl_weight=1e6, epochs=100, learning_rate=0.02)
-    mixture = fit_variational(target, learn_from(list(range(40))), options, generator(0)).mixture
+    mixture = fit_variational(target, learn_from(list(range(40))), options, seeded(0)).mixture
     assert mixture.loc.abs().max() < 0.02
     assert torch.allclose(mixture.scale, torch.full_like(mixture.scale, 0.5), atol=0.02)
 
@@ -188,7 +183,7 @@ def test_the_moving_average_is_nearer_to_the_exact_mean_than_the_last_step() -> 
     options = replace(OPTIONS, epochs=30, batch_size=8, draws=1)
     errors = {}
     for averaging in (False, True):
-        fit = fit_variational(target, learn_from(*[rows] * 8), replace(options, averaging=averaging), generator(0))
+        fit = fit_variational(target, learn_from(*[rows] * 8), replace(options, averaging=averaging), seeded(0))
         errors[averaging] = np.square(fit.mixture.loc.numpy() - exact).mean()
     assert errors[True] < 0.7 * errors[False]
 
@@ -198,12 +193,12 @@ def test_learning_lowers_the_objective_of_a_laplace_posterior() -> None:
     folds, options = learn_from(list(range(40))), replace(OPTIONS, kl_weight=1e-3)
 
     def objective(loc: Tensor, scale: Tensor) -> float:
-        theta = loc + scale * target.family.noise((2000, target.predictor.dim), generator(9), torch.float32)
+        theta = loc + scale * target.family.noise((2000, target.predictor.dim), seeded(9), torch.float32)
         kl = target.family.kl(loc, scale, target.prior_scale).sum()
         return (target.empirical_risk(theta).mean() + options.kl_weight * kl).item()
 
-    start = target.predictor.initial(1, generator(0))[0]
-    mixture = fit_variational(target, folds, options, generator(0)).mixture
+    start = target.predictor.initial(1, seeded(0))[0]
+    mixture = fit_variational(target, folds, options, seeded(0)).mixture
     before = objective(start, torch.full_like(start, options.initial_scale))
     after = objective(mixture.loc[0], mixture.scale[0])
     assert after < 0.6 * before
@@ -214,17 +209,17 @@ def test_learning_lowers_the_objective_of_a_laplace_posterior() -> None:
 def test_a_fit_is_bit_identical_for_the_same_seed_and_differs_for_another(family: str, policy: str) -> None:
     target = make_newsvendor_target(family)
     options = replace(OPTIONS, policy=policy, epochs=3, patience=2)
-    folds = make_folds(40, 3, generator(0))
-    first, again, other = (fit_variational(target, folds, options, generator(seed)) for seed in (1, 1, 2))
+    folds = make_folds(40, 3, seeded(0))
+    first, again, other = (fit_variational(target, folds, options, seeded(seed)) for seed in (1, 1, 2))
     assert same(first, again)
     assert first.trace == again.trace
     assert not same(first, other)
 
 
 def test_the_unit_of_money_changes_the_trace_but_not_the_posterior() -> None:
-    folds, options = make_folds(40, 2, generator(0)), replace(OPTIONS, epochs=5, patience=5)
+    folds, options = make_folds(40, 2, seeded(0)), replace(OPTIONS, epochs=5, patience=5)
     euros, other = (
-        fit_variational(make_newsvendor_target(unit=unit), folds, options, generator(1)) for unit in (1.0, 1024.0)
+        fit_variational(make_newsvendor_target(unit=unit), folds, options, seeded(1)) for unit in (1.0, 1024.0)
     )
     assert same(euros, other)
     assert [1024 * point.risk for point in euros.trace] == [point.risk for point in other.trace]
@@ -235,20 +230,20 @@ def test_the_unit_of_money_changes_the_trace_but_not_the_posterior() -> None:
 @pytest.mark.parametrize("averaging", [False, True])
 def test_early_stopping_keeps_the_epoch_of_least_validation_cost(averaging: bool) -> None:
     target = make_newsvendor_target()
-    folds = make_folds(40, 1, generator(0))
+    folds = make_folds(40, 1, seeded(0))
     options = replace(OPTIONS, epochs=40, patience=5, learning_rate=0.1, averaging=averaging)
-    fit = fit_variational(target, folds, options, generator(4))
+    fit = fit_variational(target, folds, options, seeded(4))
     costs = [point.validation_cost for point in fit.trace]
     best = fit.best_epochs[0]
     assert fit.stopped_early == [True]
     assert len(costs) == best + 5 < 40
     assert costs.index(min(costs)) + 1 == best
-    until_best = fit_variational(target, folds, replace(options, epochs=best, patience=None), generator(4))
+    until_best = fit_variational(target, folds, replace(options, epochs=best, patience=None), seeded(4))
     assert same(fit, until_best)
 
 
 def test_without_patience_every_epoch_runs_and_the_last_is_kept() -> None:
-    fit = fit_variational(make_newsvendor_target(), make_folds(40, 2, generator(0)), OPTIONS, generator(4))
+    fit = fit_variational(make_newsvendor_target(), make_folds(40, 2, seeded(0)), OPTIONS, seeded(4))
     assert fit.best_epochs == [20, 20]
     assert fit.stopped_early == [False, False]
     assert [point.epoch for point in fit.trace] == list(range(1, 21))
@@ -266,7 +261,7 @@ def test_a_stopped_member_leaves_the_others_their_own_rows() -> None:
     )
     options = replace(OPTIONS, kl_weight=1e-3, policy="map", epochs=30, patience=3, learning_rate=0.01, draws=16)
     messages: list[str] = []
-    fit = fit_variational(target, folds, options, generator(1), lambda _, message: messages.append(message))
+    fit = fit_variational(target, folds, options, seeded(1), lambda _, message: messages.append(message))
     misled, sound = fit.best_epochs
     left = misled + 3
     assert left + 5 < sound
@@ -274,7 +269,7 @@ def test_a_stopped_member_leaves_the_others_their_own_rows() -> None:
     assert all("2 of 2 members" in message for message in messages[: left - 1])
     assert all("1 of 2 members" in message for message in messages[left - 1 : sound])
 
-    until = fit_variational(target, folds, replace(options, epochs=misled, patience=None), generator(1))
+    until = fit_variational(target, folds, replace(options, epochs=misled, patience=None), seeded(1))
     assert torch.equal(fit.mixture.loc[0], until.mixture.loc[0])
     assert torch.equal(fit.mixture.scale[0], until.mixture.scale[0])
 
@@ -295,10 +290,10 @@ def test_members_keep_their_temperature_and_draws_when_others_leave() -> None:
         patience=4,
         draws=16,
     )
-    folds = make_folds(40, 2, generator(0))
-    idle = fit_variational(target, folds, replace(options, learning_rate=0.0), generator(0))
+    folds = make_folds(40, 2, seeded(0))
+    idle = fit_variational(target, folds, replace(options, learning_rate=0.0), seeded(0))
     assert len({point.validation_cost for point in idle.trace}) == 1
-    fit = fit_variational(target, folds, options, generator(1))
+    fit = fit_variational(target, folds, options, seeded(1))
     assert fit.best_epochs[0] == 0
     assert fit.best_epochs[1] > 10
     _, exact_scale = exact_optimum(target, folds.train[1].tolist(), 1e-3, 1.0)
@@ -308,21 +303,21 @@ def test_members_keep_their_temperature_and_draws_when_others_leave() -> None:
 def test_an_absurd_learning_rate_is_reported_with_what_would_help() -> None:
     options = replace(OPTIONS, learning_rate=1e30)
     with pytest.raises(Diverged, match="a smaller learning_rate usually helps"):
-        fit_variational(make_newsvendor_target(), learn_from(list(range(40))), options, generator(0))
+        fit_variational(make_newsvendor_target(), learn_from(list(range(40))), options, seeded(0))
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_costs_that_are_not_finite_are_reported_and_never_learned_from(factor: float) -> None:
     target = replace(make_quadratic_target(make_sample()), problem=Quadratic(1, factor))
     with pytest.raises(Diverged):
-        fit_variational(target, learn_from(list(range(40))), OPTIONS, generator(0))
+        fit_variational(target, learn_from(list(range(40))), OPTIONS, seeded(0))
 
 
 def test_progress_rises_to_one_and_names_the_epoch() -> None:
     calls: list[tuple[float, str]] = []
     options = replace(OPTIONS, epochs=8)
     fit_variational(
-        make_newsvendor_target(), learn_from(list(range(40))), options, generator(0), lambda *call: calls.append(call)
+        make_newsvendor_target(), learn_from(list(range(40))), options, seeded(0), lambda *call: calls.append(call)
     )
     assert [fraction for fraction, _ in calls] == [epoch / 8 for epoch in range(1, 9)]
     assert [message.split(",")[0] for _, message in calls] == [f"epoch {epoch}" for epoch in range(1, 9)]
@@ -334,7 +329,7 @@ def test_progress_carries_what_each_epoch_met() -> None:
         make_newsvendor_target(),
         learn_from(list(range(40))),
         replace(OPTIONS, epochs=4),
-        generator(0),
+        seeded(0),
         lambda fraction, message: told.extend(figures_of(message)),
     )
     points = [(point.epoch, point.risk, point.kl, point.validation_cost) for point in fit.trace]
@@ -354,15 +349,13 @@ def test_cancelling_from_the_progress_callback_stops_learning_at_once() -> None:
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled, match="enough"):
-        fit_variational(
-            make_newsvendor_target(), learn_from(list(range(40))), OPTIONS, generator(0), cancel_at_the_third
-        )
+        fit_variational(make_newsvendor_target(), learn_from(list(range(40))), OPTIONS, seeded(0), cancel_at_the_third)
     assert len(calls) == 3
 
 
 def test_a_long_trace_is_thinned_to_two_hundred_points_with_the_first_and_the_last() -> None:
     target = make_quadratic_target(make_sample())
-    fit = fit_variational(target, learn_from(list(range(40))), replace(OPTIONS, epochs=230), generator(0))
+    fit = fit_variational(target, learn_from(list(range(40))), replace(OPTIONS, epochs=230), seeded(0))
     epochs = [point.epoch for point in fit.trace]
     assert (epochs[0], epochs[-1]) == (1, 230)
     assert 150 <= len(epochs) <= 200

@@ -24,6 +24,7 @@ from bco_core.scenarios import Scenarios
 from bco_core.status import HIGHS
 from benchmarks.experiments.shipment.data import draw_contexts, draw_sample, shipment_problem
 from tests.support.programs import random_two_stage
+from tests.support.seeds import seeded
 
 SEEDS = st.integers(0, 10**9)
 SHIPMENT = {
@@ -34,10 +35,6 @@ SHIPMENT = {
     "destinations": ["a", "b", "c"],
     "transport_costs": [[1.0, 4.0, 2.5], [3.0, 1.5, 7.0]],
 }
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def equal(count: int) -> Tensor:

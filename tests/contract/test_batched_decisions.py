@@ -16,7 +16,8 @@ from bco_core.prescribe import PrescribeOptions, PrescribeResult, decides_alone,
 from bco_core.problems.base import Risk
 from bco_core.problems.registry import build_problem
 from tests.contract.contract_tables import PROBLEM_ROWS as ROWS_OF_KINDS
-from tests.contract.contract_tables import history_of, seeded
+from tests.contract.contract_tables import history_of
+from tests.support.seeds import seeded
 
 CONTEXTS = 9
 PROBLEM_ROWS = {f"{kind}-{place}": row for kind, rows in ROWS_OF_KINDS.items() for place, row in enumerate(rows)}

@@ -11,7 +11,7 @@ import torch
 
 from bco_core.data import Sample
 from bco_core.inference.mh.diagnostics import leave_one_out
-from tests.support.wavy_demand import PROBLEM, target_of
+from tests.support.nonlinear_demand import PROBLEM, target_of
 
 Array = np.ndarray[Any, Any]
 ROWS, LAMBDA = 8, 6.0

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support import patience
-from tests.support.patience import wait_until, within
+from tests.support import polling
+from tests.support.polling import wait_until, within
 
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(patience, "crowding", lambda: 1.0)
+    monkeypatch.setattr(polling, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(polling, "crowding", lambda: 1.0)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def test_what_does_not_come_while_all_processes_are_idle_is_given_up() -> None:
 
 @pytest.mark.slow
 def test_work_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "MOST_SECONDS", 2.0)
+    monkeypatch.setattr(polling, "MOST_SECONDS", 2.0)
     with process("while True: pass"), pytest.raises(AssertionError, match="not within 2 s: it comes"):
         wait_until("it comes", lambda: False, 1.5)
 

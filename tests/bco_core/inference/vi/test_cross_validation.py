@@ -7,18 +7,19 @@ from bco_core.data import make_folds
 from bco_core.distributions import equal_mixture
 from bco_core.inference.vi.cross_validation import out_of_fold, pool_views
 from bco_core.policies import decide
-from tests.support.wavy_demand import PROBLEM, generator, target_of, wavy
+from tests.support.nonlinear_demand import PROBLEM, target_of, wavy
+from tests.support.seeds import seeded
 
 
 def test_every_row_is_judged_only_by_members_that_did_not_learn_from_it() -> None:
     sample = wavy(53)
     target = target_of("linear", sample)
-    folds = make_folds(53, 10, generator())
+    folds = make_folds(53, 10, seeded())
     # Each member predicts its own number, so a judgement shows who made it.
     loc = torch.zeros(10, target.predictor.dim)
     loc[:, -1] = torch.arange(10.0)
     mixture = equal_mixture(target.family, loc, torch.full_like(loc, 1e-9))
-    seen = out_of_fold(target, folds, mixture, generator())
+    seen = out_of_fold(target, folds, mixture, seeded())
     judged_by = target.predictor.outcomes.apply(seen.scenarios.outcomes).round().long()[..., 0]
     for row, members in zip(seen.rows.tolist(), judged_by, strict=True):
         for member in members.unique().tolist():
@@ -31,11 +32,11 @@ def test_every_row_is_judged_only_by_members_that_did_not_learn_from_it() -> Non
 def test_pooled_scenarios_average_to_the_stacked_decision(share: float) -> None:
     sample = wavy(60)
     target = target_of("linear", sample)
-    folds = make_folds(60, 5, generator())
+    folds = make_folds(60, 5, seeded())
     views = []
     for seed in (1, 2):
-        loc = torch.randn(5, target.predictor.dim, generator=generator(seed))
-        views.append(out_of_fold(target, folds, equal_mixture(target.family, loc, 0.1 + 0 * loc), generator(seed)))
+        loc = torch.randn(5, target.predictor.dim, generator=seeded(seed))
+        views.append(out_of_fold(target, folds, equal_mixture(target.family, loc, 0.1 + 0 * loc), seeded(seed)))
     both = pool_views(*views, share)
     each = [decide(PROBLEM, view.scenarios, "averaged").decisions for view in views]
     assert torch.allclose(decide(PROBLEM, both.scenarios, "averaged").decisions, torch.lerp(*each, share))

@@ -28,7 +28,7 @@ from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import AUTO, PredictorOptions, build_predictor
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
-from tests.support.held_out_facts import HELD_OUT
+from tests.support.held_out_report import HELD_OUT
 
 NEWSVENDOR = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 ASSETS = 6
