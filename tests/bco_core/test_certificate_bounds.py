@@ -1,4 +1,4 @@
-"""PAC-Bayes bounds against formulas written anew, and against the failures that simulated data sets show."""
+"""PAC-Bayes bounds against independent formulas and simulated failure rates."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def relative_entropy(q: float, p: float) -> float:
 
 
 @given(SHARES, SHARES)
-def test_the_divergence_is_the_relative_entropy_of_coins(q: float, p: float) -> None:
+def test_the_divergence_is_the_binary_relative_entropy(q: float, p: float) -> None:
     assert divergence_of(q, p) == pytest.approx(relative_entropy(q, p), abs=1e-12)
 
 
-def test_the_divergence_of_what_cannot_happen_is_infinite() -> None:
+def test_the_divergence_of_an_impossible_event_is_infinite() -> None:
     assert divergence_of(0.5, 1.0) == divergence_of(0.5, 0.0) == math.inf
     assert divergence_of(0.0, 0.0) == divergence_of(1.0, 1.0) == 0.0
 
@@ -53,7 +53,7 @@ def test_the_largest_mean_is_where_the_divergence_meets_its_budget(observed: flo
         assert found == pytest.approx(truth, abs=1e-9)
 
 
-def test_the_largest_mean_after_no_loss_at_all_has_a_closed_form() -> None:
+def test_the_largest_mean_at_zero_loss_has_a_closed_form() -> None:
     assert largest_mean(0.0, 0.3) == pytest.approx(1 - math.exp(-0.3))
     assert largest_mean(1.0, 0.3) == 1.0
 
@@ -70,16 +70,16 @@ def test_the_largest_average_is_where_the_divergence_meets_its_budget(mean: floa
 
 @pytest.mark.parametrize("mean", [0.02, 0.3, 0.9])
 @pytest.mark.parametrize("count", [5, 50, 200])
-def test_coins_exceed_the_largest_average_no_more_often_than_stated(mean: float, count: int) -> None:
+def test_binomial_means_exceed_the_largest_average_at_the_stated_rate(mean: float, count: int) -> None:
     limit = largest_average(mean, count, 0.05)
     assert binom.sf(math.floor(limit * count + 1e-9), count, mean) <= 0.05
-    # Nor much less often: a standard deviation lower they do.
+    # The bound is not loose: one standard deviation lower fails.
     lower = limit - 1.2 * math.sqrt(mean * (1 - mean) / count) - 1 / count
     assert binom.sf(math.floor(lower * count), count, mean) > 0.05
 
 
 @given(SHARES, st.floats(0, 50), st.integers(10, 10_000), st.floats(1e-3, 0.2))
-def test_the_bounds_are_those_of_the_papers(risk: float, divergence: float, rows: int, failure: float) -> None:
+def test_the_bounds_match_the_papers(risk: float, divergence: float, rows: int, failure: float) -> None:
     found = Moments(risk, risk**2)
     complexity = divergence - math.log(failure)
     by_lemma = lemma(found, divergence, rows, failure)
@@ -96,7 +96,7 @@ def test_the_bounds_are_those_of_the_papers(risk: float, divergence: float, rows
     assert kl(found, divergence, rows, failure).value == pytest.approx(largest_mean(risk, budget))
 
 
-def test_lambda_is_the_best_of_its_grid() -> None:
+def test_lambda_is_optimal_on_its_grid() -> None:
     found = Moments(0.03, 0.002)
     for rows in (100, 1000, 100_000):
         for grid, bound, by_variance in (
@@ -126,7 +126,7 @@ def test_a_bound_grows_with_risk_and_kl_and_shrinks_with_rows_and_failure(name: 
     assert value() < value(failure=0.04)
 
 
-def test_bernstein_is_best_for_small_losses_and_kl_for_rare_large_ones() -> None:
+def test_bernstein_is_tightest_for_small_losses_and_kl_for_rare_large_ones() -> None:
     steady, rare = Moments(0.03, 0.001), Moments(0.03, 0.03)
     for found, best in ((steady, bernstein), (rare, kl)):
         values = {bound: bound(found, 10.0, 1500, 0.02).value for bound in BOUNDS.values()}
@@ -135,10 +135,10 @@ def test_bernstein_is_best_for_small_losses_and_kl_for_rare_large_ones() -> None
 
 @pytest.mark.parametrize("name", BOUNDS)
 @pytest.mark.parametrize("kind", ["coins", "small", "skewed"])
-def test_the_bound_holds_for_the_best_looking_of_many_models(name: str, kind: str) -> None:
-    """The posterior sits on the model of least empirical risk; the prior gives all equal weight, so KL is ln 20.
+def test_the_bound_holds_for_the_model_selected_by_empirical_risk(name: str, kind: str) -> None:
+    """The posterior is the model with the least empirical risk under a uniform prior, so KL is ln 20.
 
-    All models have the same true risk, so the best-looking one is so by luck alone, and its empirical risk is too low.
+    All models have the same true risk: the selected one is best by chance, and its empirical risk is too low.
     """
     rng, rows, models, sets = np.random.default_rng(0), 40, 20, 1000
     shape = (sets, models, rows)
@@ -154,7 +154,7 @@ def test_the_bound_holds_for_the_best_looking_of_many_models(name: str, kind: st
     held = np.mean([truth <= BOUNDS[name](one, math.log(models), rows, 0.05).value for one in found])
     assert held >= 0.95
     if kind == "coins" and name == "kl":
-        # Without the price of choosing it fails, so the test can tell.
+        # Without the KL term the bound fails, so the test is sensitive to it.
         assert np.mean([truth <= largest_mean(one.risk, math.log(20) / rows) for one in found]) < 0.95
 
 
@@ -167,8 +167,8 @@ def test_the_margin_of_draws_is_empirical_bernstein(failure: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.002])
-def test_the_mean_of_draws_is_within_the_margin_as_often_as_stated(share: float) -> None:
-    """A share of 0.002 is seldom met in 100 draws: without the second term the margin would then be zero."""
+def test_the_mean_of_draws_is_within_the_margin_at_the_stated_rate(share: float) -> None:
+    """A share of 0.002 seldom occurs in 100 draws: without the second term the margin would be zero then."""
     draws = torch.from_numpy((np.random.default_rng(2).random((2000, 100)) < share).astype(float))
     held = np.mean([share <= row.mean().item() + bernstein_margin(row, 0.1) for row in draws])
     assert held >= 0.9

@@ -1,3 +1,5 @@
+"""Samples, standardisation and folds."""
+
 from __future__ import annotations
 
 import math
@@ -32,7 +34,7 @@ def table(rows: int, columns: int, value: float = 1.0) -> Tensor:
         (table(0, 2), table(0, 1), "there are no rows"),
     ],
 )
-def test_a_sample_that_cannot_be_used_says_what_is_wrong(contexts: Tensor, outcomes: Tensor, message: str) -> None:
+def test_an_unusable_sample_is_refused_with_the_reason(contexts: Tensor, outcomes: Tensor, message: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
         Sample(contexts, outcomes)
 
@@ -44,7 +46,7 @@ def test_one_missing_number_among_many_is_found() -> None:
         Sample(table(50, 2), outcomes)
 
 
-def test_rows_keeps_contexts_and_outcomes_together_and_in_the_order_asked_for() -> None:
+def test_rows_keeps_contexts_and_outcomes_paired_in_the_requested_order() -> None:
     sample = Sample(torch.arange(10.0).double().view(5, 2), 100 + torch.arange(5.0).double().view(5, 1))
     picked = sample.rows(torch.tensor([3, 0]))
     assert len(picked) == 2
@@ -70,7 +72,7 @@ def test_standardised_columns_have_mean_zero_and_variance_one(
 
 
 @pytest.mark.parametrize("magnitude", [1e12, 1.0, 1e-12])
-def test_undo_brings_back_the_original_values_at_any_scale(magnitude: float) -> None:
+def test_undo_restores_the_original_values_at_any_scale(magnitude: float) -> None:
     values = magnitude * torch.randn(30, 3, generator=seeded(1), dtype=torch.float64)
     standardizer = Standardizer.fit(values)
     assert torch.allclose(standardizer.undo(standardizer.apply(values)), values, rtol=1e-12, atol=1e-14 * magnitude)
@@ -96,7 +98,7 @@ def test_a_single_row_standardises_to_zero() -> None:
     assert Standardizer.fit(row).apply(row).tolist() == [[0, 0, 0]]
 
 
-def test_a_small_spread_around_a_large_mean_is_not_taken_for_a_constant() -> None:
+def test_a_small_spread_around_a_large_mean_is_not_treated_as_constant() -> None:
     values = 1e9 + torch.randn(200, 1, generator=seeded(3), dtype=torch.float64)
     assert 0.8 < Standardizer.fit(values).scale.item() < 1.2
 
@@ -118,7 +120,7 @@ def test_within_a_partition_of_five_no_row_is_held_out_twice(count: int, members
         assert len(set(held_out)) == len(held_out)
 
 
-def test_each_partition_of_five_is_dealt_anew() -> None:
+def test_each_partition_of_five_is_shuffled_anew() -> None:
     validation = make_folds(50, 10, seeded(0)).validation
     first, second = ({frozenset(fold) for fold in part.tolist()} for part in validation.split(5))
     assert not first & second
@@ -129,7 +131,7 @@ def test_five_members_together_learn_from_every_row() -> None:
     assert set(folds.train.flatten().tolist()) == set(range(23))
 
 
-def test_folds_depend_on_the_seed_and_on_nothing_else() -> None:
+def test_folds_depend_on_the_seed_only() -> None:
     first, again, other = (make_folds(50, 7, seeded(seed)) for seed in (4, 4, 5))
     assert torch.equal(first.train, again.train)
     assert torch.equal(first.validation, again.validation)

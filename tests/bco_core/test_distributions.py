@@ -66,9 +66,10 @@ def test_closed_form_kl_equals_its_monte_carlo_mean(name: str, loc: float, scale
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 @pytest.mark.parametrize("draws", [1, 3])
-def test_the_gradient_of_risk_plus_kl_is_what_autograd_finds(name: str, draws: int) -> None:
+def test_the_gradient_of_risk_plus_kl_equals_autograd(name: str, draws: int) -> None:
     family, draw, members, dim = FAMILIES[name], seeded(5), 4, 257
-    # Scales from 1e-6 to 20 beside locations from 1e-8 to 100: near and far from the prior, and where exp(−|μ|/σ) is 0.
+    # Scales from 1e-6 to 20 and locations from 1e-8 to 100: near and far from the prior, and where exp(−|μ|/σ)
+    # underflows.
     loc = 10 ** torch.linspace(-8, 2, members * dim).view(members, dim)[:, torch.randperm(dim, generator=draw)]
     loc = loc * torch.randn(loc.shape, generator=draw).sign()
     scale = 10 ** torch.linspace(-6, 1.3, dim).expand(members, dim)
@@ -97,7 +98,7 @@ def test_kl_is_positive_away_from_the_prior_and_zero_at_it(
 
 
 @given(name=names, theta=st.floats(-20, 20), loc=locations, scale=scales)
-def test_log_density_equals_that_of_torch(name: str, theta: float, loc: float, scale: float) -> None:
+def test_log_density_equals_torch(name: str, theta: float, loc: float, scale: float) -> None:
     ours = FAMILIES[name].log_prob(double(theta), double(loc), double(scale))
     assert ours.item() == pytest.approx(
         TORCH[name](double(loc), double(scale)).log_prob(double(theta)).item(), abs=1e-9
@@ -125,7 +126,7 @@ def test_noise_is_reproduced_by_its_seed(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("uniform", [0.0, 0.5])
-def test_laplace_noise_is_finite_at_the_ends_and_the_middle_of_the_unit_interval(
+def test_laplace_noise_is_finite_at_the_ends_and_middle_of_the_unit_interval(
     dtype: torch.dtype, uniform: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def constant(numbers: Tensor, low: float, high: float, generator: torch.Generator) -> Tensor:
@@ -169,7 +170,7 @@ def test_each_member_contributes_its_share_of_the_draws_up_to_rounding(
         assert share or not times
 
 
-def test_the_first_draws_already_mix_the_members() -> None:
+def test_the_first_draws_come_from_all_members() -> None:
     loc = torch.tensor([[0.0], [1000.0]])
     draws = Mixture(FAMILIES["gaussian"], torch.tensor([0.5, 0.5]), loc, torch.ones(2, 1)).sample(100, seeded(0))
     assert 10 <= (draws[:50] > 500).sum().item() <= 40
@@ -191,7 +192,7 @@ def test_draws_have_the_location_and_spread_of_their_member(name: str) -> None:
     dim=st.integers(1, 4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_mixture_density_equals_that_of_torch_whether_or_not_weights_sum_to_one(
+def test_mixture_density_equals_torch_also_for_unnormalised_weights(
     name: str, parts: list[int], dim: int, seed: int
 ) -> None:
     mixture = random_mixture(name, [float(part) for part in parts], dim, seed)
@@ -221,7 +222,7 @@ def test_the_mode_of_equally_heavy_members_is_the_densest_location(name: str, me
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_the_mode_belongs_to_the_heaviest_member_however_narrow_the_others_are(name: str) -> None:
+def test_the_mode_belongs_to_the_heaviest_member_even_if_others_are_narrow(name: str) -> None:
     loc, scale = double(-5.0, 0.0, 5.0)[:, None], double(1e-6, 1.0, 0.5)[:, None]
     assert Mixture(FAMILIES[name], double(0.3, 0.4, 0.3), loc, scale).mode().tolist() == [0]
     assert Mixture(FAMILIES[name], double(0.2, 0.4, 0.4), loc, scale).mode().tolist() == [5]
@@ -238,7 +239,7 @@ def test_a_mixture_of_mismatched_shapes_is_refused(
         Mixture(FAMILIES["gaussian"], torch.ones(weights), torch.ones(loc), torch.ones(scale))
 
 
-def test_fresh_draws_of_chains_take_every_kept_draw_once_before_any_twice() -> None:
+def test_fresh_draws_of_chains_use_every_stored_draw_before_repeating_any() -> None:
     draws = ChainDraws(torch.arange(5.0)[:, None], 2)
     taken = draws.sample(7, seeded(0))[:, 0]
     assert sorted(taken[:5].tolist()) == [0, 1, 2, 3, 4]
@@ -246,7 +247,7 @@ def test_fresh_draws_of_chains_take_every_kept_draw_once_before_any_twice() -> N
 
 
 @pytest.mark.parametrize(("loc", "best"), [((5,), 0), ((5, 2), 5), ((5, 2), -1), ((0, 2), 0)])
-def test_chains_without_draws_or_whose_best_is_none_of_them_are_refused(loc: tuple[int, ...], best: int) -> None:
+def test_chains_without_draws_or_with_a_best_index_out_of_range_are_refused(loc: tuple[int, ...], best: int) -> None:
     with pytest.raises(InvalidInput, match="the best must be one of them"):
         ChainDraws(torch.zeros(loc), best)
 

@@ -1,3 +1,5 @@
+"""Policies: BCP, averaged, blended, MAP and Thompson decisions over weighted scenarios."""
+
 from __future__ import annotations
 
 import pytest
@@ -56,7 +58,7 @@ def test_bcp_is_the_weighted_quantile_for_newsvendor(seed: int) -> None:
 
 
 @given(seed=seeds)
-def test_bcp_is_what_the_problem_prescribes(seed: int) -> None:
+def test_bcp_equals_the_problems_prescription(seed: int) -> None:
     scenarios = make_scenarios(seed)
     ours = decided("bcp", scenarios)
     prescribed = PROBLEM.prescribe(scenarios.outcomes, scenarios.weights)
@@ -74,7 +76,7 @@ def test_the_objective_is_the_expected_cost_over_the_scenarios(policy: str) -> N
 
 
 @given(seed=seeds)
-def test_no_policy_is_expected_to_cost_less_than_bcp(seed: int) -> None:
+def test_no_policy_has_a_lower_expected_cost_than_bcp(seed: int) -> None:
     scenarios = make_scenarios(seed)
     objectives = {name: decided(name, scenarios, seed).objective for name in POLICIES}
     for objective in objectives.values():
@@ -82,7 +84,7 @@ def test_no_policy_is_expected_to_cost_less_than_bcp(seed: int) -> None:
 
 
 @given(seed=seeds)
-def test_the_averaged_decision_is_the_weighted_mean_of_the_draws_decisions(seed: int) -> None:
+def test_averaged_is_the_weighted_mean_of_the_draws_decisions(seed: int) -> None:
     scenarios = make_scenarios(seed)
     decisions = decided("averaged", scenarios).decisions
     for decision, outcomes in zip(decisions.tolist(), scenarios.outcomes.tolist(), strict=True):
@@ -93,7 +95,7 @@ def test_the_averaged_decision_is_the_weighted_mean_of_the_draws_decisions(seed:
 
 
 @given(seed=seeds)
-def test_the_averaged_decision_never_costs_more_than_the_average_draw(seed: int) -> None:
+def test_averaged_never_costs_more_than_the_average_draw(seed: int) -> None:
     scenarios = make_scenarios(seed)
     averaged = decided("averaged", scenarios).decisions
     realised = 8 + 10 * torch.randn(50, 1, 2, generator=seeded(seed), dtype=torch.float64)
@@ -124,7 +126,7 @@ def test_blending_runs_from_the_decision_for_the_mean_prediction_to_bcp(seed: in
 
 
 @given(seed=seeds)
-def test_half_blended_is_bcp_over_predictions_half_way_to_their_mean(seed: int) -> None:
+def test_half_blended_is_bcp_over_predictions_shrunk_halfway_to_the_mean(seed: int) -> None:
     scenarios = make_scenarios(seed)
     mean = (scenarios.outcomes * scenarios.weights[:, None]).sum(1, keepdim=True)
     half_way = PROBLEM.prescribe((mean + scenarios.outcomes) / 2, scenarios.weights).decisions
@@ -133,7 +135,7 @@ def test_half_blended_is_bcp_over_predictions_half_way_to_their_mean(seed: int) 
 
 
 @given(seed=seeds)
-def test_map_decides_for_the_mode_alone(seed: int) -> None:
+def test_map_decides_for_the_mode_only(seed: int) -> None:
     scenarios = make_scenarios(seed)
     decisions = decided("map", scenarios).decisions
     assert decisions[:, 0].tolist() == [min(max(first, 0), 12) for first in scenarios.mode[:, 0].tolist()]

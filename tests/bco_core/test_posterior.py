@@ -1,3 +1,5 @@
+"""Stored posteriors: round trip, digest, particles, fresh draws and scenarios."""
+
 from __future__ import annotations
 
 import json
@@ -113,7 +115,7 @@ def test_stored_particles_are_used_first() -> None:
     assert torch.equal(posterior.draws(9), posterior.particles[:9])
 
 
-def test_a_seed_makes_fresh_draws_that_it_reproduces() -> None:
+def test_a_seed_gives_fresh_reproducible_draws() -> None:
     posterior = make_posterior()
     first, again, other = posterior.draws(10, seed=1), posterior.draws(10, seed=1), posterior.draws(10, seed=2)
     assert first.shape == (10, posterior.predictor.dim)
@@ -127,7 +129,7 @@ def test_the_posteriors_own_seed_reproduces_its_particles() -> None:
     assert torch.equal(posterior.draws(seed=7), posterior.particles)
 
 
-def test_more_draws_than_stored_are_made_afresh_from_the_posteriors_seed() -> None:
+def test_more_draws_than_stored_come_fresh_from_the_posteriors_seed() -> None:
     posterior = make_posterior()
     more = posterior.draws(100)
     assert more.shape == (100, posterior.predictor.dim)
@@ -148,19 +150,19 @@ def test_scenarios_are_the_predictions_of_each_draw_and_of_the_mode() -> None:
     assert torch.allclose(scenarios.mode, mode, rtol=1e-6)
 
 
-def test_particles_that_do_not_fit_the_predictor_are_refused() -> None:
+def test_particles_of_the_wrong_length_are_refused() -> None:
     posterior = make_posterior()
     with pytest.raises(InvalidInput, match=f"particles do not fit a predictor of {posterior.predictor.dim} parameters"):
         replace(posterior, particles=torch.zeros(40, 3))
 
 
 @pytest.mark.parametrize("shape", [(40,), (2, 40, 38)])
-def test_particles_that_are_no_table_are_refused(shape: tuple[int, ...]) -> None:
+def test_particles_must_be_two_dimensional(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match="particles are a table of parameter vectors"):
         replace(make_posterior(), particles=torch.zeros(shape))
 
 
-def test_locations_that_do_not_fit_the_predictor_are_refused() -> None:
+def test_locations_of_the_wrong_length_are_refused() -> None:
     posterior = make_posterior()
     narrow = Mixture(FAMILIES["laplace"], torch.ones(1), torch.zeros(1, 4), torch.ones(1, 4))
     with pytest.raises(InvalidInput, match=f"locations do not fit a predictor of {posterior.predictor.dim} parameters"):

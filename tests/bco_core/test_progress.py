@@ -1,3 +1,5 @@
+"""Progress callbacks: parts of a whole, cancellation and figures in messages."""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +10,7 @@ from bco_core.errors import Cancelled
 from bco_core.progress import Message, figures_of, no_progress, part_of, without_figures
 
 
-def test_a_part_moves_the_whole_between_its_first_and_its_last() -> None:
+def test_a_part_maps_its_progress_into_its_share_of_the_whole() -> None:
     seen: list[tuple[float, str]] = []
     part = part_of(lambda fraction, message: seen.append((fraction, message)), 0.2, 0.6)
     for fraction in (0.0, 0.5, 1.0):
@@ -17,14 +19,14 @@ def test_a_part_moves_the_whole_between_its_first_and_its_last() -> None:
     assert [message for _, message in seen] == ["at 0.0", "at 0.5", "at 1.0"]
 
 
-def test_a_part_of_a_part_stays_within_it() -> None:
+def test_nested_parts_stay_within_their_share() -> None:
     seen: list[float] = []
     inner = part_of(part_of(lambda fraction, message: seen.append(fraction), 0.5, 1.0), 0.0, 0.5)
     inner(1.0, "")
     assert seen == [0.75]
 
 
-def test_what_raises_for_the_whole_stops_the_part() -> None:
+def test_cancelling_the_whole_stops_the_part() -> None:
     def cancel(fraction: float, message: str) -> None:
         raise Cancelled
 
@@ -33,7 +35,7 @@ def test_what_raises_for_the_whole_stops_the_part() -> None:
     no_progress(0.5, "nobody watches")
 
 
-def test_words_carry_figures_through_parts_and_are_words_as_before() -> None:
+def test_messages_carry_figures_through_parts_and_stay_strings() -> None:
     seen: list[str] = []
     told = Message("epoch 3", {"epoch": 3, "risk": 1.23456789, "kl": math.inf, "cost": None})
     part_of(lambda fraction, message: seen.append(message), 0.2, 0.6)(0.5, told)
@@ -42,7 +44,7 @@ def test_words_carry_figures_through_parts_and_are_words_as_before() -> None:
     assert figures_of("epoch 3") == figures_of(Message("epoch 3", {"cost": math.nan})) == ()
 
 
-def test_figures_can_be_left_out() -> None:
+def test_figures_can_be_omitted() -> None:
     seen: list[str] = []
     without_figures(lambda fraction, message: seen.append(message))(0.5, Message("epoch 3", {"risk": 2.0}))
     assert seen == ["epoch 3"]

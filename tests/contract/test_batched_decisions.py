@@ -1,4 +1,4 @@
-"""A problem that says it decides each context alone gives a context the same digits in any company."""
+"""Problems that decide each context independently: batching changes no bit of a decision."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.seeds import seeded
 CONTEXTS = 9
 PROBLEM_ROWS = {f"{kind}-{place}": row for kind, rows in ROWS_OF_KINDS.items() for place, row in enumerate(rows)}
 ALONE = {name for name, row in PROBLEM_ROWS.items() if row.spec["kind"] in ("newsvendor", "mean_variance_portfolio")}
-# Several rows across items take a program, whose pool learns from who comes.
+# Several rows across items need a program, whose basis pool depends on earlier contexts.
 ALONE -= {name for name, row in PROBLEM_ROWS.items() if len(row.spec.get("decision_rows") or ()) > 1}
 
 
 def posterior_for(name: str) -> Posterior:
-    """Some linear predictor around the outcomes of a kind, and a history to carry outcomes from."""
+    """Return a linear predictor around the outcomes of a kind, with a history to carry outcomes from."""
     sample = history_of(PROBLEM_ROWS[name])
     outcomes = Standardizer.fit(sample.outcomes)
     widths = (sample.contexts.shape[1], sample.outcomes.shape[1])
@@ -40,24 +40,25 @@ def posterior_for(name: str) -> Posterior:
 
 
 def digits(found: PrescribeResult, row: int) -> list[bytes]:
+    """Return every number of one context as bytes."""
     costs = found.costs
     numbers = (found.decisions, costs.mean, costs.quantiles, costs.cvar, found.gaps, found.feasibility)
     return [values[row].numpy().tobytes() for values in (*numbers, found.map_decisions, found.map_costs)]
 
 
-def test_problems_with_a_formula_for_every_row_say_so() -> None:
-    said = {
+def test_problems_with_closed_form_decisions_declare_independence() -> None:
+    declared = {
         name
         for name, row in PROBLEM_ROWS.items()
         if decides_alone(posterior_for(name), build_problem(row.spec), PrescribeOptions())
     }
-    assert said == ALONE != set()
+    assert declared == ALONE != set()
 
 
 @pytest.mark.parametrize("name", sorted(PROBLEM_ROWS))
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("risk", [None, Risk(0.0)])
-def test_company_has_no_say_in_the_digits_of_who_decides_alone(name: str, policy: str, risk: Risk | None) -> None:
+def test_batching_does_not_change_a_single_decision(name: str, policy: str, risk: Risk | None) -> None:
     if risk is not None and not POLICIES[policy].hedges:
         return
     posterior, problem = posterior_for(name), build_problem(PROBLEM_ROWS[name].spec)

@@ -1,6 +1,6 @@
-"""The mutants: small changes that a reader would call bugs, and the tests that must notice each of them.
+"""The mutants: small bugs, and the tests that must notice each of them.
 
-A new one is one line of the group that it belongs to.
+Add a mutant as one line in the group of its file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """``old`` stands once in ``file`` and becomes ``new``, which ``breaks`` something; one of ``tests`` must fail."""
+    """Replace ``old``, which occurs once in ``file``, by ``new``: this ``breaks`` something, and one of ``tests`` must
+    fail."""
 
     breaks: str
     file: str
@@ -19,8 +20,10 @@ class Mutant(NamedTuple):
 
 
 def group(file: str, tests: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
-    """Mutants of one file, each as (breaks, old, new), that the same tests must kill: a test file, and after a colon
-    the names of its tests if these few are enough."""
+    """Return mutants of one file, each given as (breaks, old, new), that the same tests must kill.
+
+    ``tests`` is a test file, optionally followed by a colon and the names of the tests that suffice.
+    """
     path, _, names = tests.partition(": ")
     chosen = tuple(f"{path}::{name}" for name in names.split()) or (path,)
     return [Mutant(breaks, file, old, new, chosen) for breaks, old, new in mutants]

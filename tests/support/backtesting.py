@@ -15,8 +15,7 @@ OURS: Json = {"name": "quick", "predictor": {"kind": "linear"}, "inference": QUI
 
 
 def days(count: int = 90, shops: tuple[str, ...] = ("north", "south"), stock: float = 60.0) -> list[Json]:
-    """Sales that depend on weekday and promotion; what was done is to stock the same every day, and some days nobody
-    has noted it."""
+    """Sales that depend on weekday and promotion. The recorded action is a constant stock, missing on some days."""
     drawn, rows = Random(1), []
     for number in range(count):
         day = date(2024, 1, 1) + timedelta(number)

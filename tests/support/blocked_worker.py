@@ -1,6 +1,5 @@
-"""A worker that is held up wherever it can be: no connection of its pool is free, its main thread waits for a look that
-never ends, and threads that compute want Python's own lock. Run as a script by ``test_heartbeat.py``.
-"""
+"""A worker that is blocked in every way: its connection pool is empty, its main thread waits for ever, and computing
+threads hold the interpreter lock. Run as a script by ``test_heartbeat.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import sqlalchemy as sa
 from app.db.engine import get_engine
 from app.jobs import heartbeat, worker
 
-taken: list[sa.Connection] = []
+connections: list[sa.Connection] = []
 
 
 def spin() -> None:
@@ -23,7 +22,7 @@ def spin() -> None:
 def never(*_: Any, **__: Any) -> set[str]:
     pool: Any = get_engine().pool
     for _ in range(pool.size() + pool._max_overflow - pool.checkedout()):
-        taken.append(get_engine().connect())
+        connections.append(get_engine().connect())
     for _ in range(3):
         threading.Thread(target=spin, daemon=True).start()
     worker.log.info("the worker is held up")

@@ -1,4 +1,4 @@
-"""What held-out rows say where nothing speaks against a posterior; tests change one thing at a time."""
+"""A held-out report without any warning; tests change one field at a time."""
 
 from __future__ import annotations
 

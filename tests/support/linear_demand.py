@@ -1,4 +1,4 @@
-"""Demand that contexts explain but for a little noise, options to learn it with quickly, and what decisions cost."""
+"""Demand that is linear in the context with little noise, quick options to learn it, and costs of decisions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LINEAR = PredictorOptions("linear")
 
 
 class Stepwise(Newsvendor):
-    """A newsvendor that keeps its gradients to itself."""
+    """A newsvendor that declares no gradients."""
 
     @property
     def differentiable(self) -> bool:
@@ -55,16 +55,20 @@ def make_sample(rows: int = 120, seed: int = 0, context_dim: int = 2) -> Sample:
     return Sample(contexts, 200 + contexts @ slopes + noise)
 
 
-def learned(
+def learn_mixture(
     sample: Sample, options: LearningOptions, problem: DecisionProblem = PROBLEM
 ) -> tuple[Posterior, VariationalDiagnostics]:
+    """Learn and return the posterior and its diagnostics."""
     found = learn(problem, sample, options)
     assert isinstance(found.diagnostics, VariationalDiagnostics)
     return found.posterior, found.diagnostics
 
 
-def told(sample: Sample, options: LearningOptions, problem: DecisionProblem = PROBLEM) -> VariationalDiagnostics:
-    return learned(sample, options, problem)[1]
+def learn_diagnostics(
+    sample: Sample, options: LearningOptions, problem: DecisionProblem = PROBLEM
+) -> VariationalDiagnostics:
+    """Learn and return the diagnostics."""
+    return learn_mixture(sample, options, problem)[1]
 
 
 def decisions_of(posterior: Posterior, contexts: Tensor, policy: str = "bcp") -> Tensor:

@@ -1,6 +1,6 @@
-"""A linear model by names, read as its documentation says and solved over scenarios in one program by SciPy.
+"""Reference solver for linear models: one SciPy program over all scenarios, built from the specification by names.
 
-It shares nothing with the core's own reader, so that compiled problems are judged by what their words mean.
+It shares no code with the core's reader, so it checks compiled problems independently.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Outcome = dict[str, float]
 
 
 class Answer(NamedTuple):
-    """The best value, in the model's own sense, and its decisions; None where there is no decision."""
+    """The best value, in the model's own sense, and the best decisions."""
 
     value: float
     decision: dict[str, float]
 
 
-def seen(spec: Spec, outcome: Outcome) -> Outcome:
-    """An outcome within the bounds that the model gives it."""
+def clip_outcome(spec: Spec, outcome: Outcome) -> Outcome:
+    """Clip an outcome to the model's bounds."""
     found = {}
     for entry in spec["outcomes"]:
         low, high = entry.get("minimum"), entry.get("maximum")
@@ -35,7 +35,8 @@ def seen(spec: Spec, outcome: Outcome) -> Outcome:
     return found
 
 
-def at(number: Any, outcome: Outcome) -> float:
+def value_at(number: Any, outcome: Outcome) -> float:
+    """Evaluate a number that may depend on the outcome."""
     if isinstance(number, dict):
         terms = number.get("outcomes", {})
         return float(number.get("constant", 0.0) + sum(factor * outcome[name] for name, factor in terms.items()))
@@ -43,10 +44,10 @@ def at(number: Any, outcome: Outcome) -> float:
 
 
 def solve(spec: Spec, outcomes: Sequence[Outcome], relaxed: bool = False) -> Answer | None:
-    """The decisions that are best on average over equally likely outcomes, or None where there are none."""
+    """Return the decisions that are best on average over equally likely outcomes; None if infeasible."""
     decisions, later = spec["decisions"], spec.get("recourse", [])
     share, sign = 1 / len(outcomes), -1.0 if spec.get("sense") == "maximize" else 1.0
-    scenarios = [seen(spec, outcome) for outcome in outcomes]
+    scenarios = [clip_outcome(spec, outcome) for outcome in outcomes]
     place: dict[tuple[int, str], int] = {}
     cost, low, high, whole = [], [], [], []
 
@@ -58,19 +59,19 @@ def solve(spec: Spec, outcomes: Sequence[Outcome], relaxed: bool = False) -> Ans
         whole.append(int(entry.get("integer", False) and not relaxed))
 
     for entry in decisions:
-        variable(-1, entry, sum(share * at(entry.get("cost", 0.0), outcome) for outcome in scenarios))
+        variable(-1, entry, sum(share * value_at(entry.get("cost", 0.0), outcome) for outcome in scenarios))
     for number, outcome in enumerate(scenarios):
         for entry in later:
-            variable(number, entry, share * at(entry.get("cost", 0.0), outcome))
+            variable(number, entry, share * value_at(entry.get("cost", 0.0), outcome))
     rows = [(number, outcome, row) for number, outcome in enumerate(scenarios) for row in spec["rows"]]
     matrix = lil_array((len(rows), len(cost)))
     lowest, highest = np.full(len(rows), -np.inf), np.full(len(rows), np.inf)
     for index, (number, outcome, row) in enumerate(rows):
         for name, factor in row.get("decisions", {}).items():
-            matrix[index, place[-1, name]] += at(factor, outcome)
+            matrix[index, place[-1, name]] += value_at(factor, outcome)
         for name, factor in row.get("recourse", {}).items():
-            matrix[index, place[number, name]] += at(factor, outcome)
-        limit = at(row["limit"], outcome)
+            matrix[index, place[number, name]] += value_at(factor, outcome)
+        limit = value_at(row["limit"], outcome)
         if row["sense"] in (">=", "="):
             lowest[index] = limit
         if row["sense"] in ("<=", "="):
@@ -86,7 +87,9 @@ def solve(spec: Spec, outcomes: Sequence[Outcome], relaxed: bool = False) -> Ans
     return Answer(sign * found.fun, {entry["name"]: float(values[place[-1, entry["name"]]]) for entry in decisions})
 
 
-def drawn(spec: Spec, count: int, random: np.random.Generator, low: float = 0.0, high: float = 10.0) -> list[Outcome]:
-    """So many outcomes of a model."""
+def draw_outcomes(
+    spec: Spec, count: int, random: np.random.Generator, low: float = 0.0, high: float = 10.0
+) -> list[Outcome]:
+    """Draw ``count`` outcomes."""
     names = [entry["name"] for entry in spec["outcomes"]]
     return [dict(zip(names, random.uniform(low, high, len(names)).tolist(), strict=True)) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Demand that bends with its contexts, and what learning from it needs."""
+"""Demand that is nonlinear in the context, and a Gibbs target for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.seeds import seeded
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-def wavy(rows: int = 200, seed: int = 0) -> Sample:
+def nonlinear_sample(rows: int = 200, seed: int = 0) -> Sample:
     draw = seeded(seed)
     contexts = torch.rand(rows, 3, generator=draw, dtype=torch.float64)
     signal = 40 * torch.sin(6 * contexts[:, :1]) + 20 * contexts[:, 1:2]

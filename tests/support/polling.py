@@ -1,7 +1,7 @@
-"""Waiting for processes: as long as they get on with something, however slow or crowded the machine is.
+"""Wait for processes, however slow the machine is.
 
-``wait_until`` waits for what must come at some time. It gives up when no process of this test run has done any work for
-a while. ``within`` holds a promise that has a time, such as "gone within three seconds".
+``wait_until`` waits for an eventual condition and gives up once no process of this test run has worked for a while.
+``within`` checks a condition that has a time limit, such as "gone within three seconds".
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from contextlib import suppress
 
 import psutil
 
-# An idle worker looks into its queues with about 6 % of a core; a process over this share of one computes.
+# An idle worker polls its queues with about 6 % of a core. A process above this share is computing.
 BUSY_SHARE = 0.15
 LOOK_SECONDS = 3.0
-# Work that never ends is no progress.
+# Give up on work that never ends.
 MOST_SECONDS = 900.0
 
 
 class Movement:
-    """Looks now and then at the processes that this one has started: do they compute, start or end?"""
+    """Watches the child processes: do they compute, start or end?"""
 
     def __init__(self) -> None:
         self._looked_at, self._used = time.monotonic(), cpu_seconds()
 
     def seen(self) -> bool:
-        """Whether something has moved since the last look; False in between two looks."""
+        """Whether a process has worked since the last look; False between two looks."""
         elapsed = time.monotonic() - self._looked_at
         if elapsed < LOOK_SECONDS:
             return False
@@ -38,7 +38,7 @@ class Movement:
 
 
 def cpu_seconds() -> dict[psutil.Process, float]:
-    """The processor time of every process that this one, or one of its children, has started."""
+    """Return the processor time of every descendant process."""
     used = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -47,12 +47,12 @@ def cpu_seconds() -> dict[psutil.Process, float]:
 
 
 def crowding() -> float:
-    """How many processes share a processor of this machine, 1 if there is room."""
+    """Return the load per processor, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def wait_until(what: str, true: Callable[[], object], patience: float = 60.0) -> None:
-    """Poll while anything moves; fail with the promise's name when nothing has for ``patience`` seconds."""
+    """Poll until ``true`` holds; fail with ``what`` if nothing has worked for ``patience`` seconds."""
     began = moved = time.monotonic()
     movement = Movement()
     while not true():
@@ -61,12 +61,12 @@ def wait_until(what: str, true: Callable[[], object], patience: float = 60.0) ->
             moved = now
         assert now - moved < patience * crowding(), f"nothing has moved for {now - moved:.0f} s: {what}"
         assert now - began < MOST_SECONDS, f"not within {MOST_SECONDS:g} s: {what}"
-        # Fewer questions the longer it takes, so that the asking itself is no work worth mentioning.
+        # Poll less often over time, so that polling itself causes no load.
         time.sleep(min(0.5, 0.05 + (now - began) / 40))
 
 
 def within(what: str, true: Callable[[], object], seconds: float) -> None:
-    """Poll; a promise that is not kept in this time fails with its name. A crowded machine gets longer."""
+    """Poll until ``true`` holds; fail with ``what`` after ``seconds``, scaled up on a busy machine."""
     end = time.monotonic() + seconds * crowding()
     while not true():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"

@@ -1,4 +1,4 @@
-"""A posterior of every kind that pages must know how to tell of."""
+"""One posterior of every kind that pages have to show."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def weeks() -> list[Json]:
 
 
 def one_of_each(client: TestClient, folder: Path) -> dict[str, Json]:
-    """Learned as quickly as can be."""
+    """Learn one posterior of each kind, as quickly as possible."""
     five = QUICK | {"members": 5, "epochs": 20}
     found = {
         "mixture": learned(client, name="mixture", predictor={"kind": "auto"}, inference=FEW_EPOCHS),
@@ -120,7 +120,7 @@ def one_of_each(client: TestClient, folder: Path) -> dict[str, Json]:
 
 
 def imported(client: TestClient, path: Path) -> Json:
-    """A posterior that came as a file: it has no job and no data set here."""
+    """Import a posterior from a file: its job and dataset are absent."""
     there = learned(client, name="imported")
     portable.export(there["id"], path)
     assert client.delete(f"/v1/posteriors/{there['id']}").status_code == 204

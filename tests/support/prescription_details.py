@@ -1,4 +1,4 @@
-"""Posteriors whose answers are opened, and what is read of them."""
+"""Prescriptions with every detail that ``include`` offers, and a reader for their scenarios."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ DAYS = [
 
 
 def made(client: TestClient, spec: Json, outcomes: list[str], rows: list[Json], **changes: Any) -> Json:
+    """Create a problem and a dataset, run a job and return its posterior."""
     problem = answered(client.post("/v1/problems", json={"name": "planner", "spec": spec}), 201)
     dataset = create_dataset(client, outcomes=outcomes, rows=rows)
     return learned(client, problem_id=problem["id"], dataset_id=dataset["id"], **changes)
 
 
 def opened(client: TestClient, posterior: Json, context: Json, **changes: Any) -> Json:
-    """The one prescription, opened, of a call that may go to a solver process."""
+    """Prescribe for one context with all details, also where the call goes to a solver process."""
     await_solvers(client)
     body = {"scenarios": 20, "include": ALL} | changes
     found: Json = prescribe(client, posterior["id"], contexts=[context], **body)["prescriptions"][0]
@@ -44,7 +45,9 @@ def opened(client: TestClient, posterior: Json, context: Json, **changes: Any) -
 
 
 def atoms(found: Json) -> list[tuple[float, dict[str, float], float]]:
-    """Weight, outcomes by name and told cost of every scenario of an answer."""
-    told = found["scenarios"]
-    outcomes = [dict(zip(told["outcomes"], row, strict=True)) for row in zip(*told["outcomes"].values(), strict=True)]
-    return list(zip(told["weights"], outcomes, told["costs"], strict=True))
+    """Weight, outcomes and reported cost of each scenario."""
+    scenarios = found["scenarios"]
+    outcomes = [
+        dict(zip(scenarios["outcomes"], row, strict=True)) for row in zip(*scenarios["outcomes"].values(), strict=True)
+    ]
+    return list(zip(scenarios["weights"], outcomes, scenarios["costs"], strict=True))

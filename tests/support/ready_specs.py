@@ -1,4 +1,4 @@
-"""One small problem of every ready-made kind, and a history for it."""
+"""One small problem of every ready-made kind, and a history for each."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SPECS: dict[str, Json] = {
 
 
 def history(outcomes: list[str], count: int = 60) -> list[Json]:
-    """Days on which rain and noise move every outcome."""
+    """Draw days on which rain and noise move every outcome."""
     random = np.random.default_rng(5)
     rows = []
     for rain in random.uniform(0, 5, count):

@@ -1,4 +1,4 @@
-"""The waiting of tests of processes must itself be trusted: it outlasts slow work and notices a standstill."""
+"""Polling outlasts slow work and notices when nothing moves."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def after(seconds: float) -> Callable[[], bool]:
 
 
 @pytest.mark.slow
-def test_what_takes_longer_than_the_patience_is_waited_for_while_a_process_computes() -> None:
+def test_wait_until_outlasts_its_patience_while_a_process_computes() -> None:
     with process("while True: pass"):
         wait_until("it comes", after(4), 1.5)
 
 
-def test_what_does_not_come_while_all_processes_are_idle_is_given_up() -> None:
+def test_wait_until_gives_up_when_all_processes_are_idle() -> None:
     with process("import time; time.sleep(60)"):
-        # Its start is movement.
+        # Starting counts as work.
         wait_until("it has started", after(1), 10)
         began = time.monotonic()
         with pytest.raises(AssertionError, match="nothing has moved for 1 s: it comes"):
@@ -52,13 +52,13 @@ def test_what_does_not_come_while_all_processes_are_idle_is_given_up() -> None:
 
 
 @pytest.mark.slow
-def test_work_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_until_gives_up_on_endless_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "MOST_SECONDS", 2.0)
     with process("while True: pass"), pytest.raises(AssertionError, match="not within 2 s: it comes"):
         wait_until("it comes", lambda: False, 1.5)
 
 
-def test_a_promise_with_a_time_is_held_to_it() -> None:
+def test_within_enforces_its_time_limit() -> None:
     within("it comes", after(0.2), 5)
     with process("while True: pass"), pytest.raises(AssertionError, match=r"not within 0.5 s: it comes"):
         within("it comes", after(30), 0.5)

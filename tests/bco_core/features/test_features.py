@@ -26,7 +26,7 @@ from bco_core.inference.options import AutoOptions, LearningOptions, MhOptions, 
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions, build_predictor
 from bco_core.prescribe import PrescribeOptions, prescribe
-from tests.support.linear_demand import PROBLEM, STEPWISE, constant_cost, learned, mean_cost, told
+from tests.support.linear_demand import PROBLEM, STEPWISE, constant_cost, learn_diagnostics, learn_mixture, mean_cost
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ def on(features: str, kind: str = "linear") -> PredictorOptions:
 def test_features_that_respect_folds_do_not_flatter_what_is_learned_from_noise(options: Any) -> None:
     history, fresh = noise(), noise(2000, seed=1)
     constant = constant_cost(history, history)
-    posterior, honest = learned(history, options(predictor=on("honest"), epochs=40))
+    posterior, honest = learn_mixture(history, options(predictor=on("honest"), epochs=40))
     assert honest.held_out_cost["averaged"].mean > 0.9 * constant
     assert honest.held_out_cost["averaged"].mean == pytest.approx(mean_cost(posterior, fresh, "averaged"), rel=0.25)
     # The same without folds looks like a perfect model, and is none: this is what the slot guards against.
-    deceived, leaky = learned(history, options(predictor=on("leaky"), epochs=40))
+    deceived, leaky = learn_mixture(history, options(predictor=on("leaky"), epochs=40))
     assert leaky.held_out_cost["averaged"].mean < 0.5 * constant
     assert mean_cost(deceived, fresh, "averaged") > 0.95 * constant_cost(history, fresh)
 
@@ -173,7 +173,7 @@ def test_a_predictor_has_the_width_of_its_features_and_sees_contexts_by_them(kin
 
 def test_prescribing_sees_new_contexts_through_the_features() -> None:
     history, fresh = noise(), noise(9, seed=4)
-    posterior, _ = learned(history, ViOptions(predictor=on("honest"), members=2, epochs=3))
+    posterior, _ = learn_mixture(history, ViOptions(predictor=on("honest"), members=2, epochs=3))
     nearest = torch.cdist(fresh.contexts, history.contexts).argmin(dim=1)
     spread, mean = history.outcomes.std(correction=0), history.outcomes.mean()
     seen = (history.outcomes[nearest, 0] - mean) / spread
@@ -206,7 +206,7 @@ def test_features_survive_in_a_stored_posterior(problem: Any, options: LearningO
 
 
 def test_the_default_features_need_no_word_in_a_stored_posterior() -> None:
-    posterior, _ = learned(noise(), ViOptions(predictor=PredictorOptions("linear"), epochs=1))
+    posterior, _ = learn_mixture(noise(), ViOptions(predictor=PredictorOptions("linear"), epochs=1))
     assert "features" not in posterior.to_arrays()[0]["predictor"]
     assert posterior.predictor.features.kind == STANDARDIZED.name
 
@@ -216,7 +216,7 @@ def test_a_certificate_is_refused_where_features_have_seen_outcomes(options: Any
     with pytest.raises(InvalidInput, match="a certificate needs a prior without outcomes") as refusal:
         learn(PROBLEM, noise(), options(predictor=on("honest"), certify=True))
     assert refusal.value.where == ("certify",)
-    assert told(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
+    assert learn_diagnostics(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
 
 
 def wave(rows: int = 120, seed: int = 0) -> Sample:

@@ -21,7 +21,16 @@ from bco_core.policies import POLICIES
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import build_problem
 from tests.support.held_out_report import HELD_OUT, PROMISE
-from tests.support.linear_demand import AUTO, LINEAR, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
+from tests.support.linear_demand import (
+    AUTO,
+    LINEAR,
+    OPTIONS,
+    PROBLEM,
+    constant_cost,
+    learn_diagnostics,
+    learn_mixture,
+    make_sample,
+)
 
 BRIEF = replace(OPTIONS, epochs=3, members=2)
 
@@ -140,22 +149,22 @@ def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant
     fixed = Newsvendor.from_spec(
         {"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 210, "maximum_order": 210}]}
     )
-    diagnostics = told(make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2), fixed)
+    diagnostics = learn_diagnostics(make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2), fixed)
     assert diagnostics.gain_over_constant.mean == pytest.approx(0, abs=1e-9)
     assert diagnostics.quality == "warn"
 
 
 def test_a_good_fit_on_plenty_of_rows_is_called_ok_and_noise_is_not() -> None:
     options = replace(OPTIONS, predictor=LINEAR, epochs=300, patience=8)
-    assert told(make_sample(), options).quality == "ok"
+    assert learn_diagnostics(make_sample(), options).quality == "ok"
     sample = make_sample()
     shuffled = torch.randperm(len(sample), generator=torch.Generator().manual_seed(4))
     unrelated = Sample(sample.contexts, sample.outcomes[shuffled])
-    assert told(unrelated, options).quality != "ok"
+    assert learn_diagnostics(unrelated, options).quality != "ok"
 
 
 def test_a_network_that_stops_short_of_plain_regression_is_warned_of() -> None:
-    diagnostics = told(make_sample(), replace(OPTIONS, epochs=300, patience=5))
+    diagnostics = learn_diagnostics(make_sample(), replace(OPTIONS, epochs=300, patience=5))
     assert diagnostics.gain_over_regression is not None
     assert diagnostics.gain_over_regression.mean > 2.5 * diagnostics.gain_over_regression.standard_error
     assert diagnostics.gain_over_constant.mean < -10
@@ -164,14 +173,14 @@ def test_a_network_that_stops_short_of_plain_regression_is_warned_of() -> None:
 
 
 def test_stopping_at_the_epoch_limit_is_reported() -> None:
-    diagnostics = told(make_sample(), replace(OPTIONS, epochs=12, patience=12))
+    diagnostics = learn_diagnostics(make_sample(), replace(OPTIONS, epochs=12, patience=12))
     assert diagnostics.stopped_early is False
     assert diagnostics.quality == "warn"
 
 
 @pytest.mark.parametrize("options", [BRIEF, replace(AUTO, epochs=3)], ids=["vi", "auto"])
 def test_diagnostics_are_finite_plain_json(options: LearningOptions) -> None:
-    diagnostics = told(make_sample(), options)
+    diagnostics = learn_diagnostics(make_sample(), options)
     plain = diagnostics.to_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     numbers = numbers_in(plain)
@@ -185,25 +194,25 @@ def test_diagnostics_are_finite_plain_json(options: LearningOptions) -> None:
 
 @pytest.mark.parametrize(("members", "rows"), [(1, 10), (2, 20), (5, 50), (7, 50)])
 def test_a_row_is_judged_if_every_full_partition_holds_it_out(members: int, rows: int) -> None:
-    diagnostics = told(make_sample(rows=53), replace(BRIEF, epochs=1, members=members))
+    diagnostics = learn_diagnostics(make_sample(rows=53), replace(BRIEF, epochs=1, members=members))
     assert diagnostics.held_out_rows == rows
 
 
 def test_auto_recommends_a_policy_from_its_table_and_a_choice_of_policy_is_obeyed() -> None:
-    diagnostics = told(make_sample(), replace(AUTO, epochs=3))
+    diagnostics = learn_diagnostics(make_sample(), replace(AUTO, epochs=3))
     chosen = [row["policy"] for row in diagnostics.policies if row["chosen"]]
     assert chosen == [diagnostics.policy]
     assert diagnostics.policies[0]["policy"] == "averaged"
     cost = diagnostics.held_out_cost[diagnostics.policy].mean
     gain = cost - diagnostics.constant_decision_cost.mean
     assert diagnostics.gain_over_constant.mean == pytest.approx(gain)
-    obedient = told(make_sample(), replace(AUTO, epochs=3, policy="thompson"))
+    obedient = learn_diagnostics(make_sample(), replace(AUTO, epochs=3, policy="thompson"))
     assert obedient.policy == "thompson"
 
 
 def test_held_out_cost_uses_only_members_that_did_not_learn_from_the_row() -> None:
     sample, options = make_sample(), replace(BRIEF, members=5)
-    posterior, diagnostics = learned(sample, options)
+    posterior, diagnostics = learn_mixture(sample, options)
     folds = make_folds(len(sample), 5, torch.Generator().manual_seed(options.seed))
     costs: dict[int, float] = {}
     assert isinstance(posterior.distribution, Mixture)
@@ -220,7 +229,7 @@ def test_held_out_cost_uses_only_members_that_did_not_learn_from_the_row() -> No
 
 def test_the_constant_decision_has_not_seen_the_rows_it_is_judged_on() -> None:
     sample = make_sample()
-    diagnostics = told(sample, replace(BRIEF, members=5))
+    diagnostics = learn_diagnostics(sample, replace(BRIEF, members=5))
     in_sample = constant_cost(sample, sample)
     assert in_sample < diagnostics.constant_decision_cost.mean < 1.1 * in_sample
     assert diagnostics.cost_scale == pytest.approx(constant_cost(sample, sample))

@@ -32,10 +32,10 @@ from tests.support.linear_demand import (
     STEPWISE,
     constant_cost,
     decisions_of,
-    learned,
+    learn_diagnostics,
+    learn_mixture,
     make_sample,
     mean_cost,
-    told,
 )
 
 BRIEF = replace(OPTIONS, epochs=3, members=2)
@@ -75,7 +75,7 @@ def locations(posterior: Posterior) -> Tensor:
 )
 def test_learned_decisions_cost_less_than_half_of_the_best_constant_out_of_sample(options: LearningOptions) -> None:
     history, future = make_sample(), make_sample(rows=1000, seed=1)
-    posterior, diagnostics = learned(history, options)
+    posterior, diagnostics = learn_mixture(history, options)
     for policy in POLICIES:
         assert mean_cost(posterior, future, policy) < 0.5 * constant_cost(history, future)
     assert diagnostics.gain_over_constant.mean < 0
@@ -129,7 +129,7 @@ def test_every_option_reaches_vi_and_only_a_mixture_averages_its_steps(members: 
         particles=4,
         seed=5,
     )
-    posterior, diagnostics = learned(sample, options)
+    posterior, diagnostics = learn_mixture(sample, options)
     generator = torch.Generator().manual_seed(5)
     predictor = build_predictor("relu_affine", sample)
     fit = fit_variational(
@@ -173,15 +173,15 @@ def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatc
 
 
 def test_a_kl_weight_and_its_inverse_temperature_mean_the_same() -> None:
-    first, by_weight = learned(make_sample(), replace(BRIEF, kl_weight=0.25))
-    second, by_temperature = learned(make_sample(), replace(BRIEF, kl_weight=None, inverse_temperature=4.0))
+    first, by_weight = learn_mixture(make_sample(), replace(BRIEF, kl_weight=0.25))
+    second, by_temperature = learn_mixture(make_sample(), replace(BRIEF, kl_weight=None, inverse_temperature=4.0))
     assert torch.equal(locations(first), locations(second))
     assert (by_weight.kl_weight, by_weight.inverse_temperature) == (0.25, 4)
     assert by_temperature.kl_weight == 0.25
 
 
 def test_the_default_temperature_is_reported() -> None:
-    diagnostics = told(make_sample(), replace(BRIEF, kl_weight=None))
+    diagnostics = learn_diagnostics(make_sample(), replace(BRIEF, kl_weight=None))
     assert diagnostics.kl_weight > 0
     assert diagnostics.inverse_temperature * diagnostics.kl_weight == pytest.approx(1)
 
@@ -205,7 +205,7 @@ def test_fewer_rows_than_the_minimum_are_refused_with_both_numbers() -> None:
 
 
 def test_the_minimum_number_of_rows_is_enough_to_learn_but_not_to_be_sure() -> None:
-    posterior, diagnostics = learned(make_sample(rows=MINIMUM_ROWS), replace(OPTIONS, members=1))
+    posterior, diagnostics = learn_mixture(make_sample(rows=MINIMUM_ROWS), replace(OPTIONS, members=1))
     assert torch.isfinite(decisions_of(posterior, make_sample().contexts)).all()
     assert diagnostics.quality != "ok"
 
@@ -263,7 +263,7 @@ def test_a_constant_context_column_does_no_harm(options: LearningOptions) -> Non
 @pytest.mark.parametrize("options", [replace(OPTIONS, predictor=LINEAR, kl_weight=1e-3), AUTO], ids=["vi", "auto"])
 def test_a_constant_outcome_is_ordered_nearly_exactly(value: float, options: LearningOptions) -> None:
     sample = Sample(make_sample().contexts, torch.full((120, 1), value, dtype=torch.float64))
-    posterior, diagnostics = learned(sample, options)
+    posterior, diagnostics = learn_mixture(sample, options)
     assert diagnostics.cost_scale == 1
     assert diagnostics.constant_decision_cost == Estimate(0, 0)
     assert (decisions_of(posterior, sample.contexts) - value).abs().max() < 0.25

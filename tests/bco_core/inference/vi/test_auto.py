@@ -21,7 +21,7 @@ from bco_core.inference.vi.variational import VariationalOptions, fit_variationa
 from bco_core.policies import decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions
-from tests.support.nonlinear_demand import PROBLEM, target_of, wavy
+from tests.support.nonlinear_demand import PROBLEM, nonlinear_sample, target_of
 from tests.support.seeds import seeded
 
 
@@ -49,7 +49,7 @@ def averaged_cost(posterior: Posterior, fresh: Sample) -> float:
 
 
 def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
-    sample = wavy()
+    sample = nonlinear_sample()
     linear, network = target_of("linear", sample), target_of("skip_mlp", sample, (8, 8))
     loc = torch.randn(3, linear.predictor.dim, generator=seeded())
     mixture = equal_mixture(linear.family, loc, torch.full_like(loc, 0.01))
@@ -63,7 +63,7 @@ def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
 
 @pytest.mark.slow
 def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
-    sample, fresh = wavy(300), wavy(2000, seed=9)
+    sample, fresh = nonlinear_sample(300), nonlinear_sample(2000, seed=9)
     options = make_options(hidden=(24,), epochs=80, seed=3)
     costs = {}
     for name, chosen in (("auto", options), ("linear", replace(options, predictor=PredictorOptions("linear")))):
@@ -72,7 +72,7 @@ def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
 
 
 def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
-    diagnostics = told(wavy(120), make_options(hidden=(8,), epochs=15))
+    diagnostics = told(nonlinear_sample(120), make_options(hidden=(8,), epochs=15))
     names = [(row["predictor"], row["name"]) for row in diagnostics.candidates]
     linear, network = sweep_for(120, LINEAR), sweep_for(120, NETWORK)
     assert names == [("linear", one.name) for one in linear] + [("skip_mlp", one.name) for one in network]
@@ -85,7 +85,7 @@ def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
 
 
 def test_an_explicit_temperature_holds_for_every_candidate() -> None:
-    diagnostics = told(wavy(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
+    diagnostics = told(nonlinear_sample(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
     assert diagnostics.kl_weight == pytest.approx(3e-4)
     assert all(row["kl_factor"] == 1 for row in diagnostics.candidates)
 
@@ -131,10 +131,13 @@ def test_more_rows_need_fewer_members() -> None:
 
 
 def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> None:
-    few, many = (told(wavy(rows), make_options(predictor="linear", epochs=1)).candidates for rows in (100, 400))
+    few, many = (
+        told(nonlinear_sample(rows), make_options(predictor="linear", epochs=1)).candidates for rows in (100, 400)
+    )
     assert few[0]["kl_factor"] == many[0]["kl_factor"] == 1
     weights = [
-        told(wavy(rows), make_options(method="vi", predictor="linear", epochs=1)).kl_weight for rows in (100, 400)
+        told(nonlinear_sample(rows), make_options(method="vi", predictor="linear", epochs=1)).kl_weight
+        for rows in (100, 400)
     ]
     assert weights[0] / weights[1] == pytest.approx(2.0)
     assert LINEAR.prior_scale == 1.0
@@ -142,7 +145,7 @@ def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> Non
 
 def test_members_learned_anywhere_in_any_order_give_the_same_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 150)
-    sample = wavy(150)
+    sample = nonlinear_sample(150)
     options = make_options(method="vi", hidden=(8,), epochs=6, members=6, certify=True, seed=4)
     here = learn(PROBLEM, sample, options)
     learning = Learning.of(PROBLEM, sample, options)
@@ -160,7 +163,7 @@ def test_members_learned_anywhere_in_any_order_give_the_same_posterior(monkeypat
 @pytest.mark.slow
 def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # A tenth of its rows stops a member that learns alone: there must be enough of them, as there are where it happens.
-    sample, fresh = wavy(2000, seed=3), wavy(2000, seed=9)
+    sample, fresh = nonlinear_sample(2000, seed=3), nonlinear_sample(2000, seed=9)
     options = make_options(method="vi", predictor="linear", members=5, epochs=120, seed=3)
     costs = []
     for rows in (10_000, 2000):
@@ -170,7 +173,7 @@ def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch
 
 
 def test_the_trace_of_a_member_survives_being_packed() -> None:
-    target = target_of("linear", wavy(60))
+    target = target_of("linear", nonlinear_sample(60))
     fit = fit_variational(target, make_folds(60, 1, seeded()), VariationalOptions(epochs=3, patience=None), seeded())
     again = unpack_fit(pack_fit(fit), target.family)
     assert again.trace == fit.trace

@@ -7,12 +7,12 @@ from bco_core.data import make_folds
 from bco_core.distributions import equal_mixture
 from bco_core.inference.vi.cross_validation import out_of_fold, pool_views
 from bco_core.policies import decide
-from tests.support.nonlinear_demand import PROBLEM, target_of, wavy
+from tests.support.nonlinear_demand import PROBLEM, nonlinear_sample, target_of
 from tests.support.seeds import seeded
 
 
 def test_every_row_is_judged_only_by_members_that_did_not_learn_from_it() -> None:
-    sample = wavy(53)
+    sample = nonlinear_sample(53)
     target = target_of("linear", sample)
     folds = make_folds(53, 10, seeded())
     # Each member predicts its own number, so a judgement shows who made it.
@@ -30,7 +30,7 @@ def test_every_row_is_judged_only_by_members_that_did_not_learn_from_it() -> Non
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 def test_pooled_scenarios_average_to_the_stacked_decision(share: float) -> None:
-    sample = wavy(60)
+    sample = nonlinear_sample(60)
     target = target_of("linear", sample)
     folds = make_folds(60, 5, seeded())
     views = []

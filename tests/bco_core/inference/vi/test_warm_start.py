@@ -9,7 +9,7 @@ from bco_core.inference.vi.fold_mixture import warm_starts
 from bco_core.inference.vi.hyperparameters import AS_PRESCRIBED, NETWORK
 from bco_core.inference.vi.variational import VariationalOptions
 from bco_core.inference.vi.warm_start import ridge, shift_to_decisions
-from tests.support.nonlinear_demand import target_of, wavy
+from tests.support.nonlinear_demand import nonlinear_sample, target_of
 from tests.support.seeds import seeded
 
 
@@ -64,7 +64,7 @@ def test_ridge_survives_repeated_and_constant_columns() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "relu_affine", "skip_mlp"])
 def test_the_shift_moves_predictions_to_the_quantile_of_the_residuals(kind: str) -> None:
-    sample = wavy()
+    sample = nonlinear_sample()
     target = target_of(kind, sample, (8,) if kind == "skip_mlp" else ())
     rows = torch.arange(200)[None]
     encoded = target.predictor.encode(sample.contexts)
@@ -77,7 +77,7 @@ def test_the_shift_moves_predictions_to_the_quantile_of_the_residuals(kind: str)
 
 
 def test_a_warm_start_predicts_far_better_than_a_random_one() -> None:
-    sample = wavy()
+    sample = nonlinear_sample()
     target = target_of("skip_mlp", sample, (16,))
     folds = make_folds(200, 5, seeded())
     options = VariationalOptions(policy="averaged", epochs=60, validation_draws=4, kl_weight=2e-4)

@@ -24,7 +24,7 @@ from bco_core.problems.linear.general import GeneralLinear
 from bco_core.problems.registry import build_problem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.status import CUTS, HIGHS
-from tests.support.linear_reference import at, seen, solve
+from tests.support.linear_reference import clip_outcome, solve, value_at
 
 Spec = dict[str, Any]
 
@@ -106,17 +106,17 @@ def by_cvxpy(spec: Spec, outcomes: list[dict[str, float]], risk: Risk, decision:
 
     for entry in spec["decisions"]:
         bounded(z[entry["name"]], entry)
-    for outcome in (seen(spec, one) for one in outcomes):
+    for outcome in (clip_outcome(spec, one) for one in outcomes):
         x = {one["name"]: cp.Variable(integer=one.get("integer", False)) for one in spec["recourse"]}
         for entry in spec["recourse"]:
             bounded(x[entry["name"]], entry)
         for row in spec["rows"]:
-            left: Any = sum(at(t, outcome) * z[name] for name, t in row.get("decisions", {}).items())
-            left = left + sum(at(w, outcome) * x[name] for name, w in row.get("recourse", {}).items())
-            right = at(row["limit"], outcome)
+            left: Any = sum(value_at(t, outcome) * z[name] for name, t in row.get("decisions", {}).items())
+            left = left + sum(value_at(w, outcome) * x[name] for name, w in row.get("recourse", {}).items())
+            right = value_at(row["limit"], outcome)
             rules.append({"<=": left <= right, ">=": left >= right, "=": left == right}[row["sense"]])
-        cost: Any = sum(at(one["cost"], outcome) * z[one["name"]] for one in spec["decisions"])
-        costs.append(cost + sum(at(one["cost"], outcome) * x[one["name"]] for one in spec["recourse"]))
+        cost: Any = sum(value_at(one["cost"], outcome) * z[one["name"]] for one in spec["decisions"])
+        costs.append(cost + sum(value_at(one["cost"], outcome) * x[one["name"]] for one in spec["recourse"]))
     if decision is not None:
         rules += [variable == value for variable, value in zip(z.values(), decision, strict=True)]
     level, count = cp.Variable(), len(outcomes)
@@ -166,7 +166,7 @@ def test_costs_are_those_of_the_best_recourse(uncertain: tuple[str, ...]) -> Non
     first = problem.cost(decisions[0], outcomes) - plan.costs
     now = [
         sum(
-            at(part["cost"], seen(spec, one)) * z
+            value_at(part["cost"], clip_outcome(spec, one)) * z
             for part, z in zip(spec["decisions"], decisions[0].tolist(), strict=True)
         )
         for one in named

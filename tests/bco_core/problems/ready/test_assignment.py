@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reference import drawn, solve
+from tests.support.linear_reference import draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -31,7 +31,7 @@ def test_the_pairs_are_worth_what_scipys_are(agents: int, tasks: int, sense: str
     lost = [(agents - 1, tasks - 1)] if min(agents, tasks) > 1 else []
     spec["forbidden"] = [[f"agent {i}", f"task {j}"] for i, j in lost]
     model = compile_ready(spec)
-    for outcome in drawn(model, 3, random):
+    for outcome in draw_outcomes(model, 3, random):
         worth = np.zeros((agents, tasks))
         for i in range(agents):
             for j in range(tasks):

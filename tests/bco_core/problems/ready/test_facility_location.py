@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reference import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -64,7 +64,7 @@ def test_opening_costs_what_the_best_of_all_choices_does(seed: int, most: int | 
     random = np.random.default_rng(seed)
     spec = market(random) | {"maximum_open": most}
     model = compile_ready(spec)
-    outcomes = drawn(model, 3, random)
+    outcomes = draw_outcomes(model, 3, random)
     found = solve(model, outcomes)
     assert found is not None
     expected = min(

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reference import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -47,7 +47,7 @@ def test_whole_items_are_worth_the_most_of_all_there_are(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = sack(random)
     model = compile_ready(spec)
-    for outcome in drawn(model, 3, random, low=-3.0):
+    for outcome in draw_outcomes(model, 3, random, low=-3.0):
         found = solve(model, [outcome])
         assert found is not None
         assert found.value == pytest.approx(best_of_all(spec, outcome), abs=1e-6)
@@ -58,7 +58,7 @@ def test_shares_are_worth_what_a_linear_program_finds(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = sack(random, shares=True)
     model = compile_ready(spec)
-    (outcome,) = drawn(model, 1, random, low=-3.0)
+    (outcome,) = draw_outcomes(model, 1, random, low=-3.0)
     direct = linprog(
         [-outcome[item["name"]] for item in spec["items"]],
         A_ub=[[item["weights"][name] for item in spec["items"]] for name in spec["capacities"]],

@@ -10,7 +10,7 @@ import pytest
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reference import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -64,7 +64,7 @@ def test_the_profit_is_that_of_the_direct_model(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = factory(random)
     model = compile_ready(spec)
-    outcomes = drawn(model, 4, random)
+    outcomes = draw_outcomes(model, 4, random)
     found = solve(model, outcomes)
     assert found is not None
     assert found.value == pytest.approx(profit(spec, outcomes), rel=1e-6, abs=1e-6)
@@ -99,7 +99,7 @@ FUEL: Spec = {
 def test_a_blend_is_that_of_the_direct_model(seed: int) -> None:
     random = np.random.default_rng(seed)
     model = compile_ready(FUEL)
-    outcomes = drawn(model, 5, random, low=5.0, high=60.0)
+    outcomes = draw_outcomes(model, 5, random, low=5.0, high=60.0)
     found = solve(model, outcomes)
     regular, premium = cp.Variable(2, nonneg=True), cp.Variable(3, nonneg=True)
     octane, sulphur, cost = np.array([93, 83, 110]), np.array([0.5, 2.5]), np.array([22, 15, 45])

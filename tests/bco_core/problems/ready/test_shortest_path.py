@@ -11,7 +11,7 @@ import pytest
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reference import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -64,7 +64,7 @@ def test_the_way_costs_what_dijkstras_does(seed: int, directed: bool) -> None:
     random = np.random.default_rng(seed)
     spec = graph(random, directed)
     model = compile_ready(spec)
-    for outcome in drawn(model, 3, random):
+    for outcome in draw_outcomes(model, 3, random):
         found = solve(model, [outcome])
         assert found is not None
         expected = cheapest(costs_of(spec, outcome), spec["source"], spec["target"])
@@ -79,7 +79,7 @@ def test_over_several_outcomes_the_way_is_the_one_of_their_mean() -> None:
     random = np.random.default_rng(3)
     spec = graph(random, True)
     model = compile_ready(spec)
-    outcomes = drawn(model, 7, random)
+    outcomes = draw_outcomes(model, 7, random)
     mean = {name: float(np.mean([one[name] for one in outcomes])) for name in outcomes[0]}
     found = solve(model, outcomes)
     assert found is not None

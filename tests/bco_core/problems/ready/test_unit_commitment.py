@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reference import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 Schedule = tuple[int, ...]
@@ -110,7 +110,7 @@ def test_a_schedule_costs_what_the_best_of_all_does(seed: int, hours: int, units
     random = np.random.default_rng(100 * hours + 10 * units + seed)
     spec = system(random, hours, units)
     model = compile_ready(spec)
-    outcomes = drawn(model, 2, random, low=-2.0, high=12.0)
+    outcomes = draw_outcomes(model, 2, random, low=-2.0, high=12.0)
     found = solve(model, outcomes)
     assert found is not None
     assert found.value == pytest.approx(best_of_all(spec, outcomes), rel=1e-6)
@@ -135,7 +135,7 @@ def test_every_choice_of_a_schedule_can_be_mended() -> None:
     spec = system(random, 4, 1)
     spec["units"][0] |= {"minimum_output": 3.0, "maximum_output": 5.0, "ramp_up": 0.5, "ramp_down": 0.5}
     model = compile_ready(spec)
-    (outcome,) = drawn(model, 1, random)
+    (outcome,) = draw_outcomes(model, 1, random)
     for schedule in product((0.0, 1.0), repeat=4):
         if allowed(spec["units"][0], tuple(map(int, schedule))):
             decided = [
