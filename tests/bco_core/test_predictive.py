@@ -130,7 +130,7 @@ def test_scenarios_do_not_depend_on_other_contexts_in_the_batch(
     assert torch.equal(predictive_scenarios(kept, NEW, 60, NEW_FEATURES, own).outcomes, whole)
 
 
-def test_scaled_residuals_stay_within_the_historys_range() -> None:
+def test_residual_scales_at_far_contexts_stay_within_the_historys_scales() -> None:
     kept = history("scaled")
     far = kept.scales_at(100 * NEW_FEATURES)
     assert far is not None

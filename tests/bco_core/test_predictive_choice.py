@@ -126,7 +126,7 @@ def test_history_rows_keep_their_own_predictions_in_order() -> None:
     assert torch.equal(chosen.history.carrier.shrink, shrink)
 
 
-def test_a_rows_score_does_not_depend_on_its_own_outcome() -> None:
+def test_a_rows_score_uses_only_the_other_rows_as_scenarios() -> None:
     history, features = make_history(1, "keep", 0.3)
     rows = torch.tensor([5])
     outcomes = history.outcomes.clone()

@@ -134,9 +134,9 @@ MUTANTS = [
     *group(
         "bco_core/inference/mh/diagnostics.py",
         "tests/bco_core/inference/mh/test_method.py: "
-        "test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did "
-        "test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse "
-        "test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing",
+        "test_one_unmixed_quantity_is_not_hidden_by_mixed_ones "
+        "test_r_hat_is_the_maximum_of_rank_and_folded_rank_r_hat "
+        "test_burn_in_losses_are_excluded_from_mixing_diagnostics",
         ("worst R-hat", "np.max(worst)", "np.min(worst)"),
         ("least bulk ESS", "np.min(bulk)", "np.max(bulk)"),
         ("least tail ESS", "np.min(tail)", "np.max(tail)"),
@@ -146,7 +146,7 @@ MUTANTS = [
     *group(
         "bco_core/inference/mh/metropolis.py",
         "tests/bco_core/inference/mh/test_metropolis.py: test_adaptation_follows_its_recursion_step_by_step "
-        "test_every_state_keeps_the_feasibility_asked_for test_a_gaussian_target_has_its_known_moments",
+        "test_every_state_has_the_required_feasibility test_a_gaussian_target_has_its_known_moments",
         ("variance recursion, decay", "variance.mul_(1 - rate).addcmul_(", "variance.addcmul_("),
         ("variance recursion, weight", "addcmul_(away, away, value=rate)", "addcmul_(away, away, value=rate**2)"),
         ("mean recursion", "mean.add_(away, alpha=rate)", "mean.add_(away, alpha=0.5 * rate)"),
@@ -221,13 +221,13 @@ MUTANTS = [
     ),
     *group(
         "bco_core/features/trees.py",
-        "tests/bco_core/features/test_boosted.py: test_trees_as_arrays_predict_what_their_library_does",
+        "tests/bco_core/features/test_boosted.py: test_trees_as_arrays_predict_like_lightgbm",
         ("at most the threshold", "<= threshold[node]", "< threshold[node] - 1"),
         ("rounds that are left out", "min(end, start + most)", "end"),
     ),
     *group(
         "bco_core/inference/vi/fold_mixture.py",
-        "tests/bco_core/features/test_boosted.py: test_a_mixture_inside_a_larger_predictor_predicts_the_same",
+        "tests/bco_core/features/test_boosted.py: test_a_mixture_embedded_in_a_larger_predictor_predicts_the_same",
         ("the base taken away", "slopes[:, column, outcome] -= units[outcome]", "pass"),
     ),
     *group(
@@ -245,8 +245,8 @@ MUTANTS = [
     *group(
         "bco_core/inference/held_out.py",
         "tests/bco_core/inference/test_diagnostics.py: "
-        "test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound "
-        "test_the_order_of_rows_is_seen_from_all_of_them",
+        "test_outcomes_beyond_their_bounds_are_reported_as_clipped "
+        "test_the_order_of_rows_is_detected_from_all_rows",
         ("beyond the upper bound", "(outcomes < bounds[0]) | (outcomes > bounds[1])", "outcomes < bounds[0]"),
         ("neighbouring rows", "following = rows[order].diff() == 1", "following = rows[order].diff() > 0"),
     ),
@@ -261,7 +261,7 @@ MUTANTS = [
     ),
     *group(
         "bco_core/inference/vi/finalize.py",
-        "tests/bco_core/inference/test_learn.py: test_the_history_keeps_mean_predictions_and_not_those_of_the_mode",
+        "tests/bco_core/inference/test_learn.py: test_the_history_stores_mean_predictions_not_the_modes",
         ("history from mode", "candidate.seen.at(rows).scenarios.mean()", "candidate.seen.at(rows).scenarios.mode"),
     ),
 ]

@@ -1,3 +1,5 @@
+"""IEO and predict-then-optimize baselines against the truth of a linear model."""
+
 from __future__ import annotations
 
 import pytest
@@ -19,7 +21,7 @@ QUANTILE = torch.special.ndtri(torch.tensor(TAU, dtype=torch.float64)).item()
 
 
 def draw(rows: int, seed: int) -> Sample:
-    """Y = 3X₁ + 50 + ε, ε ~ N(0, 1); X₂ says nothing."""
+    """Y = 3X₁ + 50 + ε, ε ~ N(0, 1); X₂ is irrelevant."""
     generator = torch.Generator().manual_seed(seed)
     contexts = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
     noise = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
@@ -50,7 +52,7 @@ def test_ieo_learns_the_conditional_quantile() -> None:
     assert len(estimates.theta) == 1
 
 
-def test_ieo_keeps_the_penalty_of_least_held_out_cost_and_shows_them_all() -> None:
+def test_ieo_keeps_the_penalty_of_least_held_out_cost_and_reports_all() -> None:
     validation = draw(50, seed=2)
     estimates = fit_ieo(PROBLEM, draw(200, seed=1), validation, seeded(), HIDDEN)
     costs = {row["penalty"]: row["held_out_cost"] for row in estimates.table}
@@ -78,7 +80,7 @@ def test_a_large_penalty_shrinks_parameters_until_the_decision_is_constant() -> 
     assert heavy_spread < 0.05 * free_spread
 
 
-def test_members_that_differ_only_in_penalty_start_from_the_same_point() -> None:
+def test_members_with_different_penalties_start_from_the_same_point() -> None:
     sample = draw(60, seed=1)
     folds = make_folds(len(sample), 1, seeded())
     predictor = build_predictor("mlp", sample, HIDDEN)
@@ -88,12 +90,12 @@ def test_members_that_differ_only_in_penalty_start_from_the_same_point() -> None
     assert max(costs) - min(costs) < 1e-6
 
 
-def test_the_ensemble_has_a_member_for_each_fold_and_averages_their_decisions(ensemble: PointEstimates) -> None:
+def test_the_ensemble_averages_the_decisions_of_one_member_per_fold(ensemble: PointEstimates) -> None:
     assert len(ensemble.theta) == FOLDS
     each = torch.stack([PROBLEM.decide(ensemble.predictor.predict(t[None], CONTEXTS))[0] for t in ensemble.theta])
     averaged = ensemble.averaged_decisions(PROBLEM, CONTEXTS)
     assert torch.allclose(averaged, each.mean(dim=0))
-    # Jensen: the mean decision is at least as near to the truth as the members are on average.
+    # Jensen: the mean decision is at least as close to the truth as the members on average.
     assert (averaged - truth(CONTEXTS)).square().mean() < (each - truth(CONTEXTS)).square().mean()
 
 
@@ -110,7 +112,7 @@ def test_two_stage_predicts_the_mean_and_its_residuals_give_the_quantile(two_sta
     assert (two_stage.residual_decisions(PROBLEM, CONTEXTS) - truth(CONTEXTS)).abs().mean() < 0.25
 
 
-def test_two_stage_residuals_are_of_rows_that_the_member_did_not_learn_from(two_stage: PredictThenOptimize) -> None:
+def test_two_stage_residuals_come_from_held_out_rows(two_stage: PredictThenOptimize) -> None:
     sample = draw(500, seed=1)
     folds = make_folds(len(sample), FOLDS, seeded())
     predictor = two_stage.estimates.predictor
@@ -128,7 +130,7 @@ def test_many_residuals_are_thinned_without_moving_the_decision(two_stage: Predi
     assert torch.allclose(decisions, exact, atol=0.01)
 
 
-def test_a_history_that_a_constant_serves_perfectly_can_be_learned_from() -> None:
+def test_a_history_with_constant_outcomes_can_be_learned() -> None:
     contexts = draw(40, seed=1).contexts
     sample = Sample(contexts, torch.full((40, 1), 7.0, dtype=torch.float64))
     folds = Folds(torch.arange(30)[None], torch.arange(30, 40)[None])

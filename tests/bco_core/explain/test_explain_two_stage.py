@@ -1,4 +1,4 @@
-"""Plans of the second stage, and prices of rules, against cvxpy and perturbed right-hand sides."""
+"""Second-stage plans and prices of rules, against cvxpy and perturbed right-hand sides."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHIPMENT: dict[str, Any] = {
 
 
 def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[Any, float] | None = None) -> float:
-    """The least expected cost over equally likely outcomes (K, d_y), by cvxpy from the specification alone, with more
-    room in some rules."""
+    """Return the least expected cost over equally likely outcomes (K, d_y), by cvxpy from the specification, with some
+    rules relaxed."""
     room = room or {}
     names = [decision["name"] for decision in spec["decisions"]]
     z = {name: cvxpy.Variable() for name in names}
@@ -88,7 +88,7 @@ STORES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_prices_are_what_one_more_unit_of_room_is_worth() -> None:
+def test_prices_match_the_gain_of_relaxing_a_rule() -> None:
     outcomes = 8 + 4 * torch.rand(7, 2, generator=seeded(3), dtype=torch.float64)
     problem = build_problem(STORES)
     assert isinstance(problem, TwoStageLinear)
@@ -104,7 +104,7 @@ def test_prices_are_what_one_more_unit_of_room_is_worth() -> None:
     assert all(value > 0 for value in found.values())
 
 
-def test_a_shipments_prices_are_those_of_its_demand_and_its_largest_orders() -> None:
+def test_a_shipment_prices_its_demand_and_order_bounds() -> None:
     spec = SHIPMENT | {"sources": [one | {"maximum_order": 9.0} for one in SHIPMENT["sources"]]}
     problem = build_problem(spec)
     assert isinstance(problem, TwoStageLinear)
@@ -124,7 +124,7 @@ def test_a_shipments_prices_are_those_of_its_demand_and_its_largest_orders() -> 
         assert found[("destinations", i)] == pytest.approx(gained, rel=1e-3)
 
 
-def test_prices_of_whole_numbers_hold_them() -> None:
+def test_prices_of_integer_problems_keep_the_integers_fixed() -> None:
     spec = STORES | {"decisions": [one | {"integer": True} for one in STORES["decisions"]]}
     problem = build_problem(spec)
     assert isinstance(problem, TwoStageLinear)
@@ -138,7 +138,7 @@ def test_prices_of_whole_numbers_hold_them() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_plans_keep_all_rows_and_cost_what_the_decision_is_said_to_cost(seed: int) -> None:
+def test_plans_satisfy_all_rows_and_cost_the_stated_cost(seed: int) -> None:
     problem = TwoStageLinear.from_spec(random_two_stage(np.random.default_rng(seed)))
     stages = problem.stages
     outcomes = 3 * torch.randn(20, problem.outcome_dim, generator=seeded(seed), dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_plans_keep_all_rows_and_cost_what_the_decision_is_said_to_cost(seed: in
     assert plan.slack.shape[1] == len(problem.row_names)
 
 
-def test_a_shipments_plan_speaks_of_its_places() -> None:
+def test_a_shipments_plan_names_its_locations() -> None:
     problem = build_problem(SHIPMENT)
     assert isinstance(problem, TwoStageLinear)
     assert problem.recourse_names[:3] == ("emergency north", "emergency south", "north to a")

@@ -1,4 +1,4 @@
-"""Promises kept on rows that nobody saw: expected costs, ranges, dependence, returns, and the word ``ok``."""
+"""Promises on fresh rows: expected costs, ranges, dependence, returns, and the verdict ``ok``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from tests.support.linear_demand import Stepwise
 
-# Orders may be negative, as outcomes may.
+# Orders may be negative, like outcomes.
 ITEM = {"underage_cost": 3, "overage_cost": 1, "minimum_order": None}
 ONE = Newsvendor.from_spec({"items": [ITEM]})
 TWO = Newsvendor.from_spec({"items": [ITEM, ITEM]})
@@ -36,7 +36,7 @@ def demand(kind: str, rows: int, seed: int) -> Sample:
     contexts, noise = normal(rows, 3, seed), normal(rows, 1, seed + 1000)
     signal = contexts @ SLOPES
     outcomes = {
-        # Signed, with an R² of .99.
+        # Of both signs, with R² = 0.99.
         "signed": 10 * signal + 3.7 * noise,
         "around 15": 15 + 3 * signal + 4 * noise,
         "multiplicative": (60 + 5 * signal) * (1 + 0.2 * noise.clamp(-3, 3)),
@@ -45,7 +45,7 @@ def demand(kind: str, rows: int, seed: int) -> Sample:
     return Sample(contexts, outcomes)
 
 
-def learned(problem: Newsvendor, sample: Sample, seed: int, epochs: int = 30) -> Learned:
+def learn_quickly(problem: Newsvendor, sample: Sample, seed: int, epochs: int = 30) -> Learned:
     return learn(problem, sample, make_options(predictor="linear", epochs=epochs, seed=seed))
 
 
@@ -58,8 +58,8 @@ def atoms_at(posterior: Posterior, contexts: Tensor, count: int = 200) -> Tensor
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("kind", ["signed", "around 15", "multiplicative", "spread by context"])
-def test_decisions_cost_what_they_were_expected_to_and_ranges_hold_what_they_say(kind: str, seed: int) -> None:
-    found = learned(ONE, demand(kind, 400, seed), seed)
+def test_realised_costs_match_expected_costs_and_ranges_have_their_coverage(kind: str, seed: int) -> None:
+    found = learn_quickly(ONE, demand(kind, 400, seed), seed)
     fresh = demand(kind, 3000, seed + 100)
     for policy in (found.diagnostics.policy, "averaged", "predictive"):
         answer = prescribe(found.posterior, ONE, fresh.contexts, PrescribeOptions(policy))
@@ -74,8 +74,8 @@ def test_decisions_cost_what_they_were_expected_to_and_ranges_hold_what_they_say
     assert told.calibration.score < told.calibration.constant_score
 
 
-def test_a_spread_that_the_context_tells_is_promised_context_by_context() -> None:
-    found = learned(ONE, demand("spread by context", 400, 0), 0)
+def test_predicted_spread_follows_the_context() -> None:
+    found = learn_quickly(ONE, demand("spread by context", 400, 0), 0)
     contexts = torch.tensor([[-1.5, 0.0, 0.0], [0.0, 0.0, 0.0], [1.5, 0.0, 0.0]], dtype=torch.float64)
     spread = atoms_at(found.posterior, contexts)[..., 0].std(dim=1)
     truth = [5 * math.exp(0.7 * one) for one in (-1.5, 0.0, 1.5)]
@@ -83,11 +83,11 @@ def test_a_spread_that_the_context_tells_is_promised_context_by_context() -> Non
 
 
 @pytest.mark.parametrize(("seed", "correlation"), [(0, 0.8), (1, -0.7)])
-def test_outcomes_that_go_together_are_promised_to_go_together(seed: int, correlation: float) -> None:
+def test_correlated_outcomes_are_predicted_as_correlated(seed: int, correlation: float) -> None:
     contexts, noise = normal(400, 3, seed), normal(400, 2, seed + 1000)
     noise[:, 1] = correlation * noise[:, 0] + math.sqrt(1 - correlation**2) * noise[:, 1]
     outcomes = torch.cat([50 + 5 * contexts @ SLOPES, 20 - 3 * contexts @ SLOPES], dim=1) + 4 * noise
-    found = learned(TWO, Sample(contexts, outcomes), seed)
+    found = learn_quickly(TWO, Sample(contexts, outcomes), seed)
     atoms = atoms_at(found.posterior, normal(30, 3, seed + 100))
     assert np.mean([np.corrcoef(one.numpy().T)[0, 1] for one in atoms]) == pytest.approx(correlation, abs=0.15)
 
@@ -96,7 +96,7 @@ def test_outcomes_that_go_together_are_promised_to_go_together(seed: int, correl
 
 
 class Rented(Stepwise):
-    """A newsvendor with a rent to pay whatever it orders; a negative one makes every cost a gain."""
+    """A newsvendor with a fixed rent, whatever it orders; a negative one makes every cost a gain."""
 
     rent: float = 0.0
 
@@ -108,7 +108,7 @@ class Rented(Stepwise):
         return super().cost(decisions, outcomes) + self.rent
 
 
-def rented(rent: float) -> Rented:
+def newsvendor_with_rent(rent: float) -> Rented:
     problem = Rented(**{field.name: getattr(ONE, field.name) for field in fields(ONE)})
     problem.rent = rent
     return problem
@@ -116,10 +116,10 @@ def rented(rent: float) -> Rented:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rent", [1e4, -1e4, -10.0])
-def test_chains_settle_at_the_same_temperature_whatever_the_rent(rent: float) -> None:
+def test_chains_find_the_same_temperature_at_any_fixed_cost(rent: float) -> None:
     sample = demand("around 15", 60, 0)
     options = make_options(method="mh", predictor="linear", chains=2, steps=60, burn_in=30, particles=20)
-    plain, fixed = (learn(rented(one), sample, options) for one in (0.0, rent))
+    plain, fixed = (learn(newsvendor_with_rent(one), sample, options) for one in (0.0, rent))
     first, second = plain.diagnostics, fixed.diagnostics
     assert second.inverse_temperature == first.inverse_temperature < LADDER[-1]
     assert second.cost_scale == pytest.approx(first.cost_scale, rel=1e-6)
@@ -167,21 +167,21 @@ def test_chains_with_low_confidence_do_not_inflate_predictions(confidence: float
     assert chosen.sum(dim=1).mean() > 0.5
 
 
-# the word ok
+# the verdict ok
 
 
 def plain_rows(signal: float, rows: int, seed: int) -> Sample:
-    """Three columns; the first two say something of the outcome as strongly as ``signal`` says."""
+    """Three columns, of which the first two are informative about the outcome with strength ``signal``."""
     contexts = normal(rows, 3, 7 * seed + 1)
     return Sample(contexts, 100 + 10 * (signal * (contexts[:, :1] + contexts[:, 1:2]) + normal(rows, 1, 7 * seed + 3)))
 
 
 def called_ok(signal: float, rows: int, seeds: range, epochs: int) -> tuple[float, float]:
-    """The share of posteriors called ok, and of those that are ok though worse than the best constant order."""
+    """Return the share of posteriors with verdict ok, and of those that are ok but worse than the best constant."""
     ok, false = 0, 0
     for seed in seeds:
         sample, fresh = plain_rows(signal, rows, seed), plain_rows(signal, 4000, seed + 10_000)
-        found = learned(ONE, sample, seed, epochs)
+        found = learn_quickly(ONE, sample, seed, epochs)
         if found.diagnostics.quality == "ok":
             ok += 1
             options = PrescribeOptions(found.diagnostics.policy)
@@ -193,14 +193,14 @@ def called_ok(signal: float, rows: int, seeds: range, epochs: int) -> tuple[floa
 
 
 @pytest.mark.slow
-def test_noise_is_hardly_ever_called_ok_and_a_strong_signal_nearly_always() -> None:
+def test_noise_is_rarely_ok_and_a_strong_signal_nearly_always() -> None:
     assert called_ok(0.0, 100, range(12), 200)[0] <= 2 / 12
     assert called_ok(1.5, 100, range(6), 200)[0] >= 5 / 6
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("rows", [100, 300, 1000])
-def test_of_a_hundred_samples_of_noise_at_most_five_are_called_ok(rows: int) -> None:
+def test_at_most_5_percent_of_noise_samples_are_ok(rows: int) -> None:
     ok, false = called_ok(0.0, rows, range(100), 300)
     assert ok <= 0.05
     assert false <= 0.05
@@ -208,11 +208,11 @@ def test_of_a_hundred_samples_of_noise_at_most_five_are_called_ok(rows: int) -> 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("rows", [100, 300, 1000])
-def test_of_a_hundred_samples_of_weak_signal_at_most_five_are_wrongly_called_ok(rows: int) -> None:
+def test_at_most_5_percent_of_weak_signal_samples_are_wrongly_ok(rows: int) -> None:
     assert called_ok(0.15, rows, range(100), 300)[1] <= 0.05
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("rows", [100, 300, 1000])
-def test_of_a_hundred_samples_of_strong_signal_ninety_five_are_called_ok(rows: int) -> None:
+def test_at_least_95_percent_of_strong_signal_samples_are_ok(rows: int) -> None:
     assert called_ok(1.5, rows, range(100), 300)[0] >= 0.95

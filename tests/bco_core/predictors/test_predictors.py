@@ -1,3 +1,5 @@
+"""Predictors against torch.nn layers: batching, chunks, gradients, initial values and storage."""
+
 from __future__ import annotations
 
 import json
@@ -29,7 +31,7 @@ def random_theta(predictor: Predictor, count: int, seed: int = 0) -> Tensor:
 
 
 def by_linear_layers(predictor: Predictor, sample: Sample, theta: Tensor, contexts: Tensor) -> Tensor:
-    """One parameter vector (d,) through torch.nn.Linear layers, with statistics taken straight from the sample."""
+    """Apply one parameter vector (d,) through torch.nn.Linear layers, with statistics computed from the sample."""
     inputs = hidden = (contexts - sample.contexts.mean(0)) / sample.contexts.std(0, correction=0)
     rest = theta
 
@@ -87,7 +89,7 @@ def test_an_affine_predictor_has_a_weight_for_each_column_and_a_bias(kind: str) 
     assert build_predictor(kind, make_sample(context_dim=3, outcome_dim=2)).dim == (3 + 1) * 2
 
 
-def test_relu_affine_is_never_negative_in_user_units_and_linear_is() -> None:
+def test_relu_affine_is_never_negative_in_user_units_but_linear_can_be() -> None:
     sample = make_sample()
     linear, clipped = build_predictor("linear", sample), build_predictor("relu_affine", sample)
     theta = random_theta(linear, 50)
@@ -113,7 +115,7 @@ def test_prediction_in_chunks_equals_one_forward_pass_in_bounded_memory(monkeypa
     assert rows == [10] * 10 + [1]
 
 
-def test_prediction_goes_on_one_row_at_a_time_when_one_row_exceeds_the_memory_bound(
+def test_prediction_goes_row_by_row_when_one_row_exceeds_the_memory_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sample = make_sample()
@@ -162,7 +164,7 @@ def test_float32_parameters_keep_precision_on_outcomes_with_a_huge_mean() -> Non
     assert (predictions - exact).abs().max() < 1e-4
 
 
-def test_the_unit_of_a_context_column_does_not_matter() -> None:
+def test_the_unit_of_a_context_column_does_not_change_predictions() -> None:
     sample = make_sample()
     in_other_units = Sample(sample.contexts * torch.tensor([1e-3, 1.0, 1e6]) + 17, sample.outcomes)
     first, second = (build_predictor("mlp", s, (6,)) for s in (sample, in_other_units))
@@ -183,7 +185,7 @@ def test_starting_vectors_have_the_stated_variances_and_zero_biases() -> None:
         assert not bias.any()
 
 
-def test_beside_a_skip_path_a_network_starts_small_and_the_path_at_zero() -> None:
+def test_with_a_skip_path_the_network_starts_small_and_the_path_at_zero() -> None:
     sample = make_sample(context_dim=4, outcome_dim=2)
     plain, skipping = (build_predictor(kind, sample, (16,)) for kind in ("mlp", "skip_mlp"))
     assert skipping.dim == plain.dim + (4 + 1) * 2
@@ -260,7 +262,7 @@ def test_contexts_with_the_wrong_number_of_columns_are_refused(columns: int) -> 
         predictor.predict(random_theta(predictor, 2), torch.zeros(5, columns, dtype=torch.float64))
 
 
-def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
+def test_parameter_units_scale_by_the_column_spread_only() -> None:
     sample = make_sample(rows=60, outcome_dim=1)
     stretched = Sample(sample.contexts * torch.tensor([10.0, 1.0, 0.1]), sample.outcomes)
     predictor = build_predictor("linear", stretched)

@@ -1,4 +1,4 @@
-"""Leaving a row out by reweighting draws, against posteriors that were worked out without it."""
+"""Leave-one-out by reweighting draws, against posteriors computed without the row."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def make_sample() -> Sample:
 
 SAMPLE = make_sample()
 TARGET = target_of("linear", SAMPLE)
-# The parameter space: five points, each of the same prior weight.
+# The parameter space: five points of equal prior weight.
 POINTS = torch.tensor([[s, b] for s, b in [(0.5, 0.0), (0.9, 0.1), (1.0, -0.3), (0.0, 0.4), (-0.5, 0.2)]]).double()
 
 
 def plain_costs() -> Array:
-    """Scaled newsvendor cost (K, n) of each point on each row."""
+    """Return the scaled newsvendor cost (K, n) of each point on each row."""
     x, y = SAMPLE.contexts.numpy()[:, 0], SAMPLE.outcomes.numpy()[:, 0]
     unit = (x - x.mean()) / x.std()
     predicted = y.mean() + y.std() * (POINTS.numpy()[:, :1] * unit + POINTS.numpy()[:, 1:])
@@ -38,25 +38,25 @@ def plain_costs() -> Array:
 
 
 def posterior(rows: Array) -> Array:
-    """The exact weights (K,) of the points, given some rows, each with λ = LAMBDA / n of all."""
+    """Return the exact weights (K,) of the points given some rows, each with λ = LAMBDA / n of all."""
     log = -LAMBDA / ROWS * plain_costs()[:, rows].sum(axis=1)
     weights: Array = np.exp(log - log.max())
     return weights / weights.sum()
 
 
 def copies(count: int) -> tuple[torch.Tensor, Array]:
-    """Draws of the posterior of all rows: each point as often as its weight says, and what share that is."""
+    """Return draws of the full posterior, each point in proportion to its weight, and those shares."""
     times = np.maximum((posterior(np.arange(ROWS)) * count).round().astype(int), 1)
     return POINTS[torch.from_numpy(np.repeat(np.arange(len(POINTS)), times))], times / times.sum()
 
 
-def test_the_posterior_without_a_row_is_the_one_that_never_saw_it() -> None:
+def test_leave_one_out_equals_the_posterior_without_the_row() -> None:
     draws, shares = copies(20_000)
     found = leave_one_out(TARGET, torch.arange(ROWS), draws, LAMBDA)
     predicted = TARGET.predictor.predict(POINTS, SAMPLE.contexts)[..., 0].numpy()
     for row in range(ROWS):
         exact = posterior(np.delete(np.arange(ROWS), row))
-        # Rounding to whole draws is all that is left.
+        # The only error is rounding to whole draws.
         assert found.predictions[row].item() == pytest.approx(float(exact @ predicted[:, row]), rel=1e-3)
         reweighted = shares * np.exp(LAMBDA / ROWS * plain_costs()[:, row])
         np.testing.assert_allclose(reweighted / reweighted.sum(), exact, rtol=0.02)
@@ -66,7 +66,7 @@ def test_the_posterior_without_a_row_is_the_one_that_never_saw_it() -> None:
     torch.testing.assert_close(found.scenarios.mode, found.predictions)
 
 
-def test_the_least_effective_number_of_draws_is_told() -> None:
+def test_the_smallest_effective_number_of_draws_is_reported() -> None:
     draws, shares = copies(1000)
     found = leave_one_out(TARGET, torch.arange(ROWS), draws, LAMBDA)
     counts = shares * len(draws)
@@ -78,8 +78,8 @@ def test_the_least_effective_number_of_draws_is_told() -> None:
     assert found.effective == pytest.approx(min(effective), rel=1e-6)
 
 
-def test_weights_are_cut_at_the_root_of_the_number_of_draws_times_their_mean() -> None:
-    """One draw in a hundred that would have all the weight is cut to ten times the mean of what there was."""
+def test_weights_are_truncated_at_root_n_times_their_mean() -> None:
+    """One draw in a hundred with all the weight is truncated to ten times the mean."""
     good, odd = POINTS[1:2], torch.tensor([[0.0, 40.0]], dtype=torch.float64)
     draws = torch.cat([good.expand(99, -1), odd])
     row = torch.tensor([0])
@@ -91,13 +91,13 @@ def test_weights_are_cut_at_the_root_of_the_number_of_draws_times_their_mean() -
     cut = math.sqrt(100) * mean
     share = cut / (cut + 99 * math.exp(-(costs[1] - costs[0]).item()))
     assert found.predictions.item() == pytest.approx(share * both[1].item() + (1 - share) * both[0].item(), rel=1e-6)
-    # One of e times the others' weight is not cut.
+    # A draw of e times the others' weight is not truncated.
     mild = leave_one_out(TARGET, row, draws, 1e4 / (costs[1] - costs[0]).item())
     share = math.e / (math.e + 99)
     assert mild.predictions.item() == pytest.approx(share * both[1].item() + (1 - share) * both[0].item(), rel=1e-6)
 
 
-def test_rows_are_told_in_the_order_asked_for() -> None:
+def test_rows_are_returned_in_the_requested_order() -> None:
     draws, _ = copies(200)
     order = torch.tensor([5, 0, 3])
     some, all_of_them = (leave_one_out(TARGET, rows, draws, LAMBDA) for rows in (order, torch.arange(ROWS)))

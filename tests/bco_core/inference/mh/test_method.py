@@ -1,4 +1,4 @@
-"""Learning by chains: starts that keep constraints, temperatures, diagnostics in words, resuming, thinning."""
+"""Learning by chains: feasible starts, temperature, diagnostics, resuming, thinning."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ QUICK = make_options(
 )
 
 
-def learned(options: LearningOptions, sample: Sample | None = None) -> tuple[Posterior, ChainDiagnostics]:
+def learn_chains(options: LearningOptions, sample: Sample | None = None) -> tuple[Posterior, ChainDiagnostics]:
     found = learn(PROBLEM, sample or make_sample(), options)
     assert isinstance(found.diagnostics, ChainDiagnostics)
     return found.posterior, found.diagnostics
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_starts_keep_the_constraints_and_a_smaller_shift_would_not(kind: str) -> None:
+def test_starts_are_feasible_with_the_smallest_sufficient_shift(kind: str) -> None:
     sample = make_sample()
     predictor = build_predictor(kind, sample, (8,) if kind == "mlp" else ())
     target = make_target(PROBLEM, predictor, sample, FAMILIES["gaussian"])
@@ -77,7 +77,7 @@ def test_starts_keep_the_constraints_and_a_smaller_shift_would_not(kind: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("bent", "kind"), [(False, "linear"), (True, "skip_mlp")])
-def test_auto_takes_a_linear_model_unless_a_network_predicts_clearly_better(bent: bool, kind: str) -> None:
+def test_auto_takes_a_linear_model_unless_a_network_is_clearly_better(bent: bool, kind: str) -> None:
     sample = make_sample(200)
     if bent:
         sample = Sample(sample.contexts, 0.1 + 0.03 * sample.contexts.prod(dim=1, keepdim=True) + 0 * sample.outcomes)
@@ -86,21 +86,21 @@ def test_auto_takes_a_linear_model_unless_a_network_predicts_clearly_better(bent
     assert chosen == kind
     linear, network = (error.mean for error in errors)
     assert (network < 0.9 * linear) == bent
-    posterior, told = learned(options, sample)
+    posterior, told = learn_chains(options, sample)
     assert posterior.predictor.kind == kind
     assert [(row["predictor"], row["chosen"]) for row in told.candidates] == [(one, one == kind) for one in AUTO]
     assert [row["squared_error"]["mean"] for row in told.candidates] == [linear, network]
 
 
 @pytest.mark.slow
-def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
-    first, diagnostics = learned(QUICK)
-    again, _ = learned(QUICK)
+def test_learning_by_chains_is_reproducible_and_round_trips_through_storage() -> None:
+    first, diagnostics = learn_chains(QUICK)
+    again, _ = learn_chains(QUICK)
     assert digest(*first.to_arrays()) == digest(*again.to_arrays())
     restored = Posterior.from_arrays(*first.to_arrays())
     assert digest(*restored.to_arrays()) == digest(*first.to_arrays())
     assert torch.equal(restored.draws(50, seed=3), first.draws(50, seed=3))
-    other, _ = learned(replace(QUICK, seed=1))
+    other, _ = learn_chains(replace(QUICK, seed=1))
     assert digest(*other.to_arrays()) != digest(*first.to_arrays())
     assert first.particles.shape == (30, first.predictor.dim)
     assert diagnostics.inference == "mh"
@@ -108,9 +108,9 @@ def test_learning_by_chains_is_reproducible_and_survives_storage() -> None:
 
 
 @pytest.mark.slow
-def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_split_and_resumed_give_the_same_posterior_and_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(QUICK, inverse_temperature=None)
-    whole, diagnostics = learned(options)
+    whole, diagnostics = learn_chains(options)
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
 
     learning = Learning.of(PROBLEM, make_sample(), options)
@@ -118,7 +118,7 @@ def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(mo
     assert [part.work for part in parts] == [120] * 3
     done: dict[int, Arrays] = {}
     for seq in reversed(range(len(parts))):
-        # Every chain is interrupted, the last ones come first, and each goes on from what it had left behind.
+        # Interrupt every chain, run the last ones first, and resume each from its checkpoint.
         left: list[Arrays] = []
         learning.work(parts[seq].data, checkpoint=left.append)
         done[seq] = learning.work(left[seq % 2])
@@ -127,8 +127,8 @@ def test_chains_dealt_out_and_resumed_give_the_same_posterior_and_diagnostics(mo
     assert found.diagnostics == diagnostics
 
 
-def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
-    posterior, diagnostics = learned(QUICK)
+def test_the_mode_is_the_densest_stored_draw() -> None:
+    posterior, diagnostics = learn_chains(QUICK)
     draws = posterior.distribution
     assert isinstance(draws, ChainDraws)
     target = make_target(PROBLEM, posterior.predictor, make_sample(), FAMILIES["laplace"])
@@ -137,9 +137,9 @@ def test_the_mode_is_the_densest_of_the_kept_draws() -> None:
 
 
 @pytest.mark.slow
-def test_decisions_from_chains_keep_the_return_and_point_predictions_do_not() -> None:
+def test_decisions_from_chains_meet_the_return_and_point_predictions_do_not() -> None:
     sample, fresh = make_sample(200), make_sample(600, seed=5)
-    posterior, _ = learned(replace(QUICK, particles=100), sample)
+    posterior, _ = learn_chains(replace(QUICK, particles=100), sample)
     scenarios = posterior.scenarios(fresh.contexts, posterior.particles)
     ours = PROBLEM.feasible(decide(PROBLEM, scenarios, "bcp").decisions, fresh.outcomes).double().mean()
     inputs = np.c_[sample.contexts.numpy(), np.ones(200)]
@@ -152,17 +152,17 @@ def test_decisions_from_chains_keep_the_return_and_point_predictions_do_not() ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [320, 640])
-def test_chains_require_two_standard_errors_more_of_the_history(rows: int) -> None:
-    _, told = learned(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
+def test_chains_require_feasibility_plus_two_standard_errors_on_the_history(rows: int) -> None:
+    _, told = learn_chains(replace(QUICK, steps=60, burn_in=30), make_sample(rows))
     assert min(told.start.feasibility) >= min(1.0, 0.95 + 2 * math.sqrt(0.95 * 0.05 / rows)) - 1e-12
     assert told.history.required_feasibility == pytest.approx(0.95 + 2 * math.sqrt(0.95 * 0.05 / rows))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", ["settle", "validation"])
-def test_a_temperature_that_is_not_given_is_found_and_shown(temperature: str) -> None:
+def test_an_omitted_temperature_is_searched_and_reported(temperature: str) -> None:
     options = replace(QUICK, inverse_temperature=None, temperature=temperature)
-    _, diagnostics = learned(options)
+    _, diagnostics = learn_chains(options)
     chosen = [row for row in diagnostics.temperatures if row["chosen"]]
     assert len(chosen) == 1
     assert diagnostics.inverse_temperature == chosen[0]["inverse_temperature"]
@@ -174,9 +174,9 @@ def test_a_temperature_that_is_not_given_is_found_and_shown(temperature: str) ->
 
 
 @pytest.mark.slow
-def test_raw_costs_may_be_asked_for() -> None:
-    _, scaled = learned(QUICK)
-    _, raw = learned(replace(QUICK, scale_costs=False))
+def test_raw_costs_can_be_requested() -> None:
+    _, scaled = learn_chains(QUICK)
+    _, raw = learn_chains(replace(QUICK, scale_costs=False))
     assert raw.cost_scale == 1.0
     assert scaled.cost_scale < 0.01
 
@@ -213,26 +213,26 @@ REPORT = ChainReport(
         ({"loss": Convergence(None, None, None)}, "warn", "chains disagree"),
     ],
 )
-def test_the_verdict_on_chains_is_in_words(changes: dict[str, Any], verdict: str, words: str) -> None:
+def test_the_verdict_on_chains_names_the_problem(changes: dict[str, Any], verdict: str, words: str) -> None:
     quality = judge_chains(100, replace(REPORT, **changes), PLAN, PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == verdict
     assert words in quality.reason
 
 
-def test_chains_of_few_rows_are_warned_of_however_well_they_mix() -> None:
+def test_chains_on_few_rows_are_warned_of_even_if_they_mix() -> None:
     quality = judge_chains(20, REPORT, PLAN, PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == "warn"
     assert "only 20 rows" in quality.reason
 
 
-def test_chains_that_had_to_ask_for_less_feasibility_than_the_problem_are_bad() -> None:
+def test_chains_with_lower_feasibility_than_required_are_bad() -> None:
     quality = judge_chains(100, REPORT, replace(PLAN, minimum_feasibility=0.5), PROBLEM, HELD_OUT, 0.95)
     assert quality.verdict == "bad"
     assert "in 95% of the history" in quality.reason
 
 
-def test_chains_whose_decisions_break_constraints_on_held_out_rows_are_warned_of() -> None:
-    # 95 % are asked of 400 rows: two and a half standard errors are 2.7 %, and a hundredth is left besides.
+def test_chains_infeasible_on_held_out_rows_are_warned_of() -> None:
+    # 95 % of 400 rows: two and a half standard errors are 2.7 %, plus a tolerance of 1 %.
     far, near = (judge_chains(400, REPORT, PLAN, PROBLEM, HELD_OUT, share) for share in (0.905, 0.92))
     assert (far.verdict, near.verdict) == ("warn", "ok")
     assert far.reason == "on held-out rows decisions satisfy their constraints in 90.5%, and 95% is required"
@@ -253,7 +253,7 @@ def test_chains_of_certain_constraints_are_judged_by_held_out_costs(gain: Estima
     assert words in quality.reason
 
 
-def test_separate_chains_have_an_r_hat_far_from_one_and_mixed_ones_do_not() -> None:
+def test_separated_chains_have_a_large_r_hat_and_mixed_ones_do_not() -> None:
     noise = np.random.default_rng(0).normal(size=(4, 200, 3))
     mixed, apart = convergence(noise), convergence(noise + 5 * np.arange(4)[:, None, None])
     assert mixed.r_hat is not None
@@ -266,7 +266,7 @@ def test_separate_chains_have_an_r_hat_far_from_one_and_mixed_ones_do_not() -> N
 
 
 def split_r_hat(values: np.ndarray[Any, Any]) -> float:
-    """√(((N − 1)/N · W + B/N) / W) of the halves of chains (chains, draws), by the textbook."""
+    """√(((N − 1)/N · W + B/N) / W) over the halves of chains (chains, draws), by the textbook."""
     half = values.shape[1] // 2
     halves = np.concatenate([values[:, :half], values[:, -half:]])
     within, between = halves.var(axis=1, ddof=1).mean(), half * halves.mean(axis=1).var(ddof=1)
@@ -274,13 +274,13 @@ def split_r_hat(values: np.ndarray[Any, Any]) -> float:
 
 
 def rank_normalized(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Normal scores of the ranks over all chains (Vehtari et al., 2021, equation 14)."""
+    """Return normal scores of the ranks over all chains (Vehtari et al., 2021, equation 14)."""
     ranks = rankdata(values).reshape(values.shape)
     return np.asarray(norm.ppf((ranks - 3 / 8) / (values.size + 1 / 4)))
 
 
 @pytest.mark.parametrize("kind", ["mixed", "heavy tails", "one chain is wider", "one chain is apart"])
-def test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_worse(kind: str) -> None:
+def test_r_hat_is_the_maximum_of_rank_and_folded_rank_r_hat(kind: str) -> None:
     rng = np.random.default_rng(3)
     values = rng.standard_cauchy((4, 200)) if kind == "heavy tails" else rng.normal(size=(4, 200))
     if kind == "one chain is wider":
@@ -293,7 +293,7 @@ def test_r_hat_is_that_of_ranks_and_of_distances_from_the_median_whichever_is_wo
     assert (expected > 1.1) == kind.startswith("one chain")
 
 
-def test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did() -> None:
+def test_one_unmixed_quantity_is_not_hidden_by_mixed_ones() -> None:
     noise = np.random.default_rng(0).normal(size=(4, 200, 3))
     stuck = noise.copy()
     stuck[:, :, 1] += 5 * np.arange(4)[:, None]
@@ -309,15 +309,15 @@ def test_one_quantity_that_did_not_mix_is_not_hidden_by_others_that_did() -> Non
     assert alone.ess_bulk < 50
 
 
-def test_losses_of_the_burn_in_are_no_part_of_what_is_said_of_mixing() -> None:
-    _, told = learned(QUICK)
+def test_burn_in_losses_are_excluded_from_mixing_diagnostics() -> None:
+    _, told = learn_chains(QUICK)
     losses = np.array([point["loss"] for point in told.chains.trace])
     assert told.chains.loss.r_hat == pytest.approx(convergence(losses[60:].T[:, :, None]).r_hat, rel=1e-6)
     assert told.chains.loss.r_hat != pytest.approx(convergence(losses.T[:, :, None]).r_hat, rel=1e-6)
 
 
 def test_the_report_counts_steps_draws_and_acceptance_of_the_sampled_steps() -> None:
-    posterior, told = learned(QUICK)
+    posterior, told = learn_chains(QUICK)
     chains = told.chains
     assert (chains.count, chains.steps, chains.burn_in, chains.draws) == (3, 120, 60, 180)
     assert isinstance(posterior.distribution, ChainDraws)
@@ -329,7 +329,7 @@ def test_the_report_counts_steps_draws_and_acceptance_of_the_sampled_steps() -> 
 
 
 def test_diagnostics_of_chains_are_plain_json() -> None:
-    _, told = learned(QUICK)
+    _, told = learn_chains(QUICK)
     plain = told.to_json()
     assert plain["temperatures"] == [
         {"inverse_temperature": 200.0, "loss_before": None, "loss_after": None, "chosen": 1.0}
@@ -339,9 +339,9 @@ def test_diagnostics_of_chains_are_plain_json() -> None:
     assert plain["certificate"] == {"bound": None, "reason": "a certificate needs variational inference"}
 
 
-def test_what_is_told_of_the_learned_rows_is_what_bcp_decides_for_them() -> None:
+def test_reported_feasibility_of_training_rows_is_that_of_bcp_decisions() -> None:
     sample = make_sample()
-    posterior, told = learned(QUICK, sample)
+    posterior, told = learn_chains(QUICK, sample)
     predictions = posterior.predictor.predict(posterior.particles, sample.contexts).transpose(0, 1)
     decisions = PROBLEM.prescribe(predictions, torch.full((30,), 1 / 30, dtype=torch.float64)).decisions
     kept = PROBLEM.feasible(decisions, sample.outcomes).double().mean().item()
@@ -351,7 +351,7 @@ def test_what_is_told_of_the_learned_rows_is_what_bcp_decides_for_them() -> None
     assert min(told.history.chain_feasibility) >= (told.history.required_feasibility or 0) > 0
 
 
-def test_regular_thinning_takes_the_same_share_of_every_chain_at_even_intervals() -> None:
+def test_regular_thinning_takes_evenly_spaced_draws_of_every_chain() -> None:
     sample = make_sample()
     predictor = build_predictor("linear", sample)
     kept = torch.zeros(100, 4, predictor.dim)

@@ -1,4 +1,4 @@
-"""Metropolis–Hastings: known moments, detailed balance, early rejection bit by bit, processes, checkpoints."""
+"""Metropolis–Hastings: known moments, detailed balance, exact early rejection, parallel chains, checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from bco_core.progress import Figures, figures_of
 
 @dataclass(frozen=True)
 class Toy:
-    """The decision is the prediction; its cost is ½(z − y)², or ``levels`` of it; y z ≥ ``wall`` is asked for."""
+    """The decision is the prediction; its cost is ½(z − y)², or ``levels`` of it. The constraint is y z ≥ ``wall``."""
 
     levels: float | None = None
     wall: float | None = None
@@ -72,7 +72,7 @@ class Toy:
 
 
 def toy_target(problem: Any, outcomes: list[float]) -> GibbsTarget:
-    """A predictor with nothing but an output bias: θ is the prediction itself."""
+    """Return a target whose predictor is only an output bias: θ is the prediction itself."""
     sample = Sample(torch.zeros(len(outcomes), 0, dtype=torch.float64), torch.tensor(outcomes).double()[:, None])
     nothing = Standardizer(torch.zeros(0).double(), torch.ones(0).double())
     unit = Standardizer(torch.zeros(1).double(), torch.ones(1).double())
@@ -87,7 +87,7 @@ def draws(target: GibbsTarget, options: MetropolisOptions, start: float = 1.0, c
 
 
 def close_to(values: Tensor, expected: float) -> bool:
-    """Within four Monte-Carlo standard errors, by the spread of chain means."""
+    """Check agreement within four Monte Carlo standard errors, estimated from chain means."""
     means = values.mean(dim=0)
     return abs(means.mean().item() - expected) < 4 * means.std().item() / math.sqrt(len(means)) + 1e-3
 
@@ -104,16 +104,16 @@ def test_a_gaussian_target_has_its_known_moments() -> None:
 
 
 @pytest.mark.slow
-def test_a_gaussian_target_that_constraints_cut_off_has_its_known_moments() -> None:
+def test_a_truncated_gaussian_target_has_its_known_moments() -> None:
     found = draws(toy_target(Toy(wall=1.2), [1.5]), replace(LONG, minimum_feasibility=1.0), start=1.5)
     assert found.min() >= 1.2
-    # Half a Gaussian: mean μ + σ√(2/π), variance σ²(1 − 2/π).
+    # A half-Gaussian: mean μ + σ√(2/π), variance σ²(1 − 2/π).
     mean = 1.2 + math.sqrt(0.2 * 2 / math.pi)
     assert close_to(found, mean)
     assert close_to((found - mean).square(), 0.2 * (1 - 2 / math.pi))
 
 
-def test_a_target_with_a_discrete_cost_has_its_known_moments() -> None:
+def test_a_target_with_discrete_cost_has_its_known_moments() -> None:
     target = toy_target(Toy(levels=0.5), [0.5])
     found = draws(target, LONG, start=0.0)
     grid = torch.linspace(-8, 8, 160_001, dtype=torch.float64)
@@ -125,8 +125,8 @@ def test_a_target_with_a_discrete_cost_has_its_known_moments() -> None:
 
 
 @pytest.mark.slow
-def test_detailed_balance_holds_between_the_parts_of_the_space() -> None:
-    """A reversible chain in equilibrium goes from A to B as often as from B to A."""
+def test_detailed_balance_holds_between_regions() -> None:
+    """A reversible chain in equilibrium moves from A to B as often as from B to A."""
     found = draws(toy_target(Toy(levels=0.5), [0.5, -0.5]), replace(LONG, steps=2500, kept=2200))
     part = torch.bucketize(found, torch.tensor([-0.6, 0.2, 0.9]).double())
     flows = torch.zeros(4, 4)
@@ -144,7 +144,7 @@ def test_detailed_balance_holds_between_the_parts_of_the_space() -> None:
 
 @pytest.fixture(scope="module")
 def portfolio() -> tuple[GibbsTarget, Tensor]:
-    """Eight assets, a small network, and starts whose decisions keep the return in all rows but a few."""
+    """Eight assets, a small network, and starts whose decisions meet the return in almost all rows."""
     generator = torch.Generator().manual_seed(5)
     contexts = torch.randn(80, 2, generator=generator, dtype=torch.float64)
     slopes = 0.02 * torch.randn(2, 8, generator=generator, dtype=torch.float64)
@@ -178,21 +178,23 @@ def assert_same(first: Chains, second: Chains, *but: str) -> None:
 
 
 @pytest.mark.slow
-def test_early_rejection_changes_no_bit_of_the_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+def test_early_rejection_gives_bit_identical_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     quick, thorough = chains(portfolio), chains(portfolio, replace(QUICK, early_rejection=False))
     assert_same(quick, thorough, "unseen", "early")
     assert quick.info.early.sum() > 50
     assert (quick.info.accepted.sum(dim=0) > 20).all()
 
 
-def test_proposals_are_rejected_unseen_where_no_cost_could_save_them(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+def test_proposals_are_rejected_before_evaluation_if_no_cost_could_accept_them(
+    portfolio: tuple[GibbsTarget, Tensor],
+) -> None:
     cold = replace(QUICK, inverse_temperature=1e-3)
     quick, thorough = chains(portfolio, cold), chains(portfolio, replace(cold, early_rejection=False))
     assert quick.info.unseen.sum() > 20
     assert_same(quick, thorough, "unseen", "early")
 
 
-def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+def test_every_state_has_the_required_feasibility(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, _ = portfolio
     found = chains(portfolio)
     predictions = target.predictor.predict(found.info.kept.flatten(0, 1), target.sample.contexts)
@@ -201,7 +203,7 @@ def test_every_state_keeps_the_feasibility_asked_for(portfolio: tuple[GibbsTarge
 
 
 @pytest.mark.slow
-def test_chains_run_by_several_processes_are_the_same(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+def test_chains_run_in_parallel_processes_are_identical(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     parts = split_chains(init_chains(target, QUICK, theta, 7))
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
@@ -209,7 +211,7 @@ def test_chains_run_by_several_processes_are_the_same(portfolio: tuple[GibbsTarg
     assert_same(chains(portfolio), join_chains(done))
 
 
-def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+def test_a_chain_does_not_depend_on_the_other_chains(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     all_, few = chains(portfolio), run_chains(target, QUICK, init_chains(target, QUICK, theta[:2], 7))
     assert torch.equal(all_.info.kept[:, :2], few.info.kept)
@@ -217,7 +219,7 @@ def test_a_chain_does_not_depend_on_its_company(portfolio: tuple[GibbsTarget, Te
 
 
 @pytest.mark.slow
-def test_another_seed_makes_other_chains_and_chains_differ(portfolio: tuple[GibbsTarget, Tensor]) -> None:
+def test_chains_differ_from_each_other_and_between_seeds(portfolio: tuple[GibbsTarget, Tensor]) -> None:
     target, theta = portfolio
     same_start = theta[:1].expand(4, -1)
     found = run_chains(target, QUICK, init_chains(target, QUICK, same_start, 7))
@@ -226,7 +228,7 @@ def test_another_seed_makes_other_chains_and_chains_differ(portfolio: tuple[Gibb
     assert not torch.equal(found.info.kept, other.info.kept)
 
 
-def test_a_run_resumed_from_a_checkpoint_ends_as_if_it_had_never_stopped(
+def test_a_run_resumed_from_a_checkpoint_is_bit_identical(
     portfolio: tuple[GibbsTarget, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, _ = portfolio
@@ -263,7 +265,7 @@ def test_progress_carries_the_loss_of_the_chains(portfolio: tuple[GibbsTarget, T
 
 
 @pytest.mark.slow
-def test_adaptation_brings_acceptance_near_its_goal_and_stops_after_burn_in(
+def test_adaptation_reaches_target_acceptance_and_stops_after_burn_in(
     portfolio: tuple[GibbsTarget, Tensor],
 ) -> None:
     options = replace(QUICK, steps=800, burn_in=400)
@@ -299,7 +301,7 @@ def test_adaptation_follows_its_recursion_step_by_step(portfolio: tuple[GibbsTar
         assert torch.equal(getattr(later.adaptation, name), getattr(state.adaptation, name))
 
 
-def test_draws_are_kept_at_regular_intervals_after_burn_in() -> None:
+def test_draws_are_stored_at_regular_intervals_after_burn_in() -> None:
     assert MetropolisOptions(1.0, steps=100, burn_in=40, kept=6).keeping == [50, 60, 70, 80, 90, 100]
     assert MetropolisOptions(1.0, steps=5, burn_in=2, kept=9).keeping == [3, 4, 5]
 
@@ -310,6 +312,6 @@ def test_a_start_that_breaks_its_constraints_is_refused(portfolio: tuple[GibbsTa
         init_chains(target, replace(QUICK, minimum_feasibility=0.99), theta + 2, 0)
 
 
-def test_burn_in_must_end_before_the_chain() -> None:
+def test_burn_in_must_be_shorter_than_the_chain() -> None:
     with pytest.raises(InvalidInput, match="shorter than the chain"):
         MetropolisOptions(1.0, steps=10, burn_in=10)

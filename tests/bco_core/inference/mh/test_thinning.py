@@ -1,3 +1,5 @@
+"""Thinning of draws to support points."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,7 +10,7 @@ from bco_core.inference.mh.thinning import support_points
 
 
 def energy_distance(distances: Tensor, chosen: Tensor) -> float:
-    """Between the chosen (K,) and all N points, by their distances (N, N)."""
+    """Return the energy distance between the chosen (K,) and all N points, from distances (N, N)."""
     between = distances[chosen].mean()
     return (2 * between - distances[chosen][:, chosen].mean() - distances.mean()).item()
 
@@ -21,7 +23,7 @@ def cloud(count: int = 400) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [1, 5, 20, 60])
-def test_support_points_are_nearer_in_energy_than_random_draws(count: int) -> None:
+def test_support_points_have_lower_energy_distance_than_random_draws(count: int) -> None:
     points = cloud()
     distances = torch.cdist(points, points)
     chosen = support_points(points, count)
@@ -38,7 +40,7 @@ def test_all_points_are_their_own_support_points() -> None:
     assert energy_distance(distances, torch.arange(30)) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_first_support_points_are_spread_over_both_clusters() -> None:
+def test_the_first_support_points_cover_both_clusters() -> None:
     points = cloud()
     far = points[support_points(points, 40)[:8], 0] > 3
     assert 1 <= int(far.sum()) <= 4

@@ -1,4 +1,4 @@
-"""``auto``: what competes, what is mixed, and members that are learned wherever there is room."""
+"""``auto``: candidates, mixing, and members learned in parallel."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.support.nonlinear_demand import PROBLEM, nonlinear_sample, target_of
 from tests.support.seeds import seeded
 
 
-def told(sample: Sample, options: LearningOptions) -> VariationalDiagnostics:
-    return told_of(learn(PROBLEM, sample, options))
+def learn_diagnostics(sample: Sample, options: LearningOptions) -> VariationalDiagnostics:
+    return diagnostics_of(learn(PROBLEM, sample, options))
 
 
-def told_of(learned: Learned) -> VariationalDiagnostics:
+def diagnostics_of(learned: Learned) -> VariationalDiagnostics:
     assert isinstance(learned.diagnostics, VariationalDiagnostics)
     return learned.diagnostics
 
 
-def bending(rows: int, seed: int) -> Sample:
-    """Demand that bends and interacts in six of eight columns, with little noise."""
+def nonlinear_in_six(rows: int, seed: int) -> Sample:
+    """Draw demand with curvature and interactions in six of eight columns, with little noise."""
     contexts = torch.randn(rows, 8, dtype=torch.float64, generator=seeded(seed))
     a, b, c, d, e, f = contexts[:, :6].T
     signal = 10 * torch.sin(1.5 * a) + 6 * b.clamp_min(0) * c + 5 * d.abs() + 3 * e - 2 * f
@@ -48,7 +48,7 @@ def averaged_cost(posterior: Posterior, fresh: Sample) -> float:
     return PROBLEM.cost(decide(PROBLEM, scenarios, "averaged").decisions, fresh.outcomes).mean().item()
 
 
-def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
+def test_a_linear_mixture_embedded_in_a_network_predicts_the_same() -> None:
     sample = nonlinear_sample()
     linear, network = target_of("linear", sample), target_of("skip_mlp", sample, (8, 8))
     loc = torch.randn(3, linear.predictor.dim, generator=seeded())
@@ -62,7 +62,7 @@ def test_a_linear_mixture_inside_the_network_predicts_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
+def test_auto_beats_its_linear_candidate_on_nonlinear_demand() -> None:
     sample, fresh = nonlinear_sample(300), nonlinear_sample(2000, seed=9)
     options = make_options(hidden=(24,), epochs=80, seed=3)
     costs = {}
@@ -71,8 +71,8 @@ def test_auto_beats_its_own_linear_candidate_where_the_truth_bends() -> None:
     assert costs["auto"] < 0.75 * costs["linear"]
 
 
-def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
-    diagnostics = told(nonlinear_sample(120), make_options(hidden=(8,), epochs=15))
+def test_auto_stores_its_candidate_table_and_recommends_a_policy() -> None:
+    diagnostics = learn_diagnostics(nonlinear_sample(120), make_options(hidden=(8,), epochs=15))
     names = [(row["predictor"], row["name"]) for row in diagnostics.candidates]
     linear, network = sweep_for(120, LINEAR), sweep_for(120, NETWORK)
     assert names == [("linear", one.name) for one in linear] + [("skip_mlp", one.name) for one in network]
@@ -84,8 +84,8 @@ def test_auto_keeps_the_table_it_chose_from_and_recommends_a_policy() -> None:
     assert next(r["cost"] for r in diagnostics.shares if r["share"] == diagnostics.network_share) == cheapest
 
 
-def test_an_explicit_temperature_holds_for_every_candidate() -> None:
-    diagnostics = told(nonlinear_sample(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
+def test_a_given_temperature_applies_to_every_candidate() -> None:
+    diagnostics = learn_diagnostics(nonlinear_sample(120), make_options(hidden=(8,), epochs=10, kl_weight=3e-4))
     assert diagnostics.kl_weight == pytest.approx(3e-4)
     assert all(row["kl_factor"] == 1 for row in diagnostics.candidates)
 
@@ -96,7 +96,7 @@ def test_a_given_temperature_still_lets_narrow_starts_compete() -> None:
     assert {one.start.scale_factor for one in held} == {1.0, 0.3, 0.1}
 
 
-def test_weaker_priors_and_narrower_starts_compete_where_rows_are_many() -> None:
+def test_weaker_priors_and_narrower_starts_compete_given_many_rows() -> None:
     few, many = (sweep_for(rows, NETWORK) for rows in (300, 5000))
     assert min(one.whole_kl_factor for one in few) == pytest.approx(0.3)
     weakest = sorted({round(one.whole_kl_factor, 4) for one in many})
@@ -105,23 +105,23 @@ def test_weaker_priors_and_narrower_starts_compete_where_rows_are_many() -> None
 
 
 @pytest.mark.slow
-def test_a_network_fits_a_rich_signal_that_a_wide_start_takes_for_noise() -> None:
-    """Columns that bend and interact, with little noise: a narrow start is chosen, and pays on fresh rows."""
-    sample, fresh = bending(800, 1), bending(4000, 2)
+def test_a_narrow_start_lets_a_network_fit_a_rich_signal() -> None:
+    """With curvature, interactions and little noise, a narrow start is chosen and costs less on fresh rows."""
+    sample, fresh = nonlinear_in_six(800, 1), nonlinear_in_six(4000, 2)
     options = make_options(predictor="skip_mlp", hidden=(64, 64), members=5, epochs=120, seed=3)
     free, held = learn(PROBLEM, sample, options), learn(PROBLEM, sample, replace(options, kl_weight=1e-3))
-    chosen = next(row for row in told_of(free).candidates if row["chosen"])
+    chosen = next(row for row in diagnostics_of(free).candidates if row["chosen"])
     assert chosen["scale_factor"] < 1
     assert averaged_cost(free.posterior, fresh) < 0.85 * averaged_cost(held.posterior, fresh)
 
 
 @pytest.mark.slow
 def test_more_columns_and_rows_do_not_raise_held_out_cost_beyond_noise() -> None:
-    rich = bending(1200, 5)
+    rich = nonlinear_in_six(1200, 5)
     options = make_options(hidden=(32,), members=5, epochs=60, seed=3)
     few, all_columns = Sample(rich.contexts[:, :3], rich.outcomes), rich
     fewer_rows = rich.rows(torch.arange(300))
-    found = [told_of(learn(PROBLEM, one, options)).judged_cost for one in (all_columns, few, fewer_rows)]
+    found = [diagnostics_of(learn(PROBLEM, one, options)).judged_cost for one in (all_columns, few, fewer_rows)]
     for worse in found[1:]:
         assert found[0].mean < worse.mean + 2 * math.hypot(found[0].standard_error, worse.standard_error)
 
@@ -132,18 +132,19 @@ def test_more_rows_need_fewer_members() -> None:
 
 def test_the_default_temperature_falls_with_the_square_root_of_the_rows() -> None:
     few, many = (
-        told(nonlinear_sample(rows), make_options(predictor="linear", epochs=1)).candidates for rows in (100, 400)
+        learn_diagnostics(nonlinear_sample(rows), make_options(predictor="linear", epochs=1)).candidates
+        for rows in (100, 400)
     )
     assert few[0]["kl_factor"] == many[0]["kl_factor"] == 1
     weights = [
-        told(nonlinear_sample(rows), make_options(method="vi", predictor="linear", epochs=1)).kl_weight
+        learn_diagnostics(nonlinear_sample(rows), make_options(method="vi", predictor="linear", epochs=1)).kl_weight
         for rows in (100, 400)
     ]
     assert weights[0] / weights[1] == pytest.approx(2.0)
     assert LINEAR.prior_scale == 1.0
 
 
-def test_members_learned_anywhere_in_any_order_give_the_same_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_learned_in_any_order_give_the_same_posterior(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 150)
     sample = nonlinear_sample(150)
     options = make_options(method="vi", hidden=(8,), epochs=6, members=6, certify=True, seed=4)
@@ -161,8 +162,8 @@ def test_members_learned_anywhere_in_any_order_give_the_same_posterior(monkeypat
 
 
 @pytest.mark.slow
-def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A tenth of its rows stops a member that learns alone: there must be enough of them, as there are where it happens.
+def test_members_learned_separately_are_as_good_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A tenth of its rows stops a member that learns alone, so there must be enough rows, as in practice.
     sample, fresh = nonlinear_sample(2000, seed=3), nonlinear_sample(2000, seed=9)
     options = make_options(method="vi", predictor="linear", members=5, epochs=120, seed=3)
     costs = []
@@ -172,7 +173,7 @@ def test_members_that_learn_by_themselves_learn_as_well_as_one_batch(monkeypatch
     assert costs[1] == pytest.approx(costs[0], rel=0.1)
 
 
-def test_the_trace_of_a_member_survives_being_packed() -> None:
+def test_the_trace_of_a_member_round_trips_through_packing() -> None:
     target = target_of("linear", nonlinear_sample(60))
     fit = fit_variational(target, make_folds(60, 1, seeded()), VariationalOptions(epochs=3, patience=None), seeded())
     again = unpack_fit(pack_fit(fit), target.family)

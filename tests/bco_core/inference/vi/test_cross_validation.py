@@ -1,3 +1,5 @@
+"""Cross-validation: out-of-fold judgement and pooling of members."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,11 +13,11 @@ from tests.support.nonlinear_demand import PROBLEM, nonlinear_sample, target_of
 from tests.support.seeds import seeded
 
 
-def test_every_row_is_judged_only_by_members_that_did_not_learn_from_it() -> None:
+def test_every_row_is_judged_only_by_members_that_held_it_out() -> None:
     sample = nonlinear_sample(53)
     target = target_of("linear", sample)
     folds = make_folds(53, 10, seeded())
-    # Each member predicts its own number, so a judgement shows who made it.
+    # Each member predicts its own number, so predictions identify their member.
     loc = torch.zeros(10, target.predictor.dim)
     loc[:, -1] = torch.arange(10.0)
     mixture = equal_mixture(target.family, loc, torch.full_like(loc, 1e-9))

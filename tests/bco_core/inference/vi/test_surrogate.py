@@ -1,4 +1,4 @@
-"""The posterior of a surrogate around a regression: what it gains, what it says of itself, and what goes on with it."""
+"""The posterior of a surrogate loss around a regression: regret, diagnostics, and use with every other feature."""
 
 from dataclasses import replace
 from typing import Any
@@ -44,8 +44,8 @@ def regret(problem: UncertainCostLinear, decided: Tensor, outcomes: Tensor) -> f
     return ((problem.cost(decided, outcomes) - best).sum() / best.sum().abs()).item()
 
 
-def learned_and_regression(degree: int, seed: int, rows: int = 100) -> tuple[float, float]:
-    """The regret on new rows of the posterior's decisions, and of those by least squares."""
+def regrets_of_posterior_and_least_squares(degree: int, seed: int, rows: int = 100) -> tuple[float, float]:
+    """Return the regret on new rows of the posterior's decisions and of least squares."""
     instance = shortest_path(rows + 600, degree, seed)
     problem, known, new = problem_of(instance), sample_of(instance, slice(rows)), sample_of(instance, slice(rows, None))
     found = learn(problem, known)
@@ -58,8 +58,8 @@ def learned_and_regression(degree: int, seed: int, rows: int = 100) -> tuple[flo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("degree", "most"), [(6, -0.015), (4, -0.003), (1, 0.003)])
-def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(degree: int, most: float) -> None:
-    pairs = np.array([learned_and_regression(degree, seed) for seed in range(20, 25)])
+def test_surrogate_beats_least_squares_on_nonlinear_costs_and_ties_otherwise(degree: int, most: float) -> None:
+    pairs = np.array([regrets_of_posterior_and_least_squares(degree, seed) for seed in range(20, 25)])
     gains = pairs[:, 0] - pairs[:, 1]
     assert gains.mean() < most
     if most < 0:
@@ -67,7 +67,7 @@ def test_it_beats_least_squares_where_costs_bend_and_ties_elsewhere(degree: int,
 
 
 @pytest.mark.slow
-def test_products_of_contexts_are_taken_up_where_rows_are_many() -> None:
+def test_products_of_contexts_are_used_given_many_rows() -> None:
     instance = shortest_path(900, 6, 3)
     found = learn(problem_of(instance), sample_of(instance, slice(400)))
     assert found.posterior.predictor.features.kind == "products"
@@ -87,9 +87,7 @@ def found(instance: ContextualInstance) -> Learned:
     return learn(problem_of(instance), sample_of(instance, slice(100)))
 
 
-def test_it_says_which_loss_it_is_the_posterior_of_and_gives_no_certificate(
-    found: Learned, instance: ContextualInstance
-) -> None:
+def test_the_loss_is_reported_and_no_certificate_given(found: Learned, instance: ContextualInstance) -> None:
     told = found.diagnostics
     assert (told.loss, told.inference, told.method, told.policy) == ("spo_plus", "vi", "auto", "bcp")
     assert told.to_json()["loss_meaning"] == LOSSES["spo_plus"]
@@ -101,7 +99,7 @@ def test_it_says_which_loss_it_is_the_posterior_of_and_gives_no_certificate(
         learn(problem_of(instance), sample_of(instance, slice(100)), make_options(certify=True))
 
 
-def test_the_same_seed_gives_the_same_posterior_and_it_survives_storing(
+def test_the_same_seed_gives_the_same_posterior_also_after_storage(
     found: Learned, instance: ContextualInstance
 ) -> None:
     again = learn(problem_of(instance), sample_of(instance, slice(100)))
@@ -113,7 +111,7 @@ def test_the_same_seed_gives_the_same_posterior_and_it_survives_storing(
     torch.testing.assert_close(restored.draws(7, 3), found.posterior.draws(7, 3))
 
 
-def test_held_out_costs_are_true_costs_of_members_that_had_not_seen_the_row(found: Learned) -> None:
+def test_held_out_costs_are_true_costs_of_members_that_held_the_row_out(found: Learned) -> None:
     told = found.diagnostics
     assert isinstance(told, VariationalDiagnostics)
     assert told.held_out_rows == 100
@@ -125,7 +123,7 @@ def test_held_out_costs_are_true_costs_of_members_that_had_not_seen_the_row(foun
     assert np.mean(risks[-5:]) < np.mean(risks[:5])
 
 
-def test_prescriptions_have_costs_a_proof_and_a_path(found: Learned, instance: ContextualInstance) -> None:
+def test_prescriptions_have_costs_an_optimality_proof_and_a_path(found: Learned, instance: ContextualInstance) -> None:
     problem, contexts = problem_of(instance), torch.from_numpy(instance.contexts[100:103])
     answer = prescribe(found.posterior, problem, contexts, PrescribeOptions(policy="bcp"))
     assert [str(status) for status in answer.status] == ["optimal"] * 3
@@ -158,7 +156,7 @@ def test_the_regression_is_least_squares_and_draws_have_its_covariance(instance:
     np.testing.assert_allclose(mixture.log_prob(few), normal.log_prob(few.double()), rtol=1e-3)
 
 
-def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instance: ContextualInstance) -> None:
+def test_zero_width_equals_the_regression_and_a_strong_prior_stays_there(instance: ContextualInstance) -> None:
     target = target_of(problem_of(instance), sample_of(instance, slice(100)))
     rows, generator = torch.arange(100).repeat(2, 1), torch.Generator()
     start = BayesianRegression.of(target, rows)
@@ -169,7 +167,7 @@ def test_a_width_of_zero_is_the_regression_and_a_strong_pull_stays_there(instanc
     assert (fit.mixture.loc[1] - at[1]).abs().max() < 0.25 * (free.mixture.loc[1] - at[1]).abs().max()
 
 
-def test_a_bend_is_noticed_and_a_straight_line_is_none() -> None:
+def test_curvature_is_detected_and_linearity_is_not_mistaken_for_it() -> None:
     for degree, bent in ((1, False), (4, True), (6, True)):
         instance = shortest_path(100, degree, 8)
         assert is_nonlinear(target_of(problem_of(instance), sample_of(instance, slice(None)))) is bent
@@ -177,7 +175,7 @@ def test_a_bend_is_noticed_and_a_straight_line_is_none() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["relu_affine", "skip_mlp", "mlp"])
-def test_other_predictors_learn_by_the_surrogate_too(kind: str, instance: ContextualInstance) -> None:
+def test_other_predictors_learn_by_the_surrogate(kind: str, instance: ContextualInstance) -> None:
     options = make_options(predictor=kind, epochs=12, members=5, hidden=[16] if "mlp" in kind else None)
     got = learn(problem_of(instance), sample_of(instance, slice(120)), options)
     assert got.diagnostics.loss == "spo_plus"
@@ -186,7 +184,7 @@ def test_other_predictors_learn_by_the_surrogate_too(kind: str, instance: Contex
 
 
 @pytest.mark.slow
-def test_boosted_departures_learn_by_the_surrogate_too() -> None:
+def test_boosted_residual_models_learn_by_the_surrogate() -> None:
     small = shortest_path(150, 4, 2, grid=2)
     got = learn(
         problem_of(small), sample_of(small, slice(None)), make_options(predictor="boosted", epochs=5, members=5)
@@ -195,7 +193,7 @@ def test_boosted_departures_learn_by_the_surrogate_too() -> None:
     assert got.posterior.predictor.features.kind == "boosted"
 
 
-def test_plain_variational_inference_learns_by_it_as_well(instance: ContextualInstance) -> None:
+def test_plain_variational_inference_learns_by_the_surrogate(instance: ContextualInstance) -> None:
     got = learn(problem_of(instance), sample_of(instance, slice(120)), make_options("vi", "linear", epochs=60))
     assert isinstance(got.diagnostics, VariationalDiagnostics)
     assert got.diagnostics.loss == "spo_plus"
@@ -211,7 +209,9 @@ def test_chains_sample_the_true_cost() -> None:
 
 
 @pytest.mark.parametrize("as_prior", [False, True])
-def test_learning_on_keeps_its_shape_and_learns(found: Learned, instance: ContextualInstance, as_prior: bool) -> None:
+def test_updating_keeps_the_posteriors_shape_and_learns(
+    found: Learned, instance: ContextualInstance, as_prior: bool
+) -> None:
     sample, fresh = sample_of(instance, slice(None)), torch.arange(260) >= 100
     told = found.diagnostics
     options = UpdateOptions(told.kl_weight, told.policy, as_prior=as_prior)
@@ -225,7 +225,7 @@ def test_learning_on_keeps_its_shape_and_learns(found: Learned, instance: Contex
     assert (held.posterior.distribution.loc - found.posterior.distribution.mode()).abs().max() < 0.5 * moved
 
 
-def test_rows_with_a_time_are_judged_forward(instance: ContextualInstance) -> None:
+def test_rows_with_time_are_judged_forward(instance: ContextualInstance) -> None:
     sample = sample_of(instance, slice(None))
     periods = torch.arange(260)
     timed = replace(sample, timeline=Timeline(periods, torch.zeros(260, dtype=torch.long), 1, 0))
@@ -235,7 +235,7 @@ def test_rows_with_a_time_are_judged_forward(instance: ContextualInstance) -> No
     assert told.forward_cost["bcp"].mean < told.constant_decision_cost.mean
 
 
-def test_whole_numbers_are_relaxed_while_learning_and_exact_when_prescribing() -> None:
+def test_integers_are_relaxed_in_learning_and_exact_in_prescribing() -> None:
     instance = knapsack(70, 4, 1, items=12)
     problem = problem_of(instance)
     got = learn(problem, sample_of(instance, slice(60)))

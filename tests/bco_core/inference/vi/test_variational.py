@@ -1,3 +1,5 @@
+"""Variational inference: exact mean-field optimum, reproducibility, early stopping, progress and divergence."""
+
 from __future__ import annotations
 
 import math
@@ -23,7 +25,7 @@ from tests.support.seeds import seeded
 
 @dataclass(frozen=True)
 class Quadratic:
-    """c(z; y) = ‖z − y‖²: the best decision is the prediction itself, and over scenarios their mean."""
+    """c(z; y) = ‖z − y‖²: the best decision is the prediction itself, or the mean of the scenarios."""
 
     outcome_dim: int
     factor: float = 1.0
@@ -95,7 +97,7 @@ def make_newsvendor_target(family: str = "laplace", unit: float = 1.0) -> GibbsT
 
 
 def learn_from(*train: list[int]) -> Folds:
-    """Members that learn from these rows and have none to stop them early."""
+    """Return folds whose members learn from the given rows, without rows for early stopping."""
     return Folds(torch.tensor(train), torch.empty(len(train), 0, dtype=torch.long))
 
 
@@ -146,7 +148,7 @@ def test_each_member_reaches_the_exact_mean_field_gaussian_of_its_own_rows(
         assert np.abs(scale / exact_scale - 1).max() < 0.05
 
 
-def test_members_may_have_temperatures_and_initial_scales_of_their_own() -> None:
+def test_members_may_have_their_own_temperatures_and_initial_scales() -> None:
     target = make_quadratic_target(make_sample())
     rows, kl_weights = list(range(40)), [0.02, 2.0]
     options = replace(
@@ -168,7 +170,7 @@ def test_members_may_have_temperatures_and_initial_scales_of_their_own() -> None
     assert unmoved.mixture.scale[:, 0].tolist() == pytest.approx([0.05, 0.5], rel=1e-4)
 
 
-def test_with_nothing_but_the_prior_to_go_by_the_posterior_is_the_prior() -> None:
+def test_without_data_the_posterior_is_the_prior() -> None:
     target = make_quadratic_target(make_sample(), prior_scale=0.5)
     options = replace(OPTIONS, kl_weight=1e6, epochs=100, learning_rate=0.02)
     mixture = fit_variational(target, learn_from(list(range(40))), options, seeded(0)).mixture
@@ -176,7 +178,7 @@ def test_with_nothing_but_the_prior_to_go_by_the_posterior_is_the_prior() -> Non
     assert torch.allclose(mixture.scale, torch.full_like(mixture.scale, 0.5), atol=0.02)
 
 
-def test_the_moving_average_is_nearer_to_the_exact_mean_than_the_last_step() -> None:
+def test_the_moving_average_is_closer_to_the_exact_mean_than_the_last_step() -> None:
     target = make_quadratic_target(make_sample())
     rows = list(range(40))
     exact, _ = exact_optimum(target, rows, OPTIONS.kl_weight, 1.0)
@@ -250,11 +252,12 @@ def test_without_patience_every_epoch_runs_and_the_last_is_kept() -> None:
     assert {point.validation_cost for point in fit.trace} == {None}
 
 
-def test_a_stopped_member_leaves_the_others_their_own_rows() -> None:
+def test_after_a_member_stops_the_others_keep_their_own_rows() -> None:
     sample = make_sample()
     contrary = 2 * sample.outcomes.mean() - sample.outcomes
     target = make_quadratic_target(Sample(sample.contexts.repeat(2, 1), torch.cat([sample.outcomes, contrary])))
-    # The first member learns a relation that its validation rows contradict; the second one that its own confirm.
+    # The first member learns a relation that its validation rows contradict; the second learns one that its rows
+    # confirm.
     folds = Folds(
         torch.stack([torch.arange(20), 40 + torch.arange(20)]),
         torch.stack([60 + torch.arange(10), 70 + torch.arange(10)]),
@@ -280,7 +283,7 @@ def test_a_stopped_member_leaves_the_others_their_own_rows() -> None:
     assert cost < 0.5 * fit.trace[left].validation_cost
 
 
-def test_members_keep_their_temperature_and_draws_when_others_leave() -> None:
+def test_members_keep_their_temperature_and_draws_when_others_stop() -> None:
     target = make_quadratic_target(make_sample())
     options = replace(
         OPTIONS,
@@ -300,14 +303,14 @@ def test_members_keep_their_temperature_and_draws_when_others_leave() -> None:
     assert fit.mixture.scale[1].max().item() < 3 * exact_scale.max()
 
 
-def test_an_absurd_learning_rate_is_reported_with_what_would_help() -> None:
+def test_an_absurd_learning_rate_is_refused_with_a_remedy() -> None:
     options = replace(OPTIONS, learning_rate=1e30)
     with pytest.raises(Diverged, match="a smaller learning_rate usually helps"):
         fit_variational(make_newsvendor_target(), learn_from(list(range(40))), options, seeded(0))
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_costs_that_are_not_finite_are_reported_and_never_learned_from(factor: float) -> None:
+def test_non_finite_costs_are_reported_and_not_learned_from(factor: float) -> None:
     target = replace(make_quadratic_target(make_sample()), problem=Quadratic(1, factor))
     with pytest.raises(Diverged):
         fit_variational(target, learn_from(list(range(40))), OPTIONS, seeded(0))
@@ -323,7 +326,7 @@ def test_progress_rises_to_one_and_names_the_epoch() -> None:
     assert [message.split(",")[0] for _, message in calls] == [f"epoch {epoch}" for epoch in range(1, 9)]
 
 
-def test_progress_carries_what_each_epoch_met() -> None:
+def test_progress_carries_each_epochs_costs() -> None:
     told: list[Figures] = []
     fit = fit_variational(
         make_newsvendor_target(),
@@ -353,7 +356,7 @@ def test_cancelling_from_the_progress_callback_stops_learning_at_once() -> None:
     assert len(calls) == 3
 
 
-def test_a_long_trace_is_thinned_to_two_hundred_points_with_the_first_and_the_last() -> None:
+def test_a_long_trace_is_thinned_to_two_hundred_points_with_both_ends() -> None:
     target = make_quadratic_target(make_sample())
     fit = fit_variational(target, learn_from(list(range(40))), replace(OPTIONS, epochs=230), seeded(0))
     epochs = [point.epoch for point in fit.trace]

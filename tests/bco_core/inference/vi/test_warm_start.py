@@ -1,3 +1,5 @@
+"""Warm starts: ridge regression and the shift to decision quantiles."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,7 +15,7 @@ from tests.support.nonlinear_demand import nonlinear_sample, target_of
 from tests.support.seeds import seeded
 
 
-def test_ridge_without_need_for_shrinking_is_least_squares() -> None:
+def test_ridge_without_shrinkage_equals_least_squares() -> None:
     contexts = torch.randn(400, 3, generator=seeded(), dtype=torch.float64)
     slopes = torch.tensor([[2.0, 0.0], [-1.0, 0.5], [0.3, 4.0]], dtype=torch.float64)
     outcomes = contexts @ slopes + torch.tensor([5.0, -7.0])
@@ -24,10 +26,10 @@ def test_ridge_without_need_for_shrinking_is_least_squares() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_ridge_chooses_the_penalty_of_least_leave_one_out_error(seed: int) -> None:
-    """Two outcomes of their own penalty; few rows, so that each has a say in its own prediction."""
+    """Two outcomes with different best penalties, and few rows, so that leverage matters."""
     draw, count, columns = seeded(seed), 12, 5
     contexts = torch.randn(count, columns, generator=draw, dtype=torch.float64)
-    # One row far from the others all but decides about its own prediction.
+    # One row far from the others has a leverage close to one.
     contexts[0] *= 4
     noise = torch.randn(count, 2, generator=draw, dtype=torch.float64)
     outcomes = torch.cat([noise[:, :1], contexts[:, :1] + 0.5 * noise[:, 1:]], dim=1)
@@ -38,7 +40,7 @@ def test_ridge_chooses_the_penalty_of_least_leave_one_out_error(seed: int) -> No
         return torch.cat([slopes, (y.mean(0) - x.mean(0) @ slopes)[None]])
 
     def leave_one_out(penalty: float, outcome: int) -> float:
-        # The penalty is of the full sample's size throughout, as in the closed form.
+        # The penalty is scaled by the full sample size throughout, as in the closed form.
         total = 0.0
         for row in range(count):
             keep = torch.arange(count) != row
