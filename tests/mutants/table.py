@@ -127,7 +127,7 @@ MUTANTS = [
     *group(
         "bco_core/solvers/cuts.py",
         "tests/bco_core/solvers/test_cuts.py: test_risk_weights_are_probabilities_that_give_the_sorted_tail "
-        "test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated",
+        "test_the_remaining_gap_with_many_scenarios_is_as_stated",
         ("gap a hundred times as wide", "GAP = 1e-7", "GAP = 1e-5"),
         ("tail of CVaR", "taken = min(weights[k], left)", "taken = weights[k]"),
     ),

@@ -113,7 +113,7 @@ def random_walk(seed: int, steps: float, count: int = 365, later: int = 60) -> t
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_promises_for_drifting_demand_are_wider_than_for_stationary_demand(seed: int) -> None:
+def test_drifting_demand_is_not_judged_ok(seed: int) -> None:
     known, _ = random_walk(seed, steps=6.0)
     told = learn(PROBLEM, known, make_options(predictor="linear", epochs=40, members=5)).diagnostics
     assert told.forward is not None
@@ -122,7 +122,7 @@ def test_promises_for_drifting_demand_are_wider_than_for_stationary_demand(seed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_promises_for_stationary_demand_hold(seed: int) -> None:
+def test_stationary_demand_is_ok_and_its_expected_costs_hold(seed: int) -> None:
     known, later = random_walk(seed, steps=0.0, later=90)
     learned = learn(PROBLEM, known, make_options(predictor="linear", epochs=200, members=5))
     assert learned.diagnostics.quality == "ok", learned.diagnostics.reason
@@ -132,7 +132,7 @@ def test_promises_for_stationary_demand_hold(seed: int) -> None:
     assert (realised > found.costs.quantiles[:, -1]).double().mean() < 0.12
 
 
-def test_a_time_feature_does_not_shrink_the_predicted_spread() -> None:
+def test_a_time_feature_does_not_explain_the_spread() -> None:
     """Errors shrank as more was learned; they will not keep shrinking with the date."""
     draw = torch.Generator().manual_seed(0)
     periods = torch.arange(600)

@@ -1,3 +1,5 @@
+"""The best constant decision of a history."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,7 +16,7 @@ from bco_core.problems.newsvendor import Newsvendor
     underage=st.floats(0.1, 10),
     overage=st.floats(0.1, 10),
 )
-def test_no_observed_outcome_would_have_been_a_cheaper_constant_order(
+def test_no_observed_outcome_is_a_cheaper_constant_order(
     outcomes: list[tuple[int, int]], underage: float, overage: float
 ) -> None:
     problem = Newsvendor.from_spec({"items": [{"underage_cost": underage, "overage_cost": overage}] * 2})

@@ -1,4 +1,4 @@
-"""Cutting planes with random costs and technology against one large program, stated independently in highspy."""
+"""Cutting planes with random costs and technology against the extensive form in highspy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_time() -> Flag:
 def by_highs(
     program: LinearProgram, stages: RecourseScenarios, lower: Array, upper: Array, risk: RiskOf
 ) -> tuple[str, float]:
-    """Solve all scenarios as one program in z, η and, for every scenario, x and its excess over η; return status and
+    """Solve all scenarios as one program in z, η and, per scenario, x and its excess over η; return status and
     objective."""
     model = highspy.Highs()
     model.silent()
@@ -71,12 +71,12 @@ def box(lower: Array, upper: Array, begin: Array) -> FirstStage:
 
 
 def risk_of(costs: Array, weights: Array, risk: RiskOf) -> float:
-    """By the definition of CVaR: the least over η, which some cost attains."""
+    """Return CVaR by its definition: the minimum over η, attained at some cost."""
     tail = min(float(eta + weights @ np.maximum(costs - eta, 0) / (1 - risk.level)) for eta in costs)
     return float((1 - risk.weight) * weights @ costs + risk.weight * tail)
 
 
-def certified(recourse: RandomRecourse, stages: RecourseScenarios, found: CutSolution, risk: RiskOf) -> float:
+def certified_objective(recourse: RandomRecourse, stages: RecourseScenarios, found: CutSolution, risk: RiskOf) -> float:
     """Return the objective of a solution, by certified recourse."""
     solved = recourse.solve(stages.recourse_cost, stages.limits - stages.technology @ found.decision)
     assert (solved.status == OPTIMAL).all()
@@ -84,8 +84,8 @@ def certified(recourse: RandomRecourse, stages: RecourseScenarios, found: CutSol
     return risk_of(solved.value + stages.cost @ found.decision, stages.weights, risk)
 
 
-def mended(rng: Random, rows: int, columns: int, plain: bool) -> LinearProgram:
-    """Return a random program with a shortage and an excess variable in every row: there is always a recourse."""
+def complete_program(rng: Random, rows: int, columns: int, plain: bool) -> LinearProgram:
+    """Return a random program with shortage and excess variables in every row, so recourse is complete."""
     inner = random_program(rng, rows, columns, plain)
     return LinearProgram(
         np.zeros(columns + 2 * rows),
@@ -96,7 +96,7 @@ def mended(rng: Random, rows: int, columns: int, plain: bool) -> LinearProgram:
     )
 
 
-def drawn(
+def draw_scenarios(
     rng: Random, program: LinearProgram, decisions: int, count: int, plain: bool, certain: bool
 ) -> RecourseScenarios:
     rows = len(program.matrix)
@@ -117,17 +117,18 @@ def drawn(
 def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     seed: int, decisions: int, rows: int, count: int, risk: RiskOf, plain: bool, certain: bool
 ) -> None:
-    """Costs, limits and (unless ``certain``) technology random in every scenario, rows of all senses, ties if plain."""
+    """Costs, limits and (unless ``certain``) technology are random in every scenario; rows of all senses; ties if
+    plain."""
     rng = np.random.default_rng(seed)
-    program = mended(rng, rows, rows + 2, plain)
-    stages = drawn(rng, program, decisions, count, plain, certain)
+    program = complete_program(rng, rows, rows + 2, plain)
+    stages = draw_scenarios(rng, program, decisions, count, plain, certain)
     lower, upper = -2.0 * np.ones(decisions), 3.0 * np.ones(decisions)
     recourse = RandomRecourse.of(program)
     found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
     assert ended == "Optimal"
     assert found.ended == cuts.CONVERGED
-    objective = certified(recourse, stages, found, risk)
+    objective = certified_objective(recourse, stages, found, risk)
     assert objective == pytest.approx(truth, rel=1e-6, abs=1e-6)
     assert found.bound <= truth + 1e-6 * (1 + abs(truth))
     assert objective - found.bound <= 1.1e-7 * abs(objective) + 1e-8
@@ -138,25 +139,25 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
 def test_decisions_that_leave_a_scenario_without_recourse_are_cut_off(
     seed: int, decisions: int, rows: int, plain: bool
 ) -> None:
-    """Recourse is not complete: the first point, or every point, may leave some scenarios without recourse."""
+    """Recourse is incomplete: some or all points may leave scenarios infeasible."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, rows + 2, plain)
-    stages = drawn(rng, program, decisions, 6, plain, False)
+    stages = draw_scenarios(rng, program, decisions, 6, plain, False)
     lower, upper = -2.0 * np.ones(decisions), 3.0 * np.ones(decisions)
     recourse, risk = RandomRecourse.of(program), RiskOf(0.0, 0.5)
     found = minimize_random(recourse, stages, box(lower, upper, np.zeros(decisions)), risk, 1e-7, in_time())
     ended, truth = by_highs(program, stages, lower, upper, risk)
     if found.ended == cuts.CONVERGED:
         assert ended == "Optimal"
-        assert certified(recourse, stages, found, risk) == pytest.approx(truth, rel=1e-6, abs=1e-6)
+        assert certified_objective(recourse, stages, found, risk) == pytest.approx(truth, rel=1e-6, abs=1e-6)
     elif found.ended == cuts.NO_DECISION:
         assert ended != "Optimal"
     else:
-        # What is so nearly infeasible that no proof passes is left to HiGHS.
+        # Cases too close to infeasible for a proof are left to HiGHS.
         assert found.ended == cuts.OPEN
 
 
-def test_a_price_that_pays_for_ever_is_said_and_names_its_scenario() -> None:
+def test_an_unbounded_scenario_is_reported_by_its_number() -> None:
     """The cost is unbounded if no row limits x."""
     program = LinearProgram(np.zeros(2), np.array([[1.0, -1.0]]), np.array([1]), np.zeros(2), np.full(2, np.inf))
     costs = np.array([[1.0, 0.0], [1.0, -0.5], [1.0, -1.5], [1.0, 0.0]])
@@ -166,7 +167,7 @@ def test_a_price_that_pays_for_ever_is_said_and_names_its_scenario() -> None:
     first = box(np.zeros(1), np.ones(1), np.zeros(1))
     found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, in_time())
     assert (found.ended, found.scenario) == (cuts.BOUNDLESS, 2)
-    # Where that scenario has no weight, it does not matter; scenarios keep their numbers.
+    # A scenario without weight has no effect, and the others keep their numbers.
     light = stages._replace(weights=np.array([0.5, 0.5, 0.0, 0.0]))
     assert minimize_random(RandomRecourse.of(program), light, first, RiskOf(0.0, 0.0), 1e-7, in_time()).ended == 0
     late = stages._replace(weights=np.array([0.0, 0.5, 0.5, 0.0]))
@@ -195,8 +196,8 @@ def test_first_stage_costs_count_inside_the_risk() -> None:
 
 def test_equal_scenarios_are_as_one() -> None:
     rng = np.random.default_rng(11)
-    program = mended(rng, 3, 5, False)
-    one = drawn(rng, program, 3, 1, False, False)
+    program = complete_program(rng, 3, 5, False)
+    one = draw_scenarios(rng, program, 3, 1, False, False)
     many = RecourseScenarios(*(np.repeat(part, 40, axis=0) for part in one[:-1]), np.full(40, 1 / 40))
     first = box(-np.ones(3), np.ones(3), np.zeros(3))
     for risk in (RiskOf(0.0, 0.0), RiskOf(1.0, 0.8)):
@@ -209,8 +210,8 @@ def test_equal_scenarios_are_as_one() -> None:
 @pytest.mark.parametrize("amounts", [1e-5, 1e8])
 def test_units_do_not_matter(money: float, amounts: float) -> None:
     rng = np.random.default_rng(4)
-    program = mended(rng, 4, 5, False)
-    stages = drawn(rng, program, 3, 30, False, False)
+    program = complete_program(rng, 4, 5, False)
+    stages = draw_scenarios(rng, program, 3, 30, False, False)
     scaled_program = LinearProgram(
         program.cost, program.matrix, program.senses, program.lower * amounts, program.upper * amounts
     )
@@ -228,8 +229,8 @@ def test_units_do_not_matter(money: float, amounts: float) -> None:
 
 def test_a_search_out_of_time_says_so() -> None:
     rng = np.random.default_rng(9)
-    program = mended(rng, 3, 4, False)
-    stages = drawn(rng, program, 2, 10, False, False)
+    program = complete_program(rng, 3, 4, False)
+    stages = draw_scenarios(rng, program, 2, 10, False, False)
     first = box(-np.ones(2), np.ones(2), np.zeros(2))
     found = minimize_random(RandomRecourse.of(program), stages, first, RiskOf(0.0, 0.0), 1e-7, np.ones(1, dtype=bool))
     assert found.ended == cuts.STOPPED

@@ -61,7 +61,7 @@ def learn_chains(options: LearningOptions, sample: Sample | None = None) -> tupl
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_starts_are_feasible_with_the_smallest_sufficient_shift(kind: str) -> None:
+def test_starts_are_feasible_only_with_their_shift(kind: str) -> None:
     sample = make_sample()
     predictor = build_predictor(kind, sample, (8,) if kind == "mlp" else ())
     target = make_target(PROBLEM, predictor, sample, FAMILIES["gaussian"])

@@ -1,4 +1,4 @@
-"""Linear models in which anything is uncertain, against programs written down independently."""
+"""Linear models with uncertainty anywhere, against independent programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def number(rng: np.random.Generator, outcomes: list[str], uncertain: bool) -> An
 
 
 def random_model(seed: int, uncertain: tuple[str, ...], whole: bool = False, whole_later: bool = False) -> Spec:
-    """Orders that meet demand with random numbers at will; what is missing is bought, what is left is sold."""
+    """Draw orders that meet demand, with any numbers random; shortages are bought and surplus is sold."""
     rng = np.random.default_rng(seed)
     outcomes = ["demand", "price", "yield"]
     goods = range(3)
@@ -77,7 +77,7 @@ def random_model(seed: int, uncertain: tuple[str, ...], whole: bool = False, who
     }
 
 
-def drawn(spec: Spec, count: int, seed: int = 0) -> tuple[Tensor, list[dict[str, float]]]:
+def draw_outcomes(spec: Spec, count: int, seed: int = 0) -> tuple[Tensor, list[dict[str, float]]]:
     values = np.random.default_rng(seed).uniform(-0.5, 9, size=(count, len(spec["outcomes"])))
     names = [one["name"] for one in spec["outcomes"]]
     return torch.from_numpy(values), [dict(zip(names, row, strict=True)) for row in values.tolist()]
@@ -87,14 +87,14 @@ def equal(count: int) -> Tensor:
     return torch.full((count,), 1 / count, dtype=torch.float64)
 
 
-def built(spec: Spec) -> GeneralLinear:
+def build(spec: Spec) -> GeneralLinear:
     problem = build_problem(spec)
     assert isinstance(problem, GeneralLinear)
     return problem
 
 
 def by_cvxpy(spec: Spec, outcomes: list[dict[str, float]], risk: Risk, decision: list[float] | None = None) -> float:
-    """The least risk over equally likely outcomes, or that of a decision."""
+    """Return the least risk over equally likely outcomes, or the risk of a given decision."""
     z = {one["name"]: cp.Variable(integer=one.get("integer", False)) for one in spec["decisions"]}
     rules: list[Any] = []
     costs: list[Any] = []
@@ -137,10 +137,10 @@ KINDS = [
 
 @pytest.mark.parametrize("risk", [EXPECTATION, Risk(0.6, 0.7)], ids=["mean", "cvar"])
 @pytest.mark.parametrize("uncertain", KINDS, ids="+".join)
-def test_prescriptions_are_those_of_the_extensive_form(uncertain: tuple[str, ...], risk: Risk) -> None:
+def test_prescriptions_match_the_extensive_form(uncertain: tuple[str, ...], risk: Risk) -> None:
     spec = random_model(1, uncertain)
-    problem = built(spec)
-    outcomes, named = drawn(spec, 12)
+    problem = build(spec)
+    outcomes, named = draw_outcomes(spec, 12)
     found = problem.prescribe(outcomes[None], equal(12), risk)
     best = by_cvxpy(spec, named, risk)
     assert found.status == [Status.OPTIMAL]
@@ -152,10 +152,10 @@ def test_prescriptions_are_those_of_the_extensive_form(uncertain: tuple[str, ...
 
 
 @pytest.mark.parametrize("uncertain", KINDS, ids="+".join)
-def test_costs_are_those_of_the_best_recourse(uncertain: tuple[str, ...]) -> None:
+def test_costs_match_the_optimal_recourse(uncertain: tuple[str, ...]) -> None:
     spec = random_model(2, uncertain)
-    problem = built(spec)
-    outcomes, named = drawn(spec, 5, seed=3)
+    problem = build(spec)
+    outcomes, named = draw_outcomes(spec, 5, seed=3)
     decisions = torch.from_numpy(np.random.default_rng(4).uniform(0, 4, size=(5, 3)))
     costs = problem.cost(decisions, outcomes)
     free = copy.deepcopy(spec)
@@ -177,10 +177,10 @@ def test_costs_are_those_of_the_best_recourse(uncertain: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("uncertain", KINDS, ids="+".join)
-def test_point_decisions_are_best_for_their_outcome(uncertain: tuple[str, ...]) -> None:
+def test_point_decisions_are_optimal_for_their_outcome(uncertain: tuple[str, ...]) -> None:
     spec = random_model(5, uncertain)
-    problem = built(spec)
-    outcomes, named = drawn(spec, 6, seed=6)
+    problem = build(spec)
+    outcomes, named = draw_outcomes(spec, 6, seed=6)
     costs = problem.cost(problem.decide(outcomes), outcomes)
     expected = [answer.value for one in named if (answer := solve(spec, [one])) is not None]
     np.testing.assert_allclose(costs.numpy(), expected, rtol=1e-7)
@@ -191,12 +191,12 @@ def test_point_decisions_are_best_for_their_outcome(uncertain: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("uncertain", [("technology",), ("recourse cost", "matrix")], ids="+".join)
-def test_whole_recourse_is_searched_and_proven(uncertain: tuple[str, ...]) -> None:
+def test_integer_recourse_is_searched_and_proven(uncertain: tuple[str, ...]) -> None:
     spec = random_model(7, uncertain, whole=True, whole_later=True)
     for entry in spec["decisions"]:
         entry["maximum"] = 3
-    problem = built(spec)
-    outcomes, named = drawn(spec, 3, seed=8)
+    problem = build(spec)
+    outcomes, named = draw_outcomes(spec, 3, seed=8)
     found = problem.prescribe(outcomes[None], equal(3))
     choices = torch.tensor(list(itertools.product(range(4), repeat=3)), dtype=torch.float64)
     values = problem.cost(choices[:, None], outcomes).mean(dim=1)
@@ -223,10 +223,10 @@ def negated(spec: Spec) -> Spec:
     return other
 
 
-def test_maximising_is_minimising_the_negative() -> None:
+def test_maximising_equals_minimising_the_negative() -> None:
     spec = random_model(9, ("cost", "technology"))
-    least, most = built(spec), built(negated(spec))
-    outcomes, _ = drawn(spec, 9)
+    least, most = build(spec), build(negated(spec))
+    outcomes, _ = draw_outcomes(spec, 9)
     one, other = least.prescribe(outcomes[None], equal(9)), most.prescribe(outcomes[None], equal(9))
     assert torch.equal(one.decisions, other.decisions)
     assert torch.equal(one.objective, other.objective)
@@ -235,10 +235,10 @@ def test_maximising_is_minimising_the_negative() -> None:
     assert least.facts(one.decisions[0], outcomes, equal(9)) == {}
 
 
-def test_a_decision_that_is_given_in_part_is_completed() -> None:
+def test_a_partly_given_decision_is_completed() -> None:
     spec = random_model(1, ("technology",))
-    problem = built(spec)
-    outcomes, named = drawn(spec, 8)
+    problem = build(spec)
+    outcomes, named = draw_outcomes(spec, 8)
     given = torch.tensor([torch.nan, 12.0, torch.nan], dtype=torch.float64)
     found = problem.fixed(given).prescribe(outcomes[None], equal(8))
     pinned = copy.deepcopy(spec)
@@ -251,13 +251,13 @@ def test_a_decision_that_is_given_in_part_is_completed() -> None:
         problem.fixed(torch.tensor([torch.nan, 99.0, torch.nan], dtype=torch.float64))
 
 
-def test_prices_are_what_more_room_is_worth() -> None:
+def test_prices_match_the_gain_of_relaxing_a_row() -> None:
     spec = random_model(1, ("technology", "recourse cost"))
     for entry in spec["decisions"]:
         entry["maximum"] = None
     spec["rows"][0]["limit"] = 2.0
-    problem = built(spec)
-    outcomes, named = drawn(spec, 8)
+    problem = build(spec)
+    outcomes, named = draw_outcomes(spec, 8)
     found = problem.prescribe(outcomes[None], equal(8))
     prices = {one.where: one.value for one in problem.prices(found.decisions[0], outcomes, equal(8))}
     looser = copy.deepcopy(spec)
@@ -270,7 +270,7 @@ def test_prices_are_what_more_room_is_worth() -> None:
 # rows without recourse
 
 
-def test_a_row_without_recourse_is_kept_for_all_outcomes_within_their_bounds() -> None:
+def test_a_row_without_recourse_holds_for_all_outcomes_within_bounds() -> None:
     spec = {
         "kind": "linear",
         "decisions": [{"name": "a", "cost": -1}, {"name": "b", "cost": {"constant": -1, "outcomes": {"v": -0.1}}}],
@@ -310,7 +310,7 @@ def test_a_row_without_recourse_is_kept_for_all_outcomes_within_their_bounds() -
     ],
     ids=["empty", "unbounded outcome", "equality", "never", "unmended", "falling"],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(change: Any, words: str, where: tuple[Any, ...]) -> None:
+def test_unsupported_models_are_refused_with_the_reason(change: Any, words: str, where: tuple[Any, ...]) -> None:
     spec: Spec = {
         "kind": "linear",
         "decisions": [{"name": "order", "cost": 2, "maximum": 5}],
@@ -334,7 +334,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(change: Any, words: st
             },
         ],
     }
-    built(copy.deepcopy(spec))
+    build(copy.deepcopy(spec))
     change(spec)
     with pytest.raises(InvalidInput, match=words) as refused:
         build_problem(spec)
@@ -345,7 +345,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(change: Any, words: st
 
 
 def wide_model(rows: int) -> Spec:
-    """A store for every row, with a price of its own for what is missing."""
+    """One store per row, each with its own price for shortages."""
     return {
         "kind": "linear",
         "decisions": [{"name": f"z{i}", "cost": 1 + i % 3} for i in range(rows // 4)],
@@ -366,43 +366,43 @@ def wide_model(rows: int) -> Spec:
 
 
 @pytest.mark.slow
-def test_thousands_of_rows_are_built_and_decided_in_bounded_time() -> None:
+def test_thousands_of_rows_are_built_and_solved_in_bounded_time() -> None:
     start = time.monotonic()
     spec = wide_model(8000)
-    problem = built(spec)
-    outcomes, _ = drawn(spec, 5)
+    problem = build(spec)
+    outcomes, _ = draw_outcomes(spec, 5)
     found = problem.prescribe(outcomes[None], equal(5))
     assert (found.status, found.solvers) == ([Status.OPTIMAL], (HIGHS,))
     small = wide_model(80)
-    value = built(small).prescribe(outcomes[None], equal(5)).objective.item()
+    value = build(small).prescribe(outcomes[None], equal(5)).objective.item()
     assert value > 0
     assert time.monotonic() - start < 60
 
 
-def test_scenarios_that_do_not_fit_are_left_out_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenarios_beyond_the_size_limit_are_dropped_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.problems.linear.general.MOST_NUMBERS", 100)
     spec = random_model(1, ("matrix",))
-    outcomes, _ = drawn(spec, 30)
-    found = built(spec).prescribe(outcomes[None], equal(30))
+    outcomes, _ = draw_outcomes(spec, 30)
+    found = build(spec).prescribe(outcomes[None], equal(30))
     assert found.status == [Status.BEST_EFFORT]
     assert "30 scenarios are too many" in found.reasons[0]
     assert found.decisions.isfinite().all()
 
 
-def test_a_time_limit_is_kept_and_said() -> None:
+def test_a_time_limit_is_kept_and_reported() -> None:
     spec = random_model(1, ("matrix",), whole=True, whole_later=True)
-    outcomes, _ = drawn(spec, 30)
+    outcomes, _ = draw_outcomes(spec, 30)
     start = time.monotonic()
-    found = built(spec).prescribe(outcomes.expand(2, -1, -1), equal(30), time_limit_seconds=1e-9)
+    found = build(spec).prescribe(outcomes.expand(2, -1, -1), equal(30), time_limit_seconds=1e-9)
     assert found.status == [Status.TIME_LIMIT] * 2
     assert time.monotonic() - start < 5
 
 
-def test_a_deadline_counts_for_every_program_anew() -> None:
-    """HiGHS counts its time from the first program it was given, and thousands follow it."""
+def test_a_deadline_applies_to_every_program_of_a_solver() -> None:
+    """HiGHS accumulates its time from the first program on, and thousands follow."""
     spec = random_model(1, ("recourse cost",))
-    problem = built(spec)
-    outcomes, _ = drawn(spec, 4000)
+    problem = build(spec)
+    outcomes, _ = draw_outcomes(spec, 4000)
     start = time.monotonic()
     expected = problem.decide(outcomes)
     taken = time.monotonic() - start
@@ -414,8 +414,8 @@ def test_a_deadline_counts_for_every_program_anew() -> None:
 # learning
 
 
-def test_the_loss_has_the_slope_that_torch_finds() -> None:
-    problem = built(random_model(3, ("recourse cost",)))
+def test_the_gradient_of_the_loss_matches_torch() -> None:
+    problem = build(random_model(3, ("recourse cost",)))
     assert isinstance(problem, Surrogate)
     generator = torch.Generator().manual_seed(6)
     predictions, outcomes = (6 * torch.randn(50, 3, generator=generator, dtype=torch.float64) + 4 for _ in range(2))
@@ -430,7 +430,7 @@ def test_the_loss_has_the_slope_that_torch_finds() -> None:
 
 
 def test_decisions_of_a_general_model_have_no_exact_derivatives() -> None:
-    problem = built(random_model(3, ("recourse cost",)))
+    problem = build(random_model(3, ("recourse cost",)))
     contexts = torch.randn(40, 2, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     outcomes = 4 + torch.stack([contexts[:, 0], contexts[:, 1], contexts.sum(dim=1)], dim=1)
     posterior = learn(problem, Sample(contexts, outcomes)).posterior
@@ -446,11 +446,11 @@ def test_decisions_of_a_general_model_have_no_exact_derivatives() -> None:
     [(("recourse cost",), False, 0.4), (("technology",), False, 0.4), (("technology",), True, 0.8)],
     ids=["recourse costs", "technology", "whole recourse"],
 )
-def test_the_recommended_policy_leaves_a_share_of_what_a_constant_decision_regrets(
+def test_the_recommended_policy_has_a_share_of_the_constants_regret(
     uncertain: tuple[str, ...], whole_later: bool, share: float
 ) -> None:
     spec = random_model(3, uncertain, whole_later=whole_later)
-    problem = built(spec)
+    problem = build(spec)
     generator = torch.Generator().manual_seed(5)
     contexts = torch.randn(130, 2, generator=generator, dtype=torch.float64)
     outcomes = 4 + torch.stack([contexts[:, 0] * 2, contexts[:, 1], contexts.sum(dim=1) / 2], dim=1)
@@ -459,7 +459,7 @@ def test_the_recommended_policy_leaves_a_share_of_what_a_constant_decision_regre
     known = outcomes[:100]
     learned = learn(problem, Sample(contexts[:100], known))
     options = PrescribeOptions(policy=learned.diagnostics.policy, scenarios=20)
-    # A search over whole recourse takes its time.
+    # Integer recourse is slow to search.
     contexts, outcomes = (part[100 : 108 if whole_later else 130] for part in (contexts, outcomes))
     answer = prescribe(learned.posterior, problem, contexts, options)
     assert time.process_time() - start < 120
@@ -472,9 +472,9 @@ def test_the_recommended_policy_leaves_a_share_of_what_a_constant_decision_regre
 
 
 @pytest.mark.slow
-def test_whole_recourse_is_decided_and_priced_within_a_time_limit() -> None:
-    """A search that would take much longer leaves time to price what it has found; others may miss their turn."""
-    problem = built(
+def test_integer_recourse_is_decided_and_costed_within_a_time_limit() -> None:
+    """A search that would take much longer leaves time to cost its result; other contexts may be skipped."""
+    problem = build(
         {
             "kind": "linear",
             "decisions": [

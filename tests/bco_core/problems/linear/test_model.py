@@ -1,4 +1,4 @@
-"""Reading any linear model: matrices, cases, and what is refused with its place."""
+"""Reading linear models: matrices, cases, and errors at their field."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def changed(**parts: Any) -> dict[str, Any]:
     return copy.deepcopy(MODEL) | parts
 
 
-def test_numbers_are_a_constant_and_what_outcomes_add() -> None:
+def test_numbers_are_a_constant_plus_terms_in_outcomes() -> None:
     model = read_model(MODEL)
     outcome = np.array([30.0, 2.0, 4.0])
     np.testing.assert_allclose(model.cost.at(outcome[None]), [[5, 8]])
@@ -55,7 +55,7 @@ def test_numbers_are_a_constant_and_what_outcomes_add() -> None:
     assert (model.lower.tolist(), model.upper.tolist(), model.integer.tolist()) == ([0, 0], [math.inf] * 2, [0, 1])
 
 
-def test_what_is_maximised_is_kept_as_its_negative() -> None:
+def test_a_maximised_objective_is_stored_negated() -> None:
     least, most = read_model(MODEL), read_model(changed(sense="maximize"))
     outcomes = np.random.default_rng(1).normal(size=(4, 3))
     np.testing.assert_array_equal(most.cost.at(outcomes), -least.cost.at(outcomes))
@@ -94,7 +94,7 @@ def test_rows_of_a_matrix_keep_their_uncertain_entries() -> None:
         ),
     ],
 )
-def test_the_case_of_a_model_is_that_of_its_uncertain_numbers(parts: dict[str, Any], expected: str) -> None:
+def test_the_case_of_a_model_follows_from_its_uncertain_numbers(parts: dict[str, Any], expected: str) -> None:
     assert case_of(read_model(changed(**parts))) == expected
 
 
@@ -130,7 +130,7 @@ def test_the_case_of_a_model_is_that_of_its_uncertain_numbers(parts: dict[str, A
         (("relative_gap",), -1, ("relative_gap",)),
     ],
 )
-def test_what_does_not_fit_is_refused_at_its_place(path: tuple[Any, ...], value: Any, where: tuple[Any, ...]) -> None:
+def test_an_invalid_model_is_refused_at_its_field(path: tuple[Any, ...], value: Any, where: tuple[Any, ...]) -> None:
     spec = changed()
     part: Any = spec
     for step in path[:-1]:
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_at_its_place(path: tuple[Any, ...], value:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_two_stage_problem_written_as_linear_gives_the_same_digits(seed: int) -> None:
+def test_a_two_stage_problem_as_linear_model_gives_identical_results(seed: int) -> None:
     rng = np.random.default_rng(seed)
     spec = random_two_stage(rng, plain=bool(seed % 2)) | {"kind": "two_stage_linear"}
     linear = two_stage_as_linear(spec)
@@ -162,7 +162,7 @@ def test_a_two_stage_problem_written_as_linear_gives_the_same_digits(seed: int) 
     assert PROBLEMS["two_stage_linear"].compiled is two_stage_as_linear
 
 
-def test_a_shipment_written_as_linear_gives_the_same_digits() -> None:
+def test_a_shipment_as_linear_model_gives_identical_results() -> None:
     spec = {
         "kind": "shipment",
         "sources": [
@@ -180,7 +180,7 @@ def test_a_shipment_written_as_linear_gives_the_same_digits() -> None:
     assert torch.equal(one.objective, other.objective)
 
 
-def test_places_of_broken_rules_and_prices_are_those_of_the_linear_specification() -> None:
+def test_breaches_and_prices_point_into_the_linear_specification() -> None:
     spec = changed(
         decisions=[{"name": "order", "cost": 5}, {"name": "hire", "cost": 1}],
         recourse=[{"name": "express", "cost": 8}],

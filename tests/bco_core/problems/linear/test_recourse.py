@@ -1,4 +1,4 @@
-"""The fast path of linear models with a certain recourse matrix, against programs written down by hand for HiGHS."""
+"""The fast path of linear models with fixed recourse, against hand-built programs in HiGHS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SENSES = ("<=", "=", ">=")
 
 
 def number(rng: Random, scale: float = 1.0, uncertain: float = 0.6) -> Any:
-    """A constant, or one with outcomes."""
+    """Return a constant, or one plus terms in the outcomes."""
     constant = float(scale * rng.normal())
     if rng.random() > uncertain:
         return constant
@@ -39,8 +39,10 @@ def number(rng: Random, scale: float = 1.0, uncertain: float = 0.6) -> Any:
 
 
 def random_spec(rng: Random, integer: bool = False) -> dict[str, Any]:
-    """Costs, limits and technology that depend on outcomes; each row has a shortage and an excess that mend it at
-    prices that depend on them, too. One row is for decisions alone."""
+    """Draw a model whose costs, limits and technology depend on outcomes.
+
+    Each row has shortage and excess variables at uncertain prices. One row holds decisions only.
+    """
     senses = rng.choice(SENSES, ROWS)
     mends = [
         {"name": f"{side}{i}", "cost": {"constant": 4.0 + i, "outcomes": {f"y{i % OUTCOMES}": 0.5}}}
@@ -78,8 +80,8 @@ def value(number: Any, outcome: Array) -> float:
     return float(number)
 
 
-def by_hand(spec: dict[str, Any], atoms: Array) -> tuple[LinearProgram, RecourseScenarios]:
-    """Recourse program and scenarios as the specification says, entry by entry; the first row is a recourse row."""
+def build_by_hand(spec: dict[str, Any], atoms: Array) -> tuple[LinearProgram, RecourseScenarios]:
+    """Build the recourse program and scenarios entry by entry; the first row is a recourse row."""
     z, x = [part["name"] for part in spec["decisions"]], [part["name"] for part in spec["recourse"]]
     rows = spec["rows"]
     program = LinearProgram(
@@ -106,12 +108,12 @@ def fast(spec: dict[str, Any]) -> FixedRecourse:
 
 
 @given(SEEDS)
-def test_costs_are_those_that_highs_finds_pair_by_pair(seed: int) -> None:
+def test_costs_match_highs_pair_by_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
     spec = random_spec(rng)
     decisions, outcomes = rng.uniform(-1, 0.8, (8, DECISIONS)), rng.uniform(-2, 2, (8, OUTCOMES))
     costs = fast(spec).cost(torch.from_numpy(decisions), torch.from_numpy(outcomes))
-    program, stages = by_hand(spec, outcomes)
+    program, stages = build_by_hand(spec, outcomes)
     for at, z in enumerate(decisions):
         one = replace(program, cost=stages.recourse_cost[at])
         truth = highs.solve_program(one, stages.limits[at] - stages.technology[at] @ z).objective + stages.cost[at] @ z
@@ -119,7 +121,7 @@ def test_costs_are_those_that_highs_finds_pair_by_pair(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
+def test_derivatives_match_finite_differences(seed: int) -> None:
     rng = np.random.default_rng(seed)
     stages = fast(random_spec(rng))
     z = torch.from_numpy(rng.uniform(-1, 2, (5, DECISIONS))).requires_grad_()
@@ -135,18 +137,18 @@ def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
             still = other.detach()
             pair = [(moved, still) if tensor is z else (still, moved) for moved in (ahead, behind)]
             difference = (stages.cost(*pair[0]) - stages.cost(*pair[1])) / (2 * step)
-            # A kink between the two points is possible, but not in most of five draws.
+            # A kink between the two points is possible, but unlikely in most of five draws.
             close = torch.isclose(difference, tensor.grad[:, column], rtol=1e-4, atol=1e-4)
             assert close.sum() >= 4
 
 
 @settings(max_examples=25)
 @given(SEEDS, st.sampled_from([EXPECTATION, Risk(1.0, 0.8), Risk(0.4, 0.5)]))
-def test_decisions_are_optimal_over_scenarios_with_the_bound_as_proof(seed: int, risk: Risk) -> None:
+def test_decisions_are_optimal_over_scenarios_with_a_proven_bound(seed: int, risk: Risk) -> None:
     rng = np.random.default_rng(seed)
     spec = random_spec(rng)
     atoms = rng.uniform(-2, 2, (15, OUTCOMES))
-    program, stages = by_hand(spec, atoms)
+    program, stages = build_by_hand(spec, atoms)
     with deadline.alarm(None) as rung:
         found = fast(spec).minimize(atoms, stages.weights, risk, GAP, 0.0, rung)
     lower, upper = np.full(DECISIONS, -1.0), np.full(DECISIONS, 2.0)
@@ -158,14 +160,14 @@ def test_decisions_are_optimal_over_scenarios_with_the_bound_as_proof(seed: int,
     assert found.decision.sum() <= 2.5 + 1e-8
 
 
-def test_what_is_no_number_has_no_cost() -> None:
+def test_non_finite_input_has_no_cost() -> None:
     stages = fast(random_spec(np.random.default_rng(0)))
     costs = stages.cost(torch.tensor([[0.0, 0.0, torch.nan], [0.0, 0.0, 0.0]]), torch.zeros(2, OUTCOMES))
     assert costs.isnan().tolist() == [True, False]
 
 
-def test_a_row_that_no_recourse_can_mend_holds_in_every_scenario() -> None:
-    """y z ≥ 2 for y of 0.5, 1 and 4: z is at least 4; where z is at most 3, there is no decision."""
+def test_a_row_without_recourse_holds_in_every_scenario() -> None:
+    """y z ≥ 2 for y of 0.5, 1 and 4 requires z ≥ 4; with z ≤ 3 the problem is infeasible."""
     spec: dict[str, Any] = {
         "decisions": [{"name": "z", "cost": 1, "maximum": 10}],
         "recourse": [{"name": "x", "cost": {"outcomes": {"y": 1}}}],
@@ -191,7 +193,7 @@ def test_a_row_that_no_recourse_can_mend_holds_in_every_scenario() -> None:
 
 
 @pytest.mark.parametrize("change", ["whole recourse", "random recourse matrix", "no recourse", "too large"])
-def test_what_the_fast_path_cannot_serve_is_left_to_others(change: str) -> None:
+def test_unsupported_models_are_left_to_the_general_path(change: str) -> None:
     spec = random_spec(np.random.default_rng(0))
     if change == "whole recourse":
         spec["recourse"][0]["integer"] = True
@@ -205,7 +207,7 @@ def test_what_the_fast_path_cannot_serve_is_left_to_others(change: str) -> None:
     assert FixedRecourse.of(read_model(spec)) is None
 
 
-def test_whole_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
+def test_integer_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
     spec = random_spec(np.random.default_rng(1), integer=True)
     stages = fast(spec)
     assert stages.cost(torch.ones(1, DECISIONS), torch.zeros(1, OUTCOMES)).isfinite().all()
@@ -213,8 +215,8 @@ def test_whole_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
         assert stages.minimize(np.zeros((1, OUTCOMES)), np.ones(1), EXPECTATION, GAP, 0.0, rung) is None
 
 
-def test_a_decision_that_the_bound_does_not_prove_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel says that the gap is closed; the risk computed anew says otherwise."""
+def test_a_decision_without_a_proving_bound_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel claims that the gap is closed, but the recomputed risk disagrees."""
     rng = np.random.default_rng(2)
     stages, atoms, weights = fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
     kernel = cuts.minimize_random
@@ -229,7 +231,7 @@ def test_a_decision_that_the_bound_does_not_prove_is_not_given(monkeypatch: pyte
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
 
 
-def test_out_of_time_gives_the_decision_so_far_and_no_bound() -> None:
+def test_out_of_time_returns_the_best_decision_so_far_without_a_bound() -> None:
     rng = np.random.default_rng(2)
     stages, atoms, weights = fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
     with deadline.alarm(0.0) as rung:
@@ -249,7 +251,7 @@ def test_thousands_of_pairs_are_certified_without_highs() -> None:
     assert stages.recourse.fallbacks == 0
 
 
-def test_the_general_problem_has_the_derivatives_and_decisions_of_the_fast_path() -> None:
+def test_the_general_problem_uses_the_fast_paths_derivatives_and_decisions() -> None:
     rng = np.random.default_rng(3)
     spec = random_spec(rng)
     problem, stages = build_linear(spec), fast(spec)

@@ -1,3 +1,5 @@
+"""Two-stage linear problems: decisions, gradients, integers, time limits and specifications."""
+
 from __future__ import annotations
 
 import itertools
@@ -46,7 +48,7 @@ def demands(*shape: int, seed: int = 0, level: float = 8.0) -> Tensor:
 
 
 def trucks(whole: bool = True) -> TwoStageLinear:
-    """Trucks of two sizes, hired now in whole numbers; what they cannot carry goes by courier."""
+    """Trucks of two sizes are hired now in whole numbers; a courier carries the rest."""
     return TwoStageLinear.from_spec(
         {
             "decisions": [
@@ -73,10 +75,10 @@ def trucks(whole: bool = True) -> TwoStageLinear:
 
 @settings(max_examples=25)
 @given(SEEDS, st.booleans())
-def test_gradients_are_those_of_finite_differences_away_from_kinks(seed: int, plain: bool) -> None:
+def test_gradients_match_finite_differences_away_from_kinks(seed: int, plain: bool) -> None:
     rng = np.random.default_rng(seed)
     problem = TwoStageLinear.from_spec(random_two_stage(rng, plain=plain))
-    # In general position, for kinks lie on planes through whole numbers.
+    # General position: kinks lie on planes through integers.
     predictions, outcomes = (torch.from_numpy(rng.normal(size=(6, 2))).requires_grad_() for _ in range(2))
     decisions = problem.decide(predictions)
     step, size = 1e-6, 1e-6
@@ -102,7 +104,7 @@ def test_gradients_are_those_of_finite_differences_away_from_kinks(seed: int, pl
                 assert smooth.double().mean() > 0.5
 
 
-def test_a_decision_for_no_demand_orders_nothing_and_costs_nothing() -> None:
+def test_zero_demand_orders_nothing_and_costs_nothing() -> None:
     problem = TwoStageLinear.from_shipment(SHIPMENT)
     nothing = torch.zeros(4, 3, dtype=torch.float64)
     assert (problem.decide(nothing) == 0).all()
@@ -111,14 +113,14 @@ def test_a_decision_for_no_demand_orders_nothing_and_costs_nothing() -> None:
     assert (found.status, found.decisions.tolist(), found.objective.item()) == ([Status.OPTIMAL], [[0, 0]], 0)
 
 
-def test_an_outcome_beyond_its_bounds_counts_as_the_bound() -> None:
+def test_outcomes_are_clipped_to_their_bounds() -> None:
     problem = TwoStageLinear.from_shipment(SHIPMENT)
     below, at = torch.tensor([[-5.0, 2, 3]], dtype=torch.float64), torch.tensor([[0.0, 2, 3]], dtype=torch.float64)
     assert torch.equal(problem.decide(below), problem.decide(at))
     assert torch.equal(problem.cost(problem.decide(at), below), problem.cost(problem.decide(at), at))
 
 
-def test_what_is_not_a_number_stays_so_and_leaves_the_others_alone() -> None:
+def test_nan_outcomes_give_nan_and_leave_the_others_alone() -> None:
     problem = TwoStageLinear.from_shipment(SHIPMENT)
     outcomes = demands(3, 3)
     expected = problem.decide(outcomes)
@@ -134,8 +136,8 @@ def test_what_is_not_a_number_stays_so_and_leaves_the_others_alone() -> None:
 # prescriptions
 
 
-def test_many_threads_prescribe_what_one_does() -> None:
-    """On one shared problem whose pools are still learning."""
+def test_many_threads_prescribe_the_same_as_one() -> None:
+    """On one shared problem whose basis pools are still learning."""
     alone, shared = shipment_problem(), shipment_problem()
     outcomes = demands(24, 20, 12, level=20)
     risks = [EXPECTATION, Risk(1.0, 0.9), Risk(0.4, 0.8)]
@@ -148,7 +150,7 @@ def test_many_threads_prescribe_what_one_does() -> None:
         torch.testing.assert_close(ours.objective, theirs.objective, rtol=1e-7, atol=0)
 
 
-def test_whole_number_decisions_are_those_of_trying_them_all() -> None:
+def test_integer_decisions_match_enumeration() -> None:
     problem = trucks()
     outcomes, weights = demands(5, 6, 1, level=10), torch.tensor([1, 2, 3, 1, 2, 1], dtype=torch.float64) / 10
     everything = torch.tensor([(s, g) for s in range(7) for g in range(5) if s + g <= 7], dtype=torch.float64)
@@ -163,7 +165,7 @@ def test_whole_number_decisions_are_those_of_trying_them_all() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_gives_whole_numbers_where_they_are_asked_for(policy: str) -> None:
+def test_every_policy_gives_integers_where_required(policy: str) -> None:
     problem = trucks()
     outcomes = demands(4, 5, 1, level=10)
     found = decide(problem, Scenarios(outcomes, equal(5), outcomes[:, 0]), policy, Terms(seeded()))
@@ -176,7 +178,7 @@ def test_every_policy_gives_whole_numbers_where_they_are_asked_for(policy: str) 
     assert not problem.feasible(problem.decide(outcomes), outcomes).all()
 
 
-def test_learning_works_on_the_relaxation_of_whole_number_decisions() -> None:
+def test_learning_uses_the_relaxation_of_integer_decisions() -> None:
     contexts = torch.randn(40, 2, generator=seeded(), dtype=torch.float64)
     sample = Sample(contexts, 10 + 3 * contexts[:, :1] + demands(40, 1, level=1))
     options = make_options(method="vi", predictor="linear", members=2, epochs=2, particles=8)
@@ -184,7 +186,7 @@ def test_learning_works_on_the_relaxation_of_whole_number_decisions() -> None:
     assert torch.equal(whole.particles, relaxed.particles)
 
 
-def test_what_a_time_limit_cuts_off_says_so() -> None:
+def test_results_cut_off_by_a_time_limit_are_reported() -> None:
     problem, outcomes = shipment_problem(), demands(3, 10, 12, level=20)
     found = problem.prescribe(outcomes, equal(10), time_limit_seconds=0.0)
     assert found.status == [Status.TIME_LIMIT] * 3
@@ -194,7 +196,7 @@ def test_what_a_time_limit_cuts_off_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_a_time_limit_stops_the_cuts_and_the_best_decision_so_far_is_the_answer() -> None:
+def test_a_time_limit_stops_the_cuts_with_the_best_decision_so_far() -> None:
     problem, outcomes = shipment_problem(), demands(1, 20_000, 12, level=20)
     weights = equal(20_000)
     began = time.monotonic()
@@ -211,7 +213,7 @@ def test_a_time_limit_stops_the_cuts_and_the_best_decision_so_far_is_the_answer(
     assert whole.objective.item() < cost <= simple
 
 
-def test_a_time_limit_on_whole_numbers_gives_an_admissible_decision_or_none() -> None:
+def test_a_time_limit_on_integers_gives_an_admissible_decision_or_none() -> None:
     rng = np.random.default_rng(1)
     items = 40
     problem = TwoStageLinear.from_spec(
@@ -244,7 +246,7 @@ def test_a_time_limit_on_whole_numbers_gives_an_admissible_decision_or_none() ->
 # specifications
 
 
-def test_a_shipment_is_the_two_stage_problem_spelled_out() -> None:
+def test_a_shipment_equals_its_explicit_two_stage_problem() -> None:
     sources, places = SHIPMENT["sources"], SHIPMENT["destinations"]
     costs: Any = SHIPMENT["transport_costs"]
     spelled: dict[str, Any] = {
@@ -281,7 +283,7 @@ def test_a_shipment_is_the_two_stage_problem_spelled_out() -> None:
     torch.testing.assert_close(mine.objective, theirs.objective)
 
 
-def test_names_of_a_shipment_may_sound_like_each_other() -> None:
+def test_names_of_a_shipment_may_be_similar() -> None:
     source = {"order_cost": 1, "emergency_cost": 3}
     spec = {
         "sources": [{"name": "a to b", **source}, {"name": "a", **source}, {"name": "emergency a", **source}],
@@ -344,7 +346,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str | int, ...], str]] = {
 
 
 @pytest.mark.parametrize(("spec", "where", "says"), BAD.values(), ids=list(BAD))
-def test_a_specification_that_cannot_be_used_is_refused_with_its_place(
+def test_an_invalid_specification_is_refused_at_its_field(
     spec: dict[str, Any], where: tuple[str | int, ...], says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says) as refused:
@@ -364,9 +366,7 @@ def test_a_specification_that_cannot_be_used_is_refused_with_its_place(
     ],
     ids=["rows", "columns", "number", "destinations", "sources", "emergency"],
 )
-def test_a_shipment_that_cannot_be_used_is_refused_with_its_place(
-    changes: dict[str, Any], where: tuple[str | int, ...]
-) -> None:
+def test_an_invalid_shipment_is_refused_at_its_field(changes: dict[str, Any], where: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidInput) as refused:
         TwoStageLinear.from_shipment(SHIPMENT | changes)
     assert refused.value.where == where
@@ -375,7 +375,7 @@ def test_a_shipment_that_cannot_be_used_is_refused_with_its_place(
 # the shipment experiment's data
 
 
-def test_the_process_behind_the_shipment_data_does_not_explode() -> None:
+def test_the_shipment_data_process_is_stationary() -> None:
     contexts = draw_contexts(4000, 2, seeded(3))
     assert contexts.shape == (4000, 5)
     early, late = contexts[:1000, :3].std(dim=0), contexts[-1000:, :3].std(dim=0)

@@ -1,4 +1,4 @@
-"""Linear models whose costs alone are uncertain: decisions, SPO+, prescriptions and what is said of them."""
+"""Linear models with uncertain costs only: decisions, SPO+, prescriptions and reports."""
 
 import itertools
 import time
@@ -20,7 +20,7 @@ from bco_core.problems.surrogate import Surrogate, loss_of
 from bco_core.status import HIGHS, SIMPLEX
 from benchmarks.experiments.contextual.data import knapsack, shortest_path
 
-# Costs that several outcomes share, with constants; a row of each sense; a free variable that rows hold.
+# Costs with constants and shared outcomes, a row of each sense, and a free variable bounded by rows.
 BLEND: dict[str, Any] = {
     "kind": "linear",
     "decisions": [
@@ -55,7 +55,7 @@ def outcomes(count: int, dim: int = 2, seed: int = 0) -> Tensor:
 
 
 def minimum(problem: UncertainCostLinear, objective: Any) -> float:
-    """The least of objective(z) over the problem's rows and bounds, by a modelling tool that knows nothing of ours."""
+    """Minimise objective(z) over the problem's rows and bounds with cvxpy."""
     model, z = problem.model, cp.Variable(problem.decision_dim)
     sums = model.technology.constant.toarray() @ z
     rules = [z[i] >= low for i, low in enumerate(model.lower) if np.isfinite(low)]
@@ -72,7 +72,7 @@ def cost_at(problem: UncertainCostLinear, outcome: Tensor) -> np.ndarray[Any, An
     return found
 
 
-def test_decisions_are_the_programs_optima(blend: UncertainCostLinear) -> None:
+def test_decisions_match_cvxpy(blend: UncertainCostLinear) -> None:
     y = outcomes(20)
     z = blend.decide(y)
     assert blend.within(z).all()
@@ -82,7 +82,7 @@ def test_decisions_are_the_programs_optima(blend: UncertainCostLinear) -> None:
     torch.testing.assert_close(blend.cost(z, y), torch.einsum("nz,nz->n", z, torch.from_numpy(blend.model.cost.at(y))))
 
 
-def test_spo_plus_is_its_definition(blend: UncertainCostLinear) -> None:
+def test_spo_plus_matches_its_definition(blend: UncertainCostLinear) -> None:
     """max_z (c − 2ĉ)'z + 2ĉ'z*(c) − c'z*(c), row by row."""
     predictions, y = outcomes(12, seed=1), outcomes(12, seed=2)
     losses = blend.surrogate(predictions, y)
@@ -117,7 +117,7 @@ def test_the_gradient_of_spo_plus_is_a_subgradient(
     assert smooth.double().mean() > 0.97
 
 
-def test_the_plain_loss_and_slope_are_those_of_torch_and_bounds_count(blend: UncertainCostLinear) -> None:
+def test_the_loss_and_gradient_match_torch_and_respect_bounds(blend: UncertainCostLinear) -> None:
     bounded = problem_of(BLEND | {"outcomes": [{"name": "oil", "minimum": 0}, {"name": "gas", "maximum": 2}]})
     for problem in (blend, bounded):
         at, y = outcomes(50, seed=9).requires_grad_(), outcomes(50, seed=10)
@@ -131,7 +131,7 @@ def test_the_plain_loss_and_slope_are_those_of_torch_and_bounds_count(blend: Unc
     torch.testing.assert_close(bounded.decide(torch.tensor([[-5.0, 9.0]])), bounded.decide(torch.tensor([[0.0, 2.0]])))
 
 
-def test_hindsight_serves_rows_and_shapes(blend: UncertainCostLinear) -> None:
+def test_hindsight_decisions_broadcast_over_rows_and_shapes(blend: UncertainCostLinear) -> None:
     predictions, y = outcomes(24, seed=11).view(4, 6, 2), outcomes(6, seed=12)
     known = blend.hindsight(y)
     several = blend.surrogate(predictions, y, known)
@@ -143,7 +143,7 @@ def test_hindsight_serves_rows_and_shapes(blend: UncertainCostLinear) -> None:
     assert loss_of(blend) == "spo_plus"
 
 
-def test_expected_cost_is_minimised_at_the_mean_with_a_proof(blend: UncertainCostLinear) -> None:
+def test_expected_cost_is_minimised_at_the_mean_with_a_bound(blend: UncertainCostLinear) -> None:
     atoms, weights = outcomes(3 * 40, seed=13).view(3, 40, 2), torch.rand(3, 40, dtype=torch.float64)
     weights = weights / weights.sum(1, keepdim=True)
     found = blend.prescribe(atoms, weights)
@@ -165,7 +165,7 @@ def test_cvar_is_minimised_over_scenarios(blend: UncertainCostLinear, weight: fl
     costs = blend.model.cost.at(atoms.numpy())
 
     def risk(z: Any) -> Any:
-        # Six of thirty are the worst fifth.
+        # Six of thirty scenarios are the worst fifth.
         return (1 - weight) * cp.sum(costs @ z) / 30 + weight * cp.sum_largest(costs @ z, 6) / 6
 
     assert found.objective.item() == pytest.approx(minimum(blend, risk), abs=1e-5)
@@ -174,7 +174,7 @@ def test_cvar_is_minimised_over_scenarios(blend: UncertainCostLinear, weight: fl
     assert blend.within(found.decisions).all()
 
 
-def test_whole_numbers_are_the_best_of_all_with_bound_and_gap() -> None:
+def test_integer_decisions_match_enumeration_with_bound_and_gap() -> None:
     instance = knapsack(4, 4, 3, items=10)
     problem = problem_of(instance.spec)
     y = torch.from_numpy(instance.outcomes)
@@ -198,7 +198,7 @@ def test_whole_numbers_are_the_best_of_all_with_bound_and_gap() -> None:
     assert tail.objective.item() == pytest.approx(worst.min().item())
 
 
-def test_a_search_starts_from_the_best_incumbent_and_never_under_a_quick_deadline() -> None:
+def test_a_search_starts_from_the_best_incumbent_and_not_if_quick() -> None:
     instance = knapsack(3, 2, 5, items=12)
     problem = problem_of(instance.spec)
     y = torch.from_numpy(instance.outcomes)[:, None]
@@ -210,7 +210,7 @@ def test_a_search_starts_from_the_best_incumbent_and_never_under_a_quick_deadlin
     np.testing.assert_array_equal(start, found.decisions[0])
 
 
-def test_a_time_limit_is_kept_and_said() -> None:
+def test_a_time_limit_is_kept_and_reported() -> None:
     instance = knapsack(3, 2, 6)
     problem = problem_of(instance.spec)
     found = problem.prescribe(
@@ -220,7 +220,7 @@ def test_a_time_limit_is_kept_and_said() -> None:
     assert all(found.reasons)
 
 
-def test_what_is_unbounded_is_said_or_refused() -> None:
+def test_unbounded_problems_are_reported_or_refused() -> None:
     ray = {
         "kind": "linear",
         "decisions": [{"name": "sold", "cost": {"constant": -1, "outcomes": {"price": 1}}}],
@@ -243,7 +243,7 @@ def test_what_is_unbounded_is_said_or_refused() -> None:
     assert empty.value.where == ("rows",)
 
 
-def test_a_decision_that_is_given_is_judged_and_completed(blend: UncertainCostLinear) -> None:
+def test_a_given_decision_is_evaluated_and_completed(blend: UncertainCostLinear) -> None:
     bad = torch.tensor([5.0, 3.0, 1.0, -3.0]).double()
     assert not blend.within(bad)
     assert {breach.where for breach in blend.breaches(bad)} == {
@@ -259,7 +259,7 @@ def test_a_decision_that_is_given_is_judged_and_completed(blend: UncertainCostLi
         blend.fixed(torch.tensor([4.0, 5.0, torch.nan, torch.nan]))
 
 
-def test_prices_are_what_one_more_unit_of_room_is_worth(blend: UncertainCostLinear) -> None:
+def test_prices_match_the_gain_of_relaxing_a_row(blend: UncertainCostLinear) -> None:
     y, weights = outcomes(25, seed=15), torch.full((25,), 1 / 25, dtype=torch.float64)
     found = blend.prescribe(y[None], weights)
     prices = {price.where: price.value for price in blend.prices(found.decisions[0], y, weights)}
@@ -274,11 +274,11 @@ def test_prices_are_what_one_more_unit_of_room_is_worth(blend: UncertainCostLine
                 moved = UncertainCostLinear.of(replace(model, limits=replace(model.limits, constant=limits)))
                 change = moved.prescribe(y[None], weights).objective - found.objective
                 slopes.append(abs(change.item()) / 1e-4)
-            # At a kink it lies between what more room is worth and what less would cost.
+            # At a kink the price lies between the gain of relaxing and the cost of tightening.
             assert min(slopes) - 1e-6 <= value <= max(slopes) + 1e-6
 
 
-def test_the_path_of_a_grid_is_a_path() -> None:
+def test_a_grid_decision_is_a_path() -> None:
     instance = shortest_path(30, 4, 1)
     problem = problem_of(instance.spec)
     decided = problem.decide(torch.from_numpy(instance.outcomes))

@@ -1,3 +1,5 @@
+"""Validation of recourse: infeasible second stages are refused with a witness."""
+
 from __future__ import annotations
 
 import re
@@ -22,7 +24,7 @@ SEEDS = st.integers(0, 10**9)
 
 
 def capped(**outcome: Any) -> dict[str, Any]:
-    """Order at most ten, mend at most two: demand above twelve is beyond help."""
+    """Order at most ten and buy at most two more: demand above twelve cannot be met."""
     return {
         "decisions": [{"name": "order", "cost": 1, "maximum": 10}],
         "outcomes": [{"name": "demand", "minimum": 0} | outcome],
@@ -49,7 +51,7 @@ def recourse_exists(stages: StagedModel, decision: np.ndarray, outcome: np.ndarr
 
 
 def witness_of(error: InvalidInput) -> tuple[np.ndarray, np.ndarray]:
-    """The decision and the outcome that the message names."""
+    """Return the decision and the outcome named in the message."""
     found = re.search(r"with decision (.*) and outcome (.*) no recourse", str(error))
     assert found
     numbers = [[float(part.split(" = ")[1]) for part in side.split(", ")] for side in found.groups()]
@@ -67,9 +69,9 @@ def test_a_missing_recourse_is_refused_with_a_witness_that_highs_confirms() -> N
     assert not recourse_exists(stages, decision, outcome)
 
 
-def test_bounds_on_outcomes_or_decisions_that_rule_the_trouble_out_are_accepted() -> None:
+def test_bounds_that_exclude_infeasible_cases_are_accepted() -> None:
     check_recourse(staged(capped(maximum=2)))
-    # With demand up to twelve, an order of nothing is still beyond help; with an order of ten at least it is not.
+    # With demand up to twelve, an order of zero is still infeasible; an order of at least ten is not.
     with pytest.raises(InvalidInput):
         check_recourse(staged(capped(maximum=12)))
     spec = capped(maximum=12)
@@ -88,7 +90,7 @@ def test_complete_recourse_is_accepted(seed: int, rows: int, plain: bool) -> Non
 
 @settings(max_examples=20)
 @given(SEEDS, st.integers(1, 4), st.booleans())
-def test_a_refusal_is_always_right(seed: int, rows: int, plain: bool) -> None:
+def test_refusals_are_always_confirmed_by_highs(seed: int, rows: int, plain: bool) -> None:
     spec = random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain, mended=False)
     stages = staged(spec)
     try:
@@ -99,7 +101,9 @@ def test_a_refusal_is_always_right(seed: int, rows: int, plain: bool) -> None:
 
 
 @given(SEEDS, st.integers(1, 4), st.integers(1, 6), st.booleans())
-def test_a_recourse_that_serves_everything_serves_anything(seed: int, rows: int, columns: int, plain: bool) -> None:
+def test_a_recourse_that_serves_everything_is_feasible_for_random_limits(
+    seed: int, rows: int, columns: int, plain: bool
+) -> None:
     rng = np.random.default_rng(seed)
     recourse = replace(random_program(rng, rows, columns, plain), cost=np.zeros(columns))
     limits = rng.normal(size=(6, rows)) * 100
@@ -113,7 +117,7 @@ def test_a_recourse_that_serves_everything_serves_anything(seed: int, rows: int,
     ("sense", "entries", "serves"),
     [(">=", [1, -1], True), ("<=", [1, 1], False), ("<=", [1, -1], True), ("=", [1, 1], False), ("=", [1, -1], True)],
 )
-def test_one_row_is_served_if_some_variable_pushes_each_way_it_needs(
+def test_one_row_is_served_if_variables_move_it_in_the_needed_directions(
     sense: str, entries: list[float], serves: bool
 ) -> None:
     spec = capped()

@@ -1,4 +1,4 @@
-"""Reports of a newsvendor: broken rules, covered demand, prices of rules, and promised service levels."""
+"""Newsvendor reports: broken rules, covered demand, prices of rules, and service levels."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_costs_follow_from_price_cost_salvage_and_penalty() -> None:
     assert (problem.underage.tolist(), problem.overage.tolist()) == ([3.25], [1.5])
 
 
-def test_stock_meets_demand_first_and_is_not_ordered_away() -> None:
+def test_stock_meets_demand_first_and_reduces_no_order_below_zero() -> None:
     problem = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1, "stock": 10}]})
     assert problem.decide(tensor([4.0], [12.0])).tolist() == [[0.0], [2.0]]
     assert problem.cost(tensor([0.0], [2.0], [0.0]), tensor([4.0], [12.0], [12.0])).tolist() == [6.0, 0.0, 6.0]
 
 
-def test_without_new_rules_every_digit_is_that_of_the_formula() -> None:
+def test_without_extra_rules_orders_equal_the_closed_form_exactly() -> None:
     items = [
         {"underage_cost": 0.7 + j, "overage_cost": 1.3, "minimum_order": 0.1, "maximum_order": 9.0} for j in range(4)
     ]
@@ -68,7 +68,7 @@ def test_without_new_rules_every_digit_is_that_of_the_formula() -> None:
 
 
 @pytest.mark.slow
-def test_contexts_under_a_budget_have_the_digits_that_they_have_alone() -> None:
+def test_batching_does_not_change_a_budgeted_order() -> None:
     items = random_items(3, 5)
     for packs in ({}, {"pack_size": 2.0}):
         row = {"coefficients": {item["name"]: 1.0 for item in items}, "sense": "<=", "limit": 31.0}
@@ -82,7 +82,7 @@ def test_contexts_under_a_budget_have_the_digits_that_they_have_alone() -> None:
         assert torch.equal(together.objective, torch.cat([one.objective for one in alone]))
 
 
-def test_a_breach_names_its_rule_its_size_and_the_numbers() -> None:
+def test_a_breach_names_its_rule_amount_and_numbers() -> None:
     problem = Newsvendor.from_spec(BAKERY)
     assert problem.breaches(tensor(8.5, 12.0, 3.0)) == []
     found = {breach.where: breach for breach in problem.breaches(tensor(44.0, 13.0, 12.5))}
@@ -100,14 +100,14 @@ def test_a_breach_names_its_rule_its_size_and_the_numbers() -> None:
     assert not problem.within(tensor([44.0, 13.0, 12.5], [44.0, 12.0, 3.0], [8.0, 13.0, 3.0])).any()
 
 
-def test_what_is_there_covers_demand_up_to_itself() -> None:
+def test_available_units_cover_demand_up_to_their_number() -> None:
     problem = Newsvendor.from_spec(BAKERY)
     covered = problem.covered(tensor(10.0, 6.0, 2.0), tensor([10.0, 10.0, 2.0], [10.1, 10.1, 2.1]))
     assert covered.tolist() == [[True] * 3, [False] * 3]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_prices_are_what_one_more_unit_of_room_saves(seed: int) -> None:
+def test_prices_match_the_saving_of_relaxing_a_rule(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     outcomes = torch.rand(9, 3, generator=generator, dtype=torch.float64) * 20
     weights = torch.full((9,), 1 / 9, dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_prices_are_what_one_more_unit_of_room_saves(seed: int) -> None:
     assert all(isinstance(price, Price) and price.value > 0 for price in found)
 
 
-def test_service_beyond_what_a_budget_buys_is_a_best_effort_that_says_so() -> None:
+def test_service_beyond_the_budget_is_a_reported_best_effort() -> None:
     items = [
         {"name": name, "underage_cost": 2, "overage_cost": 1, "minimum_order": 0, "minimum_service_level": 0.9}
         for name in ("tea", "milk")
@@ -155,7 +155,7 @@ def test_service_beyond_what_a_budget_buys_is_a_best_effort_that_says_so() -> No
     assert math.isnan(found.gaps[0])  # type: ignore[index]
 
 
-def test_an_unreachable_fill_rate_is_reported_and_missed_by_the_least() -> None:
+def test_an_unreachable_fill_rate_is_reported_and_missed_minimally() -> None:
     items = [{"name": "tea", "underage_cost": 2, "overage_cost": 1, "minimum_order": 0, "maximum_order": 3}]
     problem = Newsvendor.from_spec({"items": items, "minimum_service_level": 0.99})
     found = problem.prescribe(tensor([[1.0], [9.0]]), tensor(0.5, 0.5))
@@ -164,7 +164,7 @@ def test_an_unreachable_fill_rate_is_reported_and_missed_by_the_least() -> None:
     assert found.decisions.tolist() == [[3.0]]
 
 
-def test_rules_that_cannot_be_kept_together_are_refused_when_the_problem_is_made() -> None:
+def test_incompatible_rules_are_refused_at_construction() -> None:
     rows = [
         {"coefficients": {"croissants": 1, "cakes": 1}, "sense": "<=", "limit": 20},
         {"coefficients": {"croissants": 1, "cakes": 1}, "sense": ">=", "limit": 21},
@@ -177,7 +177,7 @@ def test_rules_that_cannot_be_kept_together_are_refused_when_the_problem_is_made
         Newsvendor.from_spec(BAKERY | {"decision_rows": [third]})
 
 
-def test_a_time_limit_leaves_what_was_found_and_says_so() -> None:
+def test_a_time_limit_returns_the_best_orders_and_reports_it() -> None:
     items = random_items(1, 20, integer=True)
     coefficients = {item["name"]: 3.0 + (j * 37 % 11) for j, item in enumerate(items)}
     row = {"coefficients": coefficients, "sense": "<=", "limit": 500.0}
@@ -194,7 +194,7 @@ def history(rows: int, seed: int) -> Sample:
     return Sample(contexts, torch.cat([20 + 30 * contexts[:, :1], 40 - 20 * contexts[:, 1:]], dim=1) + 6 * noise)
 
 
-def test_service_promised_is_kept_on_rows_that_nobody_saw() -> None:
+def test_service_levels_hold_on_fresh_rows() -> None:
     items = [
         {"name": "tea", "underage_cost": 1, "overage_cost": 1, "minimum_order": 0, "minimum_service_level": 0.9},
         {"name": "milk", "underage_cost": 1, "overage_cost": 1, "minimum_order": 0},
@@ -216,7 +216,7 @@ def test_service_promised_is_kept_on_rows_that_nobody_saw() -> None:
 
 
 @pytest.mark.parametrize("method", ["vi", "auto"])
-def test_a_budgeted_newsvendor_is_learned_and_decides_within_its_budget(method: str) -> None:
+def test_a_learned_newsvendor_decides_within_its_budget(method: str) -> None:
     items = [
         {"name": "tea", "underage_cost": 6, "overage_cost": 1, "minimum_order": 0, "pack_size": 2},
         {"name": "milk", "underage_cost": 3, "overage_cost": 1, "minimum_order": 0, "integer": True},
@@ -240,7 +240,7 @@ def test_a_budgeted_newsvendor_is_learned_and_decides_within_its_budget(method: 
     assert problem.feasible(careful.decisions, later.outcomes[:3]).all()
 
 
-def test_packs_are_relaxed_while_learning_and_rows_are_kept() -> None:
+def test_packs_are_relaxed_in_learning_and_rows_are_kept() -> None:
     problem = Newsvendor.from_spec(BAKERY)
     free = problem.relaxation
     assert free is not problem

@@ -1,3 +1,5 @@
+"""The newsvendor: orders, costs, gradients and specifications, against linear programs in HiGHS."""
+
 from __future__ import annotations
 
 import math
@@ -31,7 +33,7 @@ class Instance:
 
 @st.composite
 def instances(draw: st.DrawFn) -> Instance:
-    """Outcomes on a coarse grid, so that ties are common; weights may be zero; orders may be bounded."""
+    """Draw outcomes on a coarse grid, so that ties are common; weights may be zero; orders may be bounded."""
     scale = draw(st.sampled_from([1.0, 1e9]))
     contexts, atoms, count = (draw(st.integers(1, top)) for top in (3, 7, 3))
     unit_cost = st.floats(0.01, 100)
@@ -65,7 +67,7 @@ def plain_cost(items: list[dict[str, float | None]], decision: list[float], outc
 
 
 def least_expected_cost(instance: Instance, context: int) -> float:
-    """The optimum of the scenario problem for one context, by a linear program in HiGHS."""
+    """Return the optimum of the scenario problem for one context, by a linear program in HiGHS."""
     outcomes, weights = instance.outcomes[context].numpy(), instance.weights[context].numpy()
     order = cp.Variable(len(instance.items))
     short, left = cp.Variable(outcomes.shape, nonneg=True), cp.Variable(outcomes.shape, nonneg=True)
@@ -159,7 +161,7 @@ def test_the_gradient_of_the_decisions_cost_agrees_with_finite_differences(
     assert gradient.tolist() == pytest.approx(differences, abs=1e-9)
 
 
-def test_shared_weights_mean_the_same_as_weights_repeated_for_each_context() -> None:
+def test_shared_weights_equal_weights_repeated_per_context() -> None:
     problem = Newsvendor.from_spec(spec())
     outcomes = torch.tensor([[[1.0], [5.0], [9.0]], [[4.0], [2.0], [0.0]]], dtype=torch.float64)
     weights = torch.tensor([0.2, 0.1, 0.7], dtype=torch.float64)
@@ -177,7 +179,7 @@ def test_a_single_scenario_is_ordered_exactly() -> None:
     assert prescription.objective.tolist() == [0]
 
 
-def test_scenarios_without_weight_are_never_ordered_for() -> None:
+def test_scenarios_without_weight_do_not_affect_orders() -> None:
     problem = Newsvendor.from_spec(spec())
     outcomes = torch.tensor([[[-1e6], [3.0], [1e6]]], dtype=torch.float64)
     prescription = problem.prescribe(outcomes, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
@@ -261,7 +263,7 @@ def test_an_absent_bound_does_not_bind() -> None:
     assert problem.decide(torch.tensor([[-1e12], [1e12]], dtype=torch.float64)).tolist() == [[-1e12], [1e12]]
 
 
-def test_the_whole_tail_is_the_expected_cost() -> None:
+def test_cvar_of_the_whole_tail_is_the_expected_cost() -> None:
     problem = Newsvendor.from_spec(spec())
     outcomes = torch.tensor([[[1.0], [5.0], [9.0]]], dtype=torch.float64)
     weights = torch.tensor([0.2, 0.1, 0.7], dtype=torch.float64)

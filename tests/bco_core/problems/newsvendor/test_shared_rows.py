@@ -1,4 +1,4 @@
-"""Newsvendors whose items share rows, come in packs, promise service or look at the tail: against cvxpy with HiGHS."""
+"""Newsvendors with shared rows, packs, service levels or CVaR, against cvxpy with HiGHS."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check(
 
 @pytest.mark.parametrize("sense", SENSES)
 @pytest.mark.parametrize("seed", range(12))
-def test_one_row_is_kept_at_the_least_cost(seed: int, sense: str) -> None:
+def test_one_row_is_met_at_minimal_cost(seed: int, sense: str) -> None:
     scale, atoms, count = [1.0, 1e9, 1e-6][seed % 3], [1, 7, 12][seed % 3], 1 + seed % 4
     items = random_items(seed, count, scale)
     spec = {"items": items, "decision_rows": [row_for(seed, items, sense, scale)]}
@@ -73,7 +73,7 @@ def test_one_row_is_kept_at_the_least_cost(seed: int, sense: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_several_rows_are_kept_at_the_least_cost(seed: int) -> None:
+def test_several_rows_are_met_at_minimal_cost(seed: int) -> None:
     items = random_items(seed, 4)
     rows = [row_for(seed, items, "<="), row_for(seed + 50, items, "<=", alike=True)]
     try:
@@ -85,14 +85,14 @@ def test_several_rows_are_kept_at_the_least_cost(seed: int) -> None:
 
 @pytest.mark.parametrize("packs", [{"integer": True}, {"pack_size": 2.5}, {"pack_size": 6, "integer": True}], ids=str)
 @pytest.mark.parametrize("seed", range(4))
-def test_packs_without_a_row_are_the_best_neighbours(seed: int, packs: Spec) -> None:
+def test_packs_without_a_row_take_the_better_neighbour(seed: int, packs: Spec) -> None:
     spec = {"items": random_items(seed, 3, **packs)}
     check(spec, *random_scenarios(seed, 3, 7, 3))
 
 
 @pytest.mark.parametrize("sense", ["<=", ">="])
 @pytest.mark.parametrize("seed", range(8))
-def test_packs_that_use_a_row_alike_need_no_branching(seed: int, sense: str) -> None:
+def test_packs_with_equal_row_use_need_no_branching(seed: int, sense: str) -> None:
     items = random_items(seed, 4, pack_size=3.0)
     spec = {"items": items, "decision_rows": [row_for(seed, items, sense, alike=True)]}
     found = check(spec, *random_scenarios(seed, 3, 9, 4))
@@ -100,7 +100,7 @@ def test_packs_that_use_a_row_alike_need_no_branching(seed: int, sense: str) -> 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_packs_of_different_use_fill_a_budget_at_the_least_cost(seed: int) -> None:
+def test_packs_with_different_row_use_fill_a_budget_at_minimal_cost(seed: int) -> None:
     items = random_items(seed, 4, integer=True)
     items[0] |= {"pack_size": 4}
     items[2] |= {"integer": False}
@@ -111,7 +111,7 @@ def test_packs_of_different_use_fill_a_budget_at_the_least_cost(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_service_levels_of_items_are_kept_at_the_least_cost(seed: int) -> None:
+def test_item_service_levels_are_met_at_minimal_cost(seed: int) -> None:
     items = random_items(seed, 3, minimum_service_level=0.8, **({"integer": True} if seed % 2 else {}))
     outcomes, weights = random_scenarios(seed, 3, 9, 3)
     check({"items": items}, outcomes, weights)
@@ -119,7 +119,7 @@ def test_service_levels_of_items_are_kept_at_the_least_cost(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_share_of_all_demand_is_met_at_the_least_cost(seed: int) -> None:
+def test_a_fill_rate_is_met_at_minimal_cost(seed: int) -> None:
     items = random_items(seed, 3, **({"pack_size": 2} if seed % 2 else {}))
     spec: Spec = {"items": items, "minimum_service_level": 0.9}
     if seed % 3 == 0:
@@ -128,15 +128,15 @@ def test_a_share_of_all_demand_is_met_at_the_least_cost(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_the_tail_is_minimised_with_and_without_rows_and_packs(seed: int) -> None:
+def test_cvar_is_minimised_with_and_without_rows_and_packs(seed: int) -> None:
     items = random_items(seed, 3, **[{}, {"integer": True}, {"minimum_service_level": 0.7}][seed % 3])
     spec: Spec = {"items": items} | ({"decision_rows": [row_for(seed, items, "<=")]} if seed % 2 else {})
     risk = Risk([1.0, 0.5, 1.0][seed % 3], [0.9, 0.5, 0.0][seed // 3])
     check(spec, *random_scenarios(seed, 3, 9, 3), risk)
 
 
-def anything(seed: int) -> tuple[Spec, Tensor, Tensor, Risk]:
-    """Any mixture of rules, from one scenario to fifteen, from tiny numbers to huge ones."""
+def random_rules(seed: int) -> tuple[Spec, Tensor, Tensor, Risk]:
+    """Draw any mixture of rules, from one scenario to fifteen, at any scale."""
     generator = np.random.default_rng(seed)
 
     def one_of(*values: float) -> float:
@@ -169,8 +169,8 @@ def anything(seed: int) -> tuple[Spec, Tensor, Tensor, Risk]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_mixture_of_rules_is_solved_or_refused_where_nothing_keeps_them(seed: int) -> None:
-    spec, outcomes, weights, risk = anything(seed)
+def test_any_mixture_of_rules_is_solved_or_refused_as_infeasible(seed: int) -> None:
+    spec, outcomes, weights, risk = random_rules(seed)
     try:
         Newsvendor.from_spec(spec)
     except InvalidInput:
@@ -181,7 +181,7 @@ def test_any_mixture_of_rules_is_solved_or_refused_where_nothing_keeps_them(seed
     check(spec, outcomes, weights, risk, tolerance=1e-6)
 
 
-def test_a_row_without_coefficients_is_kept_or_refused() -> None:
+def test_a_row_without_coefficients_holds_or_is_refused() -> None:
     items = random_items(1, 2)
     for sense, limit, possible in (("<=", 0.0, True), ("<=", -1.0, False), (">=", 1.0, False), ("=", 0.0, True)):
         spec: Spec = {"items": items, "decision_rows": [{"coefficients": {}, "sense": sense, "limit": limit}]}

@@ -1,4 +1,4 @@
-"""Both portfolio problems: specifications, decisions, prescriptions, and targets out of reach."""
+"""Portfolio problems: specifications, decisions, prescriptions and unreachable targets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def full_rank(count: int) -> list[list[float]]:
     return matrix
 
 
-def test_factors_and_their_covariance_matrix_are_the_same_problem() -> None:
+def test_factors_and_their_covariance_matrix_give_the_same_problem() -> None:
     by_factors = ReturnConstrainedPortfolio.from_spec(spec())
     matrix = by_factors.portfolios.covariance.tolist()
     by_matrix = ReturnConstrainedPortfolio.from_spec(spec(factors=None, covariance=matrix))
@@ -54,7 +54,7 @@ def test_factors_and_their_covariance_matrix_are_the_same_problem() -> None:
     torch.testing.assert_close(by_factors.decide(outcomes), by_matrix.decide(outcomes), rtol=1e-8, atol=1e-10)
 
 
-def test_the_dense_solver_takes_over_for_many_factors_and_agrees() -> None:
+def test_the_dense_solver_handles_many_factors_and_agrees() -> None:
     dense = ReturnConstrainedPortfolio.from_spec(spec(50, factors=None, covariance=full_rank(50)))
     assert not dense.portfolios.has_fast_kernel
     limited = ReturnConstrainedPortfolio.from_spec(spec(maximum_long=10.0))
@@ -67,7 +67,7 @@ def test_the_dense_solver_takes_over_for_many_factors_and_agrees() -> None:
     assert dense.feasible(dense.decide(outcomes), outcomes).all()
 
 
-def test_a_prescription_in_the_tail_costs_more_than_the_decision_for_the_mean() -> None:
+def test_a_feasible_prescription_costs_more_than_the_mean_decision() -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.07))
     outcomes = returns(200).view(2, 100, 5)
     weights = torch.full((100,), 0.01, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_a_prescription_in_the_tail_costs_more_than_the_decision_for_the_mean() 
 
 
 @pytest.mark.parametrize(("choice", "status"), [("best_effort", Status.BEST_EFFORT), ("error", Status.INFEASIBLE)])
-def test_a_target_out_of_reach_is_said_with_its_shortfall(choice: str, status: Status) -> None:
+def test_an_unreachable_target_is_reported_with_its_shortfall(choice: str, status: Status) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(infeasible=choice, confidence=0.9))
     outcomes = torch.stack([returns(50) + 0.05, returns(50) - 0.05])
     found = problem.prescribe(outcomes, torch.full((50,), 0.02, dtype=torch.float64))
@@ -88,7 +88,7 @@ def test_a_target_out_of_reach_is_said_with_its_shortfall(choice: str, status: S
     assert torch.isfinite(found.decisions).all()
 
 
-def test_an_unreachable_prediction_is_decided_by_the_best_asset() -> None:
+def test_an_unreachable_target_invests_in_the_best_asset() -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec())
     outcomes = torch.tensor([[0.01, 0.03, 0.02, -0.01, 0.0]], dtype=torch.float64)
     assert problem.decide(outcomes).tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
@@ -96,14 +96,14 @@ def test_an_unreachable_prediction_is_decided_by_the_best_asset() -> None:
     assert problem.slack(problem.decide(outcomes), outcomes).item() == pytest.approx(0.03 - 0.09)
 
 
-def test_the_mean_variance_decision_over_scenarios_is_that_for_their_mean() -> None:
+def test_the_mean_variance_decision_depends_on_the_scenario_mean_only() -> None:
     problem = MeanVariancePortfolio.from_spec(spec())
     outcomes = returns(60).view(3, 20, 5)
     weights = torch.full((20,), 0.05, dtype=torch.float64)
     torch.testing.assert_close(problem.prescribe(outcomes, weights).decisions, problem.decide(outcomes.mean(1)))
 
 
-def test_the_mean_variance_gradient_survives_positions_that_are_all_at_bounds() -> None:
+def test_the_mean_variance_gradient_is_finite_with_all_positions_at_bounds() -> None:
     problem = MeanVariancePortfolio.from_spec(spec(assets=[{"name": f"a{j}", "maximum": 0.2} for j in range(5)]))
     outcomes = (returns(4) + 5).requires_grad_()
     decisions = problem.decide(outcomes)
@@ -113,7 +113,7 @@ def test_the_mean_variance_gradient_survives_positions_that_are_all_at_bounds() 
 
 
 @pytest.mark.parametrize("kind", [ReturnConstrainedPortfolio, MeanVariancePortfolio])
-def test_risk_over_scenarios_is_not_offered_for_the_cost(kind: Any) -> None:
+def test_a_risk_measure_of_the_cost_is_refused(kind: Any) -> None:
     with pytest.raises(InvalidInput, match=r"certain|expected cost only"):
         kind.from_spec(spec()).prescribe(returns(3)[None], torch.ones(3) / 3, Risk(cvar_weight=0.5))
 
@@ -144,14 +144,14 @@ BAD: list[tuple[Spec, tuple[str | int, ...]]] = [
 
 
 @pytest.mark.parametrize(("changes", "where"), BAD, ids=lambda value: str(value)[:40])
-def test_a_bad_specification_is_refused_where_it_is_wrong(changes: Spec, where: tuple[str | int, ...]) -> None:
+def test_an_invalid_specification_is_refused_at_its_field(changes: Spec, where: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidInput) as error:
         ReturnConstrainedPortfolio.from_spec(spec(**changes))
     assert error.value.where == where
 
 
 def cash_like(count: int = 4, variance: float = 1e-8) -> list[list[float]]:
-    """A covariance with one asset that hardly moves: positive definite, and ill-conditioned."""
+    """Return a covariance with one almost riskless asset: positive definite and ill-conditioned."""
     matrix = np.array(full_rank(count))
     matrix[-1], matrix[:, -1] = 0.0, 0.0
     matrix[-1, -1] = variance
@@ -160,7 +160,7 @@ def cash_like(count: int = 4, variance: float = 1e-8) -> list[list[float]]:
 
 @pytest.mark.parametrize("variance", [1e-5, 1e-7, 1e-8])
 @pytest.mark.parametrize("aversion", [1.0, 20.0, 60.0])
-def test_a_nearly_riskless_asset_leaves_no_mean_variance_portfolio_unproven(variance: float, aversion: float) -> None:
+def test_a_nearly_riskless_asset_keeps_mean_variance_proofs(variance: float, aversion: float) -> None:
     problem = MeanVariancePortfolio.from_spec(
         spec(4, factors=None, covariance=cash_like(variance=variance), risk_aversion=aversion)
     )
@@ -180,8 +180,8 @@ def test_a_nearly_riskless_asset_leaves_no_mean_variance_portfolio_unproven(vari
         assert bound <= reference.value + 1e-9
 
 
-def test_ordinary_returns_are_decided_whatever_the_risk_aversion() -> None:
-    """Of this history Newton's method left some rows open, and one of them made a whole batch fail."""
+def test_ordinary_returns_are_solved_at_any_risk_aversion() -> None:
+    """Newton's method left some rows of this history open, and one of them made a whole batch fail."""
     draw = random.Random(2)
     rows = [history.returns(draw) for _ in range(200)]
     outcomes = torch.tensor([[row[name] for name in ("shares", "bonds", "gold")] for row in rows], dtype=torch.float64)
@@ -198,14 +198,14 @@ def test_ordinary_returns_are_decided_whatever_the_risk_aversion() -> None:
         assert set(found.solvers) <= {"", DENSE}
 
 
-def test_limits_that_a_mean_variance_portfolio_does_not_keep_are_refused() -> None:
+def test_limits_unsupported_by_mean_variance_are_refused() -> None:
     for name in ("maximum_long", "maximum_short"):
         with pytest.raises(InvalidInput, match=name) as refused:
             MeanVariancePortfolio.from_spec(spec(**{name: 1.0}))
         assert refused.value.where == (name,)
 
 
-def test_twenty_assets_with_a_full_covariance_matrix_take_the_fast_kernel() -> None:
+def test_twenty_assets_with_full_covariance_use_the_fast_kernel() -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(20, factors=None, covariance=full_rank(20)))
     assert problem.portfolios.has_fast_kernel
     outcomes = returns(30, 20)
@@ -219,7 +219,7 @@ def test_a_risk_aversion_must_be_positive() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"maximum_long": 0.7}, {"confidence": 0.0}, {"budget": 3.0}])
-def test_a_return_that_is_kept_at_least_variance_is_proven(changes: Spec) -> None:
+def test_the_least_variance_at_a_target_return_is_proven(changes: Spec) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(**({"target_return": 0.02, "confidence": 0.8} | changes)))
     found = problem.prescribe(returns(60).view(2, 30, 5), torch.full((30,), 1 / 30, dtype=torch.float64))
     assert found.status == [Status.OPTIMAL] * 2
@@ -230,9 +230,7 @@ def test_a_return_that_is_kept_at_least_variance_is_proven(changes: Spec) -> Non
 
 
 @pytest.mark.parametrize("limit", [None, 0.7])
-def test_a_portfolio_that_is_not_the_best_is_not_called_optimal(
-    limit: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suboptimal_portfolio_is_not_called_optimal(limit: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.02, confidence=0.8, maximum_long=limit))
     atoms, weights = returns(30)[None], torch.full((30,), 1 / 30, dtype=torch.float64)
     best, right = problem.prescribe(atoms, weights), Portfolios.keep_tail
@@ -252,8 +250,8 @@ def test_a_portfolio_that_is_not_the_best_is_not_called_optimal(
 
 
 @pytest.mark.parametrize(("change", "status"), [(0.0, Status.OPTIMAL), (-1e-3, Status.BEST_EFFORT)])
-def test_a_return_that_just_holds_on_average_is_kept(change: float, status: Status) -> None:
-    """At confidence 0 the best portfolio's mean return is the target, but for rounding."""
+def test_a_return_that_barely_holds_on_average_counts_as_met(change: float, status: Status) -> None:
+    """At confidence 0 the best portfolio's mean return equals the target up to rounding."""
     problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.05, confidence=0.0))
     atoms, weights = returns(600).view(20, 30, 5), torch.full((30,), 1 / 30, dtype=torch.float64)
     found = problem.prescribe(atoms, weights)
@@ -267,14 +265,14 @@ def test_a_return_that_just_holds_on_average_is_kept(change: float, status: Stat
 
 @pytest.mark.parametrize("count", [4, 10, 40, 200, 2000])
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
-def test_optimal_never_stands_beside_a_feasibility_far_below_what_is_asked(count: int, confidence: float) -> None:
-    """However few scenarios there are, and wherever the true returns lie."""
+def test_optimal_implies_nearly_the_required_feasibility(count: int, confidence: float) -> None:
+    """For any number of scenarios, and any true returns."""
     problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.03, confidence=confidence))
     weights = torch.full((count,), 1 / count, dtype=torch.float64)
     generator = torch.Generator().manual_seed(4)
     assumed = 0.09 + 0.04 * torch.randn(30, count, 5, generator=generator, dtype=torch.float64)
     found = problem.prescribe(assumed, weights)
-    # Fresh outcomes, ever lower than those that were hedged over.
+    # Fresh outcomes, each time lower than the scenarios hedged over.
     lower = torch.linspace(0, 0.06, 30, dtype=torch.float64)[:, None, None]
     fresh = 0.09 + 0.04 * torch.randn(30, count, 5, generator=generator, dtype=torch.float64) - lower
     what = Scenarios(fresh, weights, fresh[:, 0])
@@ -290,7 +288,7 @@ def test_optimal_never_stands_beside_a_feasibility_far_below_what_is_asked(count
 
 
 @pytest.mark.parametrize("confidence", [None, 0.0])
-def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None) -> None:
+def test_a_missed_mean_is_never_called_optimal(confidence: float | None) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(target_return=0.09, target_on="mean", confidence=confidence))
     assert problem.confidence == 0.0
     weights = torch.full((200,), 1 / 200, dtype=torch.float64)
@@ -306,7 +304,7 @@ def test_a_mean_that_is_missed_is_never_called_optimal(confidence: float | None)
     assert "on average" in reasons[0]
 
 
-def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
+def test_an_omitted_covariance_is_estimated_from_returns() -> None:
     bare = {"kind": "mean_variance_portfolio", **spec(factors=None)}
     check_problem(bare)
     with pytest.raises(InvalidInput, match="the risk is unknown"):
@@ -319,7 +317,7 @@ def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
         assert isinstance(problem, MeanVariancePortfolio)
         matrix = problem.portfolios.covariance.numpy()
         np.testing.assert_allclose(matrix, np.cov(values.T), atol=1.2e-4)
-        # What has been estimated is not estimated again.
+        # An estimated covariance is not estimated again.
         assert complete_spec(full, values[:20]) == full
     many = complete_spec(
         {"assets": [{"name": str(j)} for j in range(60)], "kind": bare["kind"]}, returns(100, 60).numpy()
@@ -336,7 +334,7 @@ def test_a_risk_that_is_not_given_is_estimated_from_returns() -> None:
     assert build_problem(complete_spec(bare | {"estimate": "factors"}, constant)).outcome_dim == 5
 
 
-def test_a_target_is_in_reach_if_foresight_reaches_it() -> None:
+def test_a_target_is_reachable_if_foresight_reaches_it() -> None:
     values = returns(200).numpy()
     foreseen = np.sort(values.max(axis=1))
     inside, outside = foreseen[8] - 1e-6, foreseen[40]
@@ -347,7 +345,7 @@ def test_a_target_is_in_reach_if_foresight_reaches_it() -> None:
     check_target(spec(target_return=float(values.max(axis=1).mean()), target_on="mean"), values)
     with pytest.raises(InvalidInput, match=r"on average, and 0\.13 is required"):
         check_target(spec(target_return=0.13, target_on="mean"), values)
-    # Turnover takes its part of what can be reached.
+    # Turnover costs reduce the reachable return.
     held = {"current": {}, "turnover_cost": 0.05}
     with pytest.raises(InvalidInput, match="out of reach"):
         check_target(spec(target_return=float(inside), **held), values)

@@ -1,4 +1,4 @@
-"""Prices of portfolio rules: each price is how much the least cost falls if the rule is relaxed a little."""
+"""Prices of portfolio rules: each is the fall of the optimal cost when the rule is relaxed slightly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def least(spec: Spec) -> float:
     return float(found.objective[0])
 
 
-def moved(spec: Spec, where: tuple[str | int, ...], by: float) -> Spec:
+def relaxed(spec: Spec, where: tuple[str | int, ...], by: float) -> Spec:
     """Return the specification with a relaxed rule: lower limits fall, upper limits rise."""
     changed = deepcopy(spec)
     if where == ("fully_invested",):
@@ -67,16 +67,16 @@ def moved(spec: Spec, where: tuple[str | int, ...], by: float) -> Spec:
     ],
     ids=["budget", "maximum", "group", "ceiling", "turnover", "tail", "mean", "tail and group", "tail and turnover"],
 )
-def test_a_price_is_what_a_little_room_is_worth(spec: Spec, binding: set[tuple[str | int, ...]]) -> None:
+def test_a_price_matches_the_gain_of_relaxing_its_rule(spec: Spec, binding: set[tuple[str | int, ...]]) -> None:
     problem = build_problem(spec)
     found = {price.where: price.value for price in problem.prices(torch.zeros(3), RETURNS, WEIGHTS)}
     assert set(found) == binding
     step = 1e-4 * (0.1 if spec["kind"] == KEEPING["kind"] else 1.0)
     for where, price in found.items():
-        slope = (least(moved(spec, where, -step)) - least(moved(spec, where, step))) / (2 * step)
+        slope = (least(relaxed(spec, where, -step)) - least(relaxed(spec, where, step))) / (2 * step)
         assert abs(slope) == pytest.approx(price, rel=0.01), where
 
 
-def test_a_target_out_of_reach_has_no_prices() -> None:
+def test_an_unreachable_target_has_no_prices() -> None:
     problem = build_problem(KEEPING | {"target_return": 0.2})
     assert problem.prices(torch.zeros(3), RETURNS, WEIGHTS) == []

@@ -1,4 +1,4 @@
-"""Portfolios under groups, turnover and a budget to be used up, against cvxpy; rules that no portfolio keeps."""
+"""Portfolios with group limits, turnover and full investment, against cvxpy; infeasible rules."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def spec(rules: str, count: int = 5, scale: float = 1.0, nasty: str = "", **chan
 
 
 def scaled(stated: Spec, scale: float) -> Spec:
-    """The same rules for ``scale`` times the money."""
+    """Return the same rules for ``scale`` times the money."""
     groups = [
         {key: value * scale if key in ("minimum", "maximum") else value for key, value in group.items()}
         for group in stated.get("groups", [])
@@ -100,7 +100,7 @@ def stated(rules: Rules, z: cp.Variable) -> tuple[list[Any], Any]:
     return kept, rules.turnover_cost * moved
 
 
-def solved(objective: Any, kept: list[Any]) -> float:
+def solve_by_cvxpy(objective: Any, kept: list[Any]) -> float:
     model = cp.Problem(cp.Minimize(objective), kept)
     model.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     return float(model.value)
@@ -111,7 +111,7 @@ NASTY = ["", "nearly singular", "nearly parallel"]
 
 @pytest.mark.parametrize("nasty", NASTY)
 @pytest.mark.parametrize("rules", RULES)
-def test_mean_variance_under_rules_is_that_of_the_whole_model(rules: str, nasty: str) -> None:
+def test_mean_variance_with_rules_matches_the_full_model(rules: str, nasty: str) -> None:
     problem = MeanVariancePortfolio.from_spec(spec(rules, nasty=nasty))
     means = returns(6, 5)
     found = problem.prescribe(means[:, None], torch.ones(1, dtype=torch.float64))
@@ -125,16 +125,16 @@ def test_mean_variance_under_rules_is_that_of_the_whole_model(rules: str, nasty:
     ):
         z = cp.Variable(5)
         kept, charge = stated(problem.portfolios.rules, z)
-        least = solved(5 * cp.sum_squares(root @ z) - mean @ z + charge, kept)
+        least = solve_by_cvxpy(5 * cp.sum_squares(root @ z) - mean @ z + charge, kept)
         assert cost == pytest.approx(least, abs=1e-8)
-        # What learning works on is nearly as good.
+        # The relaxation used in learning is nearly as good.
         assert quick == pytest.approx(least, abs=1e-7)
 
 
 @pytest.mark.parametrize("nasty", NASTY)
 @pytest.mark.parametrize("level", [0.0, 0.8])
 @pytest.mark.parametrize("rules", RULES)
-def test_least_variance_under_rules_is_that_of_the_whole_model(rules: str, level: float, nasty: str) -> None:
+def test_least_variance_with_rules_matches_the_full_model(rules: str, level: float, nasty: str) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(rules, nasty=nasty, target_return=-0.02, confidence=level))
     atoms, weights = returns(60, 5).view(2, 30, 5), torch.full((30,), 1 / 30, dtype=torch.float64)
     found = problem.prescribe(atoms, weights)
@@ -145,7 +145,7 @@ def test_least_variance_under_rules_is_that_of_the_whole_model(rules: str, level
         z, eta, v = cp.Variable(5), cp.Variable(), cp.Variable(30, nonneg=True)
         kept, charge = stated(problem.portfolios.rules, z)
         kept += [eta - cp.sum(v) / 30 / (1 - level) - charge >= -0.02, v >= eta - scenarios @ z]
-        least = solved(cp.sum_squares(root @ z), kept)
+        least = solve_by_cvxpy(cp.sum_squares(root @ z), kept)
         if not np.isfinite(least):
             assert status == Status.BEST_EFFORT
             continue
@@ -157,7 +157,7 @@ def test_least_variance_under_rules_is_that_of_the_whole_model(rules: str, level
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_points_under_rules_have_least_variance_or_the_largest_return(rules: str) -> None:
+def test_point_decisions_with_rules_have_least_variance_or_largest_return(rules: str) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(rules, target_return=0.03))
     means = returns(12, 5)
     decided = problem.decide(means)
@@ -167,19 +167,19 @@ def test_points_under_rules_have_least_variance_or_the_largest_return(rules: str
     for mean, decision, slack in zip(means.numpy(), decided.numpy(), problem.slack(decided, means), strict=True):
         z = cp.Variable(5)
         kept, charge = stated(problem.portfolios.rules, z)
-        most = -solved(charge - mean @ z, kept)
+        most = -solve_by_cvxpy(charge - mean @ z, kept)
         if most < 0.03:
             assert slack.item() == pytest.approx(most - 0.03, abs=1e-8)
             continue
         reached += 1
-        least = solved(cp.sum_squares(root @ z), [*kept, mean @ z - charge >= 0.03])
+        least = solve_by_cvxpy(cp.sum_squares(root @ z), [*kept, mean @ z - charge >= 0.03])
         assert slack >= -1e-9
         assert np.square(root @ decision).sum() == pytest.approx(least, rel=1e-5, abs=1e-8)
     assert reached or rules in ("no turnover", "hardly any")
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_a_million_times_the_money_is_a_million_times_the_portfolio(rules: str) -> None:
+def test_portfolios_scale_with_the_budget(rules: str) -> None:
     small = ReturnConstrainedPortfolio.from_spec(spec(rules, target_return=-0.02, confidence=0.5))
     large = ReturnConstrainedPortfolio.from_spec(spec(rules, scale=1e6, target_return=-2e4, confidence=0.5))
     atoms, weights = returns(30, 5)[None], torch.full((30,), 1 / 30, dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_a_million_times_the_money_is_a_million_times_the_portfolio(rules: str) 
     torch.testing.assert_close(other.decisions / 1e6, one.decisions, atol=1e-6, rtol=0)
 
 
-def test_one_asset_and_ties_are_decided() -> None:
+def test_one_asset_and_ties_are_solved() -> None:
     alone = MeanVariancePortfolio.from_spec(
         {"assets": [{"name": "a"}], "covariance": [[0.04]], "fully_invested": True, "current": {}, "turnover_cost": 0.1}
     )
@@ -201,12 +201,12 @@ def test_one_asset_and_ties_are_decided() -> None:
 
 
 @pytest.mark.parametrize("rules", ["fully invested", "groups", "turnover", "dear turnover", "all"])
-def test_the_gradient_is_that_of_differences(rules: str) -> None:
+def test_the_gradient_matches_finite_differences(rules: str) -> None:
     problem = MeanVariancePortfolio.from_spec(spec(rules, risk_aversion=30))
     outcomes = returns(8, 5, seed=5)
     direction = returns(8, 5, seed=6)
     step = 1e-4
-    # Differences are of exact solutions.
+    # Finite differences use exact solutions.
     ahead, behind = (
         torch.from_numpy(problem.portfolios.mean_variance((outcomes + sign * step * direction).numpy(), 30.0, True)[0])
         for sign in (1, -1)
@@ -217,7 +217,7 @@ def test_the_gradient_is_that_of_differences(rules: str) -> None:
     (gradient,) = torch.autograd.grad((problem.decide(leaf) * weights).sum(), leaf)
     expected = (torch.from_numpy(slope) * weights).sum(-1)
     moved = (gradient * direction).sum(-1)
-    # A row in which a rule begins to bind within the step has no derivative to compare with.
+    # A row in which a rule starts to bind within the step has no derivative.
     close = torch.isclose(moved, expected, rtol=1e-3, atol=1e-6)
     assert close.sum() >= 7
     assert moved.abs().max() > 1e-4
@@ -256,14 +256,14 @@ BAD: list[tuple[Spec, tuple[str | int, ...], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "where", "words"), BAD, ids=lambda value: str(value)[:40])
-def test_rules_that_no_portfolio_keeps_are_refused(changes: Spec, where: tuple[str | int, ...], words: str) -> None:
+def test_infeasible_rules_are_refused(changes: Spec, where: tuple[str | int, ...], words: str) -> None:
     base = {"assets": [{"name": "a"}, {"name": "b"}], "covariance": [[0.04, 0.0], [0.0, 0.04]], "target_return": 0.0}
     with pytest.raises(InvalidInput, match=words) as refused:
         ReturnConstrainedPortfolio.from_spec(base | changes)
     assert refused.value.where == where
 
 
-def test_every_rule_that_a_portfolio_breaks_is_named_with_by_how_much() -> None:
+def test_every_broken_rule_is_named_with_its_amount() -> None:
     problem = ReturnConstrainedPortfolio.from_spec(
         spec("all", assets=[{"name": name, "minimum": -0.2, "maximum": 0.8} for name in "abcde"], maximum_short=0.3)
     )
@@ -285,11 +285,11 @@ def test_every_rule_that_a_portfolio_breaks_is_named_with_by_how_much() -> None:
     assert problem.breaches(kept) == []
 
 
-# what rules cost
+# prices of rules
 
 
-def loosened(stated: Spec, where: tuple[str | int, ...], step: float) -> Spec:
-    """Return the specification with one rule relaxed a little."""
+def relaxed(stated: Spec, where: tuple[str | int, ...], step: float) -> Spec:
+    """Return the specification with one rule relaxed slightly."""
     changed = copy.deepcopy(stated)
     place: Any = changed
     for name in where[:-1]:
@@ -318,7 +318,7 @@ def least(kind: Any, stated: Spec, atoms: torch.Tensor, weights: torch.Tensor) -
     ],
     ids=["mean-variance", "mean", "tail"],
 )
-def test_prices_are_what_a_little_more_room_saves(rules: str, kind: Any, changes: Spec) -> None:
+def test_prices_match_the_saving_of_relaxing_a_rule(rules: str, kind: Any, changes: Spec) -> None:
     stated = spec(rules, **changes)
     stated["assets"] = [
         asset | {"minimum": 0.0, "maximum": 0.35 if rules != "turnover" else 1.0} for asset in stated["assets"]
@@ -337,10 +337,10 @@ def test_prices_are_what_a_little_more_room_saves(rules: str, kind: Any, changes
     for price in told:
         if price.where == ("budget",) and stated.get("fully_invested"):
             continue
-        saved = (base - least(kind, loosened(stated, price.where, step), atoms, weights)) / step
-        more = (least(kind, loosened(stated, price.where, -step), atoms, weights) - base) / step
+        saved = (base - least(kind, relaxed(stated, price.where, step), atoms, weights)) / step
+        more = (least(kind, relaxed(stated, price.where, -step), atoms, weights) - base) / step
         assert saved - 0.02 * abs(saved) - 1e-5 <= price.value <= more + 0.02 * abs(more) + 1e-5, price
     silent = {("assets", j, "maximum") for j in range(5)} - {price.where for price in told}
     for where in silent:
-        saved = base - least(kind, loosened(stated, where, step), atoms, weights)
+        saved = base - least(kind, relaxed(stated, where, step), atoms, weights)
         assert abs(saved) <= 2e-2 * step * max(price.value for price in told) + 1e-9
