@@ -175,8 +175,8 @@ def test_an_unbounded_scenario_is_reported_by_its_number() -> None:
 
 
 def test_first_stage_costs_count_inside_the_risk() -> None:
-    """Two goods that cost 2 ± 2 and 2.5 for certain, one unit of either needed: the mean takes the first one, the worst
-    case the second."""
+    """One good costs 2 ± 2, another exactly 2.5, and one unit is needed: the mean takes the first, the worst case the
+    second."""
     program = LinearProgram(np.zeros(1), np.ones((1, 1)), np.array([1]), np.zeros(1), np.full(1, np.inf))
     stages = RecourseScenarios(
         np.full((2, 1), 100.0),
@@ -194,7 +194,7 @@ def test_first_stage_costs_count_inside_the_risk() -> None:
     assert (mean.objective, worst.objective) == (pytest.approx(2.0), pytest.approx(2.5))
 
 
-def test_equal_scenarios_are_as_one() -> None:
+def test_equal_scenarios_count_as_one() -> None:
     rng = np.random.default_rng(11)
     program = complete_program(rng, 3, 5, False)
     one = draw_scenarios(rng, program, 3, 1, False, False)
@@ -208,7 +208,7 @@ def test_equal_scenarios_are_as_one() -> None:
 
 @pytest.mark.parametrize("money", [1e-6, 1e9])
 @pytest.mark.parametrize("amounts", [1e-5, 1e8])
-def test_units_do_not_matter(money: float, amounts: float) -> None:
+def test_answers_are_invariant_to_units(money: float, amounts: float) -> None:
     rng = np.random.default_rng(4)
     program = complete_program(rng, 4, 5, False)
     stages = draw_scenarios(rng, program, 3, 30, False, False)
@@ -227,7 +227,7 @@ def test_units_do_not_matter(money: float, amounts: float) -> None:
         assert other.objective / (money * amounts) == pytest.approx(plain.objective, rel=1e-6)
 
 
-def test_a_search_out_of_time_says_so() -> None:
+def test_a_search_out_of_time_reports_it() -> None:
     rng = np.random.default_rng(9)
     program = complete_program(rng, 3, 4, False)
     stages = draw_scenarios(rng, program, 2, 10, False, False)

@@ -233,7 +233,7 @@ def test_nothing_is_certified_that_is_not_optimal() -> None:
     for dual in (tree, np.zeros(9), rng.normal(size=9), np.full(9, np.nan)):
         assert not certify(scaled, cost, worse.copy(), dual.copy(), *room)
         assert not certify(scaled, cost, best + 1e-6, dual.copy(), *room)
-    # A cycle is free only if it is closed.
+    # The all-ones vector is no circulation, so it proves nothing.
     assert not proves_unbounded(scaled, -cost, np.ones(count), *room)
 
 
@@ -269,7 +269,7 @@ def test_many_threads_get_the_same_answers_as_one() -> None:
     assert all(one is not None and np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_the_vertex_pool_stays_bounded_and_saves_work() -> None:
+def test_the_vertex_pool_stays_bounded_without_duplicates() -> None:
     program, limits = grid(5)
     oracle = Oracle.of(program, limits)
     for seed in range(20):
