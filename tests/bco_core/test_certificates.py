@@ -104,7 +104,7 @@ def test_outcomes_beyond_their_bounds_void_the_certificate() -> None:
     [(58.0, "outcome 0 is 58 in row 7, above the 50"), (-5.0, "outcome 0 is -5 in row 7, below the 0")],
 )
 @pytest.mark.parametrize("first", [0, 20], ids=["among the judged rows", "among the rows set aside"])
-def test_an_outcome_beyond_its_bounds_is_named_even_if_no_cost_exceeds_its(
+def test_an_outcome_beyond_its_bounds_is_named_even_if_all_costs_are_within(
     value: float, words: str, first: int
 ) -> None:
     sample = demand(60, 0)

@@ -375,7 +375,7 @@ PROBLEM_ROWS = {
 }
 
 
-def learned(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> Learned:
+def learn_quickly(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> Learned:
     """Learn a posterior with a quick method from 60 of the problem's outcomes."""
     quick = {"method": "vi", "members": 2, "epochs": 2}
     if not problem.differentiable:

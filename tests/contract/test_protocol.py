@@ -22,7 +22,7 @@ from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import PROBLEMS, build_problem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.scenarios import Scenarios, expected_cost
-from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learned
+from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learn_quickly
 from tests.support.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -266,7 +266,7 @@ def test_the_gradient_of_a_predictions_cost_matches_finite_differences(
 
 @pytest.mark.all_variants
 def test_every_policy_decides_from_a_learned_posterior(row: ProblemRow, problem: DecisionProblem) -> None:
-    found = learned(problem, row)
+    found = learn_quickly(problem, row)
     contexts = torch.randn(4, 3, generator=seeded(13), dtype=torch.float64)
     scenarios = found.posterior.scenarios(contexts, found.posterior.draws())
     atoms = found.posterior.predictive(contexts, scenarios.mean(), 50)

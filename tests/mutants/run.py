@@ -70,7 +70,7 @@ def is_killed(mutant: Mutant, trees: SimpleQueue[Path]) -> bool:
     """Whether one of the mutant's tests fails. Uses any free tree."""
     tree, began = trees.get(), time.monotonic()
     try:
-        with applied(mutant, tree):
+        with apply_mutant(mutant, tree):
             result = run_tests(tree, mutant.tests, SECONDS, compiles(tree / mutant.file))
     finally:
         trees.put(tree)
@@ -80,7 +80,7 @@ def is_killed(mutant: Mutant, trees: SimpleQueue[Path]) -> bool:
 
 
 @contextmanager
-def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
+def apply_mutant(mutant: Mutant, tree: Path) -> Iterator[None]:
     """Apply the mutant to the tree for a while. The old modification time keeps cached bytecode valid."""
     path = tree / mutant.file
     text, stat = path.read_text(), path.stat()

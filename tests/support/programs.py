@@ -75,7 +75,7 @@ def random_two_stage(
 ) -> dict[str, Any]:
     """Draw a specification with rows of all senses and all kinds of bounds.
 
-    The costs A'μ + T'π + d and W'π + d keep it bounded. ``mended`` adds slack to every row, at a cost, so recourse is
+    The costs A'μ + T'π + d and W'π + d keep it bounded. ``complete`` adds slack to every row, at a cost, so recourse is
     complete.
     """
     recourse = rows + 2
@@ -123,25 +123,25 @@ def spec_of(
             for j in range(len(program.cost))
         ]
 
-    def named(letter: str, row: Array) -> dict[str, float]:
+    def entries_by_name(letter: str, row: Array) -> dict[str, float]:
         return {f"{letter}{j}": float(value) for j, value in enumerate(row) if value}
 
     return {
         "kind": "two_stage_linear",
         "decisions": variables("z", first),
         "decision_rows": [
-            {"coefficients": named("z", row), "sense": signs[int(sense)], "limit": limit}
+            {"coefficients": entries_by_name("z", row), "sense": signs[int(sense)], "limit": limit}
             for row, sense, limit in zip(first.matrix, first.senses, limits.tolist(), strict=True)
         ],
         "outcomes": [{"name": f"y{j}"} for j in range(by_outcome.shape[1])],
         "recourse": variables("x", recourse),
         "rows": [
             {
-                "recourse": named("x", recourse.matrix[i]),
-                "decisions": named("z", by_decision[i]),
+                "recourse": entries_by_name("x", recourse.matrix[i]),
+                "decisions": entries_by_name("z", by_decision[i]),
                 "sense": signs[int(recourse.senses[i])],
                 "constant": float(constant[i]),
-                "outcomes": named("y", by_outcome[i]),
+                "outcomes": entries_by_name("y", by_outcome[i]),
             }
             for i in range(len(constant))
         ],

@@ -70,12 +70,12 @@ def test_a_large_penalty_shrinks_parameters_until_the_decision_is_constant() -> 
     predictor = build_predictor("mlp", sample, HIDDEN)
     options = TrainingOptions(epochs=60, patience=None, learning_rate=0.01)
 
-    def fitted(penalty: float) -> tuple[float, float]:
+    def fit_with(penalty: float) -> tuple[float, float]:
         estimates = fit_points(PROBLEM, predictor, sample, folds, seeded(), (penalty,), options)
         decisions = estimates.averaged_decisions(PROBLEM, CONTEXTS)
         return estimates.theta.abs().sum().item(), decisions.std().item()
 
-    (free, free_spread), (light, _), (heavy, heavy_spread) = fitted(0.0), fitted(1e-3), fitted(1.0)
+    (free, free_spread), (light, _), (heavy, heavy_spread) = fit_with(0.0), fit_with(1e-3), fit_with(1.0)
     assert heavy < light < free
     assert heavy_spread < 0.05 * free_spread
 

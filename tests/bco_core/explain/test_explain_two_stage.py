@@ -33,7 +33,7 @@ def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[
     z = {name: cvxpy.Variable() for name in names}
     rules, cost = [], sum(one.get("cost", 0.0) * z[one["name"]] for one in spec["decisions"])
 
-    def bounded(variable: Any, one: dict[str, Any], place: tuple[Any, ...]) -> None:
+    def add_bounds(variable: Any, one: dict[str, Any], place: tuple[Any, ...]) -> None:
         low, high = one.get("minimum", 0.0), one.get("maximum")
         if low is not None:
             rules.append(variable >= low - room.get((*place, "minimum"), 0.0))
@@ -47,7 +47,7 @@ def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[
             rules.append(left >= right - more)
 
     for j, one in enumerate(spec["decisions"]):
-        bounded(z[one["name"]], one, ("decisions", j))
+        add_bounds(z[one["name"]], one, ("decisions", j))
     for i, one in enumerate(spec.get("decision_rows", [])):
         left = sum(value * z[name] for name, value in one["coefficients"].items())
         row(left, one["sense"], one["limit"], room.get(("decision_rows", i), 0.0))
@@ -55,7 +55,7 @@ def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[
         y = dict(zip([one["name"] for one in spec["outcomes"]], outcome, strict=True))
         x = {one["name"]: cvxpy.Variable() for one in spec["recourse"]}
         for j, one in enumerate(spec["recourse"]):
-            bounded(x[one["name"]], one, ("recourse", j))
+            add_bounds(x[one["name"]], one, ("recourse", j))
         for i, one in enumerate(spec["rows"]):
             left = sum(value * x[name] for name, value in one.get("recourse", {}).items())
             left = left + sum(value * z[name] for name, value in one.get("decisions", {}).items())

@@ -93,7 +93,7 @@ def noise(rows: int = 150, seed: int = 0) -> Sample:
     return Sample(contexts, 100 + 10 * torch.randn(rows, 1, generator=draw, dtype=torch.float64))
 
 
-def on(features: str, kind: str = "linear") -> PredictorOptions:
+def options_with(features: str, kind: str = "linear") -> PredictorOptions:
     return PredictorOptions(kind, (8,), features)
 
 
@@ -104,11 +104,11 @@ def on(features: str, kind: str = "linear") -> PredictorOptions:
 def test_features_that_respect_folds_do_not_overstate_a_model_of_noise(options: Any) -> None:
     history, fresh = noise(), noise(2000, seed=1)
     constant = constant_cost(history, history)
-    posterior, honest = learn_mixture(history, options(predictor=on("honest"), epochs=40))
+    posterior, honest = learn_mixture(history, options(predictor=options_with("honest"), epochs=40))
     assert honest.held_out_cost["averaged"].mean > 0.9 * constant
     assert honest.held_out_cost["averaged"].mean == pytest.approx(mean_cost(posterior, fresh, "averaged"), rel=0.25)
     # Without folds the same features look like a perfect model: this is the leak that folds prevent.
-    deceived, leaky = learn_mixture(history, options(predictor=on("leaky"), epochs=40))
+    deceived, leaky = learn_mixture(history, options(predictor=options_with("leaky"), epochs=40))
     assert leaky.held_out_cost["averaged"].mean < 0.5 * constant
     assert mean_cost(deceived, fresh, "averaged") > 0.95 * constant_cost(history, fresh)
 
@@ -116,7 +116,9 @@ def test_features_that_respect_folds_do_not_overstate_a_model_of_noise(options: 
 def test_chains_learn_from_out_of_fold_features() -> None:
     losses = {}
     for features in ("honest", "leaky"):
-        options = MhOptions(predictor=on(features), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
+        options = MhOptions(
+            predictor=options_with(features), chains=2, steps=400, burn_in=200, inverse_temperature=300.0
+        )
         diagnostics = learn(STEPWISE, noise(), options).diagnostics
         assert isinstance(diagnostics, ChainDiagnostics)
         losses[features] = sum(diagnostics.chains.mean_loss) / 2
@@ -140,7 +142,7 @@ def test_features_are_fitted_to_every_row_with_the_folds_of_the_seed(
     monkeypatch.setitem(FEATURES, "honest", FeatureKind("honest", spy, partial(restore, "honest"), True))
     history = noise(53)
     problem = STEPWISE if options.method == "mh" else PROBLEM
-    learn(problem, history, replace(options, predictor=on("honest")))
+    learn(problem, history, replace(options, predictor=options_with("honest")))
     assert met
     for sample, folds in met:
         assert torch.equal(sample.outcomes, history.outcomes)
@@ -173,7 +175,7 @@ def test_a_predictor_encodes_contexts_by_its_features(kind: str) -> None:
 
 def test_prescribing_encodes_new_contexts_by_the_features() -> None:
     history, fresh = noise(), noise(9, seed=4)
-    posterior, _ = learn_mixture(history, ViOptions(predictor=on("honest"), members=2, epochs=3))
+    posterior, _ = learn_mixture(history, ViOptions(predictor=options_with("honest"), members=2, epochs=3))
     nearest = torch.cdist(fresh.contexts, history.contexts).argmin(dim=1)
     spread, mean = history.outcomes.std(correction=0), history.outcomes.mean()
     seen = (history.outcomes[nearest, 0] - mean) / spread
@@ -193,7 +195,7 @@ def test_prescribing_encodes_new_contexts_by_the_features() -> None:
     ids=["auto", "vi", "mh"],
 )
 def test_features_round_trip_in_a_stored_posterior(problem: Any, options: LearningOptions, kind: str) -> None:
-    posterior = learn(problem, noise(60), replace(options, predictor=on("honest", kind))).posterior
+    posterior = learn(problem, noise(60), replace(options, predictor=options_with("honest", kind))).posterior
     description, arrays = posterior.to_arrays()
     assert description["predictor"]["features"] == {"kind": "honest", "rows": 60}
     restored = Posterior.from_arrays(json.loads(json.dumps(description)), arrays)
@@ -214,9 +216,9 @@ def test_default_features_add_nothing_to_a_stored_posterior() -> None:
 @pytest.mark.parametrize("options", [AutoOptions, ViOptions])
 def test_a_certificate_is_refused_if_features_have_seen_outcomes(options: Any) -> None:
     with pytest.raises(InvalidInput, match="a certificate needs a prior without outcomes") as refusal:
-        learn(PROBLEM, noise(), options(predictor=on("honest"), certify=True))
+        learn(PROBLEM, noise(), options(predictor=options_with("honest"), certify=True))
     assert refusal.value.where == ("certify",)
-    assert learn_diagnostics(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
+    assert learn_diagnostics(noise(), options(predictor=options_with("honest"), epochs=1)).certificate.bound is None
 
 
 def wave(rows: int = 120, seed: int = 0) -> Sample:
@@ -227,7 +229,7 @@ def wave(rows: int = 120, seed: int = 0) -> Sample:
 
 
 def test_chain_decisions_for_training_rows_do_not_use_their_own_outcomes() -> None:
-    options = MhOptions(predictor=on("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
+    options = MhOptions(predictor=options_with("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
     diagnostics = learn(STEPWISE, wave(), options).diagnostics
     assert isinstance(diagnostics, ChainDiagnostics)
     assert diagnostics.history.cost.mean > 0.9 * sum(diagnostics.chains.mean_loss) / 2
@@ -243,5 +245,5 @@ def test_the_chains_predictor_is_chosen_on_its_final_features(monkeypatch: pytes
         return build(kind, sample, hidden, features)
 
     monkeypatch.setattr("bco_core.inference.mh.starts.build_predictor", spy)
-    learn(STEPWISE, wave(60), MhOptions(predictor=on("honest", "auto"), chains=1, steps=20, burn_in=10))
+    learn(STEPWISE, wave(60), MhOptions(predictor=options_with("honest", "auto"), chains=1, steps=20, burn_in=10))
     assert seen == ["honest", "honest"]

@@ -98,11 +98,11 @@ def test_an_epoch_is_one_pass_over_the_rows_and_at_least_ten_steps(rows: int, ba
 def test_every_member_visits_its_rows_once_before_repeating_any() -> None:
     visited: list[Tensor] = []
 
-    def recorded(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+    def record_rows(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
         visited.append(rows)
         return bowl(value, rows, members)
 
-    run(TrainingOptions(epochs=1, patience=None, batch_size=4), recorded)
+    run(TrainingOptions(epochs=1, patience=None, batch_size=4), record_rows)
     passes = [torch.cat(visited[start : start + 3], dim=1) for start in (0, 3, 6)]
     for once in passes:
         assert torch.equal(once.sort(dim=1).values, ROWS)
@@ -208,10 +208,10 @@ def test_groups_are_judged_at_a_rung_by_the_mean_of_their_members() -> None:
 def test_an_epoch_uses_at_most_the_allowed_rows() -> None:
     met: list[int] = []
 
-    def counted(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
+    def count_rows(value: Tensor, rows: Tensor, members: Tensor) -> Tensor:
         met.append(rows.shape[1])
         return slope(value, rows, members)
 
     rows = torch.arange(1000)[None]
-    run(TrainingOptions(epochs=2, patience=None, batch_size=10, epoch_rows=200), counted, rows=rows)
+    run(TrainingOptions(epochs=2, patience=None, batch_size=10, epoch_rows=200), count_rows, rows=rows)
     assert met == [10] * 40

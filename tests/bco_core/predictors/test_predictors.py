@@ -105,11 +105,11 @@ def test_prediction_in_chunks_equals_one_forward_pass_in_bounded_memory(monkeypa
     whole = predictor.forward(theta, predictor.encode(sample.contexts, torch.float64))
     forward, rows = Predictor.forward, []
 
-    def counted(self: Predictor, theta: Tensor, encoded: Tensor) -> Tensor:
+    def count_calls(self: Predictor, theta: Tensor, encoded: Tensor) -> Tensor:
         rows.append(len(encoded))
         return forward(self, theta, encoded)
 
-    monkeypatch.setattr(Predictor, "forward", counted)
+    monkeypatch.setattr(Predictor, "forward", count_calls)
     monkeypatch.setattr(base, "_CHUNK_NUMBERS", 16 * 5 * 10)
     assert torch.allclose(predictor.predict(theta, sample.contexts), whole, rtol=1e-12, atol=1e-12)
     assert rows == [10] * 10 + [1]

@@ -90,7 +90,7 @@ def test_risk_weights_are_probabilities_that_give_the_sorted_tail(
     assert shares @ values == pytest.approx(expected, abs=1e-9)
 
 
-def capped(most: float | None = None) -> TwoStageLinear:
+def capped_problem(most: float | None = None) -> TwoStageLinear:
     """Order z; recourse covers at most two units of shortage, so the decision for the mean may be infeasible."""
     return TwoStageLinear.from_spec(
         {
@@ -106,7 +106,7 @@ def capped(most: float | None = None) -> TwoStageLinear:
 
 def test_a_point_that_leaves_a_scenario_without_recourse_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.problems.linear.two_stage.check_recourse", lambda *_: None)
-    problem = capped()
+    problem = capped_problem()
     atoms = torch.tensor([[[1.0], [2.0], [9.0]]], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64)
     found = problem.prescribe(atoms, weights)
@@ -118,7 +118,7 @@ def test_a_point_that_leaves_a_scenario_without_recourse_is_cut_off(monkeypatch:
 
 def test_infeasible_scenarios_are_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.problems.linear.two_stage.check_recourse", lambda *_: None)
-    problem = capped(most=5)
+    problem = capped_problem(most=5)
     atoms = torch.tensor([[[1.0], [9.0]], [[1.0], [6.0]]], dtype=torch.float64)
     found = problem.prescribe(atoms, torch.full((2,), 0.5, dtype=torch.float64))
     assert found.status == [Status.INFEASIBLE, Status.OPTIMAL]

@@ -25,7 +25,7 @@ from tests.support.programs import random_two_stage
 EQUAL = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 
-def twins(by: float = 1e-8) -> dict[str, Any]:
+def nearly_parallel_recourse(by: float = 1e-8) -> dict[str, Any]:
     """Return two recourse columns that differ by one unit in the eighth digit."""
     return {
         "decisions": [{"name": "z", "cost": 2.03, "maximum": 4}],
@@ -56,7 +56,7 @@ def twins(by: float = 1e-8) -> dict[str, Any]:
 
 @pytest.mark.parametrize("by", [1e-9, 1e-8, 1e-7, 0.0])
 def test_nearly_parallel_recourse_has_the_right_optimum(by: float) -> None:
-    problem = TwoStageLinear.from_spec(twins(by))
+    problem = TwoStageLinear.from_spec(nearly_parallel_recourse(by))
     found = problem.prescribe(torch.tensor([[[-2.0], [-1.0]]], dtype=torch.float64), EQUAL)
     assert found.status == [Status.OPTIMAL]
     assert found.objective.item() == pytest.approx(21.015, rel=1e-6)
@@ -81,11 +81,11 @@ def test_the_count_of_false_optima_detects_a_wrong_cost(lie: float, monkeypatch:
     one = next(one for one in instances(40, 3) if one.kind == "ties" and not is_false_optimal(one))
     right = TwoStageLinear.prescribe
 
-    def wrong(*arguments: Any) -> Any:
+    def return_wrong_answer(*arguments: Any) -> Any:
         found = right(*arguments)
         return replace(found, objective=found.objective * (1 + lie) + lie)
 
-    monkeypatch.setattr(TwoStageLinear, "prescribe", wrong)
+    monkeypatch.setattr(TwoStageLinear, "prescribe", return_wrong_answer)
     assert is_false_optimal(one)
 
 
@@ -135,13 +135,13 @@ def test_an_uncertified_basis_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> 
     _, pool = parallel_pool(0.5)
     kernel = basis_pool._solve_all
 
-    def wrong(*arguments: Any) -> None:
+    def return_wrong_answer(*arguments: Any) -> None:
         kernel(*arguments)
         answers = arguments[-1]
         # The two expensive columns form a basis that is primal feasible and far from optimal.
         answers.columns[:], answers.pivots[:], answers.status[:] = [3, 4], 1, OPTIMAL
 
-    monkeypatch.setattr(basis_pool, "_solve_all", wrong)
+    monkeypatch.setattr(basis_pool, "_solve_all", return_wrong_answer)
     pool.solve(*map(torch.from_numpy, pool.form.rhs(np.array([[1.0, 1.0], [2.0, 1.0]]))))
     assert not any(set(row) == {3, 4} for row in pool.bases.columns.tolist())
     assert pool.bases.certified.all()
@@ -230,7 +230,7 @@ def test_the_unit_of_costs_changes_no_decision(unit: float, whole: bool) -> None
 
 
 @pytest.mark.parametrize("largest", [1e6, 1e7, 1e9, 1e12])
-def test_nearly_integer_decisions_are_rounded_before_costing(largest: float) -> None:
+def test_nearly_integer_decisions_pay_their_full_cost(largest: float) -> None:
     """A site opened by a millionth would serve all demand for free."""
     spec = {
         "decisions": [
@@ -265,11 +265,11 @@ def test_a_search_that_stops_at_its_gap_reports_it(monkeypatch: pytest.MonkeyPat
     problem = TwoStageLinear.from_spec(lots_with_rent())
     run = highs.run
 
-    def lazy(solver: Any, time_limit_seconds: float | None = None) -> highs.HighsAnswer:
+    def stop_early(solver: Any, time_limit_seconds: float | None = None) -> highs.HighsAnswer:
         answer = run(solver, time_limit_seconds)
         return replace(answer, bound=0.9 * answer.objective)
 
-    monkeypatch.setattr(highs, "run", lazy)
+    monkeypatch.setattr(highs, "run", stop_early)
     found = problem.prescribe(torch.tensor([[[9.0], [14.0]]], dtype=torch.float64), EQUAL)
     assert (found.status, found.solvers) == ([Status.BEST_EFFORT], (HIGHS,))
     assert "proven" in found.reasons[0]

@@ -48,8 +48,8 @@ def regrets_of_posterior_and_least_squares(degree: int, seed: int, rows: int = 1
     """Return the regret on new rows of the posterior's decisions and of least squares."""
     instance = shortest_path(rows + 600, degree, seed)
     problem, known, new = problem_of(instance), sample_of(instance, slice(rows)), sample_of(instance, slice(rows, None))
-    found = learn(problem, known)
-    ours = decisions(found.posterior, problem, new.contexts, PrescribeOptions(policy=found.diagnostics.policy))
+    fit = learn(problem, known)
+    ours = decisions(fit.posterior, problem, new.contexts, PrescribeOptions(policy=fit.diagnostics.policy))
     inputs = torch.cat([known.contexts, torch.ones(rows, 1)], dim=1)
     theta = torch.linalg.lstsq(inputs, known.outcomes).solution
     theirs = problem.decide(torch.cat([new.contexts, torch.ones(600, 1)], dim=1) @ theta)
@@ -69,12 +69,12 @@ def test_surrogate_beats_least_squares_on_nonlinear_costs_and_ties_otherwise(deg
 @pytest.mark.slow
 def test_products_of_contexts_are_used_given_many_rows() -> None:
     instance = shortest_path(900, 6, 3)
-    found = learn(problem_of(instance), sample_of(instance, slice(400)))
-    assert found.posterior.predictor.features.kind == "products"
-    assert {row["predictor"] for row in found.diagnostics.candidates} == {"linear", "linear on products"}
-    again = Posterior.from_arrays(*found.posterior.to_arrays())
+    fit = learn(problem_of(instance), sample_of(instance, slice(400)))
+    assert fit.posterior.predictor.features.kind == "products"
+    assert {row["predictor"] for row in fit.diagnostics.candidates} == {"linear", "linear on products"}
+    again = Posterior.from_arrays(*fit.posterior.to_arrays())
     contexts = torch.from_numpy(instance.contexts[400:410])
-    torch.testing.assert_close(again.encode(contexts), found.posterior.encode(contexts))
+    torch.testing.assert_close(again.encode(contexts), fit.posterior.encode(contexts))
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,12 @@ def instance() -> ContextualInstance:
 
 
 @pytest.fixture(scope="module")
-def found(instance: ContextualInstance) -> Learned:
+def fit(instance: ContextualInstance) -> Learned:
     return learn(problem_of(instance), sample_of(instance, slice(100)))
 
 
-def test_the_loss_is_reported_and_no_certificate_given(found: Learned, instance: ContextualInstance) -> None:
-    told = found.diagnostics
+def test_the_loss_is_reported_and_no_certificate_given(fit: Learned, instance: ContextualInstance) -> None:
+    told = fit.diagnostics
     assert (told.loss, told.inference, told.method, told.policy) == ("spo_plus", "vi", "auto", "bcp")
     assert told.to_json()["loss_meaning"] == LOSSES["spo_plus"]
     assert "jump" in told.inference_reason
@@ -99,20 +99,18 @@ def test_the_loss_is_reported_and_no_certificate_given(found: Learned, instance:
         learn(problem_of(instance), sample_of(instance, slice(100)), make_options(certify=True))
 
 
-def test_the_same_seed_gives_the_same_posterior_also_after_storage(
-    found: Learned, instance: ContextualInstance
-) -> None:
+def test_the_same_seed_gives_the_same_posterior_also_after_storage(fit: Learned, instance: ContextualInstance) -> None:
     again = learn(problem_of(instance), sample_of(instance, slice(100)))
-    torch.testing.assert_close(again.posterior.particles, found.posterior.particles, rtol=0, atol=0)
-    description, arrays = found.posterior.to_arrays()
+    torch.testing.assert_close(again.posterior.particles, fit.posterior.particles, rtol=0, atol=0)
+    description, arrays = fit.posterior.to_arrays()
     assert "particles" not in strip_particles(description, arrays)
     restored = Posterior.from_arrays(description, arrays)
     assert isinstance(restored.distribution, MatrixGaussian)
-    torch.testing.assert_close(restored.draws(7, 3), found.posterior.draws(7, 3))
+    torch.testing.assert_close(restored.draws(7, 3), fit.posterior.draws(7, 3))
 
 
-def test_held_out_costs_are_true_costs_of_members_that_held_the_row_out(found: Learned) -> None:
-    told = found.diagnostics
+def test_held_out_costs_are_true_costs_of_members_that_held_the_row_out(fit: Learned) -> None:
+    told = fit.diagnostics
     assert isinstance(told, VariationalDiagnostics)
     assert told.held_out_rows == 100
     assert told.held_out_cost["bcp"].mean < told.constant_decision_cost.mean
@@ -123,9 +121,9 @@ def test_held_out_costs_are_true_costs_of_members_that_held_the_row_out(found: L
     assert np.mean(risks[-5:]) < np.mean(risks[:5])
 
 
-def test_prescriptions_have_costs_an_optimality_proof_and_a_path(found: Learned, instance: ContextualInstance) -> None:
+def test_prescriptions_have_costs_an_optimality_proof_and_a_path(fit: Learned, instance: ContextualInstance) -> None:
     problem, contexts = problem_of(instance), torch.from_numpy(instance.contexts[100:103])
-    answer = prescribe(found.posterior, problem, contexts, PrescribeOptions(policy="bcp"))
+    answer = prescribe(fit.posterior, problem, contexts, PrescribeOptions(policy="bcp"))
     assert [str(status) for status in answer.status] == ["optimal"] * 3
     assert problem.within(answer.decisions).all()
 
@@ -210,19 +208,19 @@ def test_chains_sample_the_true_cost() -> None:
 
 @pytest.mark.parametrize("as_prior", [False, True])
 def test_updating_keeps_the_posteriors_shape_and_learns(
-    found: Learned, instance: ContextualInstance, as_prior: bool
+    fit: Learned, instance: ContextualInstance, as_prior: bool
 ) -> None:
     sample, fresh = sample_of(instance, slice(None)), torch.arange(260) >= 100
-    told = found.diagnostics
+    told = fit.diagnostics
     options = UpdateOptions(told.kl_weight, told.policy, as_prior=as_prior)
-    later = update(problem_of(instance), sample, found.posterior, fresh, options)
+    later = update(problem_of(instance), sample, fit.posterior, fresh, options)
     assert isinstance(later.posterior.distribution, MatrixGaussian)
     assert later.diagnostics.loss == "spo_plus"
-    assert not torch.equal(later.posterior.distribution.loc, found.posterior.distribution.mode()[None])
-    held = update(problem_of(instance), sample, found.posterior, fresh, replace(options, as_prior=True, kl_weight=1e3))
+    assert not torch.equal(later.posterior.distribution.loc, fit.posterior.distribution.mode()[None])
+    held = update(problem_of(instance), sample, fit.posterior, fresh, replace(options, as_prior=True, kl_weight=1e3))
     assert isinstance(held.posterior.distribution, MatrixGaussian)
-    moved = (later.posterior.distribution.loc - found.posterior.distribution.mode()).abs().max()
-    assert (held.posterior.distribution.loc - found.posterior.distribution.mode()).abs().max() < 0.5 * moved
+    moved = (later.posterior.distribution.loc - fit.posterior.distribution.mode()).abs().max()
+    assert (held.posterior.distribution.loc - fit.posterior.distribution.mode()).abs().max() < 0.5 * moved
 
 
 def test_rows_with_time_are_judged_forward(instance: ContextualInstance) -> None:

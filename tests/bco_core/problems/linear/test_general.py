@@ -99,17 +99,17 @@ def by_cvxpy(spec: Spec, outcomes: list[dict[str, float]], risk: Risk, decision:
     rules: list[Any] = []
     costs: list[Any] = []
 
-    def bounded(variable: Any, entry: Spec) -> None:
+    def add_bounds(variable: Any, entry: Spec) -> None:
         rules.append(variable >= entry.get("minimum", 0))
         if entry.get("maximum") is not None:
             rules.append(variable <= entry["maximum"])
 
     for entry in spec["decisions"]:
-        bounded(z[entry["name"]], entry)
+        add_bounds(z[entry["name"]], entry)
     for outcome in (clip_outcome(spec, one) for one in outcomes):
         x = {one["name"]: cp.Variable(integer=one.get("integer", False)) for one in spec["recourse"]}
         for entry in spec["recourse"]:
-            bounded(x[entry["name"]], entry)
+            add_bounds(x[entry["name"]], entry)
         for row in spec["rows"]:
             left: Any = sum(value_at(t, outcome) * z[name] for name, t in row.get("decisions", {}).items())
             left = left + sum(value_at(w, outcome) * x[name] for name, w in row.get("recourse", {}).items())
@@ -211,7 +211,7 @@ def test_integer_recourse_is_searched_and_proven(uncertain: tuple[str, ...]) -> 
     assert relaxed.objective.item() < best
 
 
-def negated(spec: Spec) -> Spec:
+def negate(spec: Spec) -> Spec:
     def minus(value: Any) -> Any:
         if not isinstance(value, dict):
             return -value
@@ -225,7 +225,7 @@ def negated(spec: Spec) -> Spec:
 
 def test_maximising_equals_minimising_the_negative() -> None:
     spec = random_model(9, ("cost", "technology"))
-    least, most = build(spec), build(negated(spec))
+    least, most = build(spec), build(negate(spec))
     outcomes, _ = draw_outcomes(spec, 9)
     one, other = least.prescribe(outcomes[None], equal(9)), most.prescribe(outcomes[None], equal(9))
     assert torch.equal(one.decisions, other.decisions)

@@ -36,7 +36,7 @@ MODEL: dict[str, Any] = {
 }
 
 
-def changed(**parts: Any) -> dict[str, Any]:
+def with_changes(**parts: Any) -> dict[str, Any]:
     return copy.deepcopy(MODEL) | parts
 
 
@@ -56,7 +56,7 @@ def test_numbers_are_a_constant_plus_terms_in_outcomes() -> None:
 
 
 def test_a_maximised_objective_is_stored_negated() -> None:
-    least, most = read_model(MODEL), read_model(changed(sense="maximize"))
+    least, most = read_model(MODEL), read_model(with_changes(sense="maximize"))
     outcomes = np.random.default_rng(1).normal(size=(4, 3))
     np.testing.assert_array_equal(most.cost.at(outcomes), -least.cost.at(outcomes))
     np.testing.assert_array_equal(most.recourse_cost.at(outcomes), -least.recourse_cost.at(outcomes))
@@ -95,7 +95,7 @@ def test_rows_of_a_matrix_keep_their_uncertain_entries() -> None:
     ],
 )
 def test_the_case_of_a_model_follows_from_its_uncertain_numbers(parts: dict[str, Any], expected: str) -> None:
-    assert case_of(read_model(changed(**parts))) == expected
+    assert case_of(read_model(with_changes(**parts))) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_case_of_a_model_follows_from_its_uncertain_numbers(parts: dict[str,
     ],
 )
 def test_an_invalid_model_is_refused_at_its_field(path: tuple[Any, ...], value: Any, where: tuple[Any, ...]) -> None:
-    spec = changed()
+    spec = with_changes()
     part: Any = spec
     for step in path[:-1]:
         part = part[step]
@@ -181,7 +181,7 @@ def test_a_shipment_as_linear_model_gives_identical_results() -> None:
 
 
 def test_breaches_and_prices_point_into_the_linear_specification() -> None:
-    spec = changed(
+    spec = with_changes(
         decisions=[{"name": "order", "cost": 5}, {"name": "hire", "cost": 1}],
         recourse=[{"name": "express", "cost": 8}],
     )

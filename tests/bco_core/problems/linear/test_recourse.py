@@ -101,7 +101,7 @@ def build_by_hand(spec: dict[str, Any], atoms: Array) -> tuple[LinearProgram, Re
     return program, stages
 
 
-def fast(spec: dict[str, Any]) -> FixedRecourse:
+def build_fast(spec: dict[str, Any]) -> FixedRecourse:
     found = FixedRecourse.of(read_model(spec))
     assert found is not None
     return found
@@ -112,7 +112,7 @@ def test_costs_match_highs_pair_by_pair(seed: int) -> None:
     rng = np.random.default_rng(seed)
     spec = random_spec(rng)
     decisions, outcomes = rng.uniform(-1, 0.8, (8, DECISIONS)), rng.uniform(-2, 2, (8, OUTCOMES))
-    costs = fast(spec).cost(torch.from_numpy(decisions), torch.from_numpy(outcomes))
+    costs = build_fast(spec).cost(torch.from_numpy(decisions), torch.from_numpy(outcomes))
     program, stages = build_by_hand(spec, outcomes)
     for at, z in enumerate(decisions):
         one = replace(program, cost=stages.recourse_cost[at])
@@ -123,7 +123,7 @@ def test_costs_match_highs_pair_by_pair(seed: int) -> None:
 @given(SEEDS)
 def test_derivatives_match_finite_differences(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    stages = fast(random_spec(rng))
+    stages = build_fast(random_spec(rng))
     z = torch.from_numpy(rng.uniform(-1, 2, (5, DECISIONS))).requires_grad_()
     y = torch.from_numpy(rng.uniform(-2, 2, (5, OUTCOMES))).requires_grad_()
     stages.cost(z, y).sum().backward()  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ def test_decisions_are_optimal_over_scenarios_with_a_proven_bound(seed: int, ris
     atoms = rng.uniform(-2, 2, (15, OUTCOMES))
     program, stages = build_by_hand(spec, atoms)
     with deadline.alarm(None) as rung:
-        found = fast(spec).minimize(atoms, stages.weights, risk, GAP, 0.0, rung)
+        found = build_fast(spec).minimize(atoms, stages.weights, risk, GAP, 0.0, rung)
     lower, upper = np.full(DECISIONS, -1.0), np.full(DECISIONS, 2.0)
     _, truth = by_highs(program, stages, lower, upper, RiskOf(risk.cvar_weight, risk.cvar_level))
     assert found is not None
@@ -161,7 +161,7 @@ def test_decisions_are_optimal_over_scenarios_with_a_proven_bound(seed: int, ris
 
 
 def test_non_finite_input_has_no_cost() -> None:
-    stages = fast(random_spec(np.random.default_rng(0)))
+    stages = build_fast(random_spec(np.random.default_rng(0)))
     costs = stages.cost(torch.tensor([[0.0, 0.0, torch.nan], [0.0, 0.0, 0.0]]), torch.zeros(2, OUTCOMES))
     assert costs.isnan().tolist() == [True, False]
 
@@ -179,16 +179,16 @@ def test_a_row_without_recourse_holds_in_every_scenario() -> None:
     }
     atoms, weights = np.array([[0.5], [1.0], [4.0]]), np.full(3, 1 / 3)
     with deadline.alarm(None) as rung:
-        found = fast(spec).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
+        found = build_fast(spec).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
         assert found is not None
         assert found.decision == pytest.approx([5.0])
         cheap = spec | {"decisions": [{"name": "z", "cost": 5, "maximum": 10}]}
-        least = fast(cheap).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
+        least = build_fast(cheap).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
         assert least is not None
         assert least.decision == pytest.approx([4.0])
         short = spec | {"decisions": [{"name": "z", "cost": 1, "maximum": 3}]}
-        assert fast(short).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
-    costs = fast(spec).cost(torch.tensor([[4.0], [3.9]]), torch.tensor([[0.5], [0.5]]))
+        assert build_fast(short).minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
+    costs = build_fast(spec).cost(torch.tensor([[4.0], [3.9]]), torch.tensor([[0.5], [0.5]]))
     assert costs.isinf().tolist() == [False, True]
 
 
@@ -209,7 +209,7 @@ def test_unsupported_models_are_left_to_the_general_path(change: str) -> None:
 
 def test_integer_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
     spec = random_spec(np.random.default_rng(1), integer=True)
-    stages = fast(spec)
+    stages = build_fast(spec)
     assert stages.cost(torch.ones(1, DECISIONS), torch.zeros(1, OUTCOMES)).isfinite().all()
     with deadline.alarm(None) as rung:
         assert stages.minimize(np.zeros((1, OUTCOMES)), np.ones(1), EXPECTATION, GAP, 0.0, rung) is None
@@ -218,22 +218,22 @@ def test_integer_decisions_have_fast_costs_but_are_searched_elsewhere() -> None:
 def test_a_decision_without_a_proving_bound_is_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel claims that the gap is closed, but the recomputed risk disagrees."""
     rng = np.random.default_rng(2)
-    stages, atoms, weights = fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
+    stages, atoms, weights = build_fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
     kernel = cuts.minimize_random
 
-    def elsewhere(*given: Any) -> cuts.CutSolution:
+    def return_other_decision(*given: Any) -> cuts.CutSolution:
         found = kernel(*given)
         return found._replace(decision=np.clip(found.decision + 0.5, -1, 0.5))
 
     with deadline.alarm(None) as rung:
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is not None
-        monkeypatch.setattr(cuts, "minimize_random", elsewhere)
+        monkeypatch.setattr(cuts, "minimize_random", return_other_decision)
         assert stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung) is None
 
 
 def test_out_of_time_returns_the_best_decision_so_far_without_a_bound() -> None:
     rng = np.random.default_rng(2)
-    stages, atoms, weights = fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
+    stages, atoms, weights = build_fast(random_spec(rng)), rng.uniform(-2, 2, (9, OUTCOMES)), np.full(9, 1 / 9)
     with deadline.alarm(0.0) as rung:
         found = stages.minimize(atoms, weights, EXPECTATION, GAP, 0.0, rung)
     assert found is not None
@@ -245,7 +245,7 @@ def test_out_of_time_returns_the_best_decision_so_far_without_a_bound() -> None:
 
 def test_thousands_of_pairs_are_certified_without_highs() -> None:
     rng = np.random.default_rng(7)
-    stages = fast(random_spec(rng))
+    stages = build_fast(random_spec(rng))
     solved = stages.solve(rng.uniform(-1, 2, (5000, DECISIONS)), rng.uniform(-2, 2, (5000, OUTCOMES)))
     assert solved.certified.all()
     assert stages.recourse.fallbacks == 0
@@ -254,7 +254,7 @@ def test_thousands_of_pairs_are_certified_without_highs() -> None:
 def test_the_general_problem_uses_the_fast_paths_derivatives_and_decisions() -> None:
     rng = np.random.default_rng(3)
     spec = random_spec(rng)
-    problem, stages = build_linear(spec), fast(spec)
+    problem, stages = build_linear(spec), build_fast(spec)
     assert isinstance(problem, GeneralLinear)
     y = torch.from_numpy(rng.uniform(-2, 2, (20, OUTCOMES)))
     slopes = []

@@ -293,7 +293,7 @@ def test_names_of_a_shipment_may_be_similar() -> None:
     assert TwoStageLinear.from_shipment(spec).decision_dim == 3
 
 
-def changed(**changes: Any) -> dict[str, Any]:
+def with_changes(**changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "decisions": [{"name": "z", "cost": 3}],
         "outcomes": [{"name": "y"}],
@@ -303,42 +303,54 @@ def changed(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
-ROW: dict[str, Any] = changed()["rows"][0]
+ROW: dict[str, Any] = with_changes()["rows"][0]
 BAD: dict[str, tuple[dict[str, Any], tuple[str | int, ...], str]] = {
-    "no decisions": (changed(decisions=[]), ("decisions",), "empty"),
-    "no rows": (changed(rows=[]), ("rows",), "empty"),
-    "no name": (changed(recourse=[{"cost": 1}]), ("recourse", 0, "name"), "names"),
-    "a name twice": (changed(outcomes=[{"name": "y"}] * 2), ("outcomes", 1, "name"), "different"),
-    "an unknown recourse": (changed(rows=[ROW | {"recourse": {"w": 1}}]), ("rows", 0, "recourse", "w"), "this name"),
-    "an unknown decision": (changed(rows=[ROW | {"decisions": {"y": 1}}]), ("rows", 0, "decisions", "y"), "this name"),
-    "an unknown outcome": (changed(rows=[ROW | {"outcomes": {"x": 1}}]), ("rows", 0, "outcomes", "x"), "this name"),
-    "not a number": (changed(rows=[ROW | {"constant": math.nan}]), ("rows", 0, "constant"), "finite"),
-    "an infinite cost": (changed(decisions=[{"name": "z", "cost": math.inf}]), ("decisions", 0, "cost"), "finite"),
-    "text for a number": (changed(recourse=[{"name": "x", "cost": "5"}]), ("recourse", 0, "cost"), "finite"),
+    "no decisions": (with_changes(decisions=[]), ("decisions",), "empty"),
+    "no rows": (with_changes(rows=[]), ("rows",), "empty"),
+    "no name": (with_changes(recourse=[{"cost": 1}]), ("recourse", 0, "name"), "names"),
+    "a name twice": (with_changes(outcomes=[{"name": "y"}] * 2), ("outcomes", 1, "name"), "different"),
+    "an unknown recourse": (
+        with_changes(rows=[ROW | {"recourse": {"w": 1}}]),
+        ("rows", 0, "recourse", "w"),
+        "this name",
+    ),
+    "an unknown decision": (
+        with_changes(rows=[ROW | {"decisions": {"y": 1}}]),
+        ("rows", 0, "decisions", "y"),
+        "this name",
+    ),
+    "an unknown outcome": (
+        with_changes(rows=[ROW | {"outcomes": {"x": 1}}]),
+        ("rows", 0, "outcomes", "x"),
+        "this name",
+    ),
+    "not a number": (with_changes(rows=[ROW | {"constant": math.nan}]), ("rows", 0, "constant"), "finite"),
+    "an infinite cost": (with_changes(decisions=[{"name": "z", "cost": math.inf}]), ("decisions", 0, "cost"), "finite"),
+    "text for a number": (with_changes(recourse=[{"name": "x", "cost": "5"}]), ("recourse", 0, "cost"), "finite"),
     "no limit": (
-        changed(decision_rows=[{"coefficients": {"z": 1}, "sense": "<="}]),
+        with_changes(decision_rows=[{"coefficients": {"z": 1}, "sense": "<="}]),
         ("decision_rows", 0, "limit"),
         "finite",
     ),
-    "a wrong sense": (changed(rows=[ROW | {"sense": "<"}]), ("rows", 0, "sense"), "<="),
+    "a wrong sense": (with_changes(rows=[ROW | {"sense": "<"}]), ("rows", 0, "sense"), "<="),
     "bounds that cross": (
-        changed(decisions=[{"name": "z", "cost": 3, "minimum": 2, "maximum": 1}]),
+        with_changes(decisions=[{"name": "z", "cost": 3, "minimum": 2, "maximum": 1}]),
         ("decisions", 0, "minimum"),
         "above",
     ),
-    "too large": (changed(rows=[ROW] * 201), ("rows",), "too large"),
+    "too large": (with_changes(rows=[ROW] * 201), ("rows",), "too large"),
     "no decision is allowed": (
-        changed(decision_rows=[{"coefficients": {"z": 1}, "sense": "<=", "limit": -1}]),
+        with_changes(decision_rows=[{"coefficients": {"z": 1}, "sense": "<=", "limit": -1}]),
         ("decision_rows",),
         "no decision satisfies",
     ),
     "recourse that earns without limit": (
-        changed(recourse=[{"name": "x", "cost": -5}]),
+        with_changes(recourse=[{"name": "x", "cost": -5}]),
         ("recourse",),
         "fall without limit",
     ),
     "decisions that earn without limit": (
-        changed(decisions=[{"name": "z", "cost": -5}]),
+        with_changes(decisions=[{"name": "z", "cost": -5}]),
         ("decisions",),
         "fall without limit",
     ),

@@ -23,7 +23,7 @@ from tests.support.programs import random_program, random_two_stage
 SEEDS = st.integers(0, 10**9)
 
 
-def capped(**outcome: Any) -> dict[str, Any]:
+def capped_spec(**outcome: Any) -> dict[str, Any]:
     """Order at most ten and buy at most two more: demand above twelve cannot be met."""
     return {
         "decisions": [{"name": "order", "cost": 1, "maximum": 10}],
@@ -41,7 +41,7 @@ def capped(**outcome: Any) -> dict[str, Any]:
     }
 
 
-def staged(spec: dict[str, Any]) -> StagedModel:
+def stages_of(spec: dict[str, Any]) -> StagedModel:
     return StagedModel.of(read_two_stage(spec))
 
 
@@ -60,9 +60,9 @@ def witness_of(error: InvalidInput) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_missing_recourse_is_refused_with_a_witness_that_highs_confirms() -> None:
     with pytest.raises(InvalidInput, match="'balance' among") as refused:
-        TwoStageLinear.from_spec(capped())
+        TwoStageLinear.from_spec(capped_spec())
     assert refused.value.where == ("rows", 0)
-    stages = staged(capped())
+    stages = stages_of(capped_spec())
     decision, outcome = witness_of(refused.value)
     assert 0 <= decision[0] <= 10
     assert outcome[0] >= 0
@@ -70,29 +70,29 @@ def test_a_missing_recourse_is_refused_with_a_witness_that_highs_confirms() -> N
 
 
 def test_bounds_that_exclude_infeasible_cases_are_accepted() -> None:
-    check_recourse(staged(capped(maximum=2)))
+    check_recourse(stages_of(capped_spec(maximum=2)))
     # With demand up to twelve, an order of zero is still infeasible; an order of at least ten is not.
     with pytest.raises(InvalidInput):
-        check_recourse(staged(capped(maximum=12)))
-    spec = capped(maximum=12)
+        check_recourse(stages_of(capped_spec(maximum=12)))
+    spec = capped_spec(maximum=12)
     spec["decisions"][0]["minimum"] = 10
-    check_recourse(staged(spec))
-    spec = capped(maximum=12)
+    check_recourse(stages_of(spec))
+    spec = capped_spec(maximum=12)
     spec["decision_rows"] = [{"coefficients": {"order": 1}, "sense": ">=", "limit": 10}]
-    check_recourse(staged(spec))
+    check_recourse(stages_of(spec))
 
 
 @settings(max_examples=20)
 @given(SEEDS, st.integers(1, 5), st.booleans())
 def test_complete_recourse_is_accepted(seed: int, rows: int, plain: bool) -> None:
-    check_recourse(staged(random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain)))
+    check_recourse(stages_of(random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain)))
 
 
 @settings(max_examples=20)
 @given(SEEDS, st.integers(1, 4), st.booleans())
 def test_refusals_are_always_confirmed_by_highs(seed: int, rows: int, plain: bool) -> None:
-    spec = random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain, mended=False)
-    stages = staged(spec)
+    spec = random_two_stage(np.random.default_rng(seed), 3, rows, plain=plain, complete=False)
+    stages = stages_of(spec)
     try:
         check_recourse(stages)
     except InvalidInput as error:
@@ -120,7 +120,7 @@ def test_a_recourse_that_serves_everything_is_feasible_for_random_limits(
 def test_one_row_is_served_if_variables_move_it_in_the_needed_directions(
     sense: str, entries: list[float], serves: bool
 ) -> None:
-    spec = capped()
+    spec = capped_spec()
     spec["recourse"] = [{"name": "rush", "cost": 5}, {"name": "waste", "cost": 1}]
     spec["rows"][0] |= {"sense": sense, "recourse": dict(zip(("rush", "waste"), entries, strict=True))}
-    assert _serves_everything(staged(spec).recourse_program) == serves
+    assert _serves_everything(stages_of(spec).recourse_program) == serves

@@ -235,11 +235,11 @@ def test_a_suboptimal_portfolio_is_not_called_optimal(limit: float | None, monke
     atoms, weights = returns(30)[None], torch.full((30,), 1 / 30, dtype=torch.float64)
     best, right = problem.prescribe(atoms, weights), Portfolios.keep_tail
 
-    def off(*arguments: Any) -> Any:
+    def return_scaled_portfolio(*arguments: Any) -> Any:
         found = right(*arguments)
         return found._replace(portfolio=1.01 * found.portfolio)
 
-    monkeypatch.setattr(Portfolios, "keep_tail", off)
+    monkeypatch.setattr(Portfolios, "keep_tail", return_scaled_portfolio)
     found = problem.prescribe(atoms, weights)
     assert found.status == [Status.BEST_EFFORT]
     assert "could not prove" in found.reasons[0]
