@@ -26,7 +26,7 @@ from tests.contract.contract_tables import (
     FEATURE_ROWS,
     PREDICTOR_ROWS,
     PROBLEM_ROWS,
-    learned,
+    learn_quickly,
 )
 from tests.support.seeds import seeded
 
@@ -109,7 +109,7 @@ def test_every_predictor_learns_reproducibly_and_survives_storage(kind: str) -> 
     row = PROBLEM_ROWS["newsvendor"][0]
     problem = build_problem(row.spec)
     options = {"predictor": kind, "hidden": PREDICTOR_ROWS[kind]["hidden"] or None}
-    first, again = (learned(problem, row, **options).posterior.to_arrays() for _ in range(2))
+    first, again = (learn_quickly(problem, row, **options).posterior.to_arrays() for _ in range(2))
     assert digest(*first) == digest(*again)
     restored = Posterior.from_arrays(json.loads(json.dumps(first[0])), first[1])
     assert digest(*restored.to_arrays()) == digest(*first)
@@ -322,7 +322,7 @@ def test_samples_of_a_mixture_follow_its_density(family: str) -> None:
 
 def test_every_family_learns_a_posterior(family: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
-    posterior = learned(build_problem(row.spec), row, family=family).posterior
+    posterior = learn_quickly(build_problem(row.spec), row, family=family).posterior
     assert posterior.to_arrays()[0]["family"] == family
     assert torch.isfinite(posterior.particles).all()
 
