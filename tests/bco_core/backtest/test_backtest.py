@@ -132,7 +132,7 @@ def decide_by_rule(name: str, problem: DecisionProblem, origin: Origin) -> Tenso
 @pytest.mark.all_variants
 @pytest.mark.parametrize("name", RULES)
 def test_each_baseline_rule_beats_the_constant_where_its_signal_matters(name: str) -> None:
-    """None reaches perfect foresight."""
+    """No rule reaches perfect foresight."""
     sample = history(240)
     split = rolling(timeline_of(sample), 1, 0.3)[0]
     costs = {

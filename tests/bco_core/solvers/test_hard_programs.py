@@ -26,7 +26,7 @@ EQUAL = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 
 def nearly_parallel_recourse(by: float = 1e-8) -> dict[str, Any]:
-    """Return two recourse columns that differ by one unit in the eighth digit."""
+    """Return a problem whose two recourse columns differ by one unit in the eighth digit."""
     return {
         "decisions": [{"name": "z", "cost": 2.03, "maximum": 4}],
         "outcomes": [{"name": "y"}],
