@@ -319,11 +319,11 @@ def test_certificate_json_has_its_numbers_and_no_empty_reason() -> None:
     target = linear_target(demand(100, 0))
     mixture = equal_mixture(target.family, torch.zeros(1, 2), torch.ones(1, 2))
     certificate = certify_classes([ModelClass(target, mixture, 1.0)], torch.arange(100))
-    told = certificate.to_json()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert "reason" not in told
-    assert (told["bound"], told["confidence"], told["rows"]) == (certificate.bound, 0.95, 100)
-    assert told["policies"] == ["thompson", "averaged"]
-    assert told["terms"]["cost_bound"] == BOUNDED.cost_bound
-    assert told["by"] in told["bounds"]
-    assert "exact posterior" in told["holds_for"]
+    fields = certificate.to_json()
+    assert json.loads(json.dumps(fields, allow_nan=False)) == fields
+    assert "reason" not in fields
+    assert (fields["bound"], fields["confidence"], fields["rows"]) == (certificate.bound, 0.95, 100)
+    assert fields["policies"] == ["thompson", "averaged"]
+    assert fields["terms"]["cost_bound"] == BOUNDED.cost_bound
+    assert fields["by"] in fields["bounds"]
+    assert "exact posterior" in fields["holds_for"]

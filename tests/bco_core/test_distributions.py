@@ -164,8 +164,8 @@ def test_each_member_contributes_its_share_of_the_draws_up_to_rounding(
     assert draws.shape == (count, 2)
     member = (draws / 1000).round().long()
     assert torch.equal(member[:, 0], member[:, 1])
-    drawn = torch.bincount(member[:, 0], minlength=len(parts))
-    for share, times in zip(parts, drawn.tolist(), strict=True):
+    counts = torch.bincount(member[:, 0], minlength=len(parts))
+    for share, times in zip(parts, counts.tolist(), strict=True):
         assert abs(times - count * share / sum(parts)) < 1 + 1e-9
         assert share or not times
 
@@ -241,8 +241,8 @@ def test_a_mixture_of_mismatched_shapes_is_refused(
 
 def test_fresh_draws_of_chains_use_every_stored_draw_before_repeating_any() -> None:
     draws = ChainDraws(torch.arange(5.0)[:, None], 2)
-    taken = draws.sample(7, seeded(0))[:, 0]
-    assert sorted(taken[:5].tolist()) == [0, 1, 2, 3, 4]
+    first_column = draws.sample(7, seeded(0))[:, 0]
+    assert sorted(first_column[:5].tolist()) == [0, 1, 2, 3, 4]
     assert draws.mode().item() == 2
 
 

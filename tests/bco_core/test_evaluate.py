@@ -165,21 +165,21 @@ def test_open_entries_of_two_stage_problems_match_cvxpy() -> None:
         rng = np.random.default_rng(seed)
         spec = random_two_stage(rng)
         problem: Any = build_problem(spec)
-        stages, decided = problem.stages, rng.integers(0, 2, 3).astype(bool)
-        if decided.all() or not decided.any():
+        stages, is_given = problem.stages, rng.integers(0, 2, 3).astype(bool)
+        if is_given.all() or not is_given.any():
             return
         outcomes = torch.from_numpy(rng.normal(size=(12, 2)))
         base = problem.decide(outcomes[:1])[0].numpy()
-        pins = np.where(decided, base + rng.normal(size=3) * rng.integers(0, 2), NAN)
+        pins = np.where(is_given, base + rng.normal(size=3) * rng.integers(0, 2), NAN)
         z = cp.Variable(3)
         x = cp.Variable((12, len(stages.recourse_program.cost)))
         first, recourse = stages.first_program, stages.recourse_program
-        kept = _kept(z, first, stages.first.limits.constant, ~decided)
-        kept += [z[j] == pins[j] for j in np.flatnonzero(decided)]
+        constraints = row_constraints(z, first, stages.first.limits.constant, ~is_given)
+        constraints += [z[j] == pins[j] for j in np.flatnonzero(is_given)]
         for k in range(12):
             limits = stages.second.limits.constant + stages.by_outcome @ outcomes[k].numpy() - stages.by_decision @ z
-            kept += _kept(x[k], recourse, limits, np.ones(len(recourse.cost), dtype=bool))
-        best = cp.Problem(cp.Minimize(first.cost @ z + cp.sum(x @ recourse.cost) / 12), kept)
+            constraints += row_constraints(x[k], recourse, limits, np.ones(len(recourse.cost), dtype=bool))
+        best = cp.Problem(cp.Minimize(first.cost @ z + cp.sum(x @ recourse.cost) / 12), constraints)
         best.solve(solver=cp.CLARABEL)
         weights = torch.full((12,), 1 / 12, dtype=torch.float64)
         if best.status == "infeasible":
@@ -188,7 +188,7 @@ def test_open_entries_of_two_stage_problems_match_cvxpy() -> None:
             return
         found = fix_decision(problem, spec, torch.from_numpy(pins)).prescribe(outcomes[None], weights)
         assert found.status == ["optimal"]
-        np.testing.assert_allclose(found.decisions[0].numpy()[decided], pins[decided], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(found.decisions[0].numpy()[is_given], pins[is_given], rtol=0, atol=1e-9)
         # The original problem gives it the same cost.
         own = (problem.cost(found.decisions[:, None], outcomes[None]) * weights).sum()
         np.testing.assert_allclose([found.objective.item(), own], best.value, rtol=1e-6, atol=1e-6)
@@ -199,14 +199,14 @@ def test_open_entries_of_two_stage_problems_match_cvxpy() -> None:
     assert len(checked) >= 8
 
 
-def _kept(v: Any, program: Any, limits: Any, bounded: Any) -> list[Any]:
+def row_constraints(v: Any, program: Any, limits: Any, bounded: Any) -> list[Any]:
     rows = program.matrix @ v
-    kept = [
+    constraints = [
         rows[i] >= limits[i] if sense > 0 else rows[i] <= limits[i] if sense < 0 else rows[i] == limits[i]
         for i, sense in enumerate(program.senses)
     ]
-    kept += [v[j] >= low for j, low in enumerate(program.lower) if np.isfinite(low) and bounded[j]]
-    return kept + [v[j] <= high for j, high in enumerate(program.upper) if np.isfinite(high) and bounded[j]]
+    constraints += [v[j] >= low for j, low in enumerate(program.lower) if np.isfinite(low) and bounded[j]]
+    return constraints + [v[j] <= high for j, high in enumerate(program.upper) if np.isfinite(high) and bounded[j]]
 
 
 def test_open_integer_entries_are_optimal_by_enumeration() -> None:
@@ -234,18 +234,18 @@ def test_open_entries_of_portfolios_match_cvxpy(kind: str) -> None:
         _, found = evaluate_given(spec, tensor(pins), [1], posterior, policy="predictive")
         atoms = both_scenarios(posterior, policy="predictive")[1].outcomes[1].numpy()
         z, sigma = cp.Variable(3), np.array(spec["covariance"])
-        kept = [cp.sum(z) <= 1]
+        constraints = [cp.sum(z) <= 1]
         for j, (asset, pin) in enumerate(zip(spec["assets"], pins, strict=True)):
-            kept += [z[j] == pin] if not math.isnan(pin) else [z[j] >= asset.get("minimum", 0.0)]
+            constraints += [z[j] == pin] if not math.isnan(pin) else [z[j] >= asset.get("minimum", 0.0)]
             if math.isnan(pin) and "maximum" in asset:
-                kept.append(z[j] <= asset["maximum"])
+                constraints.append(z[j] <= asset["maximum"])
         risk = cp.quad_form(z, sigma)
         if kind[0] == "m":
-            best = cp.Problem(cp.Minimize(2.5 * risk - atoms.mean(0) @ z), kept)
+            best = cp.Problem(cp.Minimize(2.5 * risk - atoms.mean(0) @ z), constraints)
         else:
             over = cp.Variable()
             tail = over + cp.sum(cp.pos(0.02 - atoms @ z - over)) / (0.5 * len(atoms))
-            best = cp.Problem(cp.Minimize(risk), [*kept, tail <= 0])
+            best = cp.Problem(cp.Minimize(risk), [*constraints, tail <= 0])
         best.solve(solver=cp.CLARABEL)
         assert best.status == "optimal"
         # A position above its bound violates the constraints in every scenario.

@@ -180,17 +180,17 @@ def test_options_are_refused_before_any_work() -> None:
 
 def test_auto_passes_all_its_options_to_chains() -> None:
     shared: dict[str, Any] = {"family": "gaussian", "policy": "map", "particles": 7, "seed": 3}
-    asked = AutoOptions(predictor=PredictorOptions("linear"), **shared, **CHAINS)
-    method, own, _ = resolve(STEPWISE, asked)
+    auto_options = AutoOptions(predictor=PredictorOptions("linear"), **shared, **CHAINS)
+    method, own, _ = resolve(STEPWISE, auto_options)
     assert method.name == "mh"
     assert own == MhOptions(predictor=PredictorOptions("linear"), **shared, **CHAINS)
     assert resolve(STEPWISE, AutoOptions())[1] == MhOptions()
 
 
 def test_auto_keeps_its_options_for_a_mixture() -> None:
-    asked = AutoOptions(**MIXTURES)
-    method, own, _ = resolve(PROBLEM, asked)
-    assert (method.name, own) == ("auto", asked)
+    auto_options = AutoOptions(**MIXTURES)
+    method, own, _ = resolve(PROBLEM, auto_options)
+    assert (method.name, own) == ("auto", auto_options)
 
 
 @pytest.mark.parametrize("options", [ViOptions(seed=4), MhOptions(seed=4), AutoOptions(seed=4)])

@@ -56,9 +56,9 @@ def carry_by_formula(carry: str, row: int, place: int) -> Array:
 
 @pytest.mark.parametrize("carry", CARRIES)
 def test_every_outcome_is_carried_by_its_formula(carry: str) -> None:
-    kept = history(carry)
+    past = history(carry)
     everything = torch.arange(ROWS).expand(len(NEW), -1)
-    found = carry_outcomes(kept, everything, NEW, kept.scales_at(NEW_FEATURES)).numpy()
+    found = carry_outcomes(past, everything, NEW, past.scales_at(NEW_FEATURES)).numpy()
     expected = np.array([[carry_by_formula(carry, row, place) for row in range(ROWS)] for place in range(len(NEW))])
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
@@ -85,9 +85,9 @@ def test_row_weights_follow_the_similarity_of_predictions(bandwidth: float | Non
 
 @pytest.mark.parametrize("bandwidth", [0.05, 0.5, 3.0])
 def test_scenarios_hold_rows_in_proportion_to_their_weights(bandwidth: float) -> None:
-    kept, count = history("keep", bandwidth), 4000
-    atoms = predictive_scenarios(kept, NEW, count).outcomes
-    shares = row_weights(kept, NEW)
+    past, count = history("keep", bandwidth), 4000
+    atoms = predictive_scenarios(past, NEW, count).outcomes
+    shares = row_weights(past, NEW)
     shares = shares / shares.sum(dim=1, keepdim=True)
     for place in range(len(NEW)):
         held = (atoms[place][:, None] == OUTCOMES[None]).all(dim=2).double().mean(dim=0)
@@ -99,13 +99,13 @@ def test_scenarios_hold_rows_in_proportion_to_their_weights(bandwidth: float) ->
 @pytest.mark.parametrize("bandwidth", [None, 0.05, 1e-6])
 def test_leave_one_out_scenarios_exclude_the_row_itself(carry: str, bandwidth: float | None) -> None:
     rows = torch.arange(ROWS)
-    kept = history(carry, bandwidth)
-    found = predictive_scenarios(kept, PREDICTIONS, 200, FEATURES, own=rows).outcomes
-    own = carry_outcomes(kept, rows[:, None], PREDICTIONS, kept.scales_at(FEATURES))
+    past = history(carry, bandwidth)
+    found = predictive_scenarios(past, PREDICTIONS, 200, FEATURES, own=rows).outcomes
+    own = carry_outcomes(past, rows[:, None], PREDICTIONS, past.scales_at(FEATURES))
     assert ((found - own).abs().amax(dim=2) > 1e-9).all()
-    without = row_weights(kept, PREDICTIONS, rows)
+    without = row_weights(past, PREDICTIONS, rows)
     assert (without.diagonal() == 0).all()
-    assert torch.equal(row_weights(kept, PREDICTIONS, torch.full((ROWS,), -1)), row_weights(kept, PREDICTIONS))
+    assert torch.equal(row_weights(past, PREDICTIONS, torch.full((ROWS,), -1)), row_weights(past, PREDICTIONS))
 
 
 @pytest.mark.parametrize("bandwidth", [0.01, 0.5])
@@ -124,36 +124,36 @@ def test_the_nearest_row_always_has_weight(bandwidth: float) -> None:
 def test_scenarios_do_not_depend_on_other_contexts_in_the_batch(
     carry: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, own = history(carry, 0.3), torch.tensor([3, -1, 7, 49, -1])
-    whole = predictive_scenarios(kept, NEW, 60, NEW_FEATURES, own).outcomes
+    past, own = history(carry, 0.3), torch.tensor([3, -1, 7, 49, -1])
+    whole = predictive_scenarios(past, NEW, 60, NEW_FEATURES, own).outcomes
     monkeypatch.setattr("bco_core.predictive._CHUNK_NUMBERS", chunk)
-    assert torch.equal(predictive_scenarios(kept, NEW, 60, NEW_FEATURES, own).outcomes, whole)
+    assert torch.equal(predictive_scenarios(past, NEW, 60, NEW_FEATURES, own).outcomes, whole)
 
 
 def test_residual_scales_at_far_contexts_stay_within_the_historys_scales() -> None:
-    kept = history("scaled")
-    far = kept.scales_at(100 * NEW_FEATURES)
+    past = history("scaled")
+    far = past.scales_at(100 * NEW_FEATURES)
     assert far is not None
     assert (far >= SCALES.amin(dim=0)).all()
     assert (far <= SCALES.amax(dim=0)).all()
     assert history("shift").scales_at(NEW_FEATURES) is None
     with pytest.raises(RuntimeError, match="features"):
-        predictive_scenarios(kept, NEW, 10)
+        predictive_scenarios(past, NEW, 10)
 
 
 @pytest.mark.parametrize("carry", CARRIES)
 def test_a_history_round_trips_through_storage(carry: str) -> None:
-    kept = history(carry, 0.3)
-    again = History.from_arrays(*kept.to_arrays(), SPREAD)
-    first, second = (predictive_scenarios(one, NEW, 30, NEW_FEATURES).outcomes for one in (kept, again))
+    past = history(carry, 0.3)
+    again = History.from_arrays(*past.to_arrays(), SPREAD)
+    first, second = (predictive_scenarios(one, NEW, 30, NEW_FEATURES).outcomes for one in (past, again))
     assert torch.equal(first, second)
 
 
 def test_one_row_of_history_suffices() -> None:
     one = torch.tensor([[7.0]], dtype=torch.float64)
     unit = torch.ones(1, dtype=torch.float64)
-    kept = choose_carrier(one, one, unit, one, unit).history
-    assert predictive_scenarios(kept, one, 5, one).outcomes.flatten().tolist() == [7.0] * 5
+    past = choose_carrier(one, one, unit, one, unit).history
+    assert predictive_scenarios(past, one, 5, one).outcomes.flatten().tolist() == [7.0] * 5
 
 
 # recovery by the chosen carrier
@@ -174,9 +174,9 @@ def chosen_for(predictions: Tensor, outcomes: Tensor, features: Tensor | None = 
 @pytest.mark.parametrize("offset", [0.0, 30.0])
 def test_scenarios_recover_a_spread_that_grows_with_the_level(offset: float) -> None:
     level, outcomes = noisy_level(offset=offset)
-    kept = chosen_for(level - offset, outcomes, (level - 50) / 20)
+    past = chosen_for(level - offset, outcomes, (level - 50) / 20)
     places = torch.tensor([[30.0], [70.0]], dtype=torch.float64)
-    scenarios = predictive_scenarios(kept, places - offset, 300, (places - 50) / 20)
+    scenarios = predictive_scenarios(past, places - offset, 300, (places - 50) / 20)
     assert scenarios.outcomes.shape == (2, 300, 1)
     means, spreads = scenarios.outcomes.mean(dim=1).flatten(), scenarios.outcomes.std(dim=1).flatten()
     assert (means + offset).tolist() == pytest.approx([30, 70], rel=0.06)
@@ -190,8 +190,8 @@ def test_one_negative_outcome_does_not_change_expected_costs() -> None:
     for extra in ([], [-1.0]):
         there = torch.cat([level, torch.full((len(extra), 1), 30.0, dtype=torch.float64)])
         seen = torch.cat([outcomes, torch.tensor(extra, dtype=torch.float64).view(-1, 1)])
-        kept = chosen_for(there, seen, (there - 50) / 20)
-        atoms = predictive_scenarios(kept, places, 400, (places - 50) / 20).outcomes[:, :, 0]
+        past = chosen_for(there, seen, (there - 50) / 20)
+        atoms = predictive_scenarios(past, places, 400, (places - 50) / 20).outcomes[:, :, 0]
         # Newsvendor costs of ordering the median, as reported to a planner.
         orders = places.flatten()[:, None]
         promised.append((3 * (atoms - orders).clamp_min(0) + (orders - atoms).clamp_min(0)).mean(dim=1))
@@ -204,7 +204,7 @@ def test_dependence_between_outcomes_is_preserved() -> None:
         noise = normal(400, 2, seed=seed + 10)
         noise[:, 1] = correlation * noise[:, 0] + math.sqrt(1 - correlation**2) * noise[:, 1]
         outcomes = contexts @ torch.tensor([[3.0, 1.0], [-1.0, 2.0]], dtype=torch.float64) + noise
-        kept = chosen_for(outcomes - noise, outcomes, contexts)
-        atoms = predictive_scenarios(kept, (outcomes - noise)[:20], 200, contexts[:20]).outcomes
+        past = chosen_for(outcomes - noise, outcomes, contexts)
+        atoms = predictive_scenarios(past, (outcomes - noise)[:20], 200, contexts[:20]).outcomes
         found = [np.corrcoef(one.numpy().T)[0, 1] for one in atoms]
         assert np.mean(found) == pytest.approx(correlation, abs=0.15)

@@ -199,18 +199,18 @@ def test_summary_pairs_seeds_and_uses_pyepo_for_spo_plus_where_it_ran() -> None:
             ("pyepo", 0.12, 10.0),
         )
     ]
-    told = report.figures(made)
-    assert told["spo"] == "SPO+ of PyEPO"
-    assert told["vs_spo_n100"] == pytest.approx(-0.015)
-    assert told["vs_spo_n100_se"] == pytest.approx(0.005)
-    assert told["vs_spo_n1000"] == pytest.approx(-0.015)
+    figures = report.figures(made)
+    assert figures["spo"] == "SPO+ of PyEPO"
+    assert figures["vs_spo_n100"] == pytest.approx(-0.015)
+    assert figures["vs_spo_n100_se"] == pytest.approx(0.005)
+    assert figures["vs_spo_n1000"] == pytest.approx(-0.015)
     lacking = report.figures([one for one in made if one.run != (6, 100, 1)])
-    assert (lacking["vs_spo_n100_seeds"], told["vs_spo_n100_seeds"]) == (1, 2)
-    assert told["vs_ols_deg1"] == pytest.approx(0.005)
+    assert (lacking["vs_spo_n100_seeds"], figures["vs_spo_n100_seeds"]) == (1, 2)
+    assert figures["vs_ols_deg1"] == pytest.approx(0.005)
     # PyEPO never reaches seed 0's 0.10 within 10 s, and reaches seed 1's 0.11 after 5 s.
-    assert told["speedup_vs_pyepo"] == pytest.approx(15)
-    assert (told["cells_above_strongest"], told["cells_below_strongest"]) == (6, 0)
-    assert told["cells"][0]["regret"]["pyepo"] == pytest.approx(0.12)
+    assert figures["speedup_vs_pyepo"] == pytest.approx(15)
+    assert (figures["cells_above_strongest"], figures["cells_below_strongest"]) == (6, 0)
+    assert figures["cells"][0]["regret"]["pyepo"] == pytest.approx(0.12)
     without = report.figures([one for one in made if not one.method.startswith("pyepo")])
     assert "speedup_vs_pyepo" not in without
     assert without["vs_spo_n100"] == pytest.approx(0.015)
@@ -225,11 +225,22 @@ def test_runs_go_from_few_rows_to_many_and_through_all_degrees_per_seed() -> Non
 
 @pytest.mark.slow
 def test_the_command_runs_missing_cells_and_prints_json(tmp_path: Path) -> None:
-    asked = ["experiment", "shortest-path", "--seeds", "2", "--degrees", "4", "--rows", "100", "--out", str(tmp_path)]
-    asked += ["--method", "ols", "--method", "floor", "--json"]
-    first, again = (json.loads(CliRunner().invoke(app, asked).output.splitlines()[-1]) for _ in range(2))
+    arguments = [
+        "experiment",
+        "shortest-path",
+        "--seeds",
+        "2",
+        "--degrees",
+        "4",
+        "--rows",
+        "100",
+        "--out",
+        str(tmp_path),
+    ]
+    arguments += ["--method", "ols", "--method", "floor", "--json"]
+    first, again = (json.loads(CliRunner().invoke(app, arguments).output.splitlines()[-1]) for _ in range(2))
     assert (first["runs_computed"], again["runs_computed"]) == (2, 0)
     assert first["cells"] == again["cells"]
     assert (tmp_path / "shortest-path.md").read_text(encoding="utf-8").startswith("# Shortest path")
-    refused = CliRunner().invoke(app, [*asked[:4], "--degrees", "3"])
+    refused = CliRunner().invoke(app, [*arguments[:4], "--degrees", "3"])
     assert refused.exit_code == 2

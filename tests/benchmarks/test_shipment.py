@@ -58,12 +58,12 @@ def test_results_are_stored_in_a_file_and_not_recomputed(tmp_path: Path, finding
     assert harness.read(path, shipment.NAMES) == []
     harness.append(path, shipment.NAMES, findings[:2])
     harness.append(path, shipment.NAMES, findings[2:4])
-    kept = harness.read(path, shipment.NAMES)
-    assert [(f.run, f.method) for f in kept] == [(f.run, f.method) for f in findings[:4]]
-    assert [f.value for f in kept] == pytest.approx([f.value for f in findings[:4]], rel=1e-5)
+    stored = harness.read(path, shipment.NAMES)
+    assert [(f.run, f.method) for f in stored] == [(f.run, f.method) for f in findings[:4]]
+    assert [f.value for f in stored] == pytest.approx([f.value for f in findings[:4]], rel=1e-5)
     methods = [finding.method for finding in findings[:5]]
-    assert harness.missing([KEY], methods, kept) == [(KEY, methods[4:])]
-    assert harness.missing([KEY], methods[:4], kept) == []
+    assert harness.missing([KEY], methods, stored) == [(KEY, methods[4:])]
+    assert harness.missing([KEY], methods[:4], stored) == []
 
 
 def test_the_report_pairs_runs_and_counts_cells(tmp_path: Path) -> None:

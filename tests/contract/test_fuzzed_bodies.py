@@ -94,8 +94,8 @@ def upload_and_check(client: TestClient, content: bytes, outcomes: str, missing:
     if response.status_code == 201:
         assert_usable(response.json())
         assert looked_at.status_code == 200, looked_at.text
-        drawn = client.get(f"/v1/datasets/{response.json()['id']}/distribution")
-        assert drawn.status_code == 200, drawn.text
+        distribution = client.get(f"/v1/datasets/{response.json()['id']}/distribution")
+        assert distribution.status_code == 200, distribution.text
     else:
         assert_refused(response)
         assert counts() == before

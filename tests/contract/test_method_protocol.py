@@ -117,13 +117,13 @@ def test_a_method_is_reproduced_by_its_seed_and_differs_for_another(method: str)
 
 
 def test_diagnostics_hold_options_results_and_verdict_in_plain_json(method: str) -> None:
-    told = learn(*task(method)).diagnostics
-    assert (told.method, told.inference) == (method, METHODS[method].inference)
-    assert told.inference_reason
-    assert told.quality in ("ok", "warn", "bad")
-    assert told.reason
-    assert told.kl_weight * told.inverse_temperature == pytest.approx(1)
-    plain = told.to_json()
+    diagnostics = learn(*task(method)).diagnostics
+    assert (diagnostics.method, diagnostics.inference) == (method, METHODS[method].inference)
+    assert diagnostics.inference_reason
+    assert diagnostics.quality in ("ok", "warn", "bad")
+    assert diagnostics.reason
+    assert diagnostics.kl_weight * diagnostics.inverse_temperature == pytest.approx(1)
+    plain = diagnostics.to_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
 
 

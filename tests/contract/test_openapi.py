@@ -39,7 +39,7 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
     with service_on(url):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app()) as client:
-            kept, doomed = learned(client, name="bakery"), learned(client)
+            posterior, doomed = learned(client, name="bakery"), learned(client)
         key = keys.create("contract", "default", list(keys.SCOPES), None)[1]
     configuration = folder / "schemathesis.toml"
     configuration.write_text(
@@ -48,7 +48,7 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
         [[operations]]
         include-path-regex = "/v1/posteriors/.posterior_id."
         include-method = ["GET", "POST"]
-        parameters = {{ posterior_id = "{kept["id"]}" }}
+        parameters = {{ posterior_id = "{posterior["id"]}" }}
         [[operations]]
         include-name = "DELETE /v1/posteriors/{{posterior_id}}"
         parameters = {{ posterior_id = "{doomed["id"]}" }}
@@ -65,7 +65,7 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
     try:
         wait_until("the API is ready", lambda: api.poll() is not None or is_ready(address))
         assert api.poll() is None, log.read_text()
-        drift, header = f"{address}/v1/posteriors/{kept['id']}/drift", {"Authorization": f"Bearer {key}"}
+        drift, header = f"{address}/v1/posteriors/{posterior['id']}/drift", {"Authorization": f"Bearer {key}"}
         wait_until("its solvers are ready", lambda: httpx.get(drift, headers=header, timeout=90).is_success)
         yield address, configuration, key
         assert is_ready(address), "the API has died"

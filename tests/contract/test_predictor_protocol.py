@@ -194,9 +194,9 @@ def test_bases_are_the_last_features_and_scatter_as_stated(features: Features) -
     if features.bases is None:
         assert features.base_columns == ()
         return
-    told = features.of_history(history())
-    assert torch.equal(told[:, list(features.base_columns)], told[:, features.width :])
-    errors = features.bases.apply(history().outcomes) - told[:, features.width :]
+    values = features.of_history(history())
+    assert torch.equal(values[:, list(features.base_columns)], values[:, features.width :])
+    errors = features.bases.apply(history().outcomes) - values[:, features.width :]
     torch.testing.assert_close(errors.square().mean(dim=0).sqrt(), features.shrink)
 
 
@@ -230,7 +230,7 @@ def test_features_of_a_history_row_do_not_depend_on_its_own_outcome(features: Fe
         after = again.of_history(changed)
         if features.bases is not None and again.bases is not None:
             # All outcomes together set the unit of the bases; the values in that unit stay the same.
-            mine, theirs = (one.bases.undo(told[row, 5:]) for one, told in ((features, before), (again, after)))
+            mine, theirs = (one.bases.undo(values[row, 5:]) for one, values in ((features, before), (again, after)))
             torch.testing.assert_close(theirs, mine)
             continue
         torch.testing.assert_close(after[row], before[row])

@@ -138,13 +138,13 @@ def counts() -> dict[str, int]:
 
 def months(count: int = 60) -> list[Json]:
     """Returns of three assets that depend on the column ``mood``."""
-    drawn = random.Random(1)
+    generator = random.Random(1)
     rows = []
     for _ in range(count):
-        mood = drawn.gauss(0, 1)
-        row: Json = {"mood": mood, "rates": drawn.gauss(0, 1)}
+        mood = generator.gauss(0, 1)
+        row: Json = {"mood": mood, "rates": generator.gauss(0, 1)}
         for index, name in enumerate(ASSETS):
-            row[name] = 0.1 + 0.02 * mood * (index - 1) + drawn.gauss(0, 0.01)
+            row[name] = 0.1 + 0.02 * mood * (index - 1) + generator.gauss(0, 0.01)
         rows.append(row)
     return rows
 

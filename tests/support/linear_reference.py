@@ -76,9 +76,9 @@ def solve(spec: Spec, outcomes: Sequence[Outcome], relaxed: bool = False) -> Ans
             lowest[index] = limit
         if row["sense"] in ("<=", "="):
             highest[index] = limit
-    kept = [LinearConstraint(matrix.tocsr(), lowest, highest)] if rows else []
+    constraints = [LinearConstraint(matrix.tocsr(), lowest, highest)] if rows else []
     found = milp(
-        np.array(cost), constraints=kept, bounds=Bounds(low, high), integrality=whole, options={"mip_rel_gap": 0}
+        np.array(cost), constraints=constraints, bounds=Bounds(low, high), integrality=whole, options={"mip_rel_gap": 0}
     )
     if found.x is None:
         assert found.status == 2, found.message

@@ -56,12 +56,12 @@ KINDS = (
 
 
 def days(numbers: range) -> list[Json]:
-    drawn = random.Random(numbers.start)
+    generator = random.Random(numbers.start)
     return [
         {
             "day": (date(2024, 1, 1) + timedelta(n)).isoformat(),
             "shop": shop,
-            "demand": 100 + 30 * (n % 7 > 4) + drawn.gauss(0, 4),
+            "demand": 100 + 30 * (n % 7 > 4) + generator.gauss(0, 4),
         }
         for n in numbers
         for shop in ("north", "south")
@@ -69,19 +69,21 @@ def days(numbers: range) -> list[Json]:
 
 
 def drives() -> list[Json]:
-    drawn = random.Random(1)
+    generator = random.Random(1)
     rows = []
     for _ in range(80):
-        rain = drawn.gauss(0, 1)
-        rows.append({"rain": rain, "bridge": 5 + rain + drawn.gauss(0, 0.3), "tunnel": 5 - rain + drawn.gauss(0, 0.3)})
+        rain = generator.gauss(0, 1)
+        rows.append(
+            {"rain": rain, "bridge": 5 + rain + generator.gauss(0, 0.3), "tunnel": 5 - rain + generator.gauss(0, 0.3)}
+        )
     return rows
 
 
 def weeks() -> list[Json]:
-    drawn = random.Random(4)
+    generator = random.Random(4)
     return [
-        {"season": season, "demand": 40 + 12 * season + drawn.gauss(0, 3), "fuel": 2.5 + drawn.gauss(0, 0.5)}
-        for season in (drawn.gauss(0, 1) for _ in range(60))
+        {"season": season, "demand": 40 + 12 * season + generator.gauss(0, 3), "fuel": 2.5 + generator.gauss(0, 0.5)}
+        for season in (generator.gauss(0, 1) for _ in range(60))
     ]
 
 

@@ -76,10 +76,10 @@ def test_rolling_origins_test_the_newest_rows_once_on_rows_known_in_time(
 ) -> None:
     day, key = torch.arange(days).repeat(series), torch.arange(series).repeat_interleave(days)
     splits = rolling(Timeline(day, key, lead), count, share)
-    judged = torch.cat([split.judged for split in splits])
-    assert len(judged.unique()) == len(judged)
-    assert set(day[judged].tolist()) == set(range(int(day[judged].min()), days))
-    assert share * days - 1 <= len(judged) / series <= share * days + 1
+    tested = torch.cat([split.judged for split in splits])
+    assert len(tested.unique()) == len(tested)
+    assert set(day[tested].tolist()) == set(range(int(day[tested].min()), days))
+    assert share * days - 1 <= len(tested) / series <= share * days + 1
     for split in splits:
         assert day[split.known].max() == day[split.judged].min() - lead
         assert len(split.known) == series * (int(day[split.judged].min()) - lead + 1)
@@ -200,11 +200,11 @@ def test_the_service_level_counts_only_rows_with_a_decision() -> None:
     found = judge(problem, orders, demand)  # type: ignore[arg-type]
     assert found.served is not None
     assert found.served.tolist() == [[True, False], [True, True], [False, False]]
-    told = summarize(
+    summary = summarize(
         problem, BacktestRows(torch.zeros(3, dtype=torch.int64)), {"x": found}, ["x"], {"x": "x"}, ["a", "b"]
     )  # type: ignore[arg-type]
-    assert told["policies"][0]["service_level"] == {"mean": 0.75, "outcomes": {"a": 1.0, "b": 0.5}}
-    assert told["verdict"]["worth_using"] == "unclear"
+    assert summary["policies"][0]["service_level"] == {"mean": 0.75, "outcomes": {"a": 1.0, "b": 0.5}}
+    assert summary["verdict"]["worth_using"] == "unclear"
 
 
 # differences
@@ -303,13 +303,13 @@ def verdict_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
 def test_the_verdict_follows_the_paired_difference(ours: float, done: float, worth: str, words: str) -> None:
     noise = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 200)))
     noise -= noise.mean(dim=1, keepdim=True)
-    told = verdict_of(ours + noise[0], done + noise[1], 12 + noise[2])
-    verdict = told["verdict"]
+    summary = verdict_of(ours + noise[0], done + noise[1], 12 + noise[2])
+    verdict = summary["verdict"]
     assert isinstance(verdict, dict)
     assert verdict["worth_using"] == worth
     assert words in verdict["text"]
     assert "the same weekday" in verdict["text"]
-    assert told["against"] == "actual_decision"
+    assert summary["against"] == "actual_decision"
 
 
 def test_a_policy_that_copies_current_practice_is_not_worth_using() -> None:
@@ -321,7 +321,7 @@ def test_a_policy_that_copies_current_practice_is_not_worth_using() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "against", "worth"),
+    ("shares", "against", "worth"),
     [
         ({"auto": 1.0, "kernel": 0.7, "constant": 0.96}, "constant", "no"),
         ({"auto": 1.0, "kernel": 0.7}, "kernel", "yes"),
@@ -329,25 +329,25 @@ def test_a_policy_that_copies_current_practice_is_not_worth_using() -> None:
         ({"auto": 0.97, "actual_decision": 0.6, "constant": 1.0}, "actual_decision", "yes"),
     ],
 )
-def test_an_infeasible_policy_is_not_called_cheaper(kept: dict[str, float], against: str, worth: str) -> None:
+def test_an_infeasible_policy_is_not_called_cheaper(shares: dict[str, float], against: str, worth: str) -> None:
     """Costs are 3 for ours, 2 for constant and 1 for others; 95 % of the rows must meet the constraints."""
     found, count = {}, 200
-    for name, share in kept.items():
+    for name, share in shares.items():
         cost = torch.full((count,), {"auto": 3.0, "constant": 2.0}.get(name, 1.0), dtype=torch.float64)
         found[name] = RealisedCosts(cost, cost, torch.arange(count) < share * count, None)
-    told = summarize(
+    summary = summarize(
         FUND, BacktestRows(torch.zeros(count, dtype=torch.int64)), found, ["auto"], {n: n for n in found}, ["y"]
     )
-    assert told["against"] == against
-    assert told["verdict"]["worth_using"] == worth
-    assert ("kept its constraints" in told["verdict"]["text"]) == (against != "constant" or kept["auto"] < 0.9)
+    assert summary["against"] == against
+    assert summary["verdict"]["worth_using"] == worth
+    assert ("kept its constraints" in summary["verdict"]["text"]) == (against != "constant" or shares["auto"] < 0.9)
 
 
 def test_gaps_in_actual_decisions_are_excluded_from_that_comparison_only() -> None:
     ours, done = torch.full((100,), 5.0, dtype=torch.float64), torch.full((100,), 7.0, dtype=torch.float64)
     ours[:50], done[:50] = 50.0, math.nan
-    told = verdict_of(ours, done, ours + 1)
-    differences = {one["against"]: one for one in told["differences"]}  # type: ignore[attr-defined]
+    summary = verdict_of(ours, done, ours + 1)
+    differences = {one["against"]: one for one in summary["differences"]}  # type: ignore[attr-defined]
     assert differences["actual_decision"]["rows"] == 50
     assert differences["actual_decision"]["mean"] == pytest.approx(-2.0)
     assert differences["season"]["rows"] == 100

@@ -137,15 +137,15 @@ def test_a_summary_of_outcomes_matches_numpy_over_the_scenarios() -> None:
     contexts, options = 5 + draw(3, 3, seed=7), PrescribeOptions("bcp", scenarios=50)
     found = prescribe(posterior, problem, contexts, options)
     atoms = cost_scenarios(posterior, contexts, options, posterior.draws(50))
-    told = summary(problem, found.decisions, atoms)
+    outcome_summary = summary(problem, found.decisions, atoms)
     outcomes = atoms.outcomes.numpy()
-    assert np.allclose(told.mean, outcomes.mean(axis=1))
-    assert np.allclose(told.deviation, outcomes.std(axis=1))
+    assert np.allclose(outcome_summary.mean, outcomes.mean(axis=1))
+    assert np.allclose(outcome_summary.deviation, outcomes.std(axis=1))
     for at, level in enumerate(QUANTILES):
         wanted = np.quantile(outcomes, level, axis=1, method="inverted_cdf")
-        assert np.allclose(told.quantiles[:, :, at], wanted)
-    assert told.served is not None
-    assert np.allclose(told.served, (outcomes <= found.decisions.numpy()[:, None]).mean(axis=1))
+        assert np.allclose(outcome_summary.quantiles[:, :, at], wanted)
+    assert outcome_summary.served is not None
+    assert np.allclose(outcome_summary.served, (outcomes <= found.decisions.numpy()[:, None]).mean(axis=1))
     costs = problem.cost(found.decisions[:, None], atoms.outcomes)
     assert torch.allclose(costs.mean(dim=1), found.costs.mean, rtol=1e-12)
 

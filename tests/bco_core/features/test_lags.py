@@ -158,10 +158,10 @@ def test_each_lag_reads_the_value_of_that_age() -> None:
 
 
 def test_features_do_not_depend_on_other_rows_in_the_batch() -> None:
-    drawn = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     periods, series = np.tile(np.arange(400), 5), np.repeat(np.arange(5), 400)
-    outcomes = drawn.gamma(2.0, 10.0, (2000, 2))
-    outcomes_there = drawn.random(2000) > 0.1
+    outcomes = rng.gamma(2.0, 10.0, (2000, 2))
+    outcomes_there = rng.random(2000) > 0.1
     grid = Grid.of(periods[outcomes_there], series[outcomes_there], outcomes[outcomes_there])
     recipe = auto_recipe(Clock("day", 1), 7, 400, outcomes=("a", "b"))
     together, _ = make_features(recipe, grid, periods, series)

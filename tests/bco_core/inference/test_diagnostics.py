@@ -111,11 +111,11 @@ def test_promises_off_by_more_than_chance_are_warned_of(
     coverage = HELD_OUT.calibration.coverage | {"0.9": covered}
     calibration = replace(HELD_OUT.calibration, rows=rows, coverage=coverage)
     promise = replace(PROMISE, ratio=ratio, standard_error=error)
-    said = promise_warning(calibration, promise)
-    assert words in said
-    assert bool(said) == bool(words)
+    warning = promise_warning(calibration, promise)
+    assert words in warning
+    assert bool(warning) == bool(words)
     quality = judge_held_out(1000, replace(HELD_OUT, calibration=calibration, promise=promise))
-    assert (quality.reason if quality else "") == said
+    assert (quality.reason if quality else "") == warning
 
 
 def test_outcomes_beyond_their_bounds_are_reported_as_clipped() -> None:

@@ -67,11 +67,13 @@ def test_realised_costs_match_expected_costs_and_ranges_have_their_coverage(kind
         assert 0.85 < answer.costs.mean.mean().item() / realised < 1.15
     place = (atoms_at(found.posterior, fresh.contexts)[..., 0] < fresh.outcomes).double().mean(dim=1)
     assert 0.84 < ((place - 0.5).abs() <= 0.45).double().mean().item() < 0.95
-    told = found.diagnostics
-    assert told.promise_warning == ""
-    assert told.promise.ratio == pytest.approx(told.promise.expected.mean / told.promise.realised.mean)
-    assert 0.85 < told.promise.ratio < 1.15
-    assert told.calibration.score < told.calibration.constant_score
+    diagnostics = found.diagnostics
+    assert diagnostics.promise_warning == ""
+    assert diagnostics.promise.ratio == pytest.approx(
+        diagnostics.promise.expected.mean / diagnostics.promise.realised.mean
+    )
+    assert 0.85 < diagnostics.promise.ratio < 1.15
+    assert diagnostics.calibration.score < diagnostics.calibration.constant_score
 
 
 def test_predicted_spread_follows_the_context() -> None:

@@ -57,8 +57,8 @@ def test_a_linear_mixture_embedded_in_a_network_predicts_the_same() -> None:
     alone = linear.predictor.predict(mixture.loc, sample.contexts)
     inside = network.predictor.predict(embedded.loc, sample.contexts)
     assert torch.allclose(alone, inside, atol=1e-4)
-    drawn = network.predictor.predict(embedded.sample(50, seeded()), sample.contexts)
-    assert (drawn.mean(0) - alone.mean(0)).abs().max() < 0.1 * sample.outcomes.std()
+    predictions = network.predictor.predict(embedded.sample(50, seeded()), sample.contexts)
+    assert (predictions.mean(0) - alone.mean(0)).abs().max() < 0.1 * sample.outcomes.std()
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def sample_of(instance: ContextualInstance, rows: slice) -> Sample:
     return Sample(torch.from_numpy(instance.contexts[rows]), torch.from_numpy(instance.outcomes[rows]))
 
 
-def regret(problem: UncertainCostLinear, decided: Tensor, outcomes: Tensor) -> float:
+def regret(problem: UncertainCostLinear, decisions_made: Tensor, outcomes: Tensor) -> float:
     best = problem.cost(problem.decide(outcomes), outcomes)
-    return ((problem.cost(decided, outcomes) - best).sum() / best.sum().abs()).item()
+    return ((problem.cost(decisions_made, outcomes) - best).sum() / best.sum().abs()).item()
 
 
 def regrets_of_posterior_and_least_squares(degree: int, seed: int, rows: int = 100) -> tuple[float, float]:
@@ -88,13 +88,18 @@ def fit(instance: ContextualInstance) -> Learned:
 
 
 def test_the_loss_is_reported_and_no_certificate_given(fit: Learned, instance: ContextualInstance) -> None:
-    told = fit.diagnostics
-    assert (told.loss, told.inference, told.method, told.policy) == ("spo_plus", "vi", "auto", "bcp")
-    assert told.to_json()["loss_meaning"] == LOSSES["spo_plus"]
-    assert "jump" in told.inference_reason
-    assert told.certificate.bound is None
-    assert told.certificate.reason == NO_CERTIFICATE
-    assert {row["policy"] for row in told.policies} == {"bcp", "predictive"}
+    diagnostics = fit.diagnostics
+    assert (diagnostics.loss, diagnostics.inference, diagnostics.method, diagnostics.policy) == (
+        "spo_plus",
+        "vi",
+        "auto",
+        "bcp",
+    )
+    assert diagnostics.to_json()["loss_meaning"] == LOSSES["spo_plus"]
+    assert "jump" in diagnostics.inference_reason
+    assert diagnostics.certificate.bound is None
+    assert diagnostics.certificate.reason == NO_CERTIFICATE
+    assert {row["policy"] for row in diagnostics.policies} == {"bcp", "predictive"}
     with pytest.raises(InvalidInput, match="surrogate"):
         learn(problem_of(instance), sample_of(instance, slice(100)), make_options(certify=True))
 
@@ -110,14 +115,14 @@ def test_the_same_seed_gives_the_same_posterior_also_after_storage(fit: Learned,
 
 
 def test_held_out_costs_are_true_costs_of_members_that_held_the_row_out(fit: Learned) -> None:
-    told = fit.diagnostics
-    assert isinstance(told, VariationalDiagnostics)
-    assert told.held_out_rows == 100
-    assert told.held_out_cost["bcp"].mean < told.constant_decision_cost.mean
-    assert told.gain_over_constant.mean < 0
-    assert told.promise.ratio == pytest.approx(1.0, abs=0.25)
-    assert told.members.count == 1
-    risks = [point.risk for point in told.trace]
+    diagnostics = fit.diagnostics
+    assert isinstance(diagnostics, VariationalDiagnostics)
+    assert diagnostics.held_out_rows == 100
+    assert diagnostics.held_out_cost["bcp"].mean < diagnostics.constant_decision_cost.mean
+    assert diagnostics.gain_over_constant.mean < 0
+    assert diagnostics.promise.ratio == pytest.approx(1.0, abs=0.25)
+    assert diagnostics.members.count == 1
+    risks = [point.risk for point in diagnostics.trace]
     assert np.mean(risks[-5:]) < np.mean(risks[:5])
 
 
@@ -211,8 +216,8 @@ def test_updating_keeps_the_posteriors_shape_and_learns(
     fit: Learned, instance: ContextualInstance, as_prior: bool
 ) -> None:
     sample, fresh = sample_of(instance, slice(None)), torch.arange(260) >= 100
-    told = fit.diagnostics
-    options = UpdateOptions(told.kl_weight, told.policy, as_prior=as_prior)
+    diagnostics = fit.diagnostics
+    options = UpdateOptions(diagnostics.kl_weight, diagnostics.policy, as_prior=as_prior)
     later = update(problem_of(instance), sample, fit.posterior, fresh, options)
     assert isinstance(later.posterior.distribution, MatrixGaussian)
     assert later.diagnostics.loss == "spo_plus"
@@ -227,10 +232,10 @@ def test_rows_with_time_are_judged_forward(instance: ContextualInstance) -> None
     sample = sample_of(instance, slice(None))
     periods = torch.arange(260)
     timed = replace(sample, timeline=Timeline(periods, torch.zeros(260, dtype=torch.long), 1, 0))
-    told = learn(problem_of(instance), timed).diagnostics
-    assert told.forward is not None
-    assert told.forward_cost is not None
-    assert told.forward_cost["bcp"].mean < told.constant_decision_cost.mean
+    diagnostics = learn(problem_of(instance), timed).diagnostics
+    assert diagnostics.forward is not None
+    assert diagnostics.forward_cost is not None
+    assert diagnostics.forward_cost["bcp"].mean < diagnostics.constant_decision_cost.mean
 
 
 def test_integers_are_relaxed_in_learning_and_exact_in_prescribing() -> None:

@@ -228,9 +228,9 @@ def test_unbounded_problems_are_reported_or_refused() -> None:
     }
     problem = problem_of(ray)
     y = torch.tensor([[2.0], [0.5]]).double()
-    decided = problem.decide(y)
-    assert decided[0].item() == 0
-    assert decided[1].isnan().all()
+    decisions = problem.decide(y)
+    assert decisions[0].item() == 0
+    assert decisions[1].isnan().all()
     found = problem.prescribe(y[:, None], torch.ones(1).double())
     assert found.status == [Status.OPTIMAL, Status.UNBOUNDED]
     assert problem.surrogate(y[:1] * 0.6, y[:1]).item() == np.inf
@@ -252,9 +252,9 @@ def test_a_given_decision_is_evaluated_and_completed(blend: UncertainCostLinear)
         ("rows", 3),
     }
     fixed = blend.fixed(torch.tensor([torch.nan, 1.0, torch.nan, torch.nan]))
-    decided = fixed.decide(outcomes(5))
-    assert (decided[:, 1] == 1).all()
-    assert blend.within(decided).all()
+    decisions = fixed.decide(outcomes(5))
+    assert (decisions[:, 1] == 1).all()
+    assert blend.within(decisions).all()
     with pytest.raises(InvalidInput):
         blend.fixed(torch.tensor([4.0, 5.0, torch.nan, torch.nan]))
 
@@ -281,6 +281,6 @@ def test_prices_match_the_gain_of_relaxing_a_row(blend: UncertainCostLinear) -> 
 def test_a_grid_decision_is_a_path() -> None:
     instance = shortest_path(30, 4, 1)
     problem = problem_of(instance.spec)
-    decided = problem.decide(torch.from_numpy(instance.outcomes))
-    assert ((decided - decided.round()).abs() < 1e-9).all()
-    assert (decided.sum(1) == 8).all()
+    decisions = problem.decide(torch.from_numpy(instance.outcomes))
+    assert ((decisions - decisions.round()).abs() < 1e-9).all()
+    assert (decisions.sum(1) == 8).all()

@@ -205,14 +205,14 @@ def test_service_levels_hold_on_fresh_rows() -> None:
     later = history(300, 2)
     answer = prescribe(learned.posterior, problem, later.contexts, PrescribeOptions(policy="predictive", scenarios=100))
     assert set(answer.status) == {Status.OPTIMAL}
-    kept = (later.outcomes <= answer.decisions).double().mean(0)
-    assert kept[0] > 0.9 - 3 * math.sqrt(0.09 / 300)
-    assert kept[0] < 0.97
-    assert kept[1] < 0.65
+    service = (later.outcomes <= answer.decisions).double().mean(0)
+    assert service[0] > 0.9 - 3 * math.sqrt(0.09 / 300)
+    assert service[0] < 0.97
+    assert service[1] < 0.65
     median = prescribe(learned.posterior, problem, later.contexts, PrescribeOptions(policy="map", scenarios=100))
-    said = [reason for status, reason in zip(median.status, median.reasons, strict=True) if status == "best_effort"]
-    assert len(said) > 150
-    assert said[0].startswith("tea: demand is met in")
+    reasons = [reason for status, reason in zip(median.status, median.reasons, strict=True) if status == "best_effort"]
+    assert len(reasons) > 150
+    assert reasons[0].startswith("tea: demand is met in")
 
 
 @pytest.mark.parametrize("method", ["vi", "auto"])

@@ -73,8 +73,8 @@ def test_a_feasible_prescription_costs_more_than_the_mean_decision() -> None:
     weights = torch.full((100,), 0.01, dtype=torch.float64)
     hedged = problem.prescribe(outcomes, weights)
     assert (hedged.objective > problem.cost(problem.decide(outcomes.mean(1)), outcomes[:, 0])).all()
-    kept = problem.feasible(hedged.decisions[:, None], outcomes).double().mean(dim=1)
-    assert (kept >= 0.95).all()
+    feasible_share = problem.feasible(hedged.decisions[:, None], outcomes).double().mean(dim=1)
+    assert (feasible_share >= 0.95).all()
 
 
 @pytest.mark.parametrize(("choice", "status"), [("best_effort", Status.BEST_EFFORT), ("error", Status.INFEASIBLE)])
@@ -257,8 +257,8 @@ def test_a_return_that_barely_holds_on_average_counts_as_met(change: float, stat
     found = problem.prescribe(atoms, weights)
     assert found.status == [Status.OPTIMAL] * 20
     what = Scenarios(atoms + change, weights, atoms[:, 0])
-    kept = feasibility(problem, found.decisions, what)
-    said, reasons = check_constraints(problem, found.status, ("",) * 20, kept, found.decisions, what)
+    feasible_share = feasibility(problem, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",) * 20, feasible_share, found.decisions, what)
     assert said == [status] * 20
     assert all(("on average" in reason) == (status == Status.BEST_EFFORT) for reason in reasons)
 
@@ -276,14 +276,14 @@ def test_optimal_implies_nearly_the_required_feasibility(count: int, confidence:
     lower = torch.linspace(0, 0.06, 30, dtype=torch.float64)[:, None, None]
     fresh = 0.09 + 0.04 * torch.randn(30, count, 5, generator=generator, dtype=torch.float64) - lower
     what = Scenarios(fresh, weights, fresh[:, 0])
-    kept = feasibility(problem, found.decisions, what)
-    said, reasons = check_constraints(problem, found.status, ("",) * 30, kept, found.decisions, what)
-    for status, reason, share in zip(said, reasons, kept.tolist(), strict=True):
+    feasible_share = feasibility(problem, found.decisions, what)
+    said, reasons = check_constraints(problem, found.status, ("",) * 30, feasible_share, found.decisions, what)
+    for status, reason, share in zip(said, reasons, feasible_share.tolist(), strict=True):
         assert status != Status.OPTIMAL or share >= confidence - 0.05
         assert (status == Status.OPTIMAL) == (reason == "") or status not in (Status.OPTIMAL, Status.BEST_EFFORT)
     assert Status.BEST_EFFORT in said
     assert Status.OPTIMAL in said or count < 40
-    low = torch.tensor([status == Status.OPTIMAL for status in found.status]) & (kept < confidence - 0.05)
+    low = torch.tensor([status == Status.OPTIMAL for status in found.status]) & (feasible_share < confidence - 0.05)
     assert low.any()
 
 
@@ -297,9 +297,9 @@ def test_a_missed_mean_is_never_called_optimal(confidence: float | None) -> None
     assert found.status == [Status.OPTIMAL]
     fresh = returns(200, seed=8)[None] - 0.03
     what = Scenarios(fresh, weights, fresh[:, 0])
-    kept = feasibility(problem, found.decisions, what)
-    assert kept.item() < 0.2
-    said, reasons = check_constraints(problem, found.status, ("",), kept, found.decisions, what)
+    feasible_share = feasibility(problem, found.decisions, what)
+    assert feasible_share.item() < 0.2
+    said, reasons = check_constraints(problem, found.status, ("",), feasible_share, found.decisions, what)
     assert said == [Status.BEST_EFFORT]
     assert "on average" in reasons[0]
 

@@ -88,20 +88,20 @@ def returns(rows: int, count: int, seed: int = 1) -> torch.Tensor:
 def stated(rules: Rules, z: cp.Variable) -> tuple[list[Any], Any]:
     """Return the rules in cvxpy, in units of the budget, and the cost of turnover."""
     size = rules.budget
-    kept = [z >= rules.lower / size]
-    kept += [z[j] <= high / size for j, high in enumerate(rules.upper) if np.isfinite(high)]
-    kept += [cp.sum(z) == 1] if rules.full else [cp.sum(z) <= 1]
-    kept += [group.members @ z >= group.minimum / size for group in rules.groups if np.isfinite(group.minimum)]
-    kept += [group.members @ z <= group.maximum / size for group in rules.groups if np.isfinite(group.maximum)]
+    constraints = [z >= rules.lower / size]
+    constraints += [z[j] <= high / size for j, high in enumerate(rules.upper) if np.isfinite(high)]
+    constraints += [cp.sum(z) == 1] if rules.full else [cp.sum(z) <= 1]
+    constraints += [group.members @ z >= group.minimum / size for group in rules.groups if np.isfinite(group.minimum)]
+    constraints += [group.members @ z <= group.maximum / size for group in rules.groups if np.isfinite(group.maximum)]
     if rules.current is None:
-        return kept, 0.0
+        return constraints, 0.0
     moved = cp.norm1(z - rules.current / size)
-    kept += [] if rules.maximum_turnover is None else [moved <= rules.maximum_turnover / size]
-    return kept, rules.turnover_cost * moved
+    constraints += [] if rules.maximum_turnover is None else [moved <= rules.maximum_turnover / size]
+    return constraints, rules.turnover_cost * moved
 
 
-def solve_by_cvxpy(objective: Any, kept: list[Any]) -> float:
-    model = cp.Problem(cp.Minimize(objective), kept)
+def solve_by_cvxpy(objective: Any, constraints: list[Any]) -> float:
+    model = cp.Problem(cp.Minimize(objective), constraints)
     model.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     return float(model.value)
 
@@ -117,15 +117,15 @@ def test_mean_variance_with_rules_matches_the_full_model(rules: str, nasty: str)
     found = problem.prescribe(means[:, None], torch.ones(1, dtype=torch.float64))
     assert found.status == [Status.OPTIMAL] * 6, found.reasons
     assert problem.within(found.decisions).all()
-    decided = problem.decide(means)
-    assert problem.within(decided).all()
+    decisions = problem.decide(means)
+    assert problem.within(decisions).all()
     root = np.linalg.cholesky(problem.portfolios.covariance.numpy()).T
     for mean, cost, quick in zip(
-        means.numpy(), found.objective.tolist(), problem.cost(decided, means).tolist(), strict=True
+        means.numpy(), found.objective.tolist(), problem.cost(decisions, means).tolist(), strict=True
     ):
         z = cp.Variable(5)
-        kept, charge = stated(problem.portfolios.rules, z)
-        least = solve_by_cvxpy(5 * cp.sum_squares(root @ z) - mean @ z + charge, kept)
+        constraints, charge = stated(problem.portfolios.rules, z)
+        least = solve_by_cvxpy(5 * cp.sum_squares(root @ z) - mean @ z + charge, constraints)
         assert cost == pytest.approx(least, abs=1e-8)
         # The relaxation used in learning is nearly as good.
         assert quick == pytest.approx(least, abs=1e-7)
@@ -143,9 +143,9 @@ def test_least_variance_with_rules_matches_the_full_model(rules: str, level: flo
         atoms.numpy(), found.status, found.objective.tolist(), found.decisions, strict=True
     ):
         z, eta, v = cp.Variable(5), cp.Variable(), cp.Variable(30, nonneg=True)
-        kept, charge = stated(problem.portfolios.rules, z)
-        kept += [eta - cp.sum(v) / 30 / (1 - level) - charge >= -0.02, v >= eta - scenarios @ z]
-        least = solve_by_cvxpy(cp.sum_squares(root @ z), kept)
+        constraints, charge = stated(problem.portfolios.rules, z)
+        constraints += [eta - cp.sum(v) / 30 / (1 - level) - charge >= -0.02, v >= eta - scenarios @ z]
+        least = solve_by_cvxpy(cp.sum_squares(root @ z), constraints)
         if not np.isfinite(least):
             assert status == Status.BEST_EFFORT
             continue
@@ -160,19 +160,19 @@ def test_least_variance_with_rules_matches_the_full_model(rules: str, level: flo
 def test_point_decisions_with_rules_have_least_variance_or_largest_return(rules: str) -> None:
     problem = ReturnConstrainedPortfolio.from_spec(spec(rules, target_return=0.03))
     means = returns(12, 5)
-    decided = problem.decide(means)
-    assert problem.within(decided).all()
+    decisions = problem.decide(means)
+    assert problem.within(decisions).all()
     root = np.linalg.cholesky(problem.portfolios.covariance.numpy()).T / 0.02
     reached = 0
-    for mean, decision, slack in zip(means.numpy(), decided.numpy(), problem.slack(decided, means), strict=True):
+    for mean, decision, slack in zip(means.numpy(), decisions.numpy(), problem.slack(decisions, means), strict=True):
         z = cp.Variable(5)
-        kept, charge = stated(problem.portfolios.rules, z)
-        most = -solve_by_cvxpy(charge - mean @ z, kept)
+        constraints, charge = stated(problem.portfolios.rules, z)
+        most = -solve_by_cvxpy(charge - mean @ z, constraints)
         if most < 0.03:
             assert slack.item() == pytest.approx(most - 0.03, abs=1e-8)
             continue
         reached += 1
-        least = solve_by_cvxpy(cp.sum_squares(root @ z), [*kept, mean @ z - charge >= 0.03])
+        least = solve_by_cvxpy(cp.sum_squares(root @ z), [*constraints, mean @ z - charge >= 0.03])
         assert slack >= -1e-9
         assert np.square(root @ decision).sum() == pytest.approx(least, rel=1e-5, abs=1e-8)
     assert reached or rules in ("no turnover", "hardly any")
@@ -196,8 +196,8 @@ def test_one_asset_and_ties_are_solved() -> None:
     same = {"assets": [{"name": x} for x in "abc"], "covariance": (0.04 * np.eye(3)).tolist(), "fully_invested": True}
     for kind in (MeanVariancePortfolio, ReturnConstrainedPortfolio):
         problem = kind.from_spec(same | {"groups": [{"assets": ["a", "b"], "maximum": 2 / 3}], "target_return": 0.0})
-        decided = problem.decide(torch.full((1, 3), 0.01, dtype=torch.float64))
-        assert decided[0].tolist() == pytest.approx([1 / 3] * 3)
+        decisions = problem.decide(torch.full((1, 3), 0.01, dtype=torch.float64))
+        assert decisions[0].tolist() == pytest.approx([1 / 3] * 3)
 
 
 @pytest.mark.parametrize("rules", ["fully invested", "groups", "turnover", "dear turnover", "all"])
@@ -281,8 +281,8 @@ def test_every_broken_rule_is_named_with_its_amount() -> None:
     assert found["groups", 0, "minimum"].sentence == (
         "the positions of group home sum to -0.4, and must be at least 0.3"
     )
-    kept = problem.decide(returns(1, 5))[0]
-    assert problem.breaches(kept) == []
+    decision = problem.decide(returns(1, 5))[0]
+    assert problem.breaches(decision) == []
 
 
 # prices of rules
@@ -331,16 +331,16 @@ def test_prices_match_the_saving_of_relaxing_a_rule(rules: str, kind: Any, chang
     found = problem.prescribe(atoms[None], weights)
     if found.status != [Status.OPTIMAL]:
         pytest.fail(found.reasons[0])
-    told = problem.prices(found.decisions[0], atoms, weights)
-    assert told
+    prices = problem.prices(found.decisions[0], atoms, weights)
+    assert prices
     base, step = float(found.objective[0]), 1e-4
-    for price in told:
+    for price in prices:
         if price.where == ("budget",) and stated.get("fully_invested"):
             continue
         saved = (base - least(kind, relaxed(stated, price.where, step), atoms, weights)) / step
         more = (least(kind, relaxed(stated, price.where, -step), atoms, weights) - base) / step
         assert saved - 0.02 * abs(saved) - 1e-5 <= price.value <= more + 0.02 * abs(more) + 1e-5, price
-    silent = {("assets", j, "maximum") for j in range(5)} - {price.where for price in told}
+    silent = {("assets", j, "maximum") for j in range(5)} - {price.where for price in prices}
     for where in silent:
         saved = base - least(kind, relaxed(stated, where, step), atoms, weights)
-        assert abs(saved) <= 2e-2 * step * max(price.value for price in told) + 1e-9
+        assert abs(saved) <= 2e-2 * step * max(price.value for price in prices) + 1e-9

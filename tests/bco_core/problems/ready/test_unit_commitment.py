@@ -88,8 +88,8 @@ def dispatch_cost(spec: Spec, schedules: tuple[Schedule, ...], demand: list[floa
     for h in range(hours):
         balance[h, h:count:hours] = 1.0
         balance[h, count + h], balance[h, count + hours + h] = 1.0, -1.0
-    kept = {"A_ub": np.array(rows), "b_ub": limits} if rows else {}
-    found = linprog(cost, A_eq=balance, b_eq=demand, bounds=bounds, **kept)
+    row_limits = {"A_ub": np.array(rows), "b_ub": limits} if rows else {}
+    found = linprog(cost, A_eq=balance, b_eq=demand, bounds=bounds, **row_limits)
     return float(found.fun) if found.status == 0 else math.inf
 
 
@@ -138,11 +138,11 @@ def test_every_schedule_has_a_feasible_recourse() -> None:
     (outcome,) = draw_outcomes(model, 1, random)
     for schedule in product((0.0, 1.0), repeat=4):
         if is_allowed(spec["units"][0], tuple(map(int, schedule))):
-            decided = [
+            fixed_entries = [
                 entry | {"minimum": schedule[h], "maximum": schedule[h]}
                 for h, entry in enumerate(model["decisions"][:4])
             ]
-            assert solve(model | {"decisions": decided + model["decisions"][4:]}, [outcome]) is not None
+            assert solve(model | {"decisions": fixed_entries + model["decisions"][4:]}, [outcome]) is not None
 
 
 def test_decisions_are_named_by_unit_and_hour() -> None:
