@@ -71,15 +71,15 @@ def origin_of(sample: Sample, split: Split) -> Origin:
     count=st.integers(1, 8),
     share=st.floats(0.05, 0.6),
 )
-def test_rolling_origins_test_the_newest_rows_once_on_rows_known_in_time(
+def test_rolling_origins_judge_the_newest_rows_once_by_rows_that_were_known_in_time(
     days: int, series: int, lead: int, count: int, share: float
 ) -> None:
     day, key = torch.arange(days).repeat(series), torch.arange(series).repeat_interleave(days)
     splits = rolling(Timeline(day, key, lead), count, share)
-    tested = torch.cat([split.judged for split in splits])
-    assert len(tested.unique()) == len(tested)
-    assert set(day[tested].tolist()) == set(range(int(day[tested].min()), days))
-    assert share * days - 1 <= len(tested) / series <= share * days + 1
+    judged = torch.cat([split.judged for split in splits])
+    assert len(judged.unique()) == len(judged)
+    assert set(day[judged].tolist()) == set(range(int(day[judged].min()), days))
+    assert share * days - 1 <= len(judged) / series <= share * days + 1
     for split in splits:
         assert day[split.known].max() == day[split.judged].min() - lead
         assert len(split.known) == series * (int(day[split.judged].min()) - lead + 1)
