@@ -140,6 +140,17 @@ def _no_settings_from_outside() -> None:
             del os.environ[name]
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, as a worker does."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return TESTS.parent

@@ -38,7 +38,7 @@ from tests.support.journey import (
     learned,
     prescribe,
 )
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.processes import finished, is_ready
 
 KEY = "bco_01M7HHJHXCKX15YKTS59YF7F5C_hVL0deIqT3C7qFfEEiDJDgwubYumQ9vXz8aycK38iFU"

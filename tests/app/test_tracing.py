@@ -15,7 +15,7 @@ import pytest
 
 from app import tracing
 from app.commands.serve import free_port
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 
 class Collector(ThreadingHTTPServer):

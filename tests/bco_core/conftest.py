@@ -1,4 +1,4 @@
-"""Numerics run on one thread, as in a worker."""
+"""Run numerics on one thread, as a worker does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided together has the digits of what is decided alone."""
+"""Batch kernels: a context gets the same bits alone and in a batch."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def newsvendor(items: int = 2) -> Newsvendor:
 
 
 def digits(found: PrescribeResult, row: int) -> list[bytes]:
-    """Every number of one context, to the last bit."""
+    """Return every number of one context as bytes."""
     costs = found.costs
     numbers = (found.decisions, costs.mean, costs.quantiles, costs.cvar, found.map_decisions, found.map_costs)
     return [values[row].numpy().tobytes() for values in (*numbers, found.hedging_gain, found.gaps)]
 
 
 @pytest.mark.parametrize("kind", sorted(PREDICTORS))
-def test_one_pass_over_parameters_gives_what_each_layer_in_turn_gives(kind: str) -> None:
+def test_one_pass_over_parameters_equals_the_layers_in_turn(kind: str) -> None:
     predictor = predictor_of(kind)
     theta = predictor.initial(9, torch.Generator().manual_seed(5)) + 0.01
     found = predictor.predict_each(theta, contexts_of())
@@ -72,7 +72,7 @@ def test_one_pass_over_parameters_gives_what_each_layer_in_turn_gives(kind: str)
 
 @pytest.mark.parametrize("kind", sorted(PREDICTORS))
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 16])
-def test_a_prediction_does_not_depend_on_the_contexts_beside_it(kind: str, count: int) -> None:
+def test_a_prediction_does_not_depend_on_other_contexts_in_the_batch(kind: str, count: int) -> None:
     predictor = predictor_of(kind, hidden=(128, 33))
     theta = predictor.initial(9, torch.Generator().manual_seed(5)) + 0.01
     together = predictor.predict_each(theta, contexts_of())
@@ -80,7 +80,7 @@ def test_a_prediction_does_not_depend_on_the_contexts_beside_it(kind: str, count
         assert torch.equal(predictor.predict_each(theta, contexts_of()[rows]), together[rows])
 
 
-def test_a_prediction_that_is_not_finite_stays_so() -> None:
+def test_a_non_finite_prediction_stays_non_finite() -> None:
     predictor = predictor_of("mlp")
     theta = predictor.initial(2, torch.Generator().manual_seed(5))
     theta[1, 3] = math.nan
@@ -89,7 +89,7 @@ def test_a_prediction_that_is_not_finite_stays_so() -> None:
     assert found[:, 1].isnan().all()
 
 
-def test_layers_wider_than_there_is_room_for_go_the_ordinary_way() -> None:
+def test_layers_too_wide_for_the_kernel_use_the_ordinary_path() -> None:
     predictor = predictor_of("mlp", hidden=(WIDEST + 1,))
     theta = predictor.initial(2, torch.Generator().manual_seed(5))
     assert not predictor.predicts_alone
@@ -101,7 +101,7 @@ def test_layers_wider_than_there_is_room_for_go_the_ordinary_way() -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("costs_over", ["predictive", "posterior"])
 @pytest.mark.parametrize("way", [("shift", None), ("scaled", None), ("stretch", 0.2), ("keep", 0.5)])
-def test_what_is_decided_together_has_the_digits_of_what_is_decided_alone(
+def test_batched_decisions_have_the_same_bits_as_single_ones(
     policy: str, costs_over: str, way: tuple[str, float | None]
 ) -> None:
     posterior, problem = posterior_of("skip_mlp", *way), newsvendor()
@@ -119,7 +119,7 @@ def test_what_is_decided_together_has_the_digits_of_what_is_decided_alone(
 
 @pytest.mark.parametrize("items", [1, 3, 40])
 @pytest.mark.parametrize("scenarios", [1, 60, 333])
-def test_the_same_for_few_and_many_items_and_scenarios(items: int, scenarios: int) -> None:
+def test_batched_decisions_have_the_same_bits_for_any_items_and_scenarios(items: int, scenarios: int) -> None:
     posterior, problem = posterior_of("linear", "stretch", 0.3, outcomes=items), newsvendor(items)
     options = PrescribeOptions("averaged", scenarios=scenarios)
     assert decides_alone(posterior, problem, options)
@@ -140,7 +140,7 @@ def mean_variance(assets: int) -> MeanVariancePortfolio:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("assets", [2, 11, 40])
-def test_portfolios_decided_together_have_the_digits_of_those_decided_alone(policy: str, assets: int) -> None:
+def test_batched_portfolios_have_the_same_bits_as_single_ones(policy: str, assets: int) -> None:
     posterior, problem = posterior_of("linear", outcomes=assets), mean_variance(assets)
     options = PrescribeOptions(policy, scenarios=50)
     if not decides_alone(posterior, problem, options):
@@ -152,14 +152,14 @@ def test_portfolios_decided_together_have_the_digits_of_those_decided_alone(poli
         assert digits(prescribe(posterior, problem, contexts_of()[row : row + 1], options), 0) == digits(together, row)
 
 
-def test_products_of_rows_are_what_they_should_be() -> None:
+def test_row_products_match_the_matrix_product() -> None:
     rows, matrix = torch.rand(4, 3, 5, dtype=torch.float64), torch.rand(5, 2, dtype=torch.float64)
     torch.testing.assert_close(product(rows, matrix), rows @ matrix)
     torch.testing.assert_close(product(rows[0].mT[:, :1].mT, matrix), rows[0, :1] @ matrix)
     assert product(rows[:0], matrix).shape == (0, 3, 2)
 
 
-def test_sums_of_atoms_are_what_they_should_be() -> None:
+def test_sums_over_atoms_match_their_definition() -> None:
     values = torch.rand(4, 30, 3, dtype=torch.float64)
     weights = torch.rand(30, dtype=torch.float64)
     torch.testing.assert_close(mean_of_atoms(values, weights), torch.einsum("bkm,k->bm", values, weights))
@@ -169,7 +169,7 @@ def test_sums_of_atoms_are_what_they_should_be() -> None:
     assert mean_of_atoms(values[:0], weights).shape == (0, 3)
 
 
-def test_sampling_near_a_prediction_takes_rows_in_proportion_to_their_nearness() -> None:
+def test_sampling_near_a_prediction_follows_the_row_weights() -> None:
     here, there = torch.tensor([[0.0], [3.0]]).double(), torch.tensor([[0.0], [1.0], [2.5]]).double()
     count = 1000
     found = sample_near(here, there, 0.7, count)

@@ -1,4 +1,4 @@
-"""Calibration against its definitions: plain counts of where outcomes lie."""
+"""Calibration against its definitions: counts of where outcomes lie."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 from bco_core.calibration import BINS, LEVELS, calibrate
 from bco_core.predictive import Carrier, History
-from tests.support.predictive_history import left_out, make_history
+from tests.support.predictive_history import leave_one_out, make_history
 
 
 @pytest.mark.parametrize("items", [1, 2])
 @pytest.mark.parametrize(("carry", "bandwidth"), [("shift", None), ("shift", 0.3), ("keep", 0.2)])
-def test_coverage_and_pit_count_where_outcomes_lie_among_what_other_rows_say(
+def test_coverage_and_pit_count_outcomes_among_leave_one_out_scenarios(
     items: int, carry: str, bandwidth: float | None
 ) -> None:
     history, features = make_history(items, carry, bandwidth)
     found = calibrate(history, features)
     places: list[float] = []
     for row in range(len(history)):
-        atoms, shares = left_out(history, row)
+        atoms, shares = leave_one_out(history, row)
         for item in range(items):
             truth = history.outcomes[row, item].item()
             below, equal = shares[atoms[:, item] < truth].sum(), shares[atoms[:, item] == truth].sum()
@@ -34,7 +34,7 @@ def test_coverage_and_pit_count_where_outcomes_lie_among_what_other_rows_say(
 
 @pytest.mark.parametrize("chances", [[1.0], [0.97, 0.03], [0.6, 0.3, 0.1], [0.2] * 5])
 def test_discrete_outcomes_from_the_right_distribution_look_calibrated(chances: list[float]) -> None:
-    """Constant, rare, zero-inflated or few-valued: whatever ties there are, ranges hold what they say."""
+    """Constant, rare, zero-inflated or few-valued: despite ties, ranges have their stated coverage."""
     rows = 300
     counts = (torch.tensor(chances, dtype=torch.float64) * rows).round().long()
     outcomes = torch.arange(len(chances)).repeat_interleave(counts).double()[:, None]
@@ -44,18 +44,18 @@ def test_discrete_outcomes_from_the_right_distribution_look_calibrated(chances: 
     assert found.pit == pytest.approx([1 / BINS] * BINS, abs=0.01)
 
 
-def test_a_tie_counts_for_all_the_places_that_it_takes_up() -> None:
-    """Row by row: of three others, outcome 1 has one below it and one tie; 0 has none below; 2 has all below."""
+def test_a_tie_counts_for_every_rank_it_covers() -> None:
+    """Among three others, outcome 1 has one below and one tie, 0 has none below, and 2 has all below."""
     outcomes = torch.tensor([[0.0], [1.0], [1.0], [2.0]], dtype=torch.float64)
     carrier = Carrier("keep", None, torch.ones(1, dtype=torch.float64))
     found = calibrate(History(torch.zeros_like(outcomes), outcomes, torch.ones(1), carrier), torch.zeros(4, 1))
-    # Places 0 and 1, and twice all from 1/3 to 2/3.
+    # PIT values 0 and 1, and twice uniform on 1/3 to 2/3.
     middle = [0.5 * 3 * max(0.0, min((k + 1) / 10, 2 / 3) - max(k / 10, 1 / 3)) for k in range(10)]
     assert found.pit == pytest.approx([0.25 * (k in (0, 9)) + middle[k] for k in range(10)], abs=1e-9)
     assert found.coverage["0.5"] == pytest.approx(0.5)
 
 
-def test_the_constant_score_is_that_of_outcomes_without_context() -> None:
+def test_the_constant_score_is_the_score_of_unconditional_outcomes() -> None:
     history, features = make_history(1, "shift", None)
     outcomes = history.outcomes[:, 0].numpy()
     expected = []

@@ -1,4 +1,4 @@
-"""One deadline goes through every solve, in this very process."""
+"""Deadlines: one limit covers every solve in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bco_core.problems.registry import build_problem
 from tests.support.hard_searches import market_split
 
 HARD = build_problem(market_split())
-# What a piece of work between two looks at the clock may take; without a limit these searches take minutes.
+# Longest work allowed between two checks of the clock. Without a limit these searches take minutes.
 PATIENCE = 2.0
 
 
@@ -36,18 +36,18 @@ def posterior(outcomes: int) -> Posterior:
     return Posterior(predictor, mixture, mixture.sample(40, torch.Generator().manual_seed(2)), 2)
 
 
-def seconds_of(act: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gives and the processor time that it took: other processes of a crowded machine do not count."""
+def timed(act: Callable[[], Any]) -> tuple[Any, float]:
+    """Return the result and the processor time, so that other processes do not count."""
     began = time.process_time()
     found = act()
     return found, time.process_time() - began
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_hard_search_ends_at_its_time_limit_with_the_best_decision_so_far(policy: str) -> None:
+def test_a_hard_search_returns_its_best_decision_at_the_time_limit(policy: str) -> None:
     options = PrescribeOptions(policy, scenarios=5)
     contexts = torch.tensor([[0.2], [0.7]], dtype=torch.float64)
-    found, seconds = seconds_of(lambda: prescribe(posterior(1), HARD, contexts, options, time_limit_seconds=1.0))
+    found, seconds = timed(lambda: prescribe(posterior(1), HARD, contexts, options, time_limit_seconds=1.0))
     assert seconds < 1.5 + PATIENCE
     assert found.status == [Status.TIME_LIMIT] * 2
     assert (found.gaps > 1e-3).all()
@@ -58,24 +58,24 @@ def test_a_hard_search_ends_at_its_time_limit_with_the_best_decision_so_far(poli
 
 
 @pytest.mark.slow
-def test_contexts_share_the_time_so_that_each_has_a_decision() -> None:
+def test_contexts_share_the_time_limit_so_that_each_gets_a_decision() -> None:
     contexts = torch.linspace(0, 1, 8, dtype=torch.float64)[:, None]
     options = PrescribeOptions("map", scenarios=3)
     found = prescribe(posterior(1), HARD, contexts, options, time_limit_seconds=5.0)
     assert found.decisions.isfinite().all()
 
 
-def test_the_deadline_in_force_ends_a_search_without_a_limit_of_its_own() -> None:
+def test_an_outer_deadline_ends_a_search_without_its_own_limit() -> None:
     outcomes = torch.zeros(1, 1, 1, dtype=torch.float64)
 
     def search() -> None:
         with deadline.until(time.monotonic() + 0.3), pytest.raises(OutOfTime):
             HARD.prescribe(outcomes, torch.ones(1, dtype=torch.float64))
 
-    assert seconds_of(search)[1] < 0.3 + PATIENCE
+    assert timed(search)[1] < 0.3 + PATIENCE
 
 
-def test_a_quick_deadline_lets_no_search_for_whole_numbers_begin() -> None:
+def test_a_quick_deadline_starts_no_integer_search() -> None:
     problem = build_problem(market_split(rows=2, columns=4))
     outcomes, weights = torch.zeros(1, 2, 1, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
     problem.prescribe(outcomes, weights)
@@ -118,27 +118,27 @@ def test_large_calls_end_at_their_deadline(spec: dict[str, Any], policy: str) ->
         with deadline.until(time.monotonic() + 0.7), pytest.raises(OutOfTime):
             prescribe(known, problem, contexts, options)
 
-    assert seconds_of(give_up)[1] < 0.7 + PATIENCE
+    assert timed(give_up)[1] < 0.7 + PATIENCE
 
 
-def test_the_search_for_a_case_without_recourse_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_for_complete_recourse_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = market_split(rows=60, columns=300)  # seconds of searching on any machine
     for row in spec["rows"]:
         row["sense"] = ">="
-    # Not every right-hand side is served, so worst cases are looked for, each by a search over whole numbers.
+    # Recourse is incomplete, so worst cases are searched, each by an integer program.
     spec["recourse"] = [one | {"maximum": 1e6} for one in spec["recourse"]]
     spec["decision_rows"] = [
         {"coefficients": row["decisions"], "sense": "<=", "limit": row["constant"]} for row in spec["rows"]
     ]
     monkeypatch.setattr(linear, "CHECK_SECONDS", 0.5)
-    built, seconds = seconds_of(lambda: build_problem(spec))
+    built, seconds = timed(lambda: build_problem(spec))
     assert built.decision_dim == 300
     assert seconds < 0.5 + PATIENCE
     with deadline.until(time.monotonic() + 0.2), pytest.raises(OutOfTime):
         build_problem(spec)
 
 
-def test_deadlines_nest_and_the_sooner_one_holds() -> None:
+def test_nested_deadlines_keep_the_earlier_one() -> None:
     assert deadline.left() == math.inf
     with deadline.until(time.monotonic() + 100):
         with deadline.until(time.monotonic() + 1000):

@@ -1,4 +1,4 @@
-"""Later rows beside promises: steady where nothing has changed, drifting where something has."""
+"""Drift detection: steady when promises hold on later rows, drifting when the data have changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1
 
 
 def exponential(rows: int, seed: int, factor: float = 1.0) -> Promises:
-    """Costs that follow an exponential distribution of the promised mean, times a factor."""
+    """Draw exponential costs with the promised mean times a factor."""
     generator = torch.Generator().manual_seed(seed)
     mean = 5 + 5 * torch.rand(rows, generator=generator, dtype=torch.float64)
     realised = -mean * torch.rand(rows, generator=generator, dtype=torch.float64).log() * factor
@@ -39,19 +39,19 @@ def exponential(rows: int, seed: int, factor: float = 1.0) -> Promises:
 
 
 @pytest.mark.parametrize("rows", [20, 60, 300, 5000])
-def test_promises_that_hold_are_called_steady(rows: int) -> None:
-    """About one in a hundred may be called otherwise; of two hundred here at most four are."""
+def test_promises_that_hold_are_steady(rows: int) -> None:
+    """The false alarm rate is about 1 %: of two hundred at most four."""
     verdicts = [judge(exponential(rows, seed)).verdict for seed in range(200)]
     assert verdicts.count(STEADY) >= 196
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.4])
-def test_costs_far_from_what_was_promised_are_called_drifting(factor: float) -> None:
+def test_costs_far_from_the_promise_are_drifting(factor: float) -> None:
     verdicts = [judge(exponential(300, seed, factor)).verdict for seed in range(50)]
     assert verdicts == [DRIFTING] * 50
 
 
-def test_a_change_in_the_newest_rows_alone_is_noticed() -> None:
+def test_a_change_in_the_newest_rows_is_detected() -> None:
     calm, changed = exponential(2000, 1), exponential(150, 2, 3.0)
     joined = Promises(
         *(torch.cat([getattr(calm, name), getattr(changed, name)]) for name in ("mean", "low", "high", "realised"))
@@ -63,14 +63,14 @@ def test_a_change_in_the_newest_rows_alone_is_noticed() -> None:
     assert max(ratios) == ratios[-1]  # type: ignore[type-var]
 
 
-def test_shares_have_exact_bounds() -> None:
+def test_shares_have_exact_binomial_bounds() -> None:
     for hits, count in ((0, 7), (3, 40), (12, 12), (250, 5000)):
         exact = binomtest(hits, count).proportion_ci(0.99, "exact")
         found = share_of(hits, count)
         assert (found.share, found.low, found.high) == pytest.approx((hits / count, exact.low, exact.high), abs=1e-12)
 
 
-def test_the_error_of_the_ratio_is_what_resampling_gives() -> None:
+def test_the_standard_error_of_the_ratio_matches_resampling() -> None:
     promises = exponential(400, 3)
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randint(400, (4000, 400), generator=generator)
@@ -80,7 +80,7 @@ def test_the_error_of_the_ratio_is_what_resampling_gives() -> None:
     assert found.standard_error == pytest.approx(ratios.std().item(), rel=0.06)
 
 
-def test_stretches_are_in_order_and_hold_every_row_once() -> None:
+def test_stretches_are_ordered_and_hold_every_row_once() -> None:
     promises = exponential(101, 4)
     found = judge(promises)
     assert (len(found.stretches), sum(one.rows for one in found.stretches)) == (STRETCHES, 101)
@@ -90,13 +90,13 @@ def test_stretches_are_in_order_and_hold_every_row_once() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, LEAST_ROWS - 1])
-def test_few_rows_tell_nothing(rows: int) -> None:
+def test_few_rows_give_no_verdict(rows: int) -> None:
     found = judge(exponential(rows, 5, 30.0))
     assert (found.verdict, found.overall is None) == (TOO_FEW, rows == 0)
     assert str(LEAST_ROWS) in found.sentence
 
 
-def test_rows_that_nothing_could_help_count_as_above_and_not_in_the_means() -> None:
+def test_infeasible_rows_count_as_above_the_range_and_not_in_the_means() -> None:
     promises = exponential(100, 6)
     promises.realised[:40] = math.inf
     found = judge(promises)
@@ -106,7 +106,7 @@ def test_rows_that_nothing_could_help_count_as_above_and_not_in_the_means() -> N
     assert found.overall.realised == pytest.approx(promises.realised[40:].mean().item())
 
 
-def test_costs_that_may_be_negative_have_no_ratio_and_are_judged_by_their_range() -> None:
+def test_costs_that_may_be_negative_have_no_ratio_and_use_their_range() -> None:
     promises = exponential(100, 7)
     profits = Promises(promises.mean - 50, promises.low - 50, promises.high - 50, promises.realised - 50)
     found = judge(profits)
@@ -115,7 +115,7 @@ def test_costs_that_may_be_negative_have_no_ratio_and_are_judged_by_their_range(
     assert judge(worse).verdict == DRIFTING
 
 
-# what a posterior learned on a generator
+# a posterior learned from a generator
 
 
 def demand(rows: int, seed: int, shift: float = 0.0) -> Sample:
@@ -127,7 +127,7 @@ def demand(rows: int, seed: int, shift: float = 0.0) -> Sample:
     return Sample(contexts, 100 + contexts @ slopes + 6 * noise + later)
 
 
-def judged(seed: int, shift: float) -> Drift:
+def judge_drift(seed: int, shift: float) -> Drift:
     options = make_options("vi", predictor="linear", members=3, epochs=15, seed=seed)
     learned = learn(PROBLEM, demand(200, seed), options)
     fresh = demand(150, 1000 + seed, shift)
@@ -140,7 +140,7 @@ def judged(seed: int, shift: float) -> Drift:
 
 
 @pytest.mark.slow
-def test_fresh_rows_of_the_same_generator_are_steady_and_a_shifted_level_drifts() -> None:
+def test_fresh_rows_are_steady_and_a_shifted_level_drifts() -> None:
     seeds = range(20)
-    assert [judged(seed, 0.0).verdict for seed in seeds].count(STEADY) >= 19
-    assert [judged(seed, 30.0).verdict for seed in seeds].count(DRIFTING) >= 19
+    assert [judge_drift(seed, 0.0).verdict for seed in seeds].count(STEADY) >= 19
+    assert [judge_drift(seed, 30.0).verdict for seed in seeds].count(DRIFTING) >= 19

@@ -1,3 +1,5 @@
+"""Estimates: means with standard errors, and paired differences."""
+
 from __future__ import annotations
 
 import math
@@ -27,7 +29,7 @@ def test_cheaper_decisions_have_a_negative_difference() -> None:
     assert difference.standard_error == pytest.approx(1 / math.sqrt(3))
 
 
-def test_what_both_decisions_share_does_not_blur_their_difference() -> None:
+def test_shared_noise_does_not_widen_a_paired_difference() -> None:
     shared = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 100
     difference = paired_difference(shared - 1, shared)
     assert difference.mean == pytest.approx(-1)

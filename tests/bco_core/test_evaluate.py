@@ -1,4 +1,4 @@
-"""Decisions of the caller's own: priced over our scenarios and against ours, completed where entries are left to us."""
+"""Evaluation of the caller's own decisions: their cost, the comparison with ours, and completion of open entries."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def tensor(*rows: Any) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def judged(
+def evaluate_given(
     spec: Spec, decisions: Tensor, owners: list[int], posterior: Posterior = POSTERIOR, **options: Any
 ) -> tuple[Tensor, EvaluateResult]:
-    """Ours for all contexts, and what is found of the given decisions."""
+    """Return our decisions for all contexts and the evaluation of the given ones."""
     problem, asked = build_problem(spec), PrescribeOptions(**options)
     ours = prescribe(posterior, problem, CONTEXTS, asked).decisions
     found = evaluate(
@@ -91,8 +91,8 @@ def judged(
     return ours, found
 
 
-def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenarios, Scenarios]:
-    """What decisions hedge over and what costs are over."""
+def both_scenarios(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenarios, Scenarios]:
+    """Return the scenarios that decisions hedge over and those that costs are over."""
     asked = PrescribeOptions(**options)
     encoded = posterior.encode(CONTEXTS)
     draws = posterior.scenarios(CONTEXTS, posterior.draws(asked.scenarios, asked.seed), encoded)
@@ -100,11 +100,11 @@ def happening(posterior: Posterior = POSTERIOR, **options: Any) -> tuple[Scenari
 
 
 @pytest.mark.parametrize("options", [{}, {"costs_over": "posterior", "scenarios": 31}, {"seed": 5, "scenarios": 60}])
-def test_costs_and_extra_costs_are_what_numpy_says_of_the_same_scenarios(options: dict[str, Any]) -> None:
+def test_costs_and_extra_costs_match_numpy_over_the_same_scenarios(options: dict[str, Any]) -> None:
     given_ = tensor([100.0, 90.0], [97.0, 110.0], [110.0, 80.0])
     owners = [2, 2, 6]
-    ours, found = judged(ITEMS, given_, owners, **options)
-    atoms = happening(**options)[1]
+    ours, found = evaluate_given(ITEMS, given_, owners, **options)
+    atoms = both_scenarios(**options)[1]
     weights = atoms.weights.numpy()
     for row, owner in enumerate(owners):
         outcomes = atoms.outcomes[owner].numpy()
@@ -127,59 +127,59 @@ def test_costs_and_extra_costs_are_what_numpy_says_of_the_same_scenarios(options
     assert found.status == [GIVEN] * 3
 
 
-def test_pairs_know_a_small_change_far_better_than_two_samples_would() -> None:
+def test_paired_extra_costs_have_a_smaller_error_than_independent_samples() -> None:
     ours = prescribe(POSTERIOR, build_problem(ITEMS), CONTEXTS).decisions
-    _, found = judged(ITEMS, ours + 0.5, list(range(7)))
-    costs = build_problem(ITEMS).cost(ours[:, None], happening()[1].outcomes)
+    _, found = evaluate_given(ITEMS, ours + 0.5, list(range(7)))
+    costs = build_problem(ITEMS).cost(ours[:, None], both_scenarios()[1].outcomes)
     assert (found.extra_cost_error < 0.2 * costs.std(1) / math.sqrt(200)).all()
 
 
 @pytest.mark.parametrize("spec", [ITEMS, TRUCKS, ASSETS], ids=lambda spec: str(spec["kind"]))
 @pytest.mark.parametrize("policy", ["averaged", "bcp", "predictive", "map", "thompson"])
-def test_our_own_decision_has_no_extra_cost_and_all_that_is_left_to_us_is_ours(spec: Spec, policy: str) -> None:
+def test_our_own_decision_has_no_extra_cost_and_open_entries_become_ours(spec: Spec, policy: str) -> None:
     level = (0.05, 0.02) if spec is ASSETS else (20.0, 5.0)
     posterior = make_posterior(*level, outcome_dim=3 if spec is ASSETS else 2)
     problem = build_problem(spec)
     ours = prescribe(posterior, problem, CONTEXTS, PrescribeOptions(policy=policy)).decisions
     both = torch.cat([ours, torch.full_like(ours, NAN)])
-    _, found = judged(spec, both, [*range(7), *range(7)], posterior, policy=policy)
+    _, found = evaluate_given(spec, both, [*range(7), *range(7)], posterior, policy=policy)
     assert found.status == [GIVEN] * 7 + [OURS] * 7
     assert torch.equal(found.decisions, torch.cat([ours, ours]))
     for zero in (found.extra_cost, found.extra_cost_error, found.worse_in, found.extra_cost_quantiles):
         assert not zero.any(), policy
 
 
-def test_items_that_do_not_interact_are_decided_as_if_the_others_were_free() -> None:
+def test_independent_items_are_completed_as_if_the_others_were_free() -> None:
     for policy in ("averaged", "bcp", "predictive", "map"):
-        ours, found = judged(ITEMS, tensor([120.0, NAN], [NAN, 50.0], [90.0, NAN]), [0, 1, 3], policy=policy)
+        ours, found = evaluate_given(ITEMS, tensor([120.0, NAN], [NAN, 50.0], [90.0, NAN]), [0, 1, 3], policy=policy)
         assert found.decisions.tolist() == [[120.0, ours[0, 1]], [ours[1, 0], 50.0], [90.0, ours[3, 1]]]
-        # A bound that what is given breaks has no say in it.
+        # A bound that the given entries break does not affect the open ones.
         assert all(status == "optimal" for status in found.status)
 
 
 @pytest.mark.slow
-def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
+def test_open_entries_of_two_stage_problems_match_cvxpy() -> None:
     @settings(max_examples=25)
     @given(st.integers(0, 10**9))
     def check(seed: int) -> None:
         rng = np.random.default_rng(seed)
         spec = random_two_stage(rng)
         problem: Any = build_problem(spec)
-        stages, decided = problem.stages, rng.integers(0, 2, 3).astype(bool)
-        if decided.all() or not decided.any():
+        stages, is_given = problem.stages, rng.integers(0, 2, 3).astype(bool)
+        if is_given.all() or not is_given.any():
             return
         outcomes = torch.from_numpy(rng.normal(size=(12, 2)))
         base = problem.decide(outcomes[:1])[0].numpy()
-        pins = np.where(decided, base + rng.normal(size=3) * rng.integers(0, 2), NAN)
+        pins = np.where(is_given, base + rng.normal(size=3) * rng.integers(0, 2), NAN)
         z = cp.Variable(3)
         x = cp.Variable((12, len(stages.recourse_program.cost)))
         first, recourse = stages.first_program, stages.recourse_program
-        kept = _kept(z, first, stages.first.limits.constant, ~decided)
-        kept += [z[j] == pins[j] for j in np.flatnonzero(decided)]
+        constraints = row_constraints(z, first, stages.first.limits.constant, ~is_given)
+        constraints += [z[j] == pins[j] for j in np.flatnonzero(is_given)]
         for k in range(12):
             limits = stages.second.limits.constant + stages.by_outcome @ outcomes[k].numpy() - stages.by_decision @ z
-            kept += _kept(x[k], recourse, limits, np.ones(len(recourse.cost), dtype=bool))
-        best = cp.Problem(cp.Minimize(first.cost @ z + cp.sum(x @ recourse.cost) / 12), kept)
+            constraints += row_constraints(x[k], recourse, limits, np.ones(len(recourse.cost), dtype=bool))
+        best = cp.Problem(cp.Minimize(first.cost @ z + cp.sum(x @ recourse.cost) / 12), constraints)
         best.solve(solver=cp.CLARABEL)
         weights = torch.full((12,), 1 / 12, dtype=torch.float64)
         if best.status == "infeasible":
@@ -188,8 +188,8 @@ def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
             return
         found = fix_decision(problem, spec, torch.from_numpy(pins)).prescribe(outcomes[None], weights)
         assert found.status == ["optimal"]
-        np.testing.assert_allclose(found.decisions[0].numpy()[decided], pins[decided], rtol=0, atol=1e-9)
-        # The original problem prices it so too.
+        np.testing.assert_allclose(found.decisions[0].numpy()[is_given], pins[is_given], rtol=0, atol=1e-9)
+        # The original problem gives it the same cost.
         own = (problem.cost(found.decisions[:, None], outcomes[None]) * weights).sum()
         np.testing.assert_allclose([found.objective.item(), own], best.value, rtol=1e-6, atol=1e-6)
         checked.append(seed)
@@ -199,21 +199,21 @@ def test_open_entries_of_two_stage_problems_are_those_of_cvxpy() -> None:
     assert len(checked) >= 8
 
 
-def _kept(v: Any, program: Any, limits: Any, bounded: Any) -> list[Any]:
+def row_constraints(v: Any, program: Any, limits: Any, bounded: Any) -> list[Any]:
     rows = program.matrix @ v
-    kept = [
+    constraints = [
         rows[i] >= limits[i] if sense > 0 else rows[i] <= limits[i] if sense < 0 else rows[i] == limits[i]
         for i, sense in enumerate(program.senses)
     ]
-    kept += [v[j] >= low for j, low in enumerate(program.lower) if np.isfinite(low) and bounded[j]]
-    return kept + [v[j] <= high for j, high in enumerate(program.upper) if np.isfinite(high) and bounded[j]]
+    constraints += [v[j] >= low for j, low in enumerate(program.lower) if np.isfinite(low) and bounded[j]]
+    return constraints + [v[j] <= high for j, high in enumerate(program.upper) if np.isfinite(high) and bounded[j]]
 
 
-def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
+def test_open_integer_entries_are_optimal_by_enumeration() -> None:
     posterior = make_posterior(20.0, 5.0)
     half = tensor([2.5, NAN], [NAN, 1.0])
-    _, found = judged(TRUCKS, half, [0, 4], posterior, policy="predictive")
-    atoms = happening(posterior, policy="predictive")[1]
+    _, found = evaluate_given(TRUCKS, half, [0, 4], posterior, policy="predictive")
+    atoms = both_scenarios(posterior, policy="predictive")[1]
     problem = build_problem(TRUCKS)
     for row, owner, options in ((0, 0, [[2.5, n] for n in range(5)]), (1, 4, [[n, 1.0] for n in range(7)])):
         costs = {
@@ -226,51 +226,52 @@ def test_whole_numbers_that_are_left_are_the_best_of_all() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean_variance_portfolio", "return_constrained_portfolio"])
-def test_open_entries_of_portfolios_are_those_of_cvxpy(kind: str) -> None:
+def test_open_entries_of_portfolios_match_cvxpy(kind: str) -> None:
     spec = ASSETS | {"kind": kind} | ({"target_return": 0.02, "confidence": 0.5} if kind[0] == "r" else {})
     spec = {name: value for name, value in spec.items() if kind[0] == "m" or name != "risk_aversion"}
     posterior = make_posterior(0.05, 0.02, 3)
     for pins in ([0.3, NAN, NAN], [NAN, 0.7, -0.1], [NAN, NAN, 0.2]):
-        _, found = judged(spec, tensor(pins), [1], posterior, policy="predictive")
-        atoms = happening(posterior, policy="predictive")[1].outcomes[1].numpy()
+        _, found = evaluate_given(spec, tensor(pins), [1], posterior, policy="predictive")
+        atoms = both_scenarios(posterior, policy="predictive")[1].outcomes[1].numpy()
         z, sigma = cp.Variable(3), np.array(spec["covariance"])
-        kept = [cp.sum(z) <= 1]
+        constraints = [cp.sum(z) <= 1]
         for j, (asset, pin) in enumerate(zip(spec["assets"], pins, strict=True)):
-            kept += [z[j] == pin] if not math.isnan(pin) else [z[j] >= asset.get("minimum", 0.0)]
+            constraints += [z[j] == pin] if not math.isnan(pin) else [z[j] >= asset.get("minimum", 0.0)]
             if math.isnan(pin) and "maximum" in asset:
-                kept.append(z[j] <= asset["maximum"])
+                constraints.append(z[j] <= asset["maximum"])
         risk = cp.quad_form(z, sigma)
         if kind[0] == "m":
-            best = cp.Problem(cp.Minimize(2.5 * risk - atoms.mean(0) @ z), kept)
+            best = cp.Problem(cp.Minimize(2.5 * risk - atoms.mean(0) @ z), constraints)
         else:
             over = cp.Variable()
             tail = over + cp.sum(cp.pos(0.02 - atoms @ z - over)) / (0.5 * len(atoms))
-            best = cp.Problem(cp.Minimize(risk), [*kept, tail <= 0])
+            best = cp.Problem(cp.Minimize(risk), [*constraints, tail <= 0])
         best.solve(solver=cp.CLARABEL)
         assert best.status == "optimal"
-        # A position above its bound keeps the constraints in no scenario.
+        # A position above its bound violates the constraints in every scenario.
         assert found.status == ["best_effort" if kind[0] == "r" and pins[1] == 0.7 else "optimal"]
         np.testing.assert_allclose(found.decisions[0], z.value, atol=2e-5)
         np.testing.assert_allclose(found.costs.mean[0], best.value, rtol=1e-6)
 
 
-def test_nothing_is_called_optimal_that_keeps_its_constraints_too_seldom() -> None:
-    """Draws hardly differ, so the rest keeps the target by a hair in them, and by chance in what may happen."""
+def test_a_decision_that_misses_its_constraints_too_often_is_not_optimal() -> None:
+    """Draws hardly differ, so the completion meets the target barely in them, and only by chance in predictive
+    scenarios."""
     spec = {name: value for name, value in ASSETS.items() if name != "risk_aversion"}
     spec |= {"kind": "return_constrained_portfolio", "target_return": 0.03, "confidence": 0.9}
     posterior = make_posterior(0.05, 0.02, 3)
     given_ = tensor([0.3, NAN, NAN], [0.1, 0.1, 0.1])
-    _, found = judged(spec, given_, [1, 1], posterior, policy="map")
+    _, found = evaluate_given(spec, given_, [1, 1], posterior, policy="map")
     assert found.status == ["best_effort", GIVEN]
     for reason, share in zip(found.reasons, found.feasibility.tolist(), strict=True):
         assert share < 0.8
         assert f"it satisfies its constraints in {share:.1%} of the scenarios, and 90% is required" in reason
 
 
-def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_why() -> None:
+def test_broken_rules_are_named_and_priced_and_failed_completions_say_why() -> None:
     posterior = make_posterior(20.0, 5.0)
     given_ = tensor([9.0, -1.0], [6.0, 4.0], [0.2, 0.1], [8.0, NAN], [3.0, 2.0])
-    _, found = judged(TRUCKS, given_, [0] * 5, posterior)
+    _, found = evaluate_given(TRUCKS, given_, [0] * 5, posterior)
     assert [[(breach.where, breach.by) for breach in one] for one in found.breaches[:3]] == [
         [
             (("decisions", 0, "maximum"), 3.0),
@@ -297,7 +298,7 @@ def test_what_breaks_rules_is_priced_and_said_and_what_cannot_be_completed_says_
     assert found.costs.mean[3].isnan()
 
 
-def test_a_shipment_says_breaches_at_its_own_words() -> None:
+def test_a_shipment_names_breaches_in_its_own_terms() -> None:
     spec = {
         "sources": [{"name": "north", "order_cost": 5.0, "emergency_cost": 100.0, "maximum_order": 25.0}],
         "destinations": ["a", "b"],
@@ -308,9 +309,9 @@ def test_a_shipment_says_breaches_at_its_own_words() -> None:
     assert (over.where, over.by) == (("sources", 0, "maximum_order"), 5.0)
 
 
-def test_shares_of_scenarios_are_at_most_one_and_served_outcomes_are_counted() -> None:
+def test_shares_are_at_most_one_and_served_outcomes_are_counted() -> None:
     class Serving(type(build_problem(ITEMS))):  # type: ignore[misc]
-        """A newsvendor that says which demand its orders meet."""
+        """A newsvendor that reports which demand its orders cover."""
 
         def covered(self, decisions: Tensor, outcomes: Tensor) -> Tensor:
             return decisions >= outcomes
@@ -322,7 +323,7 @@ def test_shares_of_scenarios_are_at_most_one_and_served_outcomes_are_counted() -
     found = evaluate(
         POSTERIOR, problem, CONTEXTS, ours, given_, torch.tensor([1, 2]), lambda z: fix_decision(problem, ITEMS, z)
     )
-    atoms = happening()[1].outcomes
+    atoms = both_scenarios()[1].outcomes
     assert found.worse_in.tolist() == [1.0, 1.0]
     assert found.service is not None
     assert found.our_service is not None
@@ -332,26 +333,26 @@ def test_shares_of_scenarios_are_at_most_one_and_served_outcomes_are_counted() -
     np.testing.assert_allclose(found.our_service, (atoms <= ours[:, None]).double().mean(1))
 
 
-def test_every_kind_of_problem_lets_decisions_be_fixed() -> None:
+def test_every_problem_kind_allows_fixed_decisions() -> None:
     for name, kind in PROBLEMS.items():
-        # Linear models fix decisions by themselves.
+        # Linear models fix decisions themselves.
         assert kind.bounds is not None or kind.compiled is not None, name
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_results(monkeypatch: pytest.MonkeyPatch) -> None:
     given_ = tensor([100.0, 90.0], [NAN, 90.0], [NAN, NAN], [96.0, 80.0], [NAN, 90.0])
-    _, whole = judged(ITEMS, given_, [5, 0, 2, 2, 6])
+    _, whole = evaluate_given(ITEMS, given_, [5, 0, 2, 2, 6])
     monkeypatch.setattr(judging, "_CHUNK_NUMBERS", 1)
-    _, pieces = judged(ITEMS, given_, [5, 0, 2, 2, 6])
+    _, pieces = evaluate_given(ITEMS, given_, [5, 0, 2, 2, 6])
     assert torch.equal(whole.decisions, pieces.decisions)
     assert torch.equal(whole.extra_cost, pieces.extra_cost)
     assert whole.status == pieces.status
 
 
-def test_a_risk_is_what_the_rest_minimises() -> None:
+def test_open_entries_minimise_the_requested_risk() -> None:
     posterior = make_posterior(20.0, 5.0)
-    _, found = judged(TRUCKS, tensor([NAN, 1.0]), [3], posterior, risk=Risk(1.0, 0.8))
-    atoms = happening(posterior, risk=Risk(1.0, 0.8))[1]
+    _, found = evaluate_given(TRUCKS, tensor([NAN, 1.0]), [3], posterior, risk=Risk(1.0, 0.8))
+    atoms = both_scenarios(posterior, risk=Risk(1.0, 0.8))[1]
     problem = build_problem(TRUCKS)
 
     def cvar(z: list[float]) -> float:
@@ -362,7 +363,7 @@ def test_a_risk_is_what_the_rest_minimises() -> None:
     assert found.decisions[0].tolist() == best
 
 
-def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
+def test_contexts_out_of_time_are_reported_as_such() -> None:
     problem = build_problem(ITEMS)
     ours = prescribe(POSTERIOR, problem, CONTEXTS).decisions
 
@@ -378,7 +379,7 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
             time_limit_seconds=seconds,
         )
 
-    # What is given is judged still, in the room that there is for what solvers have stopped with.
+    # Given decisions are still evaluated, in the extra time reserved for results of stopped solvers.
     assert found(tensor([NAN, 90.0], [100.0, 90.0]), 0.0).status == ["time_limit", GIVEN]
     late = found(tensor([100.0, 90.0], [NAN, 90.0]), -1.0)
     assert late.status == ["time_limit"] * 2
@@ -392,11 +393,11 @@ def test_time_that_is_up_is_said_of_what_had_no_turn() -> None:
 def test_decisions_of_a_wrong_shape_are_refused() -> None:
     for given_, owners in ((tensor([1.0]), [0]), (tensor([1.0, 2.0]), [7]), (tensor([1.0, math.inf]), [0])):
         with pytest.raises(InvalidInput):
-            judged(ITEMS, given_, owners)
+            evaluate_given(ITEMS, given_, owners)
 
 
-def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
-    """Over many contexts, extra costs average to the differences that come true, within what chance explains."""
+def test_predicted_extra_costs_match_fresh_outcomes() -> None:
+    """Over many contexts, extra costs average to the realised differences, within chance."""
     spec: Spec = {"kind": "newsvendor", "items": [{"underage_cost": 3, "overage_cost": 1}]}
     problem: DecisionProblem = build_problem(spec)
 
@@ -423,16 +424,16 @@ def test_what_alternatives_cost_more_is_what_fresh_outcomes_cost_more() -> None:
         )
         true = problem.cost(factor * ours, fresh.outcomes) - problem.cost(ours, fresh.outcomes)
         error = float(true.std() / math.sqrt(len(true)))
-        # The history's 600 rows err too, about as the square root of 2,000 to 600.
+        # The 600 rows of history have an error too, larger by about the square root of 2,000 / 600.
         assert abs(float(found.extra_cost.mean() - true.mean())) < 3 * error * math.sqrt(1 + 2000 / 600)
         assert found.extra_cost.mean() > 3 * error
         assert abs(float(found.worse_in.mean() - (true > 0).double().mean())) < 0.08
 
 
-def test_alternatives_of_many_contexts_are_judged_each_in_its_own() -> None:
+def test_alternatives_are_evaluated_in_their_own_context() -> None:
     pairs = list(itertools.product(range(7), ([100.0, 90.0], [98.0, NAN])))
-    _, found = judged(ITEMS, tensor(*[z for _, z in pairs]), [owner for owner, _ in pairs])
+    _, found = evaluate_given(ITEMS, tensor(*[z for _, z in pairs]), [owner for owner, _ in pairs])
     for number, (owner, z) in enumerate(pairs):
-        _, alone = judged(ITEMS, tensor(z), [owner])
+        _, alone = evaluate_given(ITEMS, tensor(z), [owner])
         assert torch.equal(alone.extra_cost[0], found.extra_cost[number])
         assert torch.equal(alone.decisions[0], found.decisions[number])

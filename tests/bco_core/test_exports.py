@@ -1,4 +1,4 @@
-"""The package exports what a library user needs, and its docstring's example works."""
+"""The package exports what a library user needs, and the example in its docstring works."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import bco_core
 def test_every_export_is_importable_and_documented(name: str) -> None:
     exported = getattr(bco_core, name)
     assert exported.__name__ == name
-    # A dataclass without a docstring gets its signature for one.
+    # A dataclass without a docstring gets its signature as docstring.
     assert not inspect.getdoc(exported).startswith(f"{name}(")
 
 
-def test_exports_are_sorted_and_each_stands_once() -> None:
+def test_exports_are_sorted_and_unique() -> None:
     names = bco_core.__all__
     assert sorted(set(names), key=lambda name: (name.islower(), name)) == names
 

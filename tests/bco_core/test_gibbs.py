@@ -1,3 +1,5 @@
+"""The Gibbs target: scaled risk, prior, cost scale and temperature."""
+
 from __future__ import annotations
 
 import math
@@ -40,7 +42,8 @@ def make_linear_target(family: str = "gaussian", prior_scale: float = 1.0, facto
 
 
 def plain_mean_cost(sample: Sample, theta: np.ndarray) -> float:
-    """Mean newsvendor cost, in the user's units, of ordering what an affine model with parameters (6,) predicts."""
+    """Return the mean newsvendor cost, in the user's units, of ordering an affine model's prediction with parameters
+    (6,)."""
     x, y = sample.contexts.numpy(), sample.outcomes.numpy()
     unit = (x - x.mean(0)) / x.std(0) @ theta[:4].reshape(2, 2) + theta[4:]
     short = y - (y.mean(0) + y.std(0) * unit)
@@ -80,10 +83,10 @@ def test_multiplying_unit_costs_leaves_the_scaled_risk_unchanged() -> None:
     assert torch.allclose(dear.empirical_risk(theta), cheap.empirical_risk(theta), rtol=1e-12)
 
 
-def test_the_cost_scale_is_what_the_best_constant_order_costs_more_than_foresight() -> None:
+def test_the_cost_scale_is_the_best_constants_regret_against_foresight() -> None:
     target = make_linear_target()
     expected = 0.0
-    # Foresight orders what is asked for, and that is free.
+    # Foresight orders exactly the demand, at no cost.
     for column, (under, over) in zip(target.sample.outcomes.numpy().T, [(3.0, 1.0), (0.5, 2.0)], strict=True):
         short = column[:, None] - column[None, :]
         expected += (under * short.clip(0) + over * (-short).clip(0)).mean(0).min()
@@ -91,7 +94,7 @@ def test_the_cost_scale_is_what_the_best_constant_order_costs_more_than_foresigh
 
 
 class Rented(Newsvendor):
-    """A newsvendor with a rent to pay whatever it orders; a negative one is a grant."""
+    """A newsvendor with a fixed rent, whatever it orders; a negative rent is a grant."""
 
     rent: float = 0.0
 
@@ -99,7 +102,7 @@ class Rented(Newsvendor):
         return super().cost(decisions, outcomes) + self.rent
 
 
-def rented(rent: float) -> Rented:
+def newsvendor_with_rent(rent: float) -> Rented:
     problem = Rented(**vars(newsvendor()))
     problem.rent = rent
     return problem
@@ -109,17 +112,19 @@ def rented(rent: float) -> Rented:
 def test_a_fixed_cost_changes_neither_the_scale_nor_the_posterior(rent: float) -> None:
     sample = make_sample()
     predictor = build_predictor("linear", sample)
-    plain, fixed = (make_target(rented(one), predictor, sample, FAMILIES["gaussian"]) for one in (0.0, rent))
+    plain, fixed = (
+        make_target(newsvendor_with_rent(one), predictor, sample, FAMILIES["gaussian"]) for one in (0.0, rent)
+    )
     assert fixed.cost_scale == pytest.approx(plain.cost_scale, rel=1e-9)
     theta = torch.randn(6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     first, second = (target.log_density(theta, 500.0) for target in (plain, fixed))
     torch.testing.assert_close(second - second[0], first - first[0], rtol=1e-6, atol=1e-6)
 
 
-def test_perfect_cost_is_the_mean_cost_of_knowing_the_outcome() -> None:
+def test_perfect_cost_is_the_mean_cost_with_perfect_foresight() -> None:
     sample = make_sample()
     assert perfect_cost(newsvendor(), sample.outcomes) == 0
-    assert perfect_cost(rented(7.0), sample.outcomes) == pytest.approx(7.0)
+    assert perfect_cost(newsvendor_with_rent(7.0), sample.outcomes) == pytest.approx(7.0)
     capped = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1, "maximum_order": 20}] * 2})
     short = (sample.outcomes.numpy() - 20).clip(0)
     assert perfect_cost(capped, sample.outcomes) == pytest.approx(3 * short.sum(axis=1).mean())
@@ -133,7 +138,7 @@ def test_a_constant_outcome_keeps_the_users_cost_scale(value: float) -> None:
     assert target.cost_scale == 1
 
 
-def test_the_kl_weight_given_is_the_kl_weight_used() -> None:
+def test_a_given_kl_weight_is_used_unchanged() -> None:
     assert resolve_kl_weight(100, 0.02, None, default=7.0) == 0.02
 
 
@@ -147,7 +152,7 @@ def test_the_default_kl_weight_falls_with_the_square_root_of_the_rows(rows: int)
     assert resolve_kl_weight(rows, None, None, default=1e-4) == pytest.approx(expected, rel=1e-12)
 
 
-def test_two_temperatures_are_one_too_many() -> None:
+def test_a_kl_weight_and_an_inverse_temperature_together_are_refused() -> None:
     with pytest.raises(InvalidInput, match="give kl_weight or inverse_temperature, not both") as refusal:
         resolve_kl_weight(100, 0.01, 100.0, default=7.0)
     assert refusal.value.where == ("kl_weight",)

@@ -1,4 +1,4 @@
-"""Which package may import which: the core knows nothing of the web, and nothing imports upward or in a circle."""
+"""Import layers: the core imports no web packages, and no part imports upward or in a cycle."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FORBIDDEN = {
     "uvicorn",
 }
 
-# Low to high. A part is a folder or a module right below the package; the package's own ``__init__`` is called by the
-# package's name. A part may import those of its own layer and of the layers before it. New parts must be put in.
+# Low to high. A part is a folder or module directly below the package; the package's ``__init__`` is listed by the
+# package's name. A part may import parts of its own layer and of lower layers. Every new part must be added.
 LAYERS: dict[str, list[set[str]]] = {
     "bco_core": [
         {
@@ -100,7 +100,7 @@ def modules() -> dict[str, Path]:
     return names
 
 
-def test_the_core_names_no_web_validation_or_database_package() -> None:
+def test_the_core_imports_no_web_validation_or_database_package() -> None:
     imports = {name: set(imported_packages(path.read_text())) for name, path in modules().items()}
     assert "torch" in imports["bco_core.distributions"]
     assert {name: packages & FORBIDDEN for name, packages in imports.items() if packages & FORBIDDEN} == {}
@@ -118,13 +118,13 @@ def test_loading_the_whole_core_loads_no_web_validation_or_database_package() ->
 
 
 def parts_imported(package: str, path: Path, part: str) -> Iterator[str]:
-    """The parts of a package that one of its files imports, in functions and for type checks too."""
+    """Return the parts of a package that one of its files imports, also in functions and for type checking."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            # ``from app import logs`` imports a part; ``from app.db import tables`` is about one.
+            # ``from app import logs`` imports a part; ``from app.db import tables`` imports from one.
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -144,7 +144,7 @@ def path_of(package: str) -> Path:
 
 
 def imports_between_parts(package: str) -> dict[str, dict[str, set[str]]]:
-    """For each part of a package, the parts it imports, and the files that do."""
+    """Return, for each part of a package, the parts it imports and the importing files."""
     found: dict[str, dict[str, set[str]]] = {}
     for path in sorted(path_of(package).rglob("*.py")):
         inside = path.relative_to(path_of(package)).with_suffix("")
@@ -176,7 +176,7 @@ def test_nothing_imports_upward(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", LAYERS)
-def test_no_two_parts_import_each_other_even_in_a_roundabout_way(package: str) -> None:
+def test_parts_have_no_import_cycles(package: str) -> None:
     graph = {part: set(imported) for part, imported in imports_between_parts(package).items()}
     assert len(graph) >= 10
     try:
@@ -185,7 +185,7 @@ def test_no_two_parts_import_each_other_even_in_a_roundabout_way(package: str) -
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_the_test_sees_imports_in_functions_and_for_type_checks() -> None:
+def test_imports_in_functions_and_for_type_checking_are_found() -> None:
     found = imports_between_parts("app")
     assert "commands/keys" in found["commands"]["keys"]
     assert "main" in found["commands"]

@@ -1,3 +1,5 @@
+"""Policies: BCP, averaged, blended, MAP and Thompson decisions over weighted scenarios."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,6 +11,7 @@ from bco_core.policies import POLICIES, Terms, decide
 from bco_core.problems.base import Prescription, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.scenarios import Scenarios
+from tests.support.seeds import seeded
 
 PROBLEM = Newsvendor.from_spec(
     {
@@ -22,20 +25,16 @@ PROBLEM = Newsvendor.from_spec(
 seeds = st.integers(0, 2**32 - 1)
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_scenarios(seed: int, contexts: int = 4, atoms: int = 9) -> Scenarios:
-    draw = generator(seed)
+    draw = seeded(seed)
     outcomes = 8 + 6 * torch.randn(contexts, atoms, 2, generator=draw, dtype=torch.float64)
     weights = torch.rand(atoms, generator=draw, dtype=torch.float64)
     mode = 8 + 6 * torch.randn(contexts, 2, generator=draw, dtype=torch.float64)
     return Scenarios(outcomes, weights / weights.sum(), mode)
 
 
-def decided(policy: str, scenarios: Scenarios, seed: int = 0, alpha: float = 0.5) -> Prescription:
-    return decide(PROBLEM, scenarios, policy, Terms(generator(seed), alpha=alpha))
+def decide_by(policy: str, scenarios: Scenarios, seed: int = 0, alpha: float = 0.5) -> Prescription:
+    return decide(PROBLEM, scenarios, policy, Terms(seeded(seed), alpha=alpha))
 
 
 def plain_expected_cost(scenarios: Scenarios, context: int, decision: list[float]) -> float:
@@ -49,7 +48,7 @@ def plain_expected_cost(scenarios: Scenarios, context: int, decision: list[float
 @given(seed=seeds)
 def test_bcp_is_the_weighted_quantile_for_newsvendor(seed: int) -> None:
     scenarios = make_scenarios(seed)
-    decisions = decided("bcp", scenarios).decisions
+    decisions = decide_by("bcp", scenarios).decisions
     for context, decision in enumerate(decisions.tolist()):
         for item, level in enumerate((0.75, 0.2)):
             values = scenarios.outcomes[context, :, item]
@@ -59,9 +58,9 @@ def test_bcp_is_the_weighted_quantile_for_newsvendor(seed: int) -> None:
 
 
 @given(seed=seeds)
-def test_bcp_is_what_the_problem_prescribes(seed: int) -> None:
+def test_bcp_equals_the_problems_prescription(seed: int) -> None:
     scenarios = make_scenarios(seed)
-    ours = decided("bcp", scenarios)
+    ours = decide_by("bcp", scenarios)
     prescribed = PROBLEM.prescribe(scenarios.outcomes, scenarios.weights)
     assert torch.equal(ours.decisions, prescribed.decisions)
     assert torch.equal(ours.objective, prescribed.objective)
@@ -70,24 +69,24 @@ def test_bcp_is_what_the_problem_prescribes(seed: int) -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_objective_is_the_expected_cost_over_the_scenarios(policy: str) -> None:
     scenarios = make_scenarios(1)
-    prescription = decided(policy, scenarios)
+    prescription = decide_by(policy, scenarios)
     expected = [plain_expected_cost(scenarios, b, z) for b, z in enumerate(prescription.decisions.tolist())]
     assert prescription.objective.tolist() == pytest.approx(expected, rel=1e-12)
     assert prescription.status == [Status.OPTIMAL] * 4
 
 
 @given(seed=seeds)
-def test_no_policy_is_expected_to_cost_less_than_bcp(seed: int) -> None:
+def test_no_policy_has_a_lower_expected_cost_than_bcp(seed: int) -> None:
     scenarios = make_scenarios(seed)
-    objectives = {name: decided(name, scenarios, seed).objective for name in POLICIES}
+    objectives = {name: decide_by(name, scenarios, seed).objective for name in POLICIES}
     for objective in objectives.values():
         assert (objectives["bcp"] <= objective * (1 + 1e-12)).all()
 
 
 @given(seed=seeds)
-def test_the_averaged_decision_is_the_weighted_mean_of_the_draws_decisions(seed: int) -> None:
+def test_averaged_is_the_weighted_mean_of_the_draws_decisions(seed: int) -> None:
     scenarios = make_scenarios(seed)
-    decisions = decided("averaged", scenarios).decisions
+    decisions = decide_by("averaged", scenarios).decisions
     for decision, outcomes in zip(decisions.tolist(), scenarios.outcomes.tolist(), strict=True):
         own = [(min(max(first, 0), 12), second) for first, second in outcomes]
         weights = scenarios.weights.tolist()
@@ -96,10 +95,10 @@ def test_the_averaged_decision_is_the_weighted_mean_of_the_draws_decisions(seed:
 
 
 @given(seed=seeds)
-def test_the_averaged_decision_never_costs_more_than_the_average_draw(seed: int) -> None:
+def test_averaged_never_costs_more_than_the_average_draw(seed: int) -> None:
     scenarios = make_scenarios(seed)
-    averaged = decided("averaged", scenarios).decisions
-    realised = 8 + 10 * torch.randn(50, 1, 2, generator=generator(seed), dtype=torch.float64)
+    averaged = decide_by("averaged", scenarios).decisions
+    realised = 8 + 10 * torch.randn(50, 1, 2, generator=seeded(seed), dtype=torch.float64)
     draws = PROBLEM.cost(PROBLEM.decide(scenarios.outcomes), realised[:, None])
     mean_draw = (draws * scenarios.weights).sum(-1)
     assert (PROBLEM.cost(averaged, realised) <= mean_draw * (1 + 1e-12)).all()
@@ -113,7 +112,7 @@ def test_decisions_of_draws_beyond_an_order_bound_stay_within_it(policy: str, at
     problem = Newsvendor.from_spec({"items": [spec | {"maximum_order": bound}, spec | {"minimum_order": bound}]})
     outcomes = torch.tensor([bound + 5, bound - 5], dtype=torch.float64).repeat(2, atoms, 1)
     weights = torch.full((atoms,), 1 / atoms, dtype=torch.float64)
-    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), policy, Terms(generator(0))).decisions
+    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), policy, Terms(seeded(0))).decisions
     assert problem.feasible(decisions, outcomes[:, 0]).tolist() == [True, True]
 
 
@@ -121,24 +120,24 @@ def test_decisions_of_draws_beyond_an_order_bound_stay_within_it(policy: str, at
 def test_blending_runs_from_the_decision_for_the_mean_prediction_to_bcp(seed: int) -> None:
     scenarios = make_scenarios(seed)
     mean = (scenarios.outcomes * scenarios.weights[:, None]).sum(1)
-    none, all_of_it = (decided("blended", scenarios, alpha=alpha).decisions for alpha in (0.0, 1.0))
+    none, all_of_it = (decide_by("blended", scenarios, alpha=alpha).decisions for alpha in (0.0, 1.0))
     assert torch.allclose(none, PROBLEM.decide(mean), rtol=1e-12, atol=1e-12)
-    assert torch.allclose(all_of_it, decided("bcp", scenarios).decisions, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(all_of_it, decide_by("bcp", scenarios).decisions, rtol=1e-12, atol=1e-12)
 
 
 @given(seed=seeds)
-def test_half_blended_is_bcp_over_predictions_half_way_to_their_mean(seed: int) -> None:
+def test_half_blended_is_bcp_over_predictions_shrunk_halfway_to_the_mean(seed: int) -> None:
     scenarios = make_scenarios(seed)
     mean = (scenarios.outcomes * scenarios.weights[:, None]).sum(1, keepdim=True)
     half_way = PROBLEM.prescribe((mean + scenarios.outcomes) / 2, scenarios.weights).decisions
-    decisions = decided("blended", scenarios).decisions
+    decisions = decide_by("blended", scenarios).decisions
     assert torch.allclose(decisions, half_way, rtol=1e-12, atol=1e-12)
 
 
 @given(seed=seeds)
-def test_map_decides_for_the_mode_alone(seed: int) -> None:
+def test_map_decides_for_the_mode_only(seed: int) -> None:
     scenarios = make_scenarios(seed)
-    decisions = decided("map", scenarios).decisions
+    decisions = decide_by("map", scenarios).decisions
     assert decisions[:, 0].tolist() == [min(max(first, 0), 12) for first in scenarios.mode[:, 0].tolist()]
     assert decisions[:, 1].tolist() == scenarios.mode[:, 1].tolist()
 
@@ -146,14 +145,14 @@ def test_map_decides_for_the_mode_alone(seed: int) -> None:
 @given(seed=seeds)
 def test_thompson_takes_the_decision_of_one_draw_in_each_context(seed: int) -> None:
     scenarios = make_scenarios(seed, contexts=6)
-    decisions = decided("thompson", scenarios, seed).decisions
+    decisions = decide_by("thompson", scenarios, seed).decisions
     for decision, outcomes in zip(decisions.tolist(), scenarios.outcomes.tolist(), strict=True):
         assert decision in [[min(max(first, 0), 12), second] for first, second in outcomes]
 
 
 def test_thompson_is_reproduced_by_its_seed_and_differs_for_another() -> None:
     scenarios = make_scenarios(0, contexts=20)
-    first, again, other = (decided("thompson", scenarios, seed).decisions for seed in (1, 1, 2))
+    first, again, other = (decide_by("thompson", scenarios, seed).decisions for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -162,7 +161,7 @@ def test_thompson_draws_afresh_for_each_context_in_proportion_to_the_weights() -
     outcomes = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(20_000, 1, 1)
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
-    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(generator(0))).decisions
+    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(seeded(0))).decisions
     shares = torch.bincount(decisions.flatten().long(), minlength=3) / 20_000
     assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.015)
 
@@ -171,7 +170,7 @@ def test_thompson_never_takes_a_draw_without_weight() -> None:
     outcomes = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).repeat(1000, 1, 1)
     weights = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     problem = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 1}]})
-    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(generator(0))).decisions
+    decisions = decide(problem, Scenarios(outcomes, weights, outcomes[:, 0]), "thompson", Terms(seeded(0))).decisions
     assert decisions.unique().tolist() == [1]
 
 
@@ -182,12 +181,12 @@ def test_policies_agree_when_all_draws_are_equal(seed: int, atoms: int) -> None:
         certain[:, None].expand(-1, atoms, -1), torch.full((atoms,), 1 / atoms, dtype=torch.float64), certain
     )
     for policy in POLICIES:
-        decisions = decided(policy, scenarios).decisions
+        decisions = decide_by(policy, scenarios).decisions
         assert torch.allclose(decisions, PROBLEM.decide(certain), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_contexts_give_no_decisions(policy: str) -> None:
-    prescription = decided(policy, make_scenarios(0, contexts=0))
+    prescription = decide_by(policy, make_scenarios(0, contexts=0))
     assert prescription.decisions.shape == (0, 2)
     assert prescription.status == []

@@ -1,3 +1,5 @@
+"""Stored posteriors: round trip, digest, particles, fresh draws and scenarios."""
+
 from __future__ import annotations
 
 import json
@@ -17,6 +19,7 @@ from bco_core.policies import POLICIES, Terms, decide
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import build_predictor
 from bco_core.problems.newsvendor import Newsvendor
+from tests.support.seeds import seeded
 
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}] * 2})
 ARRAYS = [
@@ -31,21 +34,17 @@ ARRAYS = [
 ]
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_contexts(rows: int = 12) -> Tensor:
-    return 5 + 3 * torch.randn(rows, 3, generator=generator(0), dtype=torch.float64)
+    return 5 + 3 * torch.randn(rows, 3, generator=seeded(0), dtype=torch.float64)
 
 
 def make_posterior(family: str = "laplace", seed: int = 7) -> Posterior:
-    outcomes = 100 + 10 * torch.randn(12, 2, generator=generator(1), dtype=torch.float64)
+    outcomes = 100 + 10 * torch.randn(12, 2, generator=seeded(1), dtype=torch.float64)
     predictor = build_predictor("mlp", Sample(make_contexts(), outcomes), (6,))
-    loc = torch.randn(3, predictor.dim, generator=generator(2))
-    scale = 0.1 + torch.rand(3, predictor.dim, generator=generator(3))
+    loc = torch.randn(3, predictor.dim, generator=seeded(2))
+    scale = 0.1 + torch.rand(3, predictor.dim, generator=seeded(3))
     mixture = Mixture(FAMILIES[family], torch.tensor([0.5, 0.3, 0.2]), loc, scale)
-    return Posterior(predictor, mixture, mixture.sample(40, generator(seed)), seed)
+    return Posterior(predictor, mixture, mixture.sample(40, seeded(seed)), seed)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -58,7 +57,7 @@ def test_a_restored_posterior_prescribes_bit_identically(
     description, arrays = posterior.to_arrays()
     restored = Posterior.from_arrays(json.loads(json.dumps(description)), arrays)
     first, second = (
-        decide(PROBLEM, p.scenarios(make_contexts(), p.draws(count, seed)), policy, Terms(generator(5)))
+        decide(PROBLEM, p.scenarios(make_contexts(), p.draws(count, seed)), policy, Terms(seeded(5)))
         for p in (posterior, restored)
     )
     assert torch.equal(first.decisions, second.decisions)
@@ -116,7 +115,7 @@ def test_stored_particles_are_used_first() -> None:
     assert torch.equal(posterior.draws(9), posterior.particles[:9])
 
 
-def test_a_seed_makes_fresh_draws_that_it_reproduces() -> None:
+def test_a_seed_gives_fresh_reproducible_draws() -> None:
     posterior = make_posterior()
     first, again, other = posterior.draws(10, seed=1), posterior.draws(10, seed=1), posterior.draws(10, seed=2)
     assert first.shape == (10, posterior.predictor.dim)
@@ -130,7 +129,7 @@ def test_the_posteriors_own_seed_reproduces_its_particles() -> None:
     assert torch.equal(posterior.draws(seed=7), posterior.particles)
 
 
-def test_more_draws_than_stored_are_made_afresh_from_the_posteriors_seed() -> None:
+def test_more_draws_than_stored_come_fresh_from_the_posteriors_seed() -> None:
     posterior = make_posterior()
     more = posterior.draws(100)
     assert more.shape == (100, posterior.predictor.dim)
@@ -151,19 +150,19 @@ def test_scenarios_are_the_predictions_of_each_draw_and_of_the_mode() -> None:
     assert torch.allclose(scenarios.mode, mode, rtol=1e-6)
 
 
-def test_particles_that_do_not_fit_the_predictor_are_refused() -> None:
+def test_particles_of_the_wrong_length_are_refused() -> None:
     posterior = make_posterior()
     with pytest.raises(InvalidInput, match=f"particles do not fit a predictor of {posterior.predictor.dim} parameters"):
         replace(posterior, particles=torch.zeros(40, 3))
 
 
 @pytest.mark.parametrize("shape", [(40,), (2, 40, 38)])
-def test_particles_that_are_no_table_are_refused(shape: tuple[int, ...]) -> None:
+def test_particles_must_be_two_dimensional(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match="particles are a table of parameter vectors"):
         replace(make_posterior(), particles=torch.zeros(shape))
 
 
-def test_locations_that_do_not_fit_the_predictor_are_refused() -> None:
+def test_locations_of_the_wrong_length_are_refused() -> None:
     posterior = make_posterior()
     narrow = Mixture(FAMILIES["laplace"], torch.ones(1), torch.zeros(1, 4), torch.ones(1, 4))
     with pytest.raises(InvalidInput, match=f"locations do not fit a predictor of {posterior.predictor.dim} parameters"):

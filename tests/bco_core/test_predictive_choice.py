@@ -1,4 +1,4 @@
-"""Scores against their definitions, an integral and a double loop; the carrier that they choose."""
+"""Choice of the predictive carrier: CRPS and energy score against their definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bco_core.calibration import calibrate
 from bco_core.predictive import History, predictive_scenarios
 from bco_core.predictive_choice import choose_carrier, crps, energy_score, score
 from bco_core.problems.base import DecisionProblem
-from tests.support.predictive_history import Array, left_out, make_history
+from tests.support.predictive_history import Array, leave_one_out, make_history
 
 
 def weighted_atoms(seed: int, count: int) -> tuple[Array, Array, float]:
@@ -41,7 +41,7 @@ def test_crps_is_the_integral_of_the_squared_distance_between_distributions(seed
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_crps_of_many_rows_is_that_of_each(seed: int) -> None:
+def test_crps_of_many_rows_equals_each_rows_crps(seed: int) -> None:
     rows = [weighted_atoms(10 * seed + number, 9) for number in range(4)]
     atoms, shares, truth = (torch.from_numpy(np.array(part)) for part in zip(*rows, strict=True))
     each = [crps(atoms[i : i + 1], shares[i : i + 1], truth[i : i + 1]).item() for i in range(4)]
@@ -49,13 +49,13 @@ def test_crps_of_many_rows_is_that_of_each(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "items"), [(1, 2), (2, 1), (12, 3)])
-def test_the_energy_score_is_its_double_loop(count: int, items: int) -> None:
+def test_the_energy_score_equals_its_double_loop(count: int, items: int) -> None:
     rng = np.random.default_rng(count)
     atoms, truth = rng.normal(size=(4, count, items)), rng.normal(size=(4, items))
     expected = []
     for points, outcome in zip(atoms, truth, strict=True):
         near = sum(math.dist(point, outcome) for point in points) / count
-        # Each of the pairs of different atoms, so that the score is fair to few atoms.
+        # Only pairs of different atoms, so that the score is unbiased for few atoms.
         between = [math.dist(points[i], points[j]) for i in range(count) for j in range(count) if i != j]
         expected.append(near - 0.5 * (sum(between) / len(between) if between else 0.0))
     found = energy_score(torch.from_numpy(atoms), torch.from_numpy(truth))
@@ -63,11 +63,11 @@ def test_the_energy_score_is_its_double_loop(count: int, items: int) -> None:
 
 
 @pytest.mark.parametrize(("carry", "bandwidth"), [("shift", None), ("shift", 0.3), ("keep", 0.2)])
-def test_a_rows_score_is_the_crps_of_what_other_rows_say(carry: str, bandwidth: float | None) -> None:
+def test_a_rows_score_is_the_crps_of_its_leave_one_out_scenarios(carry: str, bandwidth: float | None) -> None:
     history, features = make_history(1, carry, bandwidth)
     expected = []
     for row in range(len(history)):
-        atoms, shares = left_out(history, row)
+        atoms, shares = leave_one_out(history, row)
         truth, flat = history.outcomes[row, 0].item(), atoms[:, 0]
         pairs = np.abs(flat[:, None] - flat[None]) * shares[:, None] * shares[None]
         expected.append(((np.abs(flat - truth) * shares).sum() - 0.5 * pairs.sum()) / history.spread.item())
@@ -76,7 +76,7 @@ def test_a_rows_score_is_the_crps_of_what_other_rows_say(carry: str, bandwidth: 
     assert calibrate(history, features).score == pytest.approx(float(np.mean(expected)))
 
 
-# which carrier is chosen
+# the chosen carrier
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -93,18 +93,18 @@ def test_the_carrier_that_fits_the_noise_is_chosen(noise: str, carry: str, seed:
     outcomes = {
         "by level": level * (1 + 0.2 * xi.clamp(-3, 3)),
         "by context": level + 5 * (features[:, 1:]).exp() * xi,
-        # Two modes, of which the prediction tells the share and not the place.
+        # Two modes: the prediction determines their shares, not their locations.
         "unpredicted": torch.where(xi < 0.5 * features[:, :1], 160.0, 40.0).double(),
     }[noise]
     unit = torch.ones(1, dtype=torch.float64)
-    # The features do not tell the level: a spread that grows with it is not one that grows with them.
+    # The features do not determine the level, so a spread that grows with the level does not grow with them.
     chosen = choose_carrier(level, outcomes, outcomes.std(dim=0), features[:, 1:], unit)
     assert chosen.history.carrier.carry == carry
     assert [row["carry"] for row in chosen.table if row["chosen"]] == [carry]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_even_noise_is_promised_evenly(seed: int) -> None:
+def test_homoscedastic_noise_gives_homoscedastic_scenarios(seed: int) -> None:
     features, xi = normal(600, 2, seed=seed), normal(600, 1, seed=seed + 50)
     level = 100 + 30 * features[:, :1].clamp(-2.5, 2.5)
     outcomes = level + 10 * xi
@@ -115,7 +115,7 @@ def test_even_noise_is_promised_evenly(seed: int) -> None:
     assert atoms.std(dim=1).tolist() == pytest.approx([10.0] * 3, rel=0.15)
 
 
-def test_rows_are_kept_with_their_own_predictions_in_the_order_told() -> None:
+def test_history_rows_keep_their_own_predictions_in_order() -> None:
     features, predictions = normal(80, 2), normal(80, 2, seed=1)
     outcomes = predictions + normal(80, 2, seed=2)
     shrink = torch.tensor([0.8, 0.7], dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_rows_are_kept_with_their_own_predictions_in_the_order_told() -> None:
     assert torch.equal(chosen.history.carrier.shrink, shrink)
 
 
-def test_a_judged_score_does_not_depend_on_its_own_row() -> None:
+def test_a_rows_score_uses_only_the_other_rows_as_scenarios() -> None:
     history, features = make_history(1, "keep", 0.3)
     rows = torch.tensor([5])
     outcomes = history.outcomes.clone()
@@ -137,8 +137,8 @@ def test_a_judged_score_does_not_depend_on_its_own_row() -> None:
     assert near < 10
 
 
-def test_few_rows_of_even_noise_are_seldom_carried_in_another_way() -> None:
-    """What looks better on some sixty rows by one standard error is chance more often than not."""
+def test_few_rows_of_homoscedastic_noise_seldom_choose_another_carrier() -> None:
+    """On some sixty rows, an improvement of one standard error is usually chance."""
     plain = 0
     for seed in range(20):
         draw = torch.Generator().manual_seed(seed)
@@ -151,8 +151,8 @@ def test_few_rows_of_even_noise_are_seldom_carried_in_another_way() -> None:
     assert plain >= 15
 
 
-def test_what_the_decision_depends_on_is_told_well_even_where_all_else_is_noise() -> None:
-    """Eleven outcomes are noise. The last is calm or wild by its prediction, and is all that the cost depends on."""
+def test_the_choice_favours_the_outcome_that_decides_the_cost() -> None:
+    """Eleven outcomes are noise. The cost depends only on the last, whose spread depends on its prediction."""
     draw = torch.Generator().manual_seed(5)
     level = torch.rand(400, 1, dtype=torch.float64, generator=draw)
     noise = torch.randn(400, 11, dtype=torch.float64, generator=draw)
@@ -171,7 +171,7 @@ def test_what_the_decision_depends_on_is_told_well_even_where_all_else_is_noise(
     choose_carrier(predictions[:, -1:], few[0], few[1], features, few[1], cast(DecisionProblem, one))
 
 
-def test_costs_that_no_outcome_changes_choose_nothing() -> None:
+def test_constant_costs_do_not_affect_the_choice() -> None:
     draw = torch.Generator().manual_seed(6)
     predictions, noise = torch.randn(2, 80, 2, dtype=torch.float64, generator=draw)
     unit = torch.ones(2, dtype=torch.float64)
@@ -183,8 +183,8 @@ def test_costs_that_no_outcome_changes_choose_nothing() -> None:
     assert found[0] == found[1]
 
 
-def test_a_bandwidth_is_sharpened_by_what_averaging_gains() -> None:
-    """Half of the squared distance between two noisy predictions is the query's, which averaging leaves shrink² of."""
+def test_averaging_predictions_sharpens_the_bandwidth() -> None:
+    """Half of the squared distance between two noisy predictions is the query's; averaging leaves shrink² of it."""
     draw = torch.Generator().manual_seed(5)
     level = torch.rand(300, 1, dtype=torch.float64, generator=draw)
     outcomes = torch.where(level > 0.5, 10.0, 1.0) * torch.randn(300, 1, dtype=torch.float64, generator=draw).abs()

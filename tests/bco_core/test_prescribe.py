@@ -1,4 +1,4 @@
-"""The front door of deciding, against what numpy says of the same draws, rows and costs."""
+"""`prescribe` against numpy over the same draws, rows and costs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from bco_core.problems.base import EXPECTATION, Prescription, Risk, Status
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.portfolio.return_constrained import ReturnConstrainedPortfolio
 from bco_core.problems.registry import build_problem
+from tests.support.seeds import seeded
 
 # The package exports the function of the same name.
 front_door = import_module("bco_core.prescribe")
@@ -49,12 +50,8 @@ PROBLEM = Newsvendor.from_spec(
 CONTEXTS = 5 + 3 * torch.randn(7, 3, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_posterior(level: float = 100.0, spread: float = 10.0, outcome_dim: int = 2) -> Posterior:
-    """A linear model of three members, 40 particles and 60 rows of history, drawn and not learned."""
+    """Draw a linear model with three members, 40 particles and 60 rows of history, without learning."""
     contexts = 5 + 3 * torch.randn(60, 3, generator=seeded(0), dtype=torch.float64)
     outcomes = level + spread * torch.randn(60, outcome_dim, generator=seeded(1), dtype=torch.float64)
     predictor = build_predictor("linear", Sample(contexts, outcomes))
@@ -71,8 +68,8 @@ def make_posterior(level: float = 100.0, spread: float = 10.0, outcome_dim: int 
 POSTERIOR = make_posterior()
 
 
-def predicted(posterior: Posterior, theta: Tensor, contexts: Tensor = CONTEXTS) -> Array:
-    """Predictions (B, K, d_y) of a linear model, from its own definition."""
+def predict_linear(posterior: Posterior, theta: Tensor, contexts: Tensor = CONTEXTS) -> Array:
+    """Return predictions (B, K, d_y) of a linear model by its definition."""
     width, outcome_dim = posterior.predictor.widths
     arrays = {name: values.astype(float) for name, values in posterior.to_arrays()[1].items()}
     unit = (contexts.numpy() - arrays["context_mean"]) / arrays["context_scale"]
@@ -94,7 +91,7 @@ def atoms_of(posterior: Posterior, predictions: Array, count: int, contexts: Ten
 
 
 def plain_quantiles(costs: Array, level: float) -> Array:
-    """The least cost that is not exceeded with this probability, of equally likely costs (B, K)."""
+    """Return the smallest cost whose cumulative probability reaches ``level``, for equally likely costs (B, K)."""
     count = costs.shape[1]
     return np.sort(costs, axis=1)[:, max(math.ceil(level * count - 1e-9), 1) - 1]
 
@@ -115,20 +112,20 @@ def test_a_decision_hedges_over_posterior_draws(policy: str, scenarios: int, see
     found = prescribe(POSTERIOR, PROBLEM, CONTEXTS, options)
     stored = seed is None and scenarios <= 40
     theta = POSTERIOR.particles[:scenarios] if stored else POSTERIOR.distribution.sample(scenarios, seeded(seed or 7))
-    expected = plain_decisions(policy, predicted(POSTERIOR, theta), 0.3)
+    expected = plain_decisions(policy, predict_linear(POSTERIOR, theta), 0.3)
     np.testing.assert_allclose(found.decisions.numpy(), expected, rtol=1e-5)
     assert found.status == [Status.OPTIMAL] * 7
 
 
 @pytest.mark.parametrize("policy", [None, "averaged", "bcp", "predictive", "map", "thompson"])
-def test_alpha_is_refused_where_it_would_be_ignored(policy: str | None) -> None:
+def test_alpha_is_refused_for_policies_that_ignore_it(policy: str | None) -> None:
     with pytest.raises(InvalidInput, match="blended") as refused:
         PrescribeOptions(policy, alpha=0.5)
     assert refused.value.where == ("alpha",)
 
 
-def test_thompson_takes_the_decision_of_one_draw_and_its_seed_decides_which() -> None:
-    each = predicted(POSTERIOR, POSTERIOR.particles).clip(LOW, HIGH)
+def test_thompson_takes_one_draws_decision_chosen_by_its_seed() -> None:
+    each = predict_linear(POSTERIOR, POSTERIOR.particles).clip(LOW, HIGH)
     found, again, other = (
         prescribe(POSTERIOR, PROBLEM, CONTEXTS, PrescribeOptions("thompson", scenarios=40, seed=seed), theta)
         for seed, theta in ((1, POSTERIOR.particles), (1, POSTERIOR.particles), (2, POSTERIOR.particles))
@@ -141,9 +138,9 @@ def test_thompson_takes_the_decision_of_one_draw_and_its_seed_decides_which() ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("costs_over", ["predictive", "posterior"])
-def test_costs_are_those_of_the_decision_over_the_scenarios_asked_for(policy: str, costs_over: str) -> None:
+def test_costs_are_over_the_requested_scenarios(policy: str, costs_over: str) -> None:
     found = prescribe(POSTERIOR, PROBLEM, CONTEXTS, PrescribeOptions(policy, scenarios=40, costs_over=costs_over))
-    predictions = predicted(POSTERIOR, POSTERIOR.particles)
+    predictions = predict_linear(POSTERIOR, POSTERIOR.particles)
     atoms = predictions if costs_over == "posterior" else atoms_of(POSTERIOR, predictions, 40)
     costs = plain_cost(found.decisions.numpy()[:, None], atoms)
     np.testing.assert_allclose(found.costs.mean, costs.mean(axis=1), rtol=1e-4)
@@ -159,12 +156,14 @@ def test_without_a_history_costs_are_over_posterior_draws() -> None:
     assert torch.equal(prescribe(bare, PROBLEM, CONTEXTS).costs.mean, posterior_costs.mean)
 
 
-def test_the_alternative_is_the_decision_of_the_mode_under_the_same_scenarios() -> None:
+def test_the_map_alternative_is_costed_over_the_same_scenarios() -> None:
     found = prescribe(POSTERIOR, PROBLEM, CONTEXTS, PrescribeOptions("bcp", scenarios=40))
     assert isinstance(POSTERIOR.distribution, Mixture)
-    mode = predicted(POSTERIOR, POSTERIOR.distribution.loc[1:2])[:, 0].clip(LOW, HIGH)
+    mode = predict_linear(POSTERIOR, POSTERIOR.distribution.loc[1:2])[:, 0].clip(LOW, HIGH)
     np.testing.assert_allclose(found.map_decisions, mode, rtol=1e-5)
-    costs = plain_cost(mode[:, None], atoms_of(POSTERIOR, predicted(POSTERIOR, POSTERIOR.particles), 40)).mean(axis=1)
+    costs = plain_cost(mode[:, None], atoms_of(POSTERIOR, predict_linear(POSTERIOR, POSTERIOR.particles), 40)).mean(
+        axis=1
+    )
     np.testing.assert_allclose(found.map_costs, costs, rtol=1e-4)
     np.testing.assert_allclose(found.hedging_gain, costs - found.costs.mean.numpy(), atol=1e-3)
 
@@ -180,7 +179,7 @@ def assert_same(first: PrescribeResult, second: PrescribeResult) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("contexts_at_once", [1, 3])
-def test_chunks_make_no_difference(policy: str, contexts_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_results(policy: str, contexts_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = PrescribeOptions(policy, scenarios=20)
     whole = prescribe(POSTERIOR, PROBLEM, CONTEXTS, options)
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", contexts_at_once * 20 * 2)
@@ -188,7 +187,7 @@ def test_chunks_make_no_difference(policy: str, contexts_at_once: int, monkeypat
 
 
 @pytest.mark.parametrize("seed", [None, 11])
-def test_draws_given_are_as_good_as_draws_made(seed: int | None) -> None:
+def test_given_draws_equal_the_posteriors_own_draws(seed: int | None) -> None:
     options = PrescribeOptions("bcp", scenarios=50, seed=seed)
     kept = POSTERIOR.draws(50, seed)
     assert_same(
@@ -196,14 +195,14 @@ def test_draws_given_are_as_good_as_draws_made(seed: int | None) -> None:
     )
 
 
-def test_decisions_alone_are_those_of_the_whole_answer() -> None:
+def test_decisions_equal_those_of_the_full_prescription() -> None:
     for policy in POLICIES:
         options = PrescribeOptions(policy, scenarios=30, seed=2)
         alone = decisions(POSTERIOR, PROBLEM, CONTEXTS, options)
         torch.testing.assert_close(alone, prescribe(POSTERIOR, PROBLEM, CONTEXTS, options).decisions)
 
 
-def test_certain_constraints_have_no_feasibility_to_tell() -> None:
+def test_certain_constraints_report_no_feasibility() -> None:
     assert prescribe(POSTERIOR, PROBLEM, CONTEXTS).feasibility.isnan().all()
 
 
@@ -212,7 +211,7 @@ def test_certain_constraints_have_no_feasibility_to_tell() -> None:
 
 @dataclass
 class Recorder:
-    """A newsvendor that keeps what its ``prescribe`` is asked."""
+    """A newsvendor that records the arguments of ``prescribe``."""
 
     asked: list[tuple[Tensor, Risk, float | None]] = field(default_factory=list)
 
@@ -231,18 +230,18 @@ class Recorder:
 
 
 @pytest.mark.parametrize("risk", [None, Risk(0.5, 0.9)])
-def test_only_a_risk_is_hedged_over_predictive_scenarios(risk: Risk | None) -> None:
+def test_only_a_risk_measure_is_hedged_over_predictive_scenarios(risk: Risk | None) -> None:
     recorder = Recorder()
     prescribe(POSTERIOR, recorder, CONTEXTS, PrescribeOptions("bcp", scenarios=40, risk=risk))
     ((outcomes, asked, time_limit_seconds),) = recorder.asked
-    predictions = predicted(POSTERIOR, POSTERIOR.particles)
+    predictions = predict_linear(POSTERIOR, POSTERIOR.particles)
     expected = predictions if risk is None else atoms_of(POSTERIOR, predictions, 40)
     np.testing.assert_allclose(outcomes, expected, rtol=1e-5)
     assert asked == (risk or EXPECTATION)
     assert time_limit_seconds is None
 
 
-def test_the_decision_for_a_risk_is_the_one_of_least_cvar_over_predictive_scenarios() -> None:
+def test_the_risk_decision_minimises_cvar_over_predictive_scenarios() -> None:
     problem = build_problem(
         {
             "kind": "two_stage_linear",
@@ -265,7 +264,7 @@ def test_the_decision_for_a_risk_is_the_one_of_least_cvar_over_predictive_scenar
     options = PrescribeOptions(scenarios=40, risk=Risk(weight, level))
     assert options.chosen_policy == "bcp"
     found = prescribe(posterior, problem, CONTEXTS[:3], options).decisions[:, 0].tolist()
-    atoms = atoms_of(posterior, predicted(posterior, posterior.particles, CONTEXTS[:3]), 40, CONTEXTS[:3])[:, :, 0]
+    atoms = atoms_of(posterior, predict_linear(posterior, posterior.particles, CONTEXTS[:3]), 40, CONTEXTS[:3])[:, :, 0]
     tail = round(40 * (1 - level))
     for decision, demand in zip(found, atoms, strict=True):
 
@@ -296,17 +295,17 @@ RETURNS = make_posterior(level=0.1, spread=0.02, outcome_dim=3)
 
 
 @pytest.mark.parametrize("costs_over", ["predictive", "posterior"])
-def test_feasibility_is_the_share_of_the_cost_scenarios_that_keep_the_constraint(costs_over: str) -> None:
+def test_feasibility_is_the_share_of_cost_scenarios_that_meet_the_constraint(costs_over: str) -> None:
     options = PrescribeOptions("bcp", scenarios=40, costs_over=costs_over)
     found = prescribe(RETURNS, portfolio(0.08), CONTEXTS, options)
-    predictions = predicted(RETURNS, RETURNS.particles)
+    predictions = predict_linear(RETURNS, RETURNS.particles)
     atoms = predictions if costs_over == "posterior" else atoms_of(RETURNS, predictions, 40)
     kept = ((found.decisions.numpy()[:, None] * atoms).sum(-1) >= 0.08 - 1e-9).mean(axis=1)
     np.testing.assert_allclose(found.feasibility, kept, atol=1e-9)
     assert 0 < kept.min() < 1
 
 
-def test_an_infeasible_decision_is_hidden_with_its_costs_and_the_reason_is_told() -> None:
+def test_an_infeasible_decision_and_its_costs_are_hidden_with_a_reason() -> None:
     found = prescribe(RETURNS, portfolio(0.5), CONTEXTS, PrescribeOptions("bcp", scenarios=40))
     assert found.status == [Status.INFEASIBLE] * 7
     assert all("no portfolio returns 0.5" in reason for reason in found.reasons)
@@ -316,7 +315,7 @@ def test_an_infeasible_decision_is_hidden_with_its_costs_and_the_reason_is_told(
     assert found.map_costs.isfinite().all()
 
 
-def test_only_what_is_infeasible_is_hidden() -> None:
+def test_only_infeasible_decisions_are_hidden() -> None:
     found = prescribe(RETURNS, portfolio(0.09), CONTEXTS, PrescribeOptions("bcp", scenarios=40))
     hidden = [status == Status.INFEASIBLE for status in found.status]
     assert 0 < sum(hidden) < 7
@@ -324,7 +323,7 @@ def test_only_what_is_infeasible_is_hidden() -> None:
     assert found.costs.mean.isnan().tolist() == hidden
 
 
-def test_a_best_effort_is_shown_where_it_was_asked_for_and_where_only_decisions_are() -> None:
+def test_a_best_effort_is_shown_on_request_and_by_decisions() -> None:
     options = PrescribeOptions("bcp", scenarios=40)
     effort = prescribe(RETURNS, portfolio(0.5, "best_effort"), CONTEXTS, options)
     assert effort.status == [Status.BEST_EFFORT] * 7
@@ -335,7 +334,7 @@ def test_a_best_effort_is_shown_where_it_was_asked_for_and_where_only_decisions_
 
 @dataclass
 class Careless:
-    """A portfolio of three equal parts that calls itself optimal, whatever is asked."""
+    """An equal-weight portfolio that always claims to be optimal."""
 
     problem: ReturnConstrainedPortfolio
 
@@ -355,14 +354,15 @@ class Careless:
 
 @pytest.mark.parametrize("costs_over", ["predictive", "posterior"])
 @pytest.mark.parametrize("target", [0.02, 0.09, 0.0985, 0.12])
-def test_a_decision_that_breaks_its_constraints_too_often_is_not_called_optimal(target: float, costs_over: str) -> None:
+def test_a_decision_that_breaks_its_constraints_too_often_is_not_optimal(target: float, costs_over: str) -> None:
     options = PrescribeOptions("bcp", scenarios=40, costs_over=costs_over)
     found = prescribe(RETURNS, Careless(portfolio(target)), CONTEXTS, options)
-    predictions = predicted(RETURNS, RETURNS.particles)
+    predictions = predict_linear(RETURNS, RETURNS.particles)
     atoms = predictions if costs_over == "posterior" else atoms_of(RETURNS, predictions, 40)
     earned = atoms.mean(axis=2)
     kept = (earned >= target - 1e-9).mean(axis=1)
-    # Two standard errors of a share of 0.8 in 40 scenarios would be 0.13: a fiftieth counts instead, and another one.
+    # Two standard errors of a share of 0.8 in 40 scenarios would be 0.13; the tolerance is a fiftieth instead, plus one
+    # more.
     broken = (kept < 0.8 - 0.04) | (earned.mean(axis=1) < target)
     assert found.status == [Status.BEST_EFFORT if one else Status.OPTIMAL for one in broken]
     for one, share, reason in zip(broken, kept, found.reasons, strict=True):
@@ -377,7 +377,7 @@ def test_a_decision_that_breaks_its_constraints_too_often_is_not_called_optimal(
 
 @dataclass
 class Slow(Recorder):
-    """The same, a tenth of a second a call."""
+    """A careless portfolio that takes a tenth of a second per call."""
 
     def prescribe(
         self, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION, time_limit_seconds: float | None = None
@@ -386,7 +386,7 @@ class Slow(Recorder):
         return super().prescribe(outcomes, weights, risk, time_limit_seconds)
 
 
-def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prescribe_gives_up_at_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
     slow, many = Slow(), CONTEXTS[:1].expand(1000, -1)
     began = time.monotonic()
@@ -396,7 +396,7 @@ def test_deciding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert 1 <= len(slow.asked) <= 3
 
 
-def test_solvers_get_the_remaining_seconds_and_late_contexts_no_decision(
+def test_solvers_get_the_remaining_time_and_late_contexts_no_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
@@ -413,14 +413,14 @@ def test_solvers_get_the_remaining_seconds_and_late_contexts_no_decision(
     assert found.reasons[-1] == "the time limit passed before this context was reached; there is no decision"
 
 
-def test_an_outer_deadline_holds_for_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outer_deadline_covers_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "_CHUNK_NUMBERS", 1)
     many = CONTEXTS[:1].expand(1000, -1)
     with deadline.until(time.monotonic() + 0.15), pytest.raises(OutOfTime, match="the allowed time passed"):
         prescribe(POSTERIOR, Slow(), many, PrescribeOptions("bcp"))
 
 
-# what is refused
+# refused input
 
 
 @pytest.mark.parametrize(
@@ -441,19 +441,19 @@ def test_an_outer_deadline_holds_for_the_whole_call(monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused_at_its_field(asked: dict[str, Any], where: str, words: str) -> None:
+def test_invalid_options_are_refused_at_their_field(asked: dict[str, Any], where: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as refusal:
         PrescribeOptions(**asked)
     assert refusal.value.where == (where,)
 
 
-def test_averaged_is_the_default_and_bcp_where_there_is_a_risk() -> None:
+def test_averaged_is_the_default_policy_and_bcp_with_a_risk_measure() -> None:
     assert PrescribeOptions().chosen_policy == "averaged"
     assert PrescribeOptions(risk=Risk(0.5)).chosen_policy == "bcp"
     assert PrescribeOptions("blended", risk=Risk(0.5)).chosen_policy == "blended"
 
 
-def test_a_context_beyond_all_prediction_is_refused() -> None:
+def test_a_context_with_a_non_finite_prediction_is_refused() -> None:
     far = torch.cat([CONTEXTS[:2], torch.full((1, 3), 1e99, dtype=torch.float64)])
     with pytest.raises(InvalidInput, match="so far from the history that no prediction is possible") as refusal:
         prescribe(POSTERIOR, PROBLEM, far)

@@ -1,3 +1,5 @@
+"""Scenarios: expected cost, cost distribution and weights."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,12 +18,12 @@ SCENARIOS = Scenarios(
 ORDERS = torch.tensor([[2.0], [5.0]], dtype=torch.float64)
 
 
-def test_expected_cost_weighs_each_scenario() -> None:
+def test_expected_cost_weights_each_scenario() -> None:
     expected = [0.75 * 1 + 0.25 * 6, 0.75 * 4 + 0.25 * 1]
     assert expected_cost(PROBLEM, ORDERS, SCENARIOS).tolist() == pytest.approx(expected)
 
 
-def test_the_cost_distribution_states_mean_quantiles_and_tail_of_each_decision() -> None:
+def test_the_cost_distribution_has_mean_quantiles_and_tail_per_decision() -> None:
     levels = torch.tensor([0.2, 0.7, 0.9], dtype=torch.float64)
     distribution = cost_distribution(PROBLEM, ORDERS, SCENARIOS, levels, cvar_level=0.5)
     assert distribution.mean.tolist() == pytest.approx([2.25, 3.25])
@@ -29,7 +31,7 @@ def test_the_cost_distribution_states_mean_quantiles_and_tail_of_each_decision()
     assert distribution.cvar.tolist() == pytest.approx([(0.25 * 6 + 0.25 * 1) / 0.5, 4])
 
 
-def test_atoms_of_equal_weight_share_all_of_it_and_keep_their_mode() -> None:
+def test_equal_atoms_share_the_weight_and_keep_their_mode() -> None:
     outcomes = torch.arange(12, dtype=torch.float64).view(2, 3, 2)
     scenarios = Scenarios.equal(outcomes, outcomes[:, 1])
     assert scenarios.weights.tolist() == pytest.approx([1 / 3] * 3)

@@ -1,4 +1,4 @@
-"""Periods of clocks; rows in time: blocks, what is known before what, and folds that only know the past."""
+"""Periods of clocks, blocks of rows in time, and folds that use past rows only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERIODS = st.lists(st.integers(0, 400), min_size=1, max_size=300)
 
 @settings(deadline=None)
 @given(PERIODS)
-def test_blocks_follow_each_other_and_never_cut_a_period(periods: list[int]) -> None:
+def test_blocks_are_consecutive_and_never_split_a_period(periods: list[int]) -> None:
     when = timeline(periods)
     block = blocks(when)
     assert block.min() >= 0
@@ -34,13 +34,13 @@ def test_blocks_follow_each_other_and_never_cut_a_period(periods: list[int]) -> 
         assert len(block[when.periods == period].unique()) == 1
 
 
-def test_the_first_block_has_three_tenths_of_the_rows_and_the_others_are_alike() -> None:
+def test_the_first_block_has_three_tenths_of_the_rows_and_the_rest_are_equal() -> None:
     assert blocks(timeline(list(range(1000)))).bincount().tolist() == [300, 140, 140, 140, 140, 140]
 
 
 @settings(deadline=None)
 @given(PERIODS, st.integers(1, 60))
-def test_forward_folds_learn_from_what_was_known_and_are_judged_on_what_follows(periods: list[int], lead: int) -> None:
+def test_forward_folds_train_on_known_rows_and_test_on_the_next_block(periods: list[int], lead: int) -> None:
     when = timeline(periods, lead)
     try:
         folds = forward_folds(when)
@@ -54,7 +54,7 @@ def test_forward_folds_learn_from_what_was_known_and_are_judged_on_what_follows(
         assert len(validation.unique()) == len(validation)
 
 
-def test_every_later_row_is_judged_once_and_learned_from_by_those_after_it() -> None:
+def test_every_later_row_is_tested_once_and_trains_the_folds_after_it() -> None:
     when = timeline(list(range(1000)), lead=5)
     folds = forward_folds(when)
     assert folds.validation.shape == (4, 140)
@@ -65,10 +65,10 @@ def test_every_later_row_is_judged_once_and_learned_from_by_those_after_it() -> 
     assert [train.min().item() for train in later.train] == [300] * 4
 
 
-def test_a_lead_longer_than_what_came_before_leaves_nothing_to_judge() -> None:
+def test_a_lead_longer_than_the_past_leaves_no_forward_fold() -> None:
     with pytest.raises(InvalidInput, match="too few periods"):
         forward_folds(timeline(list(range(50)), lead=60))
-    # Boosted features have no first block, so the first of the others may be all there is.
+    # Boosted features have no first block, so a single other block may be all there is.
     with pytest.raises(InvalidInput, match="too few periods"):
         forward_folds(timeline(list(range(100)), lead=70), needed=1)
 
@@ -84,14 +84,14 @@ def test_block_folds_keep_a_gap_of_lead_on_both_sides() -> None:
     assert torch.equal(folds.validation[:5].flatten().sort().values, torch.arange(100))
 
 
-def test_what_is_known_and_what_is_apart() -> None:
+def test_known_before_and_apart_respect_the_lead() -> None:
     when = timeline([0, 1, 2, 3, 4, 5, 6], lead=2)
     middle = torch.tensor([False, False, False, True, True, False, False])
     assert known_before(when, middle).tolist() == [True, True, False, False, False, False, False]
     assert apart(when, middle).tolist() == [True, True, False, False, False, False, True]
 
 
-def test_a_timeline_says_what_is_wrong_with_it() -> None:
+def test_an_invalid_timeline_is_refused_with_the_reason() -> None:
     with pytest.raises(InvalidInput, match="2 periods but 1 series"):
         Timeline(torch.arange(2), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(InvalidInput, match="integers"):
@@ -102,14 +102,14 @@ def test_a_timeline_says_what_is_wrong_with_it() -> None:
         Sample(torch.ones(3, 1).double(), torch.ones(3, 1).double(), timeline([1, 2]))
 
 
-def test_rows_take_their_times_with_them() -> None:
+def test_selected_rows_keep_their_times() -> None:
     sample = Sample(torch.ones(3, 1).double(), torch.ones(3, 1).double(), timeline([4, 5, 6]))
     kept = sample.rows(torch.tensor([2, 0])).timeline
     assert kept is not None
     assert kept.periods.tolist() == [6, 4]
 
 
-def test_evenly_spaced_places_begin_and_end_with_the_first_and_the_last() -> None:
+def test_evenly_spaced_indices_include_the_first_and_the_last() -> None:
     assert evenly(10, 4).tolist() == [0, 3, 6, 9]
     assert evenly(3, 10).tolist() == [0, 1, 2]
 
@@ -142,7 +142,7 @@ def test_consecutive_periods_differ_by_one_and_begin_when_rows_do(
     assert clock.text(int(periods[0])) == first
 
 
-def test_a_moment_within_a_period_belongs_to_it() -> None:
+def test_a_time_within_a_period_belongs_to_it() -> None:
     weekly = Clock.starting("week", 1, moments("2024-01-01")[0])
     assert np.ptp(weekly.periods(moments("2024-01-01", "2024-01-07"))) == 0
     assert np.ptp(weekly.periods(moments("2024-01-07", "2024-01-08"))) == 1
@@ -150,7 +150,7 @@ def test_a_moment_within_a_period_belongs_to_it() -> None:
     assert np.ptp(daily.periods(moments("2024-01-02", "2024-01-02T23:59"))) == 0
 
 
-def test_whole_numbers_are_periods_without_a_calendar() -> None:
+def test_integers_are_periods_without_a_calendar() -> None:
     clock = Clock.starting("period", 5, 12)
     assert clock.periods(np.array([12, 17, 27])).tolist() == [2, 3, 5]
     assert clock.text(5) == "27"

@@ -1,3 +1,5 @@
+"""Weighted quantiles and CVaR against exact rational arithmetic and a linear program."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ def conditional_value_at_risk(values: Tensor, weights: Tensor, level: float) -> 
 
 @dataclass(frozen=True)
 class Atoms:
-    """Integer values and integer parts of the total weight, for B contexts: exact arithmetic is possible."""
+    """Integer values with integer weights for B contexts, so that exact arithmetic is possible."""
 
     values: list[list[int]]
     parts: list[list[int]]
@@ -72,9 +74,7 @@ def test_quantiles_equal_exact_rational_arithmetic_at_the_level(case: Atoms, twe
 
 
 @given(atoms(), st.integers(1, 19), st.booleans())
-def test_weights_shared_by_all_contexts_mean_the_same_as_repeated_ones(
-    case: Atoms, twentieths: int, equal: bool
-) -> None:
+def test_shared_weights_equal_repeated_weights(case: Atoms, twentieths: int, equal: bool) -> None:
     parts = [1] * len(case.parts[0]) if equal else case.parts[0]
     values, _ = case.tensors
     weights = torch.tensor(parts, dtype=torch.float64) / sum(parts)
@@ -137,7 +137,7 @@ def test_cvar_equals_the_linear_program_on_irregular_weights() -> None:
 
 
 @given(atoms())
-def test_cvar_runs_from_the_mean_at_level_zero_to_the_worst_value_near_one(case: Atoms) -> None:
+def test_cvar_goes_from_the_mean_at_level_zero_to_the_worst_value_near_one(case: Atoms) -> None:
     values, weights = case.tensors
     mean, worst = (conditional_value_at_risk(values, weights, level) for level in (0.0, 1 - 1e-9))
     assert torch.allclose(mean, (values * weights).sum(1), rtol=1e-12, atol=1e-12)

@@ -1,3 +1,5 @@
+"""The contextual experiments: shortest path and knapsack data, methods, PyEPO and the report."""
+
 from __future__ import annotations
 
 import json
@@ -24,7 +26,7 @@ def test_costs_of_a_path_are_the_polynomial_times_bounded_noise(degree: int) -> 
     clean = data.shortest_path(4000, degree, 3, noise=0.0)
     assert clean.contexts.shape == (4000, 5)
     assert clean.outcomes.shape == (4000, 40)
-    # Undo the polynomial: what is left is linear in the context, with slopes of 0 or 1/√5 each.
+    # Undoing the polynomial leaves a function linear in the context, with slopes 0 or 1/√5.
     base = (clean.outcomes * 3.5**degree - 1) ** (1 / degree) - 3
     usable = (clean.contexts @ np.ones((5, 1)) / np.sqrt(5) > -2.9).ravel() & (base > -3).all(1)
     slopes = np.linalg.lstsq(clean.contexts[usable], base[usable], rcond=None)[0] * np.sqrt(5)
@@ -39,7 +41,7 @@ def test_costs_of_a_path_are_the_polynomial_times_bounded_noise(degree: int) -> 
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_values_of_items_are_whole_and_five_times_the_polynomial(degree: int) -> None:
+def test_item_values_are_integers_and_five_times_the_polynomial(degree: int) -> None:
     made = data.knapsack(2000, degree, 4, noise=0.0)
     assert made.weights is not None
     assert made.weights.shape == (3, 32)
@@ -47,7 +49,7 @@ def test_values_of_items_are_whole_and_five_times_the_polynomial(degree: int) ->
     assert 3 <= made.weights.min() < 3.3
     assert 7.7 < made.weights.max() <= 7.99
     assert np.allclose(made.weights * 100, (made.weights * 100).round())
-    # At a context of zero a value would be 5 (3^degree + 1) / 3.5^degree; contexts near it are near that.
+    # At context zero the value is 5 (3^degree + 1) / 3.5^degree; nearby contexts give nearby values.
     near = np.abs(made.contexts).max(1) < 0.5
     centre = 5 * (3**degree + 1) / 3.5**degree
     assert np.median(made.outcomes[near]) == pytest.approx(centre, abs=1.0)
@@ -92,12 +94,12 @@ def test_pyepo_makes_the_same_data(degree: int) -> None:
     assert np.array_equal(packed.outcomes, values)
 
 
-def test_exact_paths_are_those_of_dijkstra_also_where_costs_are_negative() -> None:
+def test_exact_paths_equal_dijkstra_also_with_negative_costs() -> None:
     made = data.shortest_path(30, 2, 5)
     decide = shortest_paths(5)
     for shift in (0.0, 5.0):
         costs = made.outcomes - shift
-        # Every path has eight arcs, so a constant for each arc changes no path.
+        # Every path has eight arcs, so adding a constant to each arc does not change the shortest path.
         assert np.array_equal(decide(costs), decide(made.outcomes))
     chosen = decide(made.outcomes)
     for costs, path in zip(made.outcomes, chosen, strict=True):
@@ -107,7 +109,7 @@ def test_exact_paths_are_those_of_dijkstra_also_where_costs_are_negative() -> No
         assert path @ costs == pytest.approx(dijkstra(graph, indices=0)[24])
 
 
-def test_the_best_packing_is_what_a_search_in_whole_numbers_finds() -> None:
+def test_the_best_packing_equals_the_integer_program() -> None:
     made = data.knapsack(6, 4, 2)
     assert made.weights is not None
     costs = -made.outcomes
@@ -120,7 +122,7 @@ def test_the_best_packing_is_what_a_search_in_whole_numbers_finds() -> None:
 
 
 @pytest.mark.slow
-def test_spo_plus_reaches_the_regret_of_the_best_predictor_where_there_is_no_noise(
+def test_spo_plus_reaches_the_best_predictors_regret_without_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(spo, "STEPS", 400)
@@ -154,7 +156,7 @@ def test_every_method_learns_and_the_true_means_decide_best(name: str, findings:
     assert max(regrets.values()) < 0.4
 
 
-def test_what_prescribe_decides_is_the_packing_that_is_looked_up() -> None:
+def test_prescribe_decides_the_same_packing_as_the_lookup() -> None:
     experiment = run.EXPERIMENTS["knapsack"]
     trial = run.ContextualTrial(experiment, experiment.draw(108, 4, 1), 100, 1)
     problem, posterior = run.learned(trial)
@@ -165,7 +167,7 @@ def test_what_prescribe_decides_is_the_packing_that_is_looked_up() -> None:
 
 
 @pytest.mark.slow
-def test_pyepo_learns_apart_and_tells_its_seconds() -> None:
+def test_pyepo_learns_in_its_own_process_and_reports_its_seconds() -> None:
     if not pyepo_process.installed():
         pytest.skip(pyepo_process.MISSING)
     made = data.shortest_path(260, 4, 0)
@@ -182,7 +184,7 @@ def test_pyepo_learns_apart_and_tells_its_seconds() -> None:
     assert last < first
 
 
-def test_figures_pair_seeds_and_take_pyepo_for_spo_plus_where_it_ran() -> None:
+def test_summary_pairs_seeds_and_uses_pyepo_for_spo_plus_where_it_ran() -> None:
     made = [
         Finding((degree, n, seed), method, value + 0.01 * seed * (method == "auto"), seconds)
         for degree in (1, 4, 6)
@@ -197,37 +199,48 @@ def test_figures_pair_seeds_and_take_pyepo_for_spo_plus_where_it_ran() -> None:
             ("pyepo", 0.12, 10.0),
         )
     ]
-    told = report.figures(made)
-    assert told["spo"] == "SPO+ of PyEPO"
-    assert told["vs_spo_n100"] == pytest.approx(-0.015)
-    assert told["vs_spo_n100_se"] == pytest.approx(0.005)
-    assert told["vs_spo_n1000"] == pytest.approx(-0.015)
+    figures = report.figures(made)
+    assert figures["spo"] == "SPO+ of PyEPO"
+    assert figures["vs_spo_n100"] == pytest.approx(-0.015)
+    assert figures["vs_spo_n100_se"] == pytest.approx(0.005)
+    assert figures["vs_spo_n1000"] == pytest.approx(-0.015)
     lacking = report.figures([one for one in made if one.run != (6, 100, 1)])
-    assert (lacking["vs_spo_n100_seeds"], told["vs_spo_n100_seeds"]) == (1, 2)
-    assert told["vs_ols_deg1"] == pytest.approx(0.005)
-    # Seed 0 has 0.10, which PyEPO never reaches in 10 s; seed 1 has 0.11, which it reaches after 5 s.
-    assert told["speedup_vs_pyepo"] == pytest.approx(15)
-    assert (told["cells_above_strongest"], told["cells_below_strongest"]) == (6, 0)
-    assert told["cells"][0]["regret"]["pyepo"] == pytest.approx(0.12)
+    assert (lacking["vs_spo_n100_seeds"], figures["vs_spo_n100_seeds"]) == (1, 2)
+    assert figures["vs_ols_deg1"] == pytest.approx(0.005)
+    # PyEPO never reaches seed 0's 0.10 within 10 s, and reaches seed 1's 0.11 after 5 s.
+    assert figures["speedup_vs_pyepo"] == pytest.approx(15)
+    assert (figures["cells_above_strongest"], figures["cells_below_strongest"]) == (6, 0)
+    assert figures["cells"][0]["regret"]["pyepo"] == pytest.approx(0.12)
     without = report.figures([one for one in made if not one.method.startswith("pyepo")])
     assert "speedup_vs_pyepo" not in without
     assert without["vs_spo_n100"] == pytest.approx(0.015)
     assert "| 4 | 100 | 2 |" in report.markdown("knapsack", made)
 
 
-def test_few_rows_come_before_many_and_every_degree_before_the_next_seed() -> None:
+def test_runs_go_from_few_rows_to_many_and_through_all_degrees_per_seed() -> None:
     planned = run.keys((1, 4), (100, 1000), 2)
     assert planned[:4] == [(1, 100, 0), (4, 100, 0), (1, 100, 1), (4, 100, 1)]
     assert len(set(planned)) == 8
 
 
 @pytest.mark.slow
-def test_the_command_runs_what_is_missing_and_ends_with_json(tmp_path: Path) -> None:
-    asked = ["experiment", "shortest-path", "--seeds", "2", "--degrees", "4", "--rows", "100", "--out", str(tmp_path)]
-    asked += ["--method", "ols", "--method", "floor", "--json"]
-    first, again = (json.loads(CliRunner().invoke(app, asked).output.splitlines()[-1]) for _ in range(2))
+def test_the_command_runs_missing_cells_and_prints_json(tmp_path: Path) -> None:
+    arguments = [
+        "experiment",
+        "shortest-path",
+        "--seeds",
+        "2",
+        "--degrees",
+        "4",
+        "--rows",
+        "100",
+        "--out",
+        str(tmp_path),
+    ]
+    arguments += ["--method", "ols", "--method", "floor", "--json"]
+    first, again = (json.loads(CliRunner().invoke(app, arguments).output.splitlines()[-1]) for _ in range(2))
     assert (first["runs_computed"], again["runs_computed"]) == (2, 0)
     assert first["cells"] == again["cells"]
     assert (tmp_path / "shortest-path.md").read_text(encoding="utf-8").startswith("# Shortest path")
-    refused = CliRunner().invoke(app, [*asked[:4], "--degrees", "3"])
+    refused = CliRunner().invoke(app, [*arguments[:4], "--degrees", "3"])
     assert refused.exit_code == 2

@@ -1,3 +1,5 @@
+"""The newsvendor experiment and the restaurant data: generators, runs, results and reports."""
+
 from __future__ import annotations
 
 import datetime
@@ -22,13 +24,10 @@ from benchmarks.experiments.newsvendor.table1 import CELLS, PAPER, SIZES, TAUS, 
 from benchmarks.experiments.yaz import data as yaz_days
 from benchmarks.experiments.yaz import run as yaz
 from benchmarks.experiments.yaz.data import Days
+from tests.support.seeds import seeded
 
 LEVELS = (0.5, 0.75, 0.95)
 DRAWS = 400_000
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def pinball(level: float, decision: Tensor, outcomes: Tensor) -> Tensor:
@@ -36,7 +35,7 @@ def pinball(level: float, decision: Tensor, outcomes: Tensor) -> Tensor:
     return torch.where(short > 0, level * short, (level - 1) * short)
 
 
-# The generators.
+# generators
 
 
 @pytest.mark.parametrize("noise", [NORMAL, STUDENT])
@@ -47,7 +46,7 @@ def test_noise_quantiles_cut_off_their_share_of_draws(noise: Noise, level: float
     assert below == pytest.approx(level, abs=5 * math.sqrt(level * (1 - level) / DRAWS))
 
 
-def test_student_quantiles_are_the_textbook_ones() -> None:
+def test_student_t_quantiles_match_the_textbook() -> None:
     assert STUDENT.quantile(0.95) == pytest.approx(2.353363, abs=1e-6)
     assert STUDENT.quantile(0.75) == pytest.approx(0.764892, abs=1e-6)
     assert STUDENT.quantile(0.5) == pytest.approx(0, abs=1e-9)
@@ -55,7 +54,7 @@ def test_student_quantiles_are_the_textbook_ones() -> None:
 
 @pytest.mark.parametrize("dgp", DEMANDS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_drawn_demand_is_below_its_conditional_quantile_as_often_as_it_should_be(dgp: int, level: float) -> None:
+def test_demand_is_below_its_conditional_quantile_with_that_probability(dgp: int, level: float) -> None:
     sample = DEMANDS[dgp].draw(100_000, seeded(dgp))
     assert sample.contexts.min() >= 0
     assert sample.contexts.max() <= 1
@@ -63,7 +62,7 @@ def test_drawn_demand_is_below_its_conditional_quantile_as_often_as_it_should_be
     assert below == pytest.approx(level, abs=5 * math.sqrt(level * (1 - level) / 100_000))
 
 
-def test_quantile_functions_are_the_papers_at_a_corner() -> None:
+def test_quantile_functions_match_the_paper_at_a_corner() -> None:
     ones = torch.ones(1, CONTEXT_DIM, dtype=torch.float64)
     total_a, total_b = 3.814, 10.05
     normal = NORMAL.quantile(0.75)
@@ -89,7 +88,7 @@ def test_expected_cost_is_the_mean_over_many_outcomes(dgp: int, level: float, of
     assert exact == pytest.approx(costs.mean().item(), abs=5 * costs.std().item() / math.sqrt(DRAWS))
 
 
-def test_certain_demand_costs_what_is_missing_or_left_over() -> None:
+def test_certain_demand_costs_exactly_its_shortage_or_surplus() -> None:
     context = torch.zeros(1, CONTEXT_DIM, dtype=torch.float64)
     decisions = torch.tensor([0.4], dtype=torch.float64)
     assert DEMANDS[2].scale(context).item() == 0
@@ -98,7 +97,7 @@ def test_certain_demand_costs_what_is_missing_or_left_over() -> None:
 
 
 @pytest.mark.parametrize("dgp", DEMANDS)
-def test_the_oracle_has_no_gap_and_every_other_decision_has(dgp: int) -> None:
+def test_only_the_oracle_has_no_gap(dgp: int) -> None:
     contexts = sobol_contexts(2**10)
     oracle = DEMANDS[dgp].quantile(0.75, contexts)
     assert DEMANDS[dgp].gap(0.75, contexts, oracle) == pytest.approx(0, abs=1e-9)
@@ -114,10 +113,10 @@ def test_sobol_contexts_fill_the_cube_evenly_and_repeat() -> None:
     assert ((contexts[:, 0] < 0.25).sum() - 2**10).abs() <= 1
 
 
-# The paper's table.
+# the paper's table
 
 
-def test_the_papers_table_is_typed_in_right() -> None:
+def test_the_papers_table_is_transcribed_correctly() -> None:
     assert len(PAPER) == len(CELLS) == 45
     assert PAPER[Cell(1, 0.5, 256)] == Published(26.3, 29.9, 5.18, 2.33)
     assert PAPER[Cell(1, 0.95, 4096)] == Published(3.41, 2.23, 1.82, 0.75)
@@ -127,15 +126,15 @@ def test_the_papers_table_is_typed_in_right() -> None:
     assert all(published.bcp_mean < published.ieo_mean for published in PAPER.values())
 
 
-# The experiment.
+# the experiment
 
 
-def test_every_run_of_every_cell_has_data_of_its_own() -> None:
+def test_every_run_of_every_cell_has_its_own_data() -> None:
     runs = [NewsvendorRun(cell, number, seed) for cell in CELLS for number in range(10) for seed in (0, 1)]
     assert len({run.entropy() for run in runs}) == len(runs)
 
 
-def test_a_run_repeats_exactly_and_saa_is_as_good_as_a_constant_can_be() -> None:
+def test_runs_are_reproducible_and_saa_is_near_the_best_constant() -> None:
     contexts = sobol_contexts(2**10)
     run = NewsvendorRun(Cell(3, 0.75, 256), 0, 0)
     (first,) = perform(run, ["saa"], contexts)
@@ -146,7 +145,7 @@ def test_a_run_repeats_exactly_and_saa_is_as_good_as_a_constant_can_be() -> None
     assert best - 0.1 < first.gap < best + 3
 
 
-def test_methods_see_the_same_rows_whichever_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_see_the_same_rows_whatever_other_methods_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Sample] = []
 
     def spy(trial: newsvendor.NewsvendorTrial) -> Tensor:
@@ -163,13 +162,13 @@ def test_methods_see_the_same_rows_whichever_others_run(monkeypatch: pytest.Monk
     assert torch.equal(seen[0].contexts, seen[1].contexts)
 
 
-def test_runs_cover_all_cells_before_they_repeat_one() -> None:
+def test_runs_cover_all_cells_before_repeating_any() -> None:
     cells = [Cell(1, 0.5, 256), Cell(1, 0.5, 4096)]
     runs = plan(cells, lambda cell: 3 if cell.n == 256 else 1, seed=0)
     assert [(run.cell.n, run.number) for run in runs] == [(4096, 0), (256, 0), (256, 1), (256, 2)]
 
 
-def test_results_survive_the_file_and_are_not_computed_again(tmp_path: Path) -> None:
+def test_results_round_trip_through_the_file_and_are_not_recomputed(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "results.csv"
     cell = Cell(2, 0.95, 512)
     runs = plan([cell], lambda _: 2, seed=4)
@@ -188,7 +187,7 @@ def test_results_survive_the_file_and_are_not_computed_again(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_experiment_resumes_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     runs = plan([Cell(1, 0.5, 256)], lambda _: 3, seed=0)
     append(path, perform(runs[0], ["saa"]))
@@ -200,7 +199,7 @@ def test_an_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failing_run_is_raised_after_the_others_are_kept(tmp_path: Path) -> None:
+def test_a_failing_run_raises_after_the_others_are_stored(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     runs = plan([Cell(1, 0.5, 256)], lambda _: 2, seed=0)
     with pytest.raises(KeyError, match="nonsense"):
@@ -208,7 +207,7 @@ def test_a_failing_run_is_raised_after_the_others_are_kept(tmp_path: Path) -> No
     assert [result.run for result in read(path)] == [runs[1]]
 
 
-# The report.
+# the report
 
 CELL = Cell(3, 0.75, 512)
 GAPS = {"ieo": (10.0, 12.0, 14.0), "auto": (4.0, 5.0, 9.0), "bcp": (20.0, 20.0, 20.0), "regression": (3.0, 6.0, 8.0)}
@@ -219,7 +218,7 @@ RESULTS = [
 ]
 
 
-def test_the_summary_pairs_auto_with_ieo_and_with_the_strongest() -> None:
+def test_the_summary_compares_auto_with_ieo_and_with_the_strongest() -> None:
     (summary,) = summarize(RESULTS)
     assert (summary.gaps["auto"].mean, summary.gaps["auto"].runs) == (6.0, 3)
     assert summary.gaps["auto"].std == pytest.approx(math.sqrt(7))
@@ -233,7 +232,7 @@ def test_the_summary_pairs_auto_with_ieo_and_with_the_strongest() -> None:
     assert not summary.below_paper("bcp")
 
 
-def test_overall_figures_average_over_cells() -> None:
+def test_overall_averages_weigh_cells_equally() -> None:
     other = Cell(1, 0.5, 4096)
     worse = [
         NewsvendorResult(NewsvendorRun(other, number, 0), name, 2.0 + number, 1.0)
@@ -253,14 +252,14 @@ def test_overall_figures_average_over_cells() -> None:
     assert figures["over_ieo_se"] == pytest.approx(1 / math.sqrt(3) / 2)
 
 
-def test_a_single_run_has_no_standard_error_and_still_makes_valid_json() -> None:
+def test_a_single_run_has_no_standard_error_and_valid_json() -> None:
     figures = overall(summarize(result for result in RESULTS if result.run.number == 0))
     assert figures["over_ieo_se"] is None
     assert "NaN" not in json.dumps(figures)
     assert "Infinity" not in json.dumps(figures)
 
 
-def test_the_table_has_the_papers_figures_beside_ours() -> None:
+def test_the_table_shows_the_papers_results_next_to_ours() -> None:
     text = markdown(summarize(RESULTS))
     (row,) = [line for line in text.splitlines() if line.startswith("| 3 ")]
     assert "| 25.8 ± 4.16 | 18.2 ± 3.16 |" in row
@@ -272,7 +271,7 @@ def test_the_table_has_the_papers_figures_beside_ours() -> None:
     assert "- the strongest baseline: won 0, tied 1, lost 0 of 1 cells" in text
 
 
-def test_runs_that_lack_a_method_are_left_out_of_its_comparison_only() -> None:
+def test_runs_without_a_method_are_dropped_from_its_comparison_only() -> None:
     partly = [result for result in RESULTS if result.method != "regression" or result.run.number == 1]
     (summary,) = summarize(partly)
     assert summary.strongest is not None
@@ -288,14 +287,14 @@ def test_runs_that_lack_a_method_are_left_out_of_its_comparison_only() -> None:
 
 
 @pytest.mark.slow
-def test_the_plot_is_written_for_any_part_of_the_table(tmp_path: Path) -> None:
+def test_the_plot_is_written_for_a_partial_table(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot(summarize(RESULTS), tmp_path / "gaps.png")
     assert (tmp_path / "gaps.png").read_bytes().startswith(b"\x89PNG")
     assert len(SIZES) * len(TAUS) == 15
 
 
-# The restaurant.
+# the restaurant
 
 LENGTH = 120
 Design = Callable[[Days], Tensor]
@@ -303,7 +302,7 @@ Design = Callable[[Days], Tensor]
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> Days:
-    """A restaurant of two ingredients with weekends, a holiday and a closed day, read from files."""
+    """Read a restaurant with two ingredients, weekends, a holiday and a closed day from files."""
     folder = tmp_path_factory.mktemp("yaz")
     draw = torch.Generator().manual_seed(0)
     known = ["date,weekday,month,year,is_holiday,is_closed,weekend,wind,clouds,rain,sunshine,temperature"]
@@ -322,7 +321,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Days:
 
 @pytest.mark.parametrize("make", [yaz_days.compact_contexts, yaz_days.wide_contexts])
 @pytest.mark.parametrize("day", [50, 61, 100])
-def test_contexts_use_no_demand_younger_than_a_week(days: Days, make: Design, day: int) -> None:
+def test_contexts_use_only_demand_at_least_a_week_old(days: Days, make: Design, day: int) -> None:
     later = torch.arange(LENGTH) > day - 7
     changed = replace(days, demand=torch.where(later[:, None], 1000 + days.demand, days.demand))
     assert torch.equal(make(changed)[7 : day + 1], make(days)[7 : day + 1])
@@ -337,7 +336,7 @@ def test_levels_are_the_share_of_all_demand_times_all_demand(days: Days) -> None
     assert torch.allclose(level[7:], torch.tensor([30.0, 10.0], dtype=torch.float64))
 
 
-def test_closed_days_are_neither_learned_from_nor_decided_for(days: Days) -> None:
+def test_closed_days_are_excluded_from_training_and_decisions(days: Days) -> None:
     split = yaz.split_days(days)
     assert 60 not in split.train
     assert split.train.max() < 90 <= split.test.min()

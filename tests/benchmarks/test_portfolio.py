@@ -1,4 +1,4 @@
-"""The portfolio experiment: its market, its baselines, its control, its file and its report."""
+"""The portfolio experiment: market, baselines, control, results file and report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trial() -> PortfolioTrial:
     return PortfolioTrial(MARKET, Judge.of(MARKET, 200), PortfolioRun(100, 0, 3), **SHORT)
 
 
-def test_the_market_is_the_papers() -> None:
+def test_the_market_matches_the_paper() -> None:
     sample = MARKET.draw(50_000, 1)
     assert sample.outcomes.mean().item() == pytest.approx(0.1, abs=0.001)
     residuals = sample.outcomes - 0.1 - sample.contexts @ MARKET.slopes
@@ -48,7 +48,7 @@ def test_the_market_is_the_papers() -> None:
     assert not torch.equal(MARKET.draw(5, 1).outcomes, MARKET.draw(5, 2).outcomes)
 
 
-def test_the_oracle_has_a_regret_of_one_and_keeps_the_return_wherever_it_can(trial: PortfolioTrial) -> None:
+def test_the_oracle_has_regret_one_and_keeps_the_return_where_possible(trial: PortfolioTrial) -> None:
     judge = trial.judge_
     decisions = MARKET.problem.decide(judge.test.outcomes)
     feasibility, regret = judge.judge(decisions)
@@ -56,7 +56,7 @@ def test_the_oracle_has_a_regret_of_one_and_keeps_the_return_wherever_it_can(tri
     assert feasibility > 0.97
 
 
-def test_weights_of_enw_are_those_of_the_paper_and_leave_a_row_out() -> None:
+def test_enw_weights_match_the_paper_and_leave_one_row_out() -> None:
     contexts = torch.tensor([[0.0], [1.0], [3.0]]).double()
     weights = baselines._weights(torch.tensor([[0.0]]).double(), contexts, 0.5)
     raw = torch.exp(-torch.tensor([0.0, 1.0, 3.0]).double() / 0.5)
@@ -80,7 +80,7 @@ def test_the_shift_and_the_penalties_raise_feasibility_over_the_plain_fit(trial:
 
 
 @pytest.mark.slow
-def test_every_method_decides_and_the_control_meets_the_feasibility_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_decides_and_the_control_meets_its_feasibility(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "BANDWIDTHS", (0.4, 2.0))
     monkeypatch.setattr(baselines, "_JUDGED_ROWS", 20)
     monkeypatch.setattr(experiment, "_CONTROL_SHIFTS", (-0.2, 0.0, 0.2))
@@ -106,7 +106,7 @@ def results() -> list[PortfolioResult]:
     ]
 
 
-def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_experiment_resumes_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "portfolio.csv"
     assert read(path) == []
     append(path, results()[:4])
@@ -135,7 +135,7 @@ def test_the_report_has_means_errors_and_paired_differences(tmp_path: Path) -> N
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
-def test_the_settings_are_the_papers() -> None:
+def test_the_settings_match_the_paper() -> None:
     assert (experiment.CHAINS, experiment.STEPS, experiment.BURN_IN) == (4, 15_000, 5_000)
     assert (experiment.TARGET, experiment.CONFIDENCE, experiment.SIZES) == (0.09, 0.95, (100, 200, 400))
     assert PortfolioTrial(MARKET, Judge.of(MARKET, 100), PortfolioRun(100, 0, 0)).target.predictor.dim == 11_250

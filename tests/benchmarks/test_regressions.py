@@ -1,3 +1,5 @@
+"""Predict-then-optimize regressions: the choice of model, and quantile decisions from residuals."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,7 +18,7 @@ NOISE = 0.5
 QUANTILE = NOISE * 0.6745
 
 
-def drawn(kind: str, count: int = 400) -> Sample:
+def draw_sample(kind: str, count: int = 400) -> Sample:
     generator = torch.Generator().manual_seed(1)
     contexts = torch.rand(count, 3, generator=generator, dtype=torch.float64)
     noise = NOISE * torch.randn(count, 1, generator=generator, dtype=torch.float64)
@@ -31,18 +33,18 @@ def location(kind: str, contexts: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), [("straight", linear), ("bent", additive), ("square", boosted)])
-def test_the_regression_that_fits_is_chosen_and_decides_near_the_quantile(kind: str, expected: Regression) -> None:
-    fitted = fit_regressions(drawn(kind), (linear, additive, boosted), seed=0)
+def test_the_best_fitting_regression_is_chosen_and_decides_near_the_quantile(kind: str, expected: Regression) -> None:
+    fitted = fit_regressions(draw_sample(kind), (linear, additive, boosted), seed=0)
     assert fitted.regression is expected
-    contexts = drawn(kind, 1000).contexts
+    contexts = draw_sample(kind, 1000).contexts
     decisions = fitted.decisions(PROBLEM, contexts, 200)
     error = decisions - location(kind, contexts) - QUANTILE
     assert error.mean().item() == pytest.approx(0, abs=0.15)
     assert error.abs().median() < 0.5 * NOISE
 
 
-def test_outcomes_that_were_never_negative_are_not_carried_below_zero() -> None:
-    sample = drawn("straight")
+def test_residuals_do_not_carry_nonnegative_outcomes_below_zero() -> None:
+    sample = draw_sample("straight")
     positive = Sample(sample.contexts, sample.outcomes.clamp_min(0))
     cheap = Newsvendor.from_spec({"items": [{"underage_cost": 1, "overage_cost": 19}]})
     corner = torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64)

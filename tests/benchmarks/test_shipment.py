@@ -1,3 +1,5 @@
+"""The shipment experiment: methods, order of runs, results file and report."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -29,7 +31,7 @@ def findings() -> list[Finding]:
 
 
 @pytest.mark.slow
-def test_every_method_decides_and_none_beats_the_floor(findings: list[Finding]) -> None:
+def test_every_method_decides_and_none_beats_the_lower_bound(findings: list[Finding]) -> None:
     costs = {finding.method: finding.value for finding in findings}
     assert set(costs) == set(shipment.METHODS)
     assert all(finding.run == KEY and finding.seconds >= 0 for finding in findings)
@@ -44,24 +46,24 @@ def test_a_run_is_reproducible_and_runs_differ(monkeypatch: pytest.MonkeyPatch) 
     assert first[0].value == again[0].value != other[0].value
 
 
-def test_every_cell_comes_once_before_any_comes_twice() -> None:
+def test_every_cell_runs_once_before_any_repeats() -> None:
     planned = shipment.keys((0, 9), (50, 400), 2, 5)
     assert len(set(planned)) == len(planned) == 8
     assert {key[3] for key in planned[:4]} == {0}
 
 
 @pytest.mark.slow
-def test_results_are_kept_in_a_file_and_not_computed_twice(tmp_path: Path, findings: list[Finding]) -> None:
+def test_results_are_stored_in_a_file_and_not_recomputed(tmp_path: Path, findings: list[Finding]) -> None:
     path = tmp_path / "new" / "shipment.csv"
     assert harness.read(path, shipment.NAMES) == []
     harness.append(path, shipment.NAMES, findings[:2])
     harness.append(path, shipment.NAMES, findings[2:4])
-    kept = harness.read(path, shipment.NAMES)
-    assert [(f.run, f.method) for f in kept] == [(f.run, f.method) for f in findings[:4]]
-    assert [f.value for f in kept] == pytest.approx([f.value for f in findings[:4]], rel=1e-5)
+    stored = harness.read(path, shipment.NAMES)
+    assert [(f.run, f.method) for f in stored] == [(f.run, f.method) for f in findings[:4]]
+    assert [f.value for f in stored] == pytest.approx([f.value for f in findings[:4]], rel=1e-5)
     methods = [finding.method for finding in findings[:5]]
-    assert harness.missing([KEY], methods, kept) == [(KEY, methods[4:])]
-    assert harness.missing([KEY], methods[:4], kept) == []
+    assert harness.missing([KEY], methods, stored) == [(KEY, methods[4:])]
+    assert harness.missing([KEY], methods[:4], stored) == []
 
 
 def test_the_report_pairs_runs_and_counts_cells(tmp_path: Path) -> None:

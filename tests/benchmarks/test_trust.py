@@ -1,3 +1,5 @@
+"""The trust benchmark: false optima, certificates and independence of shipments."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,11 +9,11 @@ from benchmarks.bench import trust
 from benchmarks.experiments.shipment.data import draw_contexts
 
 
-def test_every_hard_program_is_tried_once_and_none_is_called_optimal_wrongly() -> None:
+def test_every_hard_program_runs_once_and_none_is_falsely_optimal() -> None:
     assert trust._optimal(100) == {"false_optimal": 0.0, "hard_programs": 100}
 
 
-def test_one_wrong_optimum_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wrong_optimum_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
 
     def one_of_the_first(count: int, seed: int) -> tuple[int, int]:
@@ -24,14 +26,14 @@ def test_one_wrong_optimum_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_certificates_hold_and_are_near_the_truth() -> None:
+def test_certificates_hold_and_are_tight() -> None:
     torch.set_num_threads(1)
     found = trust._certificates(1)
     assert 1 < found["certificate_ratio_least"] == found["certificate_ratio"] < 2
 
 
 @pytest.mark.slow
-def test_shipments_are_drawn_far_enough_apart_to_be_independent() -> None:
+def test_shipments_are_sampled_far_enough_apart_to_be_independent() -> None:
     def memory(contexts: torch.Tensor) -> float:
         centred = contexts - contexts.mean(dim=0)
         lagged = (centred[1:] * centred[:-1]).mean(dim=0) / centred.square().mean(dim=0)

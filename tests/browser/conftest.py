@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
 from app.commands.serve import free_port
 from tests.browser.screens import DESK, Service, Watch
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Nothing of the browser's own leaves this machine either.

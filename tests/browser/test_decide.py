@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from app.demo import bakery_rows, example_problem
 from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 QUICK = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "epochs": 5}}
 SATURDAY = {"weekday": "SAT", "temperature": "21.5", "rain": "0", "promotion": "1", "holiday": "0"}

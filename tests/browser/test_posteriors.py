@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.screens import PHONE, TABLET, Service, Watch, axe, fits, shoot
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 QUICK = {"predictor": {"kind": "linear"}, "inference": {"method": "vi", "members": 5, "epochs": 5}}
 CHAINS = {"predictor": {"kind": "linear"}, "inference": {"method": "mh", "chains": 2, "steps": 200, "burn_in": 80}}

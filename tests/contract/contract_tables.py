@@ -1,7 +1,7 @@
-"""The tables behind the contract: a new problem, policy, predictor, kind of features, method, family or distribution
-needs one row here.
+"""Tables of the contract tests: a new problem, policy, predictor, feature kind, method, family or distribution needs
+one row here.
 
-The tables hold only what the promises need to get going; nothing in a promise knows which kind it is about.
+Rows hold only what the tests need to start; no contract test knows the kind it runs on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from bco_core.inference.learn import learn
 from bco_core.inference.method import Learned
 from bco_core.inference.options import make_options
 from bco_core.problems.base import DecisionProblem
+from tests.support.seeds import seeded
 
 Spec = dict[str, Any]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # problems
@@ -33,10 +30,10 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @dataclass(frozen=True)
 class ProblemRow:
-    """A specification as the API takes it, and outcomes (n, d_y) that such a problem may meet.
+    """A specification as sent to the API, and outcomes (n, d_y) that such a problem may meet.
 
-    ``certain`` tells that a decision keeps its constraints whatever the outcome. ``optimal`` are the policies that no
-    other beats over the same scenarios: others than BCP where an outcome's mean is all that counts.
+    ``certain``: feasibility does not depend on the outcome. ``optimal``: policies that no other beats over the same
+    scenarios; not only BCP where the outcome's mean is sufficient.
     """
 
     spec: Spec
@@ -46,13 +43,13 @@ class ProblemRow:
 
 
 def demands(*means: float) -> Callable[[int, torch.Generator], Tensor]:
-    """Positive, skewed, and now and then beyond the order bounds."""
+    """Draw positive, skewed demands, some beyond the order bounds."""
     levels = torch.tensor(means, dtype=torch.float64)
     return lambda n, generator: levels * torch.randn(n, len(means), generator=generator, dtype=torch.float64).exp()
 
 
 def returns(count: int) -> Callable[[int, torch.Generator], Tensor]:
-    """Around a tenth, one asset always well above it, so that a target of 0.08 can be reached."""
+    """Draw returns around a tenth, with one asset well above, so that a target of 0.08 can be reached."""
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
         values = 0.1 + 0.03 * torch.randn(n, count, generator=generator, dtype=torch.float64)
@@ -66,7 +63,7 @@ FACTORS = {"loadings": [[0.02], [-0.01], [0.005], [0.03]], "residual_variances":
 ASSETS = [{"name": name} for name in ("shares", "bonds", "cash", "gold")]
 HELD = [{"name": "shares", "minimum": 0.1}, *({"name": n, "minimum": -0.2, "maximum": 0.5} for n in ("bonds", "gold"))]
 
-# Two machines, one of them for one product only; what they do not make is bought, and overtime is limited.
+# Two machines, one of them for one product only. Missing products are bought. Overtime is limited.
 FACTORY = {
     "kind": "two_stage_linear",
     "decisions": [
@@ -104,7 +101,7 @@ FACTORY = {
     ],
 }
 
-# A linear model to be maximised, whose outcomes are limits of rows alone.
+# A linear model to maximise, with outcomes in row limits only.
 CATERER: Spec = {
     "kind": "linear",
     "sense": "maximize",
@@ -117,7 +114,7 @@ CATERER: Spec = {
     ],
 }
 
-# Cars that are kept now or rented later, at a price that nobody knows yet.
+# Cars kept now or rented later at an uncertain price.
 RENTAL: Spec = {
     "kind": "linear",
     "decisions": [{"name": "kept", "cost": 5}],
@@ -133,7 +130,7 @@ RENTAL: Spec = {
     ],
 }
 
-# Where the cost is linear in the outcome its mean is all that counts, and so it is for whole-number averages.
+# If the cost is linear in the outcome, only its mean matters, also for rounded averages.
 BY_MEAN = frozenset({"bcp", "predictive", "blended"})
 BY_MEAN_IN_WHOLE = BY_MEAN | {"averaged"}
 
@@ -378,8 +375,8 @@ PROBLEM_ROWS = {
 }
 
 
-def learned(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> Learned:
-    """A posterior of a quick method for the problem, from 60 of its outcomes."""
+def learn_quickly(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> Learned:
+    """Learn a posterior with a quick method from 60 of the problem's outcomes."""
     quick = {"method": "vi", "members": 2, "epochs": 2}
     if not problem.differentiable:
         quick = {"method": "mh", "chains": 2, "steps": 60, "burn_in": 30, "inverse_temperature": 200.0}
@@ -388,14 +385,14 @@ def learned(problem: DecisionProblem, row: ProblemRow, **changes: Any) -> Learne
 
 
 def history_of(row: ProblemRow) -> Sample:
-    """60 outcomes that the problem may meet, and contexts that say something of the first."""
+    """Draw 60 outcomes of the problem, and contexts that are informative about the first."""
     generator = seeded(14)
     outcomes = row.outcomes(60, generator)
     contexts = torch.cat([outcomes[:, :1], torch.randn(60, 2, generator=generator, dtype=torch.float64)], dim=1)
     return Sample(contexts, outcomes)
 
 
-# policies: whether a decision depends on random numbers
+# policies: whether decisions are random
 
 POLICY_ROWS = {
     "bcp": False,
@@ -406,7 +403,7 @@ POLICY_ROWS = {
     "thompson": True,
 }
 
-# predictors: hidden layers, and how long θ is for three features and two outcomes
+# predictors: hidden layers, and the length of θ for three features and two outcomes
 
 PREDICTOR_ROWS: dict[str, dict[str, Any]] = {
     "linear": {"hidden": (), "dim": 4 * 2},
@@ -415,13 +412,13 @@ PREDICTOR_ROWS: dict[str, dict[str, Any]] = {
     "skip_mlp": {"hidden": (5,), "dim": 4 * 5 + 6 * 2 + 4 * 2},
 }
 
-# features: how many columns a context of three columns becomes
+# features: number of feature columns for three context columns
 
 FEATURE_ROWS = {"standardized": 3, "boosted": 5, "products": 9}
 
 
 class MethodRow(NamedTuple):
-    """Quick options, the kind of problem to learn, and how many parts there are where they are shared out."""
+    """Quick options, the kind of problem to learn, and the number of parts if the work is split."""
 
     problem: str
     options: dict[str, Any]

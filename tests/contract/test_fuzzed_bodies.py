@@ -1,4 +1,4 @@
-"""Bodies that no planner would send: a clear refusal that leaves nothing behind, or a data set that can be used."""
+"""Fuzzed request bodies: each is refused clearly and leaves nothing behind, or gives a usable dataset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.in_process import service_on
 from tests.support.journey import CONTEXTS, OUTCOMES, ROWS, Json, counts, create_dataset, create_problem, learned
 
 REFUSALS = (400, 404, 409, 413, 422)
-# The same few every time in the short run, other ones for minutes in the long one.
+# The short run repeats a few fixed examples; the long run draws new ones for minutes.
 EXAMPLES = [
     15,
     pytest.param(60, marks=pytest.mark.slow),
@@ -46,7 +46,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
             yield client
 
 
-# Letters, and what is special to somebody: CSV, JSON, databases, terminals.
+# Letters, and characters special to CSV, JSON, databases or terminals.
 ALPHABET = "aZ09 _-.,;:\"'\\/{}\n\r\t\0é½漢🙂\u00a0\u202e\ufeff"
 
 
@@ -72,7 +72,7 @@ def assert_refused(response: Response) -> None:
 
 
 def assert_usable(dataset: Json) -> None:
-    """What was taken can be read back whole, every number finite and every text a known category."""
+    """Check that the dataset can be read back: numbers are finite and texts are known categories."""
     with transaction() as session:
         table = read_table(session, dataset["id"])
     assert table.num_rows == dataset["rows"] >= 2
@@ -85,8 +85,8 @@ def assert_usable(dataset: Json) -> None:
             assert set(values) == set(column["categories"])
 
 
-def uploaded(client: TestClient, content: bytes, outcomes: str, missing: str = "drop") -> None:
-    """Send a file; whatever comes of it is clear and whole."""
+def upload_and_check(client: TestClient, content: bytes, outcomes: str, missing: str = "drop") -> None:
+    """Upload a file and check that it is refused clearly or gives a usable dataset."""
     before = counts()
     form = {"name": "fuzz", "outcomes": outcomes, "missing": missing}
     response = client.post("/v1/datasets/upload", data=form, files={"file": ("fuzz", content)})
@@ -94,8 +94,8 @@ def uploaded(client: TestClient, content: bytes, outcomes: str, missing: str = "
     if response.status_code == 201:
         assert_usable(response.json())
         assert looked_at.status_code == 200, looked_at.text
-        drawn = client.get(f"/v1/datasets/{response.json()['id']}/distribution")
-        assert drawn.status_code == 200, drawn.text
+        distribution = client.get(f"/v1/datasets/{response.json()['id']}/distribution")
+        assert distribution.status_code == 200, distribution.text
     else:
         assert_refused(response)
         assert counts() == before
@@ -103,8 +103,8 @@ def uploaded(client: TestClient, content: bytes, outcomes: str, missing: str = "
             assert_refused(looked_at)
 
 
-def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """A file with a few pieces cut out, put in, repeated or changed."""
+def damaged_files(content: bytes) -> st.SearchStrategy[bytes]:
+    """Draw a file with a few pieces removed, inserted, repeated or changed."""
     place = st.integers(0, len(content))
     cut = st.tuples(place, st.integers(0, 40), st.binary(max_size=12))
 
@@ -161,32 +161,32 @@ TABLES = st.integers(1, 5).flatmap(
 )
 
 
-def written(rows: list[list[str]]) -> bytes:
+def to_csv(rows: list[list[str]]) -> bytes:
     out = io.StringIO()
     csv.writer(out).writerows(rows)
     return out.getvalue().encode("utf-8", "surrogatepass")
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_any_bytes_as_a_file(client: TestClient, examples: int) -> None:
+def test_arbitrary_bytes_as_a_file_are_refused_or_usable(client: TestClient, examples: int) -> None:
     prefixes = st.sampled_from([b"", b"x,demand\n1,2\n", b"PAR1", b"\xef\xbb\xbf", b"PAR1\x15\x04", b'"'])
     content = st.tuples(prefixes, st.binary(max_size=200)).map(b"".join)
-    explore(examples, content, lambda found: uploaded(client, found, "demand"))
+    explore(examples, content, lambda found: upload_and_check(client, found, "demand"))
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_a_damaged_csv_file(client: TestClient, examples: int) -> None:
+def test_a_damaged_csv_file_is_refused_or_usable(client: TestClient, examples: int) -> None:
     content = as_csv(bakery_rows(12)).encode()
-    explore(examples, damaged(content), lambda found: uploaded(client, found, "croissants,loaves"))
+    explore(examples, damaged_files(content), lambda found: upload_and_check(client, found, "croissants,loaves"))
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_a_csv_file_of_odd_values(client: TestClient, examples: int) -> None:
+def test_a_csv_file_of_odd_values_is_refused_or_usable(client: TestClient, examples: int) -> None:
     header = [["demand", "a", "b", "c", "d"]]
 
     def promise(rows: list[list[str]]) -> None:
-        uploaded(client, written([header[0][: len(rows[0])], *rows]), "demand")
-        uploaded(client, written(rows), rows[0][0], "reject")
+        upload_and_check(client, to_csv([header[0][: len(rows[0])], *rows]), "demand")
+        upload_and_check(client, to_csv(rows), rows[0][0], "reject")
 
     explore(examples, TABLES, promise)
 
@@ -232,15 +232,15 @@ def parquet(table: pa.Table, compression: str = "snappy") -> bytes:
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_a_parquet_file_of_any_types(client: TestClient, examples: int) -> None:
-    explore(examples, parquet_tables(), lambda found: uploaded(client, found, "demand"))
+def test_a_parquet_file_of_any_types_is_refused_or_usable(client: TestClient, examples: int) -> None:
+    explore(examples, parquet_tables(), lambda found: upload_and_check(client, found, "demand"))
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_a_damaged_parquet_file(client: TestClient, examples: int) -> None:
+def test_a_damaged_parquet_file_is_refused_or_usable(client: TestClient, examples: int) -> None:
     table = pa.Table.from_pylist(bakery_rows(12))
     for content in (parquet(table), parquet(table, "none")):
-        explore(examples, damaged(content), lambda found: uploaded(client, found, "croissants,loaves"))
+        explore(examples, damaged_files(content), lambda found: upload_and_check(client, found, "croissants,loaves"))
 
 
 # JSON
@@ -260,8 +260,8 @@ ANY_JSON = st.recursive(
 
 
 @st.composite
-def altered(draw: st.DrawFn, body: Json) -> Any:
-    """A good body with some places replaced by something else, left out or added."""
+def altered_bodies(draw: st.DrawFn, body: Json) -> Any:
+    """Draw a valid body with some values replaced, removed or added."""
     found: Any = copy.deepcopy(body)
     for _ in range(draw(st.integers(1, 3))):
         spot = found
@@ -283,7 +283,7 @@ def altered(draw: st.DrawFn, body: Json) -> Any:
 
 @pytest.fixture(scope="module")
 def bodies(client: TestClient) -> dict[str, Json]:
-    """A good body for every address that takes JSON."""
+    """Return a valid body for every path that takes JSON."""
     posterior = learned(client)
     ids = {"problem_id": create_problem(client)["id"], "dataset_id": create_dataset(client)["id"]}
     job = {"predictor": {"kind": "auto", "hidden": [8]}, "inference": {"method": "vi", "members": 2}, "seed": 7}
@@ -302,7 +302,7 @@ def bodies(client: TestClient) -> dict[str, Json]:
     }
 
 
-def posted(client: TestClient, path: str, content: bytes) -> None:
+def post_and_check(client: TestClient, path: str, content: bytes) -> None:
     before = counts()
     response = client.post(path, content=content, headers={"Content-Type": "application/json"})
     if not response.is_success:
@@ -311,7 +311,7 @@ def posted(client: TestClient, path: str, content: bytes) -> None:
     elif path == "/v1/datasets":
         assert_usable(response.json())
     else:
-        # Everything that is answered is plain JSON: no number in it that JSON does not know.
+        # Every answer is strict JSON, without NaN or infinity.
         json.loads(response.content, parse_constant=lambda word: pytest.fail(f"{word} in an answer"))
 
 
@@ -324,38 +324,40 @@ PATHS = ["problems", "datasets", "jobs", "prescribe"]
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("which", PATHS)
-def test_a_good_body_with_something_else_in_it(
+def test_an_altered_json_body_is_answered_or_refused(
     client: TestClient, bodies: dict[str, Json], which: str, examples: int
 ) -> None:
     path = next(path for path in bodies if path.endswith(which))
-    explore(examples, altered(bodies[path]), lambda found: posted(client, path, text_of(found)))
+    explore(examples, altered_bodies(bodies[path]), lambda found: post_and_check(client, path, text_of(found)))
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("which", PATHS)
-def test_any_json_and_what_is_none(client: TestClient, bodies: dict[str, Json], which: str, examples: int) -> None:
+def test_arbitrary_json_and_invalid_json_are_answered_or_refused(
+    client: TestClient, bodies: dict[str, Json], which: str, examples: int
+) -> None:
     path = next(path for path in bodies if path.endswith(which))
-    content = st.one_of(ANY_JSON.map(text_of), damaged(text_of(bodies[path])), st.binary(max_size=50))
-    explore(examples, content, lambda found: posted(client, path, found))
+    content = st.one_of(ANY_JSON.map(text_of), damaged_files(text_of(bodies[path])), st.binary(max_size=50))
+    explore(examples, content, lambda found: post_and_check(client, path, found))
 
 
-def test_the_damage_is_not_always_fatal(client: TestClient) -> None:
-    """Or nothing but refusals would be tested."""
+def test_some_damaged_files_are_still_accepted(client: TestClient) -> None:
+    """Otherwise the tests above would only see refusals."""
     outcomes: set[int] = set()
     form = {"name": "fuzz", "outcomes": "croissants,loaves", "missing": "drop"}
 
     def send(content: bytes) -> None:
         outcomes.add(client.post("/v1/datasets/upload", data=form, files={"file": ("fuzz", content)}).status_code)
 
-    explore(60, damaged(as_csv(bakery_rows(12)).encode()), send)
+    explore(60, damaged_files(as_csv(bakery_rows(12)).encode()), send)
     assert outcomes == {201, 422}
 
 
-def test_a_file_is_read_as_it_was_written(client: TestClient, tmp_path: Path) -> None:
-    """The odd values above are refused or kept, and never changed: a table written and read is the same."""
+def test_csv_and_parquet_values_round_trip_unchanged(client: TestClient, tmp_path: Path) -> None:
+    """Odd values are refused or kept, never changed."""
     rows = [["demand", "a"], *[[str(value), text] for value, text in enumerate(["x", "é", "a b", "N A"])]]
     made = client.post(
-        "/v1/datasets/upload", data={"name": "n", "outcomes": "demand"}, files={"file": ("f", written(rows))}
+        "/v1/datasets/upload", data={"name": "n", "outcomes": "demand"}, files={"file": ("f", to_csv(rows))}
     ).json()
     with transaction() as session:
         table = read_table(session, made["id"])

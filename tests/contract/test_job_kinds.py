@@ -1,4 +1,4 @@
-"""Every kind of job keeps the same promises, whoever computes its parts. A new kind needs a row in ``ROWS``."""
+"""Contract of every job kind, whoever computes its parts. A new kind needs a row in ``ROWS``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def backtest(client: TestClient) -> Json:
     return ids | {"kind": "backtest"} | asked
 
 
-# A name, the kind it is of, a function that makes a request, and how many parts the job has.
+# Name, kind, a function that builds a request, and the number of parts.
 ROWS: dict[str, tuple[str, Callable[[TestClient], Json], int]] = {
     "learning in one process": ("learn", learn_alone, 0),
     "learning by chains": ("learn", learn_by_chains, 2),
@@ -71,7 +71,7 @@ EVERY_ROW = pytest.mark.parametrize(("name", "body_of", "count"), ROWS.values(),
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
-def test_every_kind_is_held_to_these_promises() -> None:
+def test_every_job_kind_has_a_row_and_its_own_name() -> None:
     assert {name for name, _, _ in ROWS.values()} == set(KINDS)
     assert {kind.name: kind for kind in KINDS.values()} == KINDS
     assert DEFAULT in KINDS
@@ -81,7 +81,7 @@ def test_every_kind_is_held_to_these_promises() -> None:
 def test_a_kind_fits_its_queue(kind: JobKind) -> None:
     assert kind.queue in (queue.COMPUTING, queue.WAITING)
     if kind.waits:
-        # It has no process that could split or join, so its parts are cut when it is made and are its result.
+        # No process splits or joins it: its parts are fixed at creation and are its result.
         assert (kind.split, kind.join, kind.keeps_parts) == (None, None, True)
     else:
         assert kind.join is not None
@@ -90,7 +90,7 @@ def test_a_kind_fits_its_queue(kind: JobKind) -> None:
 
 
 @EVERY_KIND
-def test_a_kind_is_asked_for_by_its_name_and_shows_how(kind: JobKind) -> None:
+def test_a_kind_is_requested_by_name_and_documents_its_request(kind: JobKind) -> None:
     schema = kind.request.model_json_schema()
     assert schema["properties"]["kind"]["const"] == kind.name
     assert schema["examples"]
@@ -100,7 +100,7 @@ def test_a_kind_is_asked_for_by_its_name_and_shows_how(kind: JobKind) -> None:
 
 
 @EVERY_KIND
-def test_a_mistake_is_told_with_its_place_in_the_request_and_leaves_nothing(client: TestClient, kind: JobKind) -> None:
+def test_an_invalid_request_is_refused_with_its_pointer_and_stores_nothing(client: TestClient, kind: JobKind) -> None:
     before = counts()
     body = {"kind": kind.name, "time_limit_seconds": "long"}
     refusal = answered(client.post("/v1/jobs", json=body), 422)
@@ -111,7 +111,7 @@ def test_a_mistake_is_told_with_its_place_in_the_request_and_leaves_nothing(clie
 
 
 @pytest.mark.parametrize("kind", ["dance", "", None, 7, ["learn"], {}])
-def test_an_unknown_kind_is_refused_with_those_there_are(client: TestClient, kind: Any) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones(client: TestClient, kind: Any) -> None:
     refusal = answered(client.post("/v1/jobs", json={"kind": kind}), 422)
     (found,) = refusal["errors"]
     assert found == {"pointer": "#/kind", "detail": "the job kind must be one of learn, prescribe, backtest"}
@@ -120,7 +120,7 @@ def test_an_unknown_kind_is_refused_with_those_there_are(client: TestClient, kin
 # from the request to the result
 
 
-def submitted(client: TestClient, body: Json) -> JobRow:
+def submit(client: TestClient, body: Json) -> JobRow:
     job_id = answered(client.post("/v1/jobs", json=body), 202)["id"]
     return service.get(DEFAULT_WORKSPACE, job_id)
 
@@ -137,11 +137,11 @@ def silent(fraction: float, message: str) -> None:
 
 
 def forget(data: bytes) -> None:
-    """A checkpoint that nobody keeps."""
+    """Discard a checkpoint."""
 
 
 def outcome(client: TestClient, job_id: str, results: Sequence[bytes] | None = None) -> list[Any]:
-    """Everything a job has made, to be compared with another's; its files are made of results, if these are given."""
+    """Return everything a job has made, for comparison. Files are built from ``results`` if given."""
     job = answered(client.get(f"/v1/jobs/{job_id}"))
     assert job["state"] == "succeeded", job["error"]
     kind = KINDS[job["kind"]]
@@ -160,11 +160,11 @@ def outcome(client: TestClient, job_id: str, results: Sequence[bytes] | None = N
 
 @pytest.mark.all_variants
 @EVERY_ROW
-def test_split_work_and_join_make_what_the_engine_makes(
+def test_split_work_and_join_equal_the_engines_result(
     client: TestClient, name: str, body_of: Callable[[TestClient], Json], count: int
 ) -> None:
     body, kind = body_of(client), KINDS[name]
-    by_hand, alone, shared = (submitted(client, body) for _ in range(3))
+    by_hand, alone, shared = (submit(client, body) for _ in range(3))
 
     attempt = service.start(by_hand.id)
     assert attempt is not None
@@ -187,7 +187,7 @@ def test_split_work_and_join_make_what_the_engine_makes(
 
 
 def run(job: JobRow, by_others: bool = False) -> None:
-    """Run a job in this process; its parts by itself, or by workers that come in between if they are to or must."""
+    """Run a job in this process. Its parts run here, or by other workers in between."""
     attempt = service.start(job.id)
     assert attempt is not None
     left = iter(range(100))
@@ -201,7 +201,7 @@ def run(job: JobRow, by_others: bool = False) -> None:
 
 
 @EVERY_ROW
-def test_a_part_goes_on_from_what_it_left_at_a_checkpoint_and_ends_the_same(
+def test_a_part_resumed_from_a_checkpoint_ends_the_same(
     client: TestClient,
     name: str,
     body_of: Callable[[TestClient], Json],
@@ -209,7 +209,7 @@ def test_a_part_goes_on_from_what_it_left_at_a_checkpoint_and_ends_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
-    kind, job = KINDS[name], submitted(client, body_of(client))
+    kind, job = KINDS[name], submit(client, body_of(client))
     given = kind.read(job)
     for part in parts_of(job.id) if kind.split is None else kind.split(given, silent):
         left: list[bytes] = [part.data]
@@ -219,7 +219,7 @@ def test_a_part_goes_on_from_what_it_left_at_a_checkpoint_and_ends_the_same(
 
 
 @EVERY_ROW
-def test_a_job_is_listed_by_its_kind_waits_in_its_queue_and_shows_what_was_asked(
+def test_a_job_is_listed_by_kind_waits_in_its_queue_and_shows_its_request(
     client: TestClient, name: str, body_of: Callable[[TestClient], Json], count: int
 ) -> None:
     body = body_of(client)
@@ -237,10 +237,10 @@ def test_a_job_is_listed_by_its_kind_waits_in_its_queue_and_shows_what_was_asked
 
 
 @EVERY_ROW
-def test_a_result_that_is_no_file_is_refused_with_what_there_is_instead(
+def test_a_missing_result_file_is_refused_with_the_place_of_the_result(
     client: TestClient, name: str, body_of: Callable[[TestClient], Json], count: int
 ) -> None:
-    job, kind = submitted(client, body_of(client)), KINDS[name]
+    job, kind = submit(client, body_of(client)), KINDS[name]
     response = client.get(f"/v1/jobs/{job.id}/result")
     assert response.status_code == 409
     if not kind.files:

@@ -1,4 +1,4 @@
-"""Promises that every registered method of inference keeps; their rows are in ``contract_tables``."""
+"""Contract of every inference method; its rows are in ``contract_tables``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ from tests.contract.contract_tables import (
     PROBLEM_ROWS,
     MethodRow,
     history_of,
-    seeded,
 )
+from tests.support.seeds import seeded
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_registered_method_has_a_row_in_the_contract_and_a_schema_in_the_api() -> None:
@@ -42,7 +39,7 @@ def test_every_registered_method_has_a_row_in_the_contract_and_a_schema_in_the_a
 def test_the_api_offers_exactly_the_options_of_a_method_with_its_defaults(name: str) -> None:
     core = {one.name: one.default for one in fields(OPTIONS[name])}
     offered = {option: field.get_default() for option, field in API_METHODS[name].model_fields.items()}
-    # What a request says elsewhere, for every method alike.
+    # Set elsewhere in a request, for all methods.
     for option in ("predictor", "policy", "seed"):
         del core[option]
     del offered["method"]
@@ -62,8 +59,8 @@ def task(method: str, **changes: Any) -> tuple[DecisionProblem, Sample, Learning
     return build_problem(problem.spec), history_of(problem), make_options(**options)
 
 
-def carried(arrays: Arrays) -> Arrays:
-    """As they arrive elsewhere: plain, and copies."""
+def copied(arrays: Arrays) -> Arrays:
+    """Copy arrays, as if sent to another process."""
     assert all(isinstance(values, np.ndarray) and values.dtype != object for values in arrays.values())
     return {name: np.array(values) for name, values in arrays.items()}
 
@@ -71,7 +68,7 @@ def carried(arrays: Arrays) -> Arrays:
 def assert_same_arrays(first: Arrays, second: Arrays) -> None:
     assert set(first) == set(second)
     for name, values in first.items():
-        # Not a number is a number not known: the same in both.
+        # NaN marks an unknown number and must agree in both.
         assert np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f"), name
 
 
@@ -79,16 +76,14 @@ def assert_same_posterior(first: Posterior, second: Posterior) -> None:
     assert digest(*first.to_arrays()) == digest(*second.to_arrays())
 
 
-def test_parts_computed_anywhere_in_any_order_join_to_what_learning_gives(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_computed_in_any_order_join_to_the_same_posterior(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 10)
     whole = learn(*task(method))
     parts = Learning.of(*task(method)).split()
     assert len(parts) == METHOD_ROWS[method].parts
     assert all(part.work > 0 for part in parts)
     order = torch.randperm(len(parts), generator=seeded(26)).tolist()
-    done = {place: carried(Learning.of(*task(method)).work(carried(parts[place].data))) for place in order}
+    done = {place: copied(Learning.of(*task(method)).work(copied(parts[place].data))) for place in order}
     joined = Learning.of(*task(method)).join([done[place] for place in range(len(parts))])
     assert_same_posterior(joined.posterior, whole.posterior)
     assert joined.diagnostics == whole.diagnostics
@@ -102,19 +97,17 @@ def test_splitting_again_gives_the_same_parts(method: str, monkeypatch: pytest.M
         assert_same_arrays(one.data, other.data)
 
 
-def test_a_part_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_resumed_from_a_checkpoint_is_bit_identical(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.inference.vi.plan.SHARED_ROWS", 10)
     monkeypatch.setattr("bco_core.inference.mh.metropolis.CHECKPOINT_SECONDS", -1.0)
     learning, left = Learning.of(*task(method)), []
     part = learning.split()[-1]
     done = learning.work(part.data, checkpoint=left.append)
     for stored in (part.data, *left):
-        assert_same_arrays(learning.work(carried(stored)), done)
+        assert_same_arrays(learning.work(copied(stored)), done)
 
 
-def test_a_method_is_exactly_repeated_by_its_seed_and_differs_for_another(method: str) -> None:
+def test_a_method_is_reproduced_by_its_seed_and_differs_for_another(method: str) -> None:
     first, again, other = (learn(*task(method, seed=seed)) for seed in (5, 5, 6))
     assert_same_posterior(first.posterior, again.posterior)
     assert first.diagnostics == again.diagnostics
@@ -123,18 +116,18 @@ def test_a_method_is_exactly_repeated_by_its_seed_and_differs_for_another(method
     assert_same_posterior(restored, first.posterior)
 
 
-def test_a_method_tells_what_was_asked_what_it_came_to_and_a_verdict_in_plain_json(method: str) -> None:
-    told = learn(*task(method)).diagnostics
-    assert (told.method, told.inference) == (method, METHODS[method].inference)
-    assert told.inference_reason
-    assert told.quality in ("ok", "warn", "bad")
-    assert told.reason
-    assert told.kl_weight * told.inverse_temperature == pytest.approx(1)
-    plain = told.to_json()
+def test_diagnostics_hold_options_results_and_verdict_in_plain_json(method: str) -> None:
+    diagnostics = learn(*task(method)).diagnostics
+    assert (diagnostics.method, diagnostics.inference) == (method, METHODS[method].inference)
+    assert diagnostics.inference_reason
+    assert diagnostics.quality in ("ok", "warn", "bad")
+    assert diagnostics.reason
+    assert diagnostics.kl_weight * diagnostics.inverse_temperature == pytest.approx(1)
+    plain = diagnostics.to_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
 
 
-def test_a_method_keeps_the_particles_asked_for(method: str) -> None:
+def test_a_method_stores_the_requested_number_of_particles(method: str) -> None:
     posterior = learn(*task(method, particles=9)).posterior
     assert posterior.particles.shape == (9, posterior.predictor.dim)
     assert posterior.history is not None
@@ -147,7 +140,7 @@ def test_progress_never_falls(method: str) -> None:
     assert 0 <= fractions[0] <= fractions[-1] <= 1 + 1e-12
 
 
-def test_a_method_that_needs_gradients_is_refused_where_there_are_none(method: str) -> None:
+def test_a_gradient_method_is_refused_for_problems_without_gradients(method: str) -> None:
     row = PROBLEM_ROWS["return_constrained_portfolio"][0]
     problem, (_, _, options) = build_problem(row.spec), task(method)
     if METHODS[method].needs_gradient:

@@ -1,7 +1,7 @@
-"""Whatever is sent to any address: an answer that the OpenAPI document announces, and never an error of ours.
+"""The API answers as its OpenAPI document announces, whatever is sent, and never with a server error.
 
-Schemathesis makes the requests, out of the document itself: its examples, the edges of every parameter, random ones,
-and sequences of operations that use each other's objects. They go to a real ``bco api`` over HTTP.
+Schemathesis generates requests from the document: its examples, boundary values of every parameter, random values, and
+sequences of operations that use each other's objects. They go to a real ``bco api`` over HTTP.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
 from tests.support.journey import learned
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
-# The document cannot say everything that makes a request sensible (columns that exist, bounds in order), so a request
-# that fits it may still be refused; what does not fit it must be. And a request repeated with its Idempotency-Key is
-# answered with what was made the first time, also when somebody has deleted it since.
+# The document cannot express every rule (columns that exist, bounds in order), so a request
+# that fits it may still be refused; one that does not must be. A request repeated with its Idempotency-Key is
+# answered with the first result, even if that has been deleted since.
 NOT_PROMISED = "positive_data_acceptance,ensure_resource_availability"
 
 
 @contextmanager
 def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
-    """The API on a database with something in it: its address, a configuration for Schemathesis, and a key."""
+    """Start the API on a database with some data; return its address, a Schemathesis configuration and a key."""
     with service_on(url):
         migrate(get_settings().sqlalchemy_url)
         with TestClient(create_app()) as client:
-            kept, doomed = learned(client, name="bakery"), learned(client)
+            posterior, doomed = learned(client, name="bakery"), learned(client)
         key = keys.create("contract", "default", list(keys.SCOPES), None)[1]
     configuration = folder / "schemathesis.toml"
     configuration.write_text(
@@ -48,7 +48,7 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
         [[operations]]
         include-path-regex = "/v1/posteriors/.posterior_id."
         include-method = ["GET", "POST"]
-        parameters = {{ posterior_id = "{kept["id"]}" }}
+        parameters = {{ posterior_id = "{posterior["id"]}" }}
         [[operations]]
         include-name = "DELETE /v1/posteriors/{{posterior_id}}"
         parameters = {{ posterior_id = "{doomed["id"]}" }}
@@ -65,7 +65,7 @@ def running_api(url: str, folder: Path) -> Iterator[tuple[str, Path, str]]:
     try:
         wait_until("the API is ready", lambda: api.poll() is not None or is_ready(address))
         assert api.poll() is None, log.read_text()
-        drift, header = f"{address}/v1/posteriors/{kept['id']}/drift", {"Authorization": f"Bearer {key}"}
+        drift, header = f"{address}/v1/posteriors/{posterior['id']}/drift", {"Authorization": f"Bearer {key}"}
         wait_until("its solvers are ready", lambda: httpx.get(drift, headers=header, timeout=90).is_success)
         yield address, configuration, key
         assert is_ready(address), "the API has died"
@@ -87,9 +87,9 @@ def assert_kept(address: str, configuration: Path, key: str, examples: int, phas
         *(str(SCHEMATHESIS), "--config-file", str(configuration), "--no-color", "run", f"{address}/openapi.json"),
         *("--header", f"Authorization: Bearer {key}", "--exclude-checks", NOT_PROMISED, "--phases", phases),
         *("--max-examples", str(examples), "--seed", "7", "--generation-deterministic"),
-        # Longer than BCO_PRESCRIBE_SECONDS.
+        # Must exceed BCO_PRESCRIBE_SECONDS.
         *("--request-timeout", "90"),
-        # A job's events go on for as long as the job does.
+        # A job's event stream lasts as long as the job.
         *("--exclude-path-regex", "/events$"),
     )
     result = subprocess.run(command, capture_output=True, text=True, cwd=configuration.parent)
@@ -100,19 +100,19 @@ def assert_kept(address: str, configuration: Path, key: str, examples: int, phas
 @pytest.mark.parametrize(
     "phases", ["examples", pytest.param("coverage,fuzzing,stateful", marks=pytest.mark.slow)], ids=["examples", "rest"]
 )
-def test_every_answer_is_one_that_the_document_announces(phases: str, tmp_path: Path) -> None:
+def test_every_answer_conforms_to_the_openapi_document(phases: str, tmp_path: Path) -> None:
     with running_api(f"sqlite:///{tmp_path / 'bco.db'}", tmp_path) as (address, configuration, key):
         assert_kept(address, configuration, key, 4, phases)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_every_answer_is_announced_for_minutes(kind: str, empty_database: Callable[[str], str], tmp_path: Path) -> None:
+def test_every_answer_conforms_in_a_long_run(kind: str, empty_database: Callable[[str], str], tmp_path: Path) -> None:
     with running_api(empty_database(kind), tmp_path) as (address, configuration, key):
         assert_kept(address, configuration, key, 200, "examples,coverage,fuzzing,stateful")
 
 
-def test_a_method_that_an_address_does_not_take_is_answered_with_those_it_does(tmp_path: Path) -> None:
+def test_an_unsupported_http_method_is_answered_with_the_supported_ones(tmp_path: Path) -> None:
     with service_on(f"sqlite:///{tmp_path / 'bco.db'}"):
         migrate(get_settings().sqlalchemy_url)
         client = TestClient(create_app())

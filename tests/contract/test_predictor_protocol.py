@@ -1,5 +1,4 @@
-"""Promises that every registered predictor, kind of features, family and distribution keeps; their rows are in
-``contract_tables``."""
+"""Contract of every predictor, feature kind, family and distribution; its rows are in ``contract_tables``."""
 
 from __future__ import annotations
 
@@ -27,14 +26,11 @@ from tests.contract.contract_tables import (
     FEATURE_ROWS,
     PREDICTOR_ROWS,
     PROBLEM_ROWS,
-    learned,
-    seeded,
+    learn_quickly,
 )
+from tests.support.seeds import seeded
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # predictors
@@ -60,7 +56,7 @@ def parameters(predictor: Predictor, count: int) -> Tensor:
     return predictor.initial(count, seeded(18)) + 0.3 * torch.randn(count, predictor.dim, generator=seeded(19))
 
 
-def test_a_predictor_has_the_parameters_its_layers_need(predictor: Predictor) -> None:
+def test_the_number_of_parameters_follows_from_the_layers(predictor: Predictor) -> None:
     assert predictor.dim == PREDICTOR_ROWS[predictor.kind]["dim"]
     assert predictor.initial(5, seeded()).shape == (5, predictor.dim)
 
@@ -100,7 +96,7 @@ def test_a_predictors_gradient_matches_finite_differences(predictor: Predictor) 
     torch.testing.assert_close(gradient[0], (up - down) / 2e-6, rtol=1e-4, atol=1e-3)
 
 
-def test_a_predictor_survives_as_plain_arrays(predictor: Predictor) -> None:
+def test_a_predictor_round_trips_through_plain_arrays(predictor: Predictor) -> None:
     description, arrays = predictor_to_arrays(predictor)
     again = predictor_from_arrays(json.loads(json.dumps(description)), arrays)
     theta = parameters(predictor, 2)
@@ -113,19 +109,19 @@ def test_every_predictor_learns_reproducibly_and_survives_storage(kind: str) -> 
     row = PROBLEM_ROWS["newsvendor"][0]
     problem = build_problem(row.spec)
     options = {"predictor": kind, "hidden": PREDICTOR_ROWS[kind]["hidden"] or None}
-    first, again = (learned(problem, row, **options).posterior.to_arrays() for _ in range(2))
+    first, again = (learn_quickly(problem, row, **options).posterior.to_arrays() for _ in range(2))
     assert digest(*first) == digest(*again)
     restored = Posterior.from_arrays(json.loads(json.dumps(first[0])), first[1])
     assert digest(*restored.to_arrays()) == digest(*first)
 
 
-def test_the_length_of_a_vector_is_known_from_its_widths_alone(predictor: Predictor) -> None:
+def test_the_length_of_theta_follows_from_the_widths_alone(predictor: Predictor) -> None:
     assert PREDICTORS[predictor.kind].size(predictor.widths) == predictor.dim
     assert predictor.widths[0] == predictor.features.width
     assert predictor.widths[-1] == predictor.outcome_dim == 2
 
 
-def test_the_end_of_a_vector_is_a_linear_path_as_long_as_it_says(predictor: Predictor) -> None:
+def test_theta_ends_with_a_linear_path_of_the_stated_length(predictor: Predictor) -> None:
     assert predictor.linear_dim in (0, (3 + 1) * 2)
     theta, encoded = parameters(predictor, 4).double(), predictor.encode(history().contexts, torch.float64)
     inputs = encoded.expand(4, -1, -1)
@@ -147,13 +143,13 @@ def test_only_networks_have_hidden_layers(predictor: Predictor) -> None:
     assert refusal.value.where == ("predictor", "hidden")
 
 
-def test_starting_vectors_are_those_of_their_seed(predictor: Predictor) -> None:
+def test_starting_vectors_are_reproduced_by_their_seed(predictor: Predictor) -> None:
     first, again, other = (predictor.initial(3, seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_units_stretch_what_multiplies_a_feature_by_its_spread_and_no_bias(predictor: Predictor) -> None:
+def test_units_scale_weights_by_feature_spread_and_leave_biases_alone(predictor: Predictor) -> None:
     units = predictor.units()
     assert units.shape == (predictor.dim,)
     spread = history().contexts.std(dim=0, correction=0)
@@ -163,7 +159,7 @@ def test_units_stretch_what_multiplies_a_feature_by_its_spread_and_no_bias(predi
     assert (units[-2:] == 1).all()
 
 
-def test_clipping_twice_is_clipping_once(predictor: Predictor) -> None:
+def test_clipping_is_idempotent(predictor: Predictor) -> None:
     predictions = torch.linspace(-3, 3, 14, dtype=torch.float64).view(1, 7, 2)
     assert torch.equal(predictor.clip(predictor.clip(predictions)), predictor.clip(predictions))
     theta, encoded = parameters(predictor, 2), predictor.encode(history().contexts)
@@ -182,57 +178,59 @@ def test_every_registered_kind_of_features_has_a_row_in_the_contract() -> None:
 
 @pytest.fixture(params=FEATURES)
 def features(request: pytest.FixtureRequest) -> Features:
-    return fitted(request.param, history())
+    return fit_features(request.param, history())
 
 
-def fitted(kind: str, sample: Sample) -> Features:
+def fit_features(kind: str, sample: Sample) -> Features:
     return FEATURES[kind].fit(sample, fold_numbers(len(sample), 0))
 
 
-def based(features: Features) -> int:
-    """How many columns of bases follow the features."""
+def base_columns(features: Features) -> int:
+    """Return the number of base columns after the features."""
     return 0 if features.bases is None else len(features.bases.mean)
 
 
-def test_bases_are_among_the_features_and_scatter_as_they_say(features: Features) -> None:
+def test_bases_are_the_last_features_and_scatter_as_stated(features: Features) -> None:
     if features.bases is None:
         assert features.base_columns == ()
         return
-    told = features.of_history(history())
-    assert torch.equal(told[:, list(features.base_columns)], told[:, features.width :])
-    errors = features.bases.apply(history().outcomes) - told[:, features.width :]
+    values = features.of_history(history())
+    assert torch.equal(values[:, list(features.base_columns)], values[:, features.width :])
+    errors = features.bases.apply(history().outcomes) - values[:, features.width :]
     torch.testing.assert_close(errors.square().mean(dim=0).sqrt(), features.shrink)
 
 
-def test_features_have_the_columns_they_say(features: Features) -> None:
+def test_features_have_the_stated_number_of_columns(features: Features) -> None:
     width = FEATURE_ROWS[features.kind]
     assert (features.context_dim, features.width) == (3, width)
-    assert features.of_history(history()).shape == (30, width + based(features))
+    assert features.of_history(history()).shape == (30, width + base_columns(features))
     assert features.spread.shape == (width,)
     assert (features.spread > 0).all()
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (0,)], ids=str)
-def test_features_of_new_contexts_are_batched(features: Features, leading: tuple[int, ...]) -> None:
+def test_features_of_new_contexts_are_batched_over_leading_dimensions(
+    features: Features, leading: tuple[int, ...]
+) -> None:
     contexts = 7 + torch.randn(*leading, 3, generator=seeded(25), dtype=torch.float64)
     found = features.of_new(contexts)
-    width = features.width + based(features)
+    width = features.width + base_columns(features)
     assert (found.shape, found.dtype) == ((*leading, width), torch.float64)
     for one, alone in zip(contexts.view(-1, 3), found.view(-1, width), strict=True):
         torch.testing.assert_close(features.of_new(one), alone)
 
 
-def test_no_row_of_the_history_is_told_its_own_outcome(features: Features) -> None:
+def test_features_of_a_history_row_do_not_depend_on_its_own_outcome(features: Features) -> None:
     before = features.of_history(history())
     for row in (0, 17):
         outcomes = history().outcomes.clone()
         outcomes[row] += 1
         changed = Sample(history().contexts, outcomes)
-        again = fitted(features.kind, changed)
+        again = fit_features(features.kind, changed)
         after = again.of_history(changed)
         if features.bases is not None and again.bases is not None:
-            # All outcomes together are the unit that bases are told in; what is told is the same.
-            mine, theirs = (one.bases.undo(told[row, 5:]) for one, told in ((features, before), (again, after)))
+            # All outcomes together set the unit of the bases; the values in that unit stay the same.
+            mine, theirs = (one.bases.undo(values[row, 5:]) for one, values in ((features, before), (again, after)))
             torch.testing.assert_close(theirs, mine)
             continue
         torch.testing.assert_close(after[row], before[row])
@@ -240,7 +238,7 @@ def test_no_row_of_the_history_is_told_its_own_outcome(features: Features) -> No
             torch.testing.assert_close(after, before)
 
 
-def test_features_survive_as_plain_arrays_under_names_of_their_own(features: Features) -> None:
+def test_features_round_trip_through_plain_arrays_under_distinct_names(features: Features) -> None:
     description, arrays = features_to_arrays(features)
     again = features_from_arrays(json.loads(json.dumps(description)), arrays)
     assert again.kind == features.kind
@@ -275,7 +273,7 @@ def scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def test_noise_is_centred_and_of_unit_scale_and_comes_from_its_generator(family: str) -> None:
+def test_noise_is_centred_unit_scale_and_reproduced_by_its_generator(family: str) -> None:
     noise = FAMILIES[family].noise((200_000,), seeded(20), torch.float64)
     assert noise.mean().abs() < 0.01
     assert noise.abs().mean().item() == pytest.approx(FAMILY_ROWS[family], rel=0.01)
@@ -307,7 +305,7 @@ def test_the_kl_of_the_prior_with_itself_is_zero_and_grows_with_distance(family:
     assert (distances.diff() > 0).all()
 
 
-def test_a_mixture_of_the_family_samples_what_its_density_says(family: str) -> None:
+def test_samples_of_a_mixture_follow_its_density(family: str) -> None:
     mixture = Mixture(
         FAMILIES[family],
         torch.tensor([0.25, 0.75], dtype=torch.float64),
@@ -322,9 +320,9 @@ def test_a_mixture_of_the_family_samples_what_its_density_says(family: str) -> N
     assert (density * points).sum().item() * width == pytest.approx(draws.mean().item(), abs=0.05)
 
 
-def test_every_family_can_be_learned_with(family: str) -> None:
+def test_every_family_learns_a_posterior(family: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
-    posterior = learned(build_problem(row.spec), row, family=family).posterior
+    posterior = learn_quickly(build_problem(row.spec), row, family=family).posterior
     assert posterior.to_arrays()[0]["family"] == family
     assert torch.isfinite(posterior.particles).all()
 
@@ -339,7 +337,7 @@ def test_every_registered_distribution_has_a_row_in_the_contract() -> None:
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_a_distribution_draws_as_many_vectors_as_asked_by_its_generator(name: str) -> None:
+def test_a_distribution_draws_the_requested_number_from_its_generator(name: str) -> None:
     one = DISTRIBUTION_ROWS[name]
     assert one.dim == 3
     for count in (1, 10, 50):
@@ -352,7 +350,7 @@ def test_a_distribution_draws_as_many_vectors_as_asked_by_its_generator(name: st
 
 @pytest.mark.all_variants
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_a_distribution_survives_as_plain_arrays(name: str) -> None:
+def test_a_distribution_round_trips_through_plain_arrays(name: str) -> None:
     one = DISTRIBUTION_ROWS[name]
     description, arrays = one.to_arrays()
     again = distribution_from_arrays(json.loads(json.dumps(description)), arrays)

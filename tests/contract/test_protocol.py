@@ -1,4 +1,4 @@
-"""Promises that every registered problem and policy keeps; their rows are in ``contract_tables``."""
+"""Contract of every problem kind and policy; its rows are in ``contract_tables``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import PROBLEMS, build_problem
 from bco_core.problems.surrogate import Surrogate
 from bco_core.scenarios import Scenarios, expected_cost
-from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learned, seeded
+from tests.contract.contract_tables import POLICY_ROWS, PROBLEM_ROWS, ProblemRow, learn_quickly
+from tests.support.seeds import seeded
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # problems
@@ -58,11 +56,11 @@ def test_the_api_offers_exactly_the_registered_kinds() -> None:
     assert offered == set(PROBLEMS)
 
 
-def test_a_kind_says_whether_its_problems_will_be_differentiable(row: ProblemRow, problem: DecisionProblem) -> None:
+def test_a_kind_declares_whether_its_problems_are_differentiable(row: ProblemRow, problem: DecisionProblem) -> None:
     assert PROBLEMS[row.spec["kind"]].differentiable == problem.differentiable
 
 
-def test_a_specification_goes_through_the_api_and_back_unchanged(row: ProblemRow) -> None:
+def test_a_specification_round_trips_through_the_api_unchanged(row: ProblemRow) -> None:
     request = NewProblem.model_validate_json(json.dumps({"name": "contract", "spec": row.spec}))
     dumped = request.spec.model_dump()
     again = NewProblem.model_validate_json(json.dumps({"name": "contract", "spec": dumped}))
@@ -71,14 +69,14 @@ def test_a_specification_goes_through_the_api_and_back_unchanged(row: ProblemRow
     assert dumped["kind"] == row.spec["kind"]
 
 
-def test_a_specification_that_went_through_the_api_is_the_same_problem(row: ProblemRow) -> None:
+def test_a_specification_read_back_from_the_api_is_the_same_problem(row: ProblemRow) -> None:
     direct = build_problem(NewProblem(name="contract", spec=row.spec).spec.model_dump())  # type: ignore[arg-type]
     stored = build_problem(json.loads(json.dumps(NewProblem(name="c", spec=row.spec).spec.model_dump())))  # type: ignore[arg-type]
     outcomes = row.outcomes(20, seeded())
     assert torch.equal(direct.decide(outcomes), stored.decide(outcomes))
 
 
-def test_the_api_refuses_a_field_that_the_kind_does_not_know(row: ProblemRow) -> None:
+def test_the_api_refuses_a_field_unknown_to_the_kind(row: ProblemRow) -> None:
     with pytest.raises(ValidationError):
         NewProblem(name="contract", spec=row.spec | {"colour": "red"})  # type: ignore[arg-type]
 
@@ -105,7 +103,7 @@ def test_everything_is_batched_over_leading_dimensions(
     torch.testing.assert_close(decisions.reshape(-1, problem.decision_dim), one_by_one)
 
 
-def test_one_decision_is_judged_against_many_outcomes(row: ProblemRow, problem: DecisionProblem) -> None:
+def test_one_decision_broadcasts_against_many_outcomes(row: ProblemRow, problem: DecisionProblem) -> None:
     outcomes = row.outcomes(7, seeded())
     decision = problem.decide(outcomes[0])
     costs = problem.cost(decision, outcomes)
@@ -115,8 +113,8 @@ def test_one_decision_is_judged_against_many_outcomes(row: ProblemRow, problem: 
     torch.testing.assert_close(costs, one_by_one)
 
 
-def decided(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
-    """The decisions (B, d_z) for outcomes (B, d_y), in whole numbers where they must be: ``decide`` relaxes those."""
+def decide_integers(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
+    """Decisions (B, d_z) for outcomes (B, d_y), rounded where integers are required: ``decide`` relaxes them."""
     if problem.relaxation is problem:
         return problem.decide(outcomes)
     return problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64)).decisions
@@ -125,7 +123,7 @@ def decided(problem: DecisionProblem, outcomes: Tensor) -> Tensor:
 def test_the_decision_for_an_outcome_is_feasible_under_it(row: ProblemRow, problem: DecisionProblem) -> None:
     outcomes = row.outcomes(200, seeded(1))
     assert problem.relaxation.feasible(problem.decide(outcomes), outcomes).all()
-    assert problem.feasible(decided(problem, outcomes[:20]), outcomes[:20]).all()
+    assert problem.feasible(decide_integers(problem, outcomes[:20]), outcomes[:20]).all()
 
 
 def test_costs_are_finite(row: ProblemRow, problem: DecisionProblem) -> None:
@@ -134,8 +132,8 @@ def test_costs_are_finite(row: ProblemRow, problem: DecisionProblem) -> None:
     assert torch.isfinite(problem.cost(problem.decide(outcomes), others)).all()
 
 
-def perturbed(decisions: Tensor, generator: torch.Generator) -> Tensor:
-    """Decisions near and far from these, a hundred for each: (100, ...)."""
+def perturb(decisions: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a hundred decisions near and far from each: (100, ...)."""
     noise = torch.randn((100, *decisions.shape), generator=generator, dtype=decisions.dtype)
     size = 10 ** (torch.rand((100, *decisions.shape[:-1], 1), generator=generator, dtype=decisions.dtype) * 5 - 4)
     return decisions + noise * size * (1 + decisions.abs())
@@ -147,7 +145,7 @@ def test_no_feasible_perturbation_beats_the_decision_for_its_own_outcome(
     outcomes = row.outcomes(50, seeded(3))
     decisions = problem.decide(outcomes)
     best = problem.cost(decisions, outcomes)
-    others = torch.cat([perturbed(decisions, seeded(4)), problem.decide(row.outcomes(50, seeded(5)))[None]])
+    others = torch.cat([perturb(decisions, seeded(4)), problem.decide(row.outcomes(50, seeded(5)))[None]])
     feasible = problem.feasible(others, outcomes)
     assert feasible.any()
     costs = problem.cost(others, outcomes)
@@ -155,14 +153,14 @@ def test_no_feasible_perturbation_beats_the_decision_for_its_own_outcome(
 
 
 def scenarios_for(row: ProblemRow, contexts: int = 6, count: int = 25) -> tuple[Tensor, Tensor]:
-    """Outcomes (B, K, d_y) and uneven weights (K,)."""
+    """Draw outcomes (B, K, d_y) and uneven weights (K,)."""
     outcomes = row.outcomes(contexts * count, seeded(6))
     weights = torch.rand(count, generator=seeded(7), dtype=torch.float64) + 0.05
     return outcomes.view(contexts, count, -1), weights / weights.sum()
 
 
 def weighted_cost(problem: DecisionProblem, decisions: Tensor, outcomes: Tensor, weights: Tensor) -> Tensor:
-    """E[c(z; Y)] for decisions (..., B, d_z) over outcomes (B, K, d_y)."""
+    """Return E[c(z; Y)] for decisions (..., B, d_z) over outcomes (B, K, d_y)."""
     return (problem.cost(decisions[..., None, :], outcomes) * weights).sum(-1)
 
 
@@ -179,7 +177,7 @@ def test_a_prescription_is_feasible_and_states_the_cost_it_reaches(row: ProblemR
 def keeps_its_promise(
     row: ProblemRow, problem: DecisionProblem, decisions: Tensor, outcomes: Tensor, weights: Tensor
 ) -> bool:
-    """Whether decisions (B, d_z) are feasible under all of their outcomes (B, K, d_y), or in the stated share."""
+    """Whether decisions (B, d_z) are feasible under all outcomes (B, K, d_y), or under the stated share."""
     feasible = problem.feasible(decisions[:, None], outcomes)
     if row.certain:
         return bool(feasible.all())
@@ -194,7 +192,7 @@ def test_a_prescription_costs_no_more_than_the_decision_of_any_scenario(
     objective = problem.prescribe(outcomes, weights).objective
     each = problem.decide(outcomes).transpose(0, 1)
     costs = weighted_cost(problem, each, outcomes, weights)
-    # A decision that breaks its constraints under other scenarios may well be cheaper.
+    # An infeasible decision may be cheaper.
     costs[~problem.feasible(each[..., None, :], outcomes).all(-1)] = torch.inf
     assert (objective <= costs + 1e-9 * (1 + objective.abs())).all()
 
@@ -202,22 +200,22 @@ def test_a_prescription_costs_no_more_than_the_decision_of_any_scenario(
 def test_no_feasible_perturbation_beats_a_prescription(row: ProblemRow, problem: DecisionProblem) -> None:
     outcomes, weights = scenarios_for(row)
     found = problem.prescribe(outcomes, weights)
-    others = perturbed(found.decisions, seeded(8))
+    others = perturb(found.decisions, seeded(8))
     feasible = problem.feasible(others[..., None, :], outcomes).all(-1)
     costs = weighted_cost(problem, others, outcomes, weights)
     floor = found.objective - 1e-9 * (1 + found.objective.abs())
     assert (costs[feasible] >= floor.expand_as(costs)[feasible]).all()
 
 
-def test_one_scenario_is_prescribed_as_it_is_decided(row: ProblemRow, problem: DecisionProblem) -> None:
+def test_prescribing_for_one_scenario_equals_deciding_for_it(row: ProblemRow, problem: DecisionProblem) -> None:
     outcomes = row.outcomes(9, seeded(9))
     found = problem.prescribe(outcomes[:, None], torch.ones(1, dtype=torch.float64))
-    torch.testing.assert_close(found.objective, problem.cost(decided(problem, outcomes), outcomes))
+    torch.testing.assert_close(found.objective, problem.cost(decide_integers(problem, outcomes), outcomes))
     relaxed = problem.cost(problem.decide(outcomes), outcomes)
     assert (relaxed <= found.objective + 1e-9 * (1 + found.objective.abs())).all()
 
 
-def test_weights_may_be_shared_or_given_for_each_context(row: ProblemRow, problem: DecisionProblem) -> None:
+def test_shared_weights_equal_weights_repeated_per_context(row: ProblemRow, problem: DecisionProblem) -> None:
     outcomes, weights = scenarios_for(row)
     shared, each = problem.prescribe(outcomes, weights), problem.prescribe(outcomes, weights.expand(6, -1))
     torch.testing.assert_close(shared.decisions, each.decisions)
@@ -231,7 +229,7 @@ def test_the_order_of_scenarios_does_not_matter(row: ProblemRow, problem: Decisi
     torch.testing.assert_close(shuffled.objective, problem.prescribe(outcomes, weights).objective)
 
 
-def test_a_scenario_of_weight_two_is_the_scenario_twice(row: ProblemRow, problem: DecisionProblem) -> None:
+def test_a_scenario_of_weight_two_equals_the_scenario_twice(row: ProblemRow, problem: DecisionProblem) -> None:
     outcomes, _ = scenarios_for(row, count=5)
     doubled = torch.cat([outcomes, outcomes[:, :1]], dim=1)
     weights = torch.tensor([2, 1, 1, 1, 1], dtype=torch.float64) / 6
@@ -267,8 +265,8 @@ def test_the_gradient_of_a_predictions_cost_matches_finite_differences(
 
 
 @pytest.mark.all_variants
-def test_a_posterior_is_learned_and_every_policy_decides_from_it(row: ProblemRow, problem: DecisionProblem) -> None:
-    found = learned(problem, row)
+def test_every_policy_decides_from_a_learned_posterior(row: ProblemRow, problem: DecisionProblem) -> None:
+    found = learn_quickly(problem, row)
     contexts = torch.randn(4, 3, generator=seeded(13), dtype=torch.float64)
     scenarios = found.posterior.scenarios(contexts, found.posterior.draws())
     atoms = found.posterior.predictive(contexts, scenarios.mean(), 50)
@@ -317,7 +315,7 @@ def test_a_policy_gives_each_context_a_feasible_decision_and_its_expected_cost(
 def test_a_policy_decides_the_same_from_the_same_seed(
     policy: str, problem: DecisionProblem, scenarios: Scenarios
 ) -> None:
-    # A pool of bases may have learned on the way and take a shorter one; all else is exact.
+    # A basis pool may have learned a shorter path in between; everything else is exact.
     pooled = isinstance(problem, TwoStageLinear | UncertainCostLinear) or (
         isinstance(problem, Newsvendor) and len(problem.rows) > 1
     )
@@ -334,20 +332,20 @@ def test_only_the_optimal_policy_is_never_beaten_by_another(
     row: ProblemRow, policy: str, problem: DecisionProblem, scenarios: Scenarios
 ) -> None:
     if not row.certain:
-        # The cheapest policy may be one that breaks its constraints.
+        # The cheapest policy may break its constraints.
         return
     found = apply(policy, problem, scenarios)
     best = torch.stack([apply(other, problem, scenarios).objective for other in POLICIES]).amin(dim=0)
-    # A search may stop short of the best by the gap that it states.
+    # An integer search may stop short of the optimum by its stated gap.
     gap = 1e-9 if found.gaps is None else 1e-9 + found.gaps
     unbeaten = bool((found.objective <= best + gap * (1 + best.abs())).all())
     assert unbeaten == (policy in row.optimal)
 
 
-def test_every_policy_decides_alike_when_nothing_is_uncertain(policy: str, row: ProblemRow) -> None:
+def test_policies_agree_when_nothing_is_uncertain(policy: str, row: ProblemRow) -> None:
     problem, outcomes = build_problem(row.spec), row.outcomes(10, seeded(16))
     certain = Scenarios.equal(outcomes[:, None].expand(-1, 4, -1), outcomes)
-    torch.testing.assert_close(apply(policy, problem, certain).decisions, decided(problem, outcomes))
+    torch.testing.assert_close(apply(policy, problem, certain).decisions, decide_integers(problem, outcomes))
 
 
 def test_a_policy_hedges_if_and_only_if_it_reacts_to_risk(policy: str) -> None:
@@ -358,7 +356,7 @@ def test_a_policy_hedges_if_and_only_if_it_reacts_to_risk(policy: str) -> None:
     assert POLICIES[policy].hedges != torch.allclose(calm.decisions, wary.decisions, rtol=1e-6)
 
 
-def test_a_policy_decides_over_predictive_scenarios_if_and_only_if_it_says_so(policy: str) -> None:
+def test_a_policy_decides_over_predictive_scenarios_iff_it_declares_so(policy: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
     problem, (outcomes, weights) = build_problem(row.spec), scenarios_for(row)
     draws = Scenarios(outcomes, weights, row.outcomes(6, seeded(15)))
@@ -368,12 +366,12 @@ def test_a_policy_decides_over_predictive_scenarios_if_and_only_if_it_says_so(po
     assert torch.equal(over, apply(policy, problem, atoms).decisions) == POLICIES[policy].predictive
 
 
-# Two values of every term that a policy may have for its own.
+# Two values of every policy parameter.
 OWN_TERMS = {"alpha": (0.1, 0.9)}
 
 
 @pytest.mark.parametrize("name", OWN_TERMS)
-def test_a_policy_uses_a_parameter_if_and_only_if_it_says_so(policy: str, name: str) -> None:
+def test_a_policy_uses_a_parameter_iff_it_declares_it(policy: str, name: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
     problem, (outcomes, weights) = build_problem(row.spec), scenarios_for(row)
     scenarios = Scenarios(outcomes, weights, row.outcomes(6, seeded(15)))
@@ -384,12 +382,12 @@ def test_a_policy_uses_a_parameter_if_and_only_if_it_says_so(policy: str, name: 
     assert torch.equal(first, second) == (name not in POLICIES[policy].parameters)
 
 
-def test_policies_name_no_parameter_that_there_is_not() -> None:
+def test_policies_declare_only_existing_parameters() -> None:
     assert {name for policy in POLICIES.values() for name in policy.parameters} == set(OWN_TERMS)
     assert all(policy.name == name for name, policy in POLICIES.items())
 
 
-def test_a_policy_is_recommendable_exactly_if_it_uses_all_draws_and_nothing_else(policy: str) -> None:
+def test_a_policy_is_recommendable_iff_it_uses_all_draws_and_nothing_else(policy: str) -> None:
     row = PROBLEM_ROWS["newsvendor"][0]
     problem, (outcomes, weights) = build_problem(row.spec), scenarios_for(row, contexts=40)
     whole = Scenarios(outcomes, weights, row.outcomes(40, seeded(15)))
@@ -401,5 +399,5 @@ def test_a_policy_is_recommendable_exactly_if_it_uses_all_draws_and_nothing_else
     assert POLICIES[policy].recommendable == (uses_draws and uses_only_draws)
 
 
-def test_the_default_policy_is_the_first_that_may_be_recommended() -> None:
+def test_the_default_policy_is_the_first_recommendable_one() -> None:
     assert PrescribeOptions().chosen_policy == RECOMMENDABLE[0]

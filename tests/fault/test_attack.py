@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench.attack import LIMITS, run
 from benchmarks.bench.attacks import ATTACKS
-from tests.support.patience import crowding
+from tests.support.polling import crowding
 
 
 @pytest.mark.torture

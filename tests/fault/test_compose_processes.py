@@ -37,7 +37,7 @@ from app.settings import Settings
 from bco_core.inference.vi.plan import SHARED_ROWS
 from tests.support.fleet import Fleet, Postgres
 from tests.support.journey import Json, answered, prepare_fund
-from tests.support.patience import crowding, wait_until, within
+from tests.support.polling import crowding, wait_until, within
 from tests.support.processes import (
     alive,
     descendants,

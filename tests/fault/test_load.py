@@ -21,7 +21,7 @@ import pytest
 from app.commands.serve import LocalService
 from app.demo import as_csv, bakery_rows, example_problem
 from tests.support.journey import CONTEXTS, OUTCOMES, QUICK, Json, pages
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.processes import finished
 
 CLIENTS = 100

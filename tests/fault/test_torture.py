@@ -19,7 +19,7 @@ import pytest
 from app.demo import MORNINGS, as_csv, bakery_rows
 from tests.support.fleet import Fleet, Postgres, new_fleets, new_postgres
 from tests.support.journey import Json, answered
-from tests.support.patience import crowding, wait_until
+from tests.support.polling import crowding, wait_until
 from tests.support.processes import finished, in_database, is_ready, prepare, read, submit
 
 pytestmark = pytest.mark.torture

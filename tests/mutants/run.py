@@ -1,10 +1,10 @@
-"""Tests that bite: apply each mutant of the table to a copy of the tree and see whether its tests fail.
+"""Mutation testing: apply each mutant of the table to a copy of the tree and check that its tests fail.
 
     python -m tests.mutants.run                 all of them, as ``make mutants`` does
-    python -m tests.mutants.run mh/ "class prior"   those whose file or description holds one of these words
+    python -m tests.mutants.run mh/ "class prior"   only mutants whose file or description contains a word
 
-The tests must pass on the tree as it is, and every mutant's text must stand in its file exactly once. Survivors, and
-mutants whose tests did not run, are printed last; with any of them the exit code is 1.
+The tests must pass on the unchanged tree, and every mutant's text must occur exactly once in its file. Survivors and
+mutants whose tests did not run are printed last; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.mutants.table import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 COPIED = ("app", "bco_core", "tests", "migrations", "benchmarks", "docs")
 WORKERS = min(2, os.cpu_count() or 1)
-# A mutant may loop for ever.
+# A mutant may never end.
 SECONDS = 300
 PASSED, FAILED, NO_VERDICT = 0, 1, 70
-# Every run forks from a process that has imported what takes long, so that most of its time goes to tests.
+# Runs fork from a process that has already imported the slow packages.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["torch", "numba", "scipy.stats", "scipy.optimize", "pytest", "cvxpy"])
 
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     mutants = [one for one in MUTANTS if not words or any(word in one.file or word in one.breaks for word in words)]
     misplaced = [one for one in mutants if (ROOT / one.file).read_text().count(one.old) != 1]
     for one in misplaced:
-        say(f"ERROR     {told(one)}: its text must stand in the file once: {one.old!r}")
+        say(f"ERROR     {describe(one)}: its text must stand in the file once: {one.old!r}")
     if misplaced or not mutants:
         return 1
     with tempfile.TemporaryDirectory(prefix="bco-mutants-") as folder:
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
             say("ERROR     the tests fail without any mutant")
             return 1
         say(f"{len(mutants)} mutants; their tests pass without any in {time.monotonic() - began:.0f} s")
-        # Copies come after the tests have filled the cache of compiled kernels.
+        # Copy after the tests have filled the cache of compiled kernels.
         trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(WORKERS):
             trees.put(shutil.copytree(pristine, Path(folder) / f"tree{number}"))
@@ -61,27 +61,27 @@ def main(words: list[str]) -> int:
             killed = list(pool.map(lambda one: is_killed(one, trees), mutants))
     survivors = [one for one, dead in zip(mutants, killed, strict=True) if not dead]
     for one in survivors:
-        say(f"SURVIVED  {told(one)}: {one.old!r} → {one.new!r}")
+        say(f"SURVIVED  {describe(one)}: {one.old!r} → {one.new!r}")
     say(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants killed")
     return 1 if survivors else 0
 
 
 def is_killed(mutant: Mutant, trees: SimpleQueue[Path]) -> bool:
-    """Whether one of the mutant's tests fails, in whichever tree is free."""
+    """Whether one of the mutant's tests fails. Uses any free tree."""
     tree, began = trees.get(), time.monotonic()
     try:
-        with applied(mutant, tree):
+        with apply_mutant(mutant, tree):
             result = run_tests(tree, mutant.tests, SECONDS, compiles(tree / mutant.file))
     finally:
         trees.put(tree)
     verdict = {PASSED: "survived", FAILED: "killed"}.get(result, f"no verdict (pytest ended with {result})")
-    say(f"{verdict:9} {told(mutant)}, {time.monotonic() - began:.0f} s")
+    say(f"{verdict:9} {describe(mutant)}, {time.monotonic() - began:.0f} s")
     return result == FAILED
 
 
 @contextmanager
-def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
-    """The tree with the mutant in it, for a while; what is cached for the file as it was stays valid."""
+def apply_mutant(mutant: Mutant, tree: Path) -> Iterator[None]:
+    """Apply the mutant to the tree for a while. The old modification time keeps cached bytecode valid."""
     path = tree / mutant.file
     text, stat = path.read_text(), path.stat()
     path.write_text(text.replace(mutant.old, mutant.new))
@@ -93,12 +93,12 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[None]:
 
 
 def compiles(path: Path) -> bool:
-    """Whether the file holds kernels. Their callers in other files are cached with them, and must be compiled anew."""
+    """Whether the file holds kernels. Callers in other files are cached with them and must be recompiled."""
     return any(mark in path.read_text() for mark in ("@njit", "@kernel", "@piece"))
 
 
 def run_tests(tree: Path, tests: Sequence[str], seconds: float | None, fresh_kernels: bool = False) -> int | None:
-    """How pytest ends, at the first failure; running out of time is one."""
+    """Return pytest's exit code after the first failure; a timeout counts as a failure."""
     process = PROCESSES.Process(target=in_tree, args=(tree, tests, fresh_kernels))
     process.start()
     process.join(seconds)
@@ -110,7 +110,7 @@ def run_tests(tree: Path, tests: Sequence[str], seconds: float | None, fresh_ker
 
 
 def in_tree(tree: Path, tests: Sequence[str], fresh_kernels: bool) -> None:
-    """End this process as pytest ends in the tree. Of the project, nothing has been imported yet."""
+    """Run pytest in the tree and exit with its code. The project must not be imported before."""
     os.chdir(tree)
     sys.path[:0] = [str(tree)]
     sys.dont_write_bytecode = True
@@ -123,7 +123,7 @@ def in_tree(tree: Path, tests: Sequence[str], fresh_kernels: bool) -> None:
             with redirect_stdout(nowhere), redirect_stderr(nowhere):
                 result = int(pytest.main(["-x", "-q", "--all", "-p", "no:cacheprovider", *tests]))
         except BaseException:
-            # Else the process would end as if a test had failed.
+            # Otherwise the process would exit as if a test had failed.
             traceback.print_exc()
             result = NO_VERDICT
     sys.exit(result)
@@ -137,7 +137,7 @@ def copy_tree(source: Path, target: Path) -> None:
     shutil.copy2(source / "pyproject.toml", target)
 
 
-def told(mutant: Mutant) -> str:
+def describe(mutant: Mutant) -> str:
     return f"{mutant.file}: {mutant.breaks}"
 
 

@@ -15,15 +15,19 @@ OURS: Json = {"name": "quick", "predictor": {"kind": "linear"}, "inference": QUI
 
 
 def days(count: int = 90, shops: tuple[str, ...] = ("north", "south"), stock: float = 60.0) -> list[Json]:
-    """Sales that depend on weekday and promotion; what was done is to stock the same every day, and some days nobody
-    has noted it."""
-    drawn, rows = Random(1), []
+    """Sales that depend on weekday and promotion. The recorded action is a constant stock, missing on some days."""
+    generator, rows = Random(1), []
     for number in range(count):
         day = date(2024, 1, 1) + timedelta(number)
         for shop in shops:
-            promotion = int(drawn.random() < 0.3)
+            promotion = int(generator.random() < 0.3)
             base = 40 + 25 * (day.weekday() == 5) + 30 * promotion + 5 * (shop == "south")
-            row: Json = {"day": str(day), "shop": shop, "promotion": promotion, "sold": round(base + drawn.gauss(0, 4))}
+            row: Json = {
+                "day": str(day),
+                "shop": shop,
+                "promotion": promotion,
+                "sold": round(base + generator.gauss(0, 4)),
+            }
             rows.append(row | {"stocked": None if number % 11 == 3 else stock})
     return rows
 

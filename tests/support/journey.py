@@ -1,4 +1,4 @@
-"""The steps of the journey, small enough to be taken in every test."""
+"""API calls of the user journey, small enough for every test: problem, dataset, job, posterior, prescription."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.jobs import compute, service
 from app.jobs.kinds.base import Store
 from app.jobs.kinds.learn import store_posterior
 from bco_core.posterior import Posterior
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 Json = dict[str, Any]
 
@@ -35,6 +35,7 @@ FUND: Json = {
 
 
 def answered(response: Response, status: int = 200) -> Json:
+    """Check the status of a response and return its JSON."""
     assert response.status_code == status, response.text
     answer: Json = response.json()
     return answer
@@ -55,7 +56,7 @@ def upload(client: TestClient, content: bytes, **form: str) -> Response:
 
 
 def create_job(client: TestClient, **changes: Any) -> Json:
-    """A queued job that takes a fraction of a second once it runs."""
+    """Queue a job that runs in a fraction of a second."""
     body = {"predictor": {"kind": "linear"}, "inference": QUICK} | changes
     if "problem_id" not in body:
         body["problem_id"] = create_problem(client)["id"]
@@ -65,7 +66,7 @@ def create_job(client: TestClient, **changes: Any) -> Json:
 
 
 def learn(client: TestClient, job_id: str) -> Json:
-    """Run a queued job in this process, as a worker's child would, and read how it ended."""
+    """Run a queued job in this process, as a worker's child does, and return it."""
     attempt = service.start(job_id)
     assert attempt is not None
     compute.run(job_id, attempt)
@@ -73,7 +74,7 @@ def learn(client: TestClient, job_id: str) -> Json:
 
 
 def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
-    """What writes a posterior and its diagnostics as if this job had made them."""
+    """Return the function that stores a posterior and its diagnostics as the job's result."""
     with transaction() as session:
         job = session.get_one(JobRow, job_id)
         problem = session.get_one(ProblemRow, job.problem_id)
@@ -82,18 +83,18 @@ def storing_for(job_id: str, result: tuple[Posterior, Json]) -> Store:
 
 
 def learned(client: TestClient, **changes: Any) -> Json:
-    """The posterior of a job made from beginning to end."""
+    """Run a job from start to finish and return its posterior."""
     job = learn(client, create_job(client, **changes)["id"])
     assert job["state"] == "succeeded", job["error"]
     return answered(client.get(f"/v1/posteriors/{job['posterior_id']}"))
 
 
 def prescribe(client: TestClient, posterior_id: str, **changes: Any) -> Json:
-    """What is answered, without the id that each call has of its own."""
+    """Return the answer without its id, which differs in every call."""
     address, body = f"/v1/posteriors/{posterior_id}/prescribe", {"contexts": CONTEXTS[:1]} | changes
     response = client.post(address, json=body)
     if response.status_code == 503 and "solver processes are starting" in response.text:
-        # What is quick on an idle machine goes to solver processes on a crowded one.
+        # A busy machine sends even quick calls to the solver processes.
         await_solvers(client)
         response = client.post(address, json=body)
     answer = answered(response)
@@ -102,17 +103,17 @@ def prescribe(client: TestClient, posterior_id: str, **changes: Any) -> Json:
 
 
 def without_id(content: bytes) -> bytes:
-    """The bytes of an answer that begins with an id, but for that."""
+    """Remove the id from the start of an answer."""
     return re.sub(rb'^\{"id":("\w+"|null),', b"{", content)
 
 
 def await_solvers(client: TestClient) -> None:
-    """Start the solver processes of an application in this process. The first start of all compiles kernels."""
+    """Start the solver processes of an application in this process. The very first start compiles kernels."""
     wait_until("the solver processes have started", lambda: client.app.state.solvers.start().ready)  # type: ignore[attr-defined]
 
 
 def pages(client: TestClient, path: str, limit: int) -> list[list[Json]]:
-    """Every page of a list, by following its cursors."""
+    """Follow a list's cursors and return all its pages."""
     found: list[list[Json]] = []
     query: Json = {"limit": limit}
     while True:
@@ -124,7 +125,8 @@ def pages(client: TestClient, path: str, limit: int) -> list[list[Json]]:
 
 
 def counts() -> dict[str, int]:
-    """How many rows each table has, the job queue's among them; not of the log, which is written a little later."""
+    """Count the rows of every table, including the job queue. The log is left out because it is written
+    asynchronously."""
     with transaction() as session:
         schema = None if session.get_bind().dialect.name == "sqlite" else "dbos"
         tables = [*Base.metadata.sorted_tables, sa.table("workflow_status", schema=schema)]
@@ -135,20 +137,20 @@ def counts() -> dict[str, int]:
 
 
 def months(count: int = 60) -> list[Json]:
-    """Returns of three assets that depend on the mood."""
-    drawn = random.Random(1)
+    """Returns of three assets that depend on the column ``mood``."""
+    generator = random.Random(1)
     rows = []
     for _ in range(count):
-        mood = drawn.gauss(0, 1)
-        row: Json = {"mood": mood, "rates": drawn.gauss(0, 1)}
+        mood = generator.gauss(0, 1)
+        row: Json = {"mood": mood, "rates": generator.gauss(0, 1)}
         for index, name in enumerate(ASSETS):
-            row[name] = 0.1 + 0.02 * mood * (index - 1) + drawn.gauss(0, 0.01)
+            row[name] = 0.1 + 0.02 * mood * (index - 1) + generator.gauss(0, 0.01)
         rows.append(row)
     return rows
 
 
 def prepare_fund(client: Client) -> Json:
-    """A portfolio problem and its history: what a job by Metropolis–Hastings needs."""
+    """Create a portfolio problem and its history, as a Metropolis–Hastings job needs."""
     problem = answered(client.post("/v1/problems", json={"name": "fund", "spec": FUND}), 201)
     body = {"name": "months", "outcomes": ASSETS, "rows": months()}
     return {"problem_id": problem["id"], "dataset_id": answered(client.post("/v1/datasets", json=body), 201)["id"]}

@@ -1,4 +1,4 @@
-"""Small models as files, and how they are sent."""
+"""Small models as MPS, LP, TIM and STO files, and a function that imports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 Json = dict[str, Any]
 
-# Order now at 5, express at 8 once demand is known, at most 40 of both; left-overs cost nothing.
+# Order now at 5, or express at 8 once demand is known. At most 40 units fit. Leftovers cost nothing.
 MPS = """\
 NAME bakery
 ROWS
@@ -58,9 +58,9 @@ ENDATA
 
 
 def send(client: TestClient, file: str | bytes, description: Any = None, **parts: str) -> Response:
-    """POST an import. ``description`` is DESCRIPTION, another, or a text as it is."""
-    told = DESCRIPTION if description is None else description
+    """POST an import. ``description`` is DESCRIPTION by default, else JSON or raw text."""
+    content = DESCRIPTION if description is None else description
     files = {part: (f"../../{part}.mps", text.encode()) for part, text in parts.items()}
     files["file"] = ("../../etc/model.lp.gz", file if isinstance(file, bytes) else file.encode())
-    form = {"description": told if isinstance(told, str) else json.dumps(told)}
+    form = {"description": content if isinstance(content, str) else json.dumps(content)}
     return client.post("/v1/problems/import", data=form, files=files)

@@ -1,4 +1,4 @@
-"""The newsvendor as one large program in cvxpy, scenario by scenario, and random instances to try it on."""
+"""Reference newsvendor: one cvxpy program over all scenarios, and random instances to compare on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Spec = dict[str, Any]
 
 
 def reference(spec: Spec, outcomes: Tensor, weights: Tensor, risk: Risk = EXPECTATION) -> float:
-    """The least risk over outcomes (K, d) with weights (K,); infinite where nothing keeps all rules."""
+    """Return the minimal risk over outcomes (K, d) with weights (K,); infinity if infeasible."""
     demand, shares = outcomes.numpy(), weights.numpy()
     items = spec["items"]
     scale = float(np.abs(demand).max()) or 1.0
@@ -77,14 +77,14 @@ def index_of(items: list[dict[str, Any]], name: str) -> int:
 
 
 def quantile(values: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], level: float) -> float:
-    """The smallest value up to which there is so much weight."""
+    """Return the smallest value whose cumulative weight reaches ``level``."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) >= level - 1e-12
     return float(values[order][reached.argmax()])
 
 
 def random_scenarios(seed: int, contexts: int, atoms: int, count: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Demands on a coarse grid, so that ties are common, and uneven weights of which some are zero."""
+    """Draw demands on a coarse grid, so that ties are common, and uneven weights, some zero."""
     generator = np.random.default_rng(seed)
     outcomes = scale * generator.integers(0, 12, (contexts, atoms, count)) * generator.choice([1.0, 2.5, 7.0], count)
     weights = generator.integers(0, 4, (contexts, atoms)).astype(float)
@@ -93,7 +93,7 @@ def random_scenarios(seed: int, contexts: int, atoms: int, count: int, scale: fl
 
 
 def random_items(seed: int, count: int, scale: float = 1.0, **fields: Any) -> list[dict[str, Any]]:
-    """Items with coarse costs, so that prices tie; now and then a bound, stock or no minimum."""
+    """Draw items with coarse costs, so that ratios tie; some have a bound, stock or no minimum."""
     generator = np.random.default_rng(seed + 1000)
     items = []
     for j in range(count):

@@ -1,4 +1,4 @@
-"""Pages as a test reads them: their words, the data of their charts, and forms that are sent with their token."""
+"""Read HTML pages in tests: visible text, chart data, and forms sent with their CSRF token."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
 def words(page: Response | str) -> str:
-    """What a reader sees, on one line; neither scripts nor styles."""
+    """Return the visible text on one line, without scripts and styles."""
     text = page if isinstance(page, str) else page.text
     text = re.sub(r"<script.*?</script>|<style.*?</style>", " ", text, flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
 def look(browser: TestClient, path: str, status: int = 200) -> Response:
+    """Open a page and check its status."""
     answer = browser.get(path)
     assert answer.status_code == status, words(answer)
     return answer
 
 
 def token(browser: TestClient, path: str = "/login") -> str:
-    """The token that a form on a page carries."""
+    """Return the CSRF token of a form."""
     found = re.search(r'name="csrf" value="([0-9a-f]{64})"', browser.get(path).text)
     assert found is not None
     return found[1]
 
 
 def send(browser: TestClient, path: str, status: int = 303, **fields: Any) -> Response:
-    """Send a form as one of our pages would."""
+    """Send a form with its CSRF token and check the status."""
     answer = browser.post(path, data={"csrf": token(browser)} | fields)
     assert answer.status_code == status, words(answer)
     return answer
 
 
 def send_form(browser: TestClient, path: str, fields: dict[str, object], at: str = "", **more: object) -> Response:
-    """Fill in a form that stands on the page ``at``, by default where it is sent to; any answer will do."""
+    """Send the form on the page ``at`` (default: ``path``) and return the response, whatever its status."""
     return browser.post(path, data={"csrf": token(browser, at or path), **fields}, **more)  # type: ignore[arg-type]
 
 
@@ -57,7 +58,7 @@ def log_in(browser: TestClient, key: str) -> None:
 
 
 def charts(response: Response) -> dict[str, dict[str, Any]]:
-    """The data of the charts on a page, by their titles."""
+    """Return the chart data of a page by title."""
     found = re.findall(
         r"<figcaption><b>(.*?)</b>.*?<script type=\"application/json\">(.*?)</script>", response.text, re.S
     )
@@ -65,13 +66,13 @@ def charts(response: Response) -> dict[str, dict[str, Any]]:
 
 
 def another_browser(client: TestClient) -> TestClient:
-    """A browser with cookies of its own. The application is not stopped with it, since it would close its log."""
+    """Return a browser with its own cookies. It does not stop the application, which would close the log."""
     return TestClient(client.app, raise_server_exceptions=False, follow_redirects=False, headers=HTML)
 
 
 @contextmanager
 def new_keys() -> Iterator[Callable[..., str]]:
-    """Makes keys of some scopes; they are gone afterwards, with their sessions."""
+    """Yield a function that creates keys; delete the keys and their sessions on exit."""
     try:
         yield lambda scopes="read,train", workspace="default": keys.create("test", workspace, scopes.split(","), None)[
             1
@@ -84,7 +85,7 @@ def new_keys() -> Iterator[Callable[..., str]]:
 
 @contextmanager
 def people(client: TestClient) -> Iterator[Callable[..., TestClient]]:
-    """Browsers of people who have logged in with keys of some scopes; the keys are gone afterwards."""
+    """Yield a function that returns a browser logged in with given scopes; delete the keys on exit."""
     with new_keys() as make_key:
 
         def new_person(scopes: str = "read,train", workspace: str = "default") -> TestClient:

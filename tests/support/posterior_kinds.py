@@ -1,4 +1,4 @@
-"""A posterior of every kind that pages must know how to tell of."""
+"""One posterior of every kind that pages have to show."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ KINDS = (
 
 
 def days(numbers: range) -> list[Json]:
-    drawn = random.Random(numbers.start)
+    generator = random.Random(numbers.start)
     return [
         {
             "day": (date(2024, 1, 1) + timedelta(n)).isoformat(),
             "shop": shop,
-            "demand": 100 + 30 * (n % 7 > 4) + drawn.gauss(0, 4),
+            "demand": 100 + 30 * (n % 7 > 4) + generator.gauss(0, 4),
         }
         for n in numbers
         for shop in ("north", "south")
@@ -69,24 +69,26 @@ def days(numbers: range) -> list[Json]:
 
 
 def drives() -> list[Json]:
-    drawn = random.Random(1)
+    generator = random.Random(1)
     rows = []
     for _ in range(80):
-        rain = drawn.gauss(0, 1)
-        rows.append({"rain": rain, "bridge": 5 + rain + drawn.gauss(0, 0.3), "tunnel": 5 - rain + drawn.gauss(0, 0.3)})
+        rain = generator.gauss(0, 1)
+        rows.append(
+            {"rain": rain, "bridge": 5 + rain + generator.gauss(0, 0.3), "tunnel": 5 - rain + generator.gauss(0, 0.3)}
+        )
     return rows
 
 
 def weeks() -> list[Json]:
-    drawn = random.Random(4)
+    generator = random.Random(4)
     return [
-        {"season": season, "demand": 40 + 12 * season + drawn.gauss(0, 3), "fuel": 2.5 + drawn.gauss(0, 0.5)}
-        for season in (drawn.gauss(0, 1) for _ in range(60))
+        {"season": season, "demand": 40 + 12 * season + generator.gauss(0, 3), "fuel": 2.5 + generator.gauss(0, 0.5)}
+        for season in (generator.gauss(0, 1) for _ in range(60))
     ]
 
 
 def one_of_each(client: TestClient, folder: Path) -> dict[str, Json]:
-    """Learned as quickly as can be."""
+    """Learn one posterior of each kind, as quickly as possible."""
     five = QUICK | {"members": 5, "epochs": 20}
     found = {
         "mixture": learned(client, name="mixture", predictor={"kind": "auto"}, inference=FEW_EPOCHS),
@@ -120,7 +122,7 @@ def one_of_each(client: TestClient, folder: Path) -> dict[str, Json]:
 
 
 def imported(client: TestClient, path: Path) -> Json:
-    """A posterior that came as a file: it has no job and no data set here."""
+    """Import a posterior from a file: its job and dataset are absent."""
     there = learned(client, name="imported")
     portable.export(there["id"], path)
     assert client.delete(f"/v1/posteriors/{there['id']}").status_code == 204

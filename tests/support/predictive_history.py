@@ -1,4 +1,4 @@
-"""A history of predictions and outcomes, and the scenarios that its other rows give at one of its rows."""
+"""A history of predictions and outcomes, and leave-one-out scenarios from its formula."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def make_history(items: int, carry: str, bandwidth: float | None, rows: int = 60
     return History(predictions, outcomes, outcomes.std(dim=0), Carrier(carry, bandwidth, shrink)), features
 
 
-def left_out(history: History, row: int) -> tuple[Array, Array]:
-    """Atoms (H − 1, d_y) and shares at a row of the history, from the other rows alone."""
+def leave_one_out(history: History, row: int) -> tuple[Array, Array]:
+    """Return atoms (H − 1, d_y) and their weights for one row, from the other rows only."""
     others = np.arange(len(history)) != row
     predictions, outcomes = history.predictions.numpy(), history.outcomes.numpy()
     atoms = outcomes[others]

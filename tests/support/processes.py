@@ -1,4 +1,4 @@
-"""Real processes over real HTTP, and the journey's steps with them: what tests of processes share."""
+"""Real processes over real HTTP: start, stop and inspect them, and run the user journey."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from app.db.engine import create_engine
 from app.demo import MORNINGS, as_csv, bakery_rows, example_problem
 from app.settings import Settings
 from tests.support.journey import Json, answered
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 
 ROOT = str(Path(__file__).parents[2])
-# The command of the checkout that these tests belong to, wherever it is run.
+# The command of this checkout, whatever the working directory.
 BCO = (sys.executable, "-m", "app.commands.cli")
 SMALL = {"predictor": {"kind": "mlp", "hidden": [8]}}
 DEADLINE = {"BCO_WORKER_DEADLINE_SECONDS": "3"}
@@ -35,7 +35,7 @@ def descendants(pid: int) -> set[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Neither gone nor a zombie; a process may go between two looks."""
+    """Whether a process runs and is no zombie. It may end between the two checks."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -56,17 +56,17 @@ def worker_processes(processes: set[psutil.Process]) -> list[psutil.Process]:
 
 
 def kill(processes: set[psutil.Process]) -> None:
-    """Whatever a failed promise has left behind must not compute on."""
+    """Kill the processes that a failed test left behind."""
     for process in alive(processes):
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
-# the journey's steps over HTTP
+# the user journey over HTTP
 
 
 def prepare(client: httpx.Client, days: int = 300) -> Json:
-    """The bakery's problem and its history, uploaded as CSV: what a job needs."""
+    """Create the bakery problem and upload its history as CSV."""
     problem = answered(client.post("/v1/problems", json=example_problem()), 201)
     form = {"name": "bakery", "outcomes": "croissants,loaves"}
     file = {"file": ("bakery.csv", as_csv(bakery_rows(days)).encode())}
@@ -92,13 +92,13 @@ def is_computing(client: httpx.Client, job_id: str) -> bool:
 
 
 def finished(client: httpx.Client, job_id: str) -> Json:
-    """The job once it has ended, which takes as long as it takes."""
+    """Wait for a job to end and return it."""
     wait_until(f"{job_id} ends", lambda: read(client, job_id)["state"] not in ("queued", "running"))
     return read(client, job_id)
 
 
 def make_the_journey(client: httpx.Client) -> Json:
-    """From rows to decisions; gives what later jobs need."""
+    """Go from rows to decisions and return the ids for further jobs."""
     ids = prepare(client)
     progress, job_id = [0.0], submit(client, ids, epochs=60)
     while (job := read(client, job_id))["state"] in ("queued", "running"):
@@ -117,7 +117,7 @@ def make_the_journey(client: httpx.Client) -> Json:
 
 
 def epochs_for(client: httpx.Client, ids: Json, seconds: float) -> int:
-    """How many epochs keep this machine busy for about so long."""
+    """Return how many epochs take about ``seconds`` on this machine."""
     epochs = 200
     began = time.monotonic()
     job = finished(client, submit(client, ids, epochs))
@@ -126,7 +126,7 @@ def epochs_for(client: httpx.Client, ids: Json, seconds: float) -> int:
 
 
 def in_database(url: str, statement: str, job_id: str) -> list[Any]:
-    """The rows that a statement about a job gives, past the service."""
+    """Run a statement about a job directly in the database and return its rows."""
     engine = create_engine(Settings(database_url=url).sqlalchemy_url)
     try:
         with engine.begin() as connection:
@@ -141,7 +141,7 @@ def posteriors_of(url: str, job_id: str) -> int:
 
 
 class Part:
-    """One ``bco`` command as a process of its own, with its messages in a file."""
+    """One ``bco`` command as a process, with its messages in a file."""
 
     def __init__(self, folder: Path, name: str, *arguments: str, **environment: str) -> None:
         self.log = folder / f"{name}.log"
@@ -166,7 +166,7 @@ class Part:
         return self.log.read_text()
 
     def stop(self, seconds: float = 8) -> int:
-        """SIGTERM, and it goes with all its children; its exit code."""
+        """Send SIGTERM, check that all children end, and return the exit code."""
         everyone = descendants(self.process.pid)
         self.process.terminate()
         within("it has stopped", lambda: self.process.poll() is not None, seconds)
@@ -174,7 +174,7 @@ class Part:
         return self.process.wait()
 
     def done(self) -> int:
-        """Its exit code once it has done what it had to do."""
+        """Wait for the process and return its exit code."""
         wait_until("it is done", lambda: self.process.poll() is not None)
         return self.process.wait()
 

@@ -1,4 +1,4 @@
-"""Random linear programs and two-stage problems, nasty ones among them, none of them unbounded."""
+"""Random linear programs and two-stage problems, some degenerate, none unbounded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Random = np.random.Generator
 
 
 def random_program(rng: Random, rows: int, columns: int, plain: bool = False) -> LinearProgram:
-    """Rows of all senses and variables with all kinds of bounds; cost = A'y + d with signs that make (y, d) dual
-    feasible, so that no direction lowers the cost for ever. ``plain`` numbers are small and whole: ties everywhere."""
+    """Draw rows of all senses and variables with all kinds of bounds.
+
+    The cost is A'y + d with signs that make (y, d) dual feasible, so the program is bounded. ``plain`` entries are
+    small integers, so ties are common.
+    """
     senses = rng.integers(-1, 2, rows)
     matrix = entries(rng, (rows, columns), plain)
     lower, upper = random_bounds(rng, columns, plain)
@@ -35,7 +38,7 @@ def entries(rng: Random, shape: tuple[int, ...], plain: bool) -> Array:
 
 
 def random_bounds(rng: Random, columns: int, plain: bool) -> tuple[Array, Array]:
-    """At least, at most, between, at one value, and free."""
+    """Draw lower bounds, upper bounds, both, fixed values, and free variables."""
     kind = rng.choice(5, columns, p=[0.45, 0.15, 0.2, 0.05, 0.15])
     low = entries(rng, (columns,), plain)
     width = np.abs(entries(rng, (columns,), plain)) * (kind != 3)
@@ -45,7 +48,7 @@ def random_bounds(rng: Random, columns: int, plain: bool) -> tuple[Array, Array]
 
 
 def reachable_limits(rng: Random, program: LinearProgram, count: int, plain: bool = False) -> Array:
-    """Limits (count, rows) that some v within the bounds keeps, often exactly."""
+    """Draw limits (count, rows) that some v within the bounds satisfies, often with equality."""
     rows, columns = program.matrix.shape
     near = np.where(np.isfinite(program.lower), program.lower, np.where(np.isfinite(program.upper), program.upper, 0.0))
     values = near + entries(rng, (count, columns), plain)
@@ -55,23 +58,26 @@ def reachable_limits(rng: Random, program: LinearProgram, count: int, plain: boo
 
 
 def solve_by_cvxpy(program: LinearProgram, limits: Array) -> float:
-    """The optimum, ∞ if there is none."""
+    """Return the optimum, ∞ if infeasible."""
     v = cp.Variable(len(program.cost))
     left = program.matrix @ v
-    held = [
+    constraints = [
         left[i] >= limits[i] if sense > 0 else left[i] <= limits[i] if sense < 0 else left[i] == limits[i]
         for i, sense in enumerate(program.senses)
     ]
-    held += [v[j] >= bound for j, bound in enumerate(program.lower) if np.isfinite(bound)]
-    held += [v[j] <= bound for j, bound in enumerate(program.upper) if np.isfinite(bound)]
-    return float(cp.Problem(cp.Minimize(program.cost @ v), held).solve(solver=cp.CLARABEL))
+    constraints += [v[j] >= bound for j, bound in enumerate(program.lower) if np.isfinite(bound)]
+    constraints += [v[j] <= bound for j, bound in enumerate(program.upper) if np.isfinite(bound)]
+    return float(cp.Problem(cp.Minimize(program.cost @ v), constraints).solve(solver=cp.CLARABEL))
 
 
 def random_two_stage(
-    rng: Random, decisions: int = 3, rows: int = 4, outcomes: int = 2, plain: bool = False, mended: bool = True
+    rng: Random, decisions: int = 3, rows: int = 4, outcomes: int = 2, plain: bool = False, complete: bool = True
 ) -> dict[str, Any]:
-    """A specification with rows of all senses, bounds of all kinds, and costs A'μ + T'π + d and W'π + d that cannot
-    fall without limit; ``mended`` adds to every row what makes up for any gap, at a cost."""
+    """Draw a specification with rows of all senses and all kinds of bounds.
+
+    The costs A'μ + T'π + d and W'π + d keep it bounded. ``complete`` adds slack to every row, at a cost, so recourse is
+    complete.
+    """
     recourse = rows + 2
     first = random_program(rng, int(rng.integers(0, 3)), decisions, plain)
     (limits,) = reachable_limits(rng, first, 1, plain)
@@ -83,7 +89,7 @@ def random_two_stage(
     signs = np.where(low & high, rng.choice([-1.0, 1.0], recourse), low.astype(float) - high.astype(float))
     cost = by_recourse.T @ dual + signs * np.abs(entries(rng, (recourse,), plain))
     extra = [(i, sign) for i, sense in enumerate(senses) for sign in (1.0, -1.0) if sense * sign >= 0]
-    if not mended:
+    if not complete:
         extra = []
     by_extra = np.zeros((rows, len(extra)))
     for column, (i, sign) in enumerate(extra):
@@ -103,7 +109,7 @@ def random_two_stage(
 def spec_of(
     first: LinearProgram, limits: Array, recourse: LinearProgram, constant: Array, by_outcome: Array, by_decision: Array
 ) -> dict[str, Any]:
-    """The specification by names of a problem by matrices."""
+    """Convert a problem in matrices to a specification by names."""
     signs = {1: ">=", 0: "=", -1: "<="}
 
     def variables(letter: str, program: LinearProgram) -> list[dict[str, Any]]:
@@ -117,25 +123,25 @@ def spec_of(
             for j in range(len(program.cost))
         ]
 
-    def named(letter: str, row: Array) -> dict[str, float]:
+    def entries_by_name(letter: str, row: Array) -> dict[str, float]:
         return {f"{letter}{j}": float(value) for j, value in enumerate(row) if value}
 
     return {
         "kind": "two_stage_linear",
         "decisions": variables("z", first),
         "decision_rows": [
-            {"coefficients": named("z", row), "sense": signs[int(sense)], "limit": limit}
+            {"coefficients": entries_by_name("z", row), "sense": signs[int(sense)], "limit": limit}
             for row, sense, limit in zip(first.matrix, first.senses, limits.tolist(), strict=True)
         ],
         "outcomes": [{"name": f"y{j}"} for j in range(by_outcome.shape[1])],
         "recourse": variables("x", recourse),
         "rows": [
             {
-                "recourse": named("x", recourse.matrix[i]),
-                "decisions": named("z", by_decision[i]),
+                "recourse": entries_by_name("x", recourse.matrix[i]),
+                "decisions": entries_by_name("z", by_decision[i]),
                 "sense": signs[int(recourse.senses[i])],
                 "constant": float(constant[i]),
-                "outcomes": named("y", by_outcome[i]),
+                "outcomes": entries_by_name("y", by_outcome[i]),
             }
             for i in range(len(constant))
         ],
@@ -143,20 +149,22 @@ def spec_of(
 
 
 def saa_by_cvxpy(spec: dict[str, Any], atoms: Array, weights: Array, cvar_weight: float, cvar_level: float) -> float:
-    """min (1 − w)·E + w·CVaR of a specification, written anew from the names."""
+    """Minimise (1 − w)·E + w·CVaR of a specification, built independently from the names."""
     z = {d["name"]: cp.Variable() for d in spec["decisions"]}
-    held = [bound for d in spec["decisions"] for bound in _between(z[d["name"]], d)]
-    held += [
+    constraints = [bound for d in spec["decisions"] for bound in _between(z[d["name"]], d)]
+    constraints += [
         _related(_dot(row["coefficients"], z), row["sense"], row["limit"]) for row in spec.get("decision_rows", [])
     ]
     costs = []
     for atom in atoms:
         x = {r["name"]: cp.Variable() for r in spec["recourse"]}
         y = {o["name"]: value for o, value in zip(spec["outcomes"], atom, strict=True)}
-        held += [bound for r in spec["recourse"] for bound in _between(x[r["name"]], r)]
+        constraints += [bound for r in spec["recourse"] for bound in _between(x[r["name"]], r)]
         for row in spec["rows"]:
             left = _dot(row.get("recourse", {}), x) + _dot(row.get("decisions", {}), z)
-            held.append(_related(left, row["sense"], row.get("constant", 0.0) + _dot(row.get("outcomes", {}), y)))
+            constraints.append(
+                _related(left, row["sense"], row.get("constant", 0.0) + _dot(row.get("outcomes", {}), y))
+            )
         costs.append(
             sum(d["cost"] * z[d["name"]] for d in spec["decisions"])
             + sum(r["cost"] * x[r["name"]] for r in spec["recourse"])
@@ -165,7 +173,7 @@ def saa_by_cvxpy(spec: dict[str, Any], atoms: Array, weights: Array, cvar_weight
     threshold = cp.Variable()
     tail = threshold + weights @ cp.pos(cost - threshold) / (1 - cvar_level)
     goal = (1 - cvar_weight) * (weights @ cost) + cvar_weight * tail
-    return float(cp.Problem(cp.Minimize(goal), held).solve(solver=cp.CLARABEL))
+    return float(cp.Problem(cp.Minimize(goal), constraints).solve(solver=cp.CLARABEL))
 
 
 def _dot(coefficients: dict[str, float], values: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""One solver template for a process of the test run: its services get forks of it, instead of an interpreter each.
+"""One solver template for each process of the test run: services fork it instead of starting an interpreter.
 
-``python -m tests.support.shared_template`` imports and warms up what ``app.commands.solver`` does, once. Then it forks,
-on request, processes that are such templates themselves, with an environment of their own.
+``python -m tests.support.shared_template`` imports and warms up what ``app.commands.solver`` needs, once. Each request
+then forks a process that is a template itself, with its own environment.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Process:
 
 
 class _First:
-    """The process that the others are forked from; it ends with this one."""
+    """The process that all templates are forked from. It ends with this one."""
 
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair()
@@ -83,7 +83,7 @@ class _First:
             self._process.wait()
 
     def fork(self, control: socket.socket, environment: dict[str, str], memory_mb: int) -> _Process:
-        """Start a template that takes its orders from the other end of ``control``."""
+        """Start a template that takes requests from the other end of ``control``."""
         with self._lock:
             send(self._orders, {"environment": environment, "memory_mb": memory_mb})
             socket.send_fds(self._orders, [b"c"], [control.fileno()])
@@ -132,7 +132,7 @@ def main() -> None:
             serve_forks(solver.TASKS, describe_error, order["memory_mb"])
             os._exit(0)
         os.close(control)
-        # The number cannot go to another process before this one has waited for its owner.
+        # The process id cannot be reused before this process has reaped it.
         descriptor = os.pidfd_open(pid)
         send(orders, {"pid": pid})
         socket.send_fds(orders, [b"p"], [descriptor])

@@ -1,4 +1,4 @@
-"""Excel workbooks made by hand, as small as they may be, so that tests choose every cell and every lie."""
+"""Minimal Excel workbooks built by hand, so that tests control every cell, including wrong ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "application/vnd.openxmlformats-officedocument.spreadsheetml"
-# What a spreadsheet writes where a formula has no value.
+# Error values of formulas.
 _MISTAKES = ("#DIV/0!", "#N/A", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")
 # Style 1 is a date, style 2 a date with its time.
 _STYLES = f"""<styleSheet xmlns="{_MAIN}"><numFmts count="1"><numFmt numFmtId="164" formatCode="yyyy\\-mm\\-dd hh:mm"/>
@@ -46,7 +46,7 @@ def _column(index: int) -> str:
 
 
 def sheet(rows: list[list[Any]], first: int = 1) -> str:
-    """A sheet whose rows begin at row ``first``."""
+    """Return a sheet whose rows begin at row ``first``."""
     lines = []
     for number, row in enumerate(rows, start=first):
         cells = "".join(_cell(f"{_column(index)}{number}", value) for index, value in enumerate(row))
@@ -55,7 +55,7 @@ def sheet(rows: list[list[Any]], first: int = 1) -> str:
 
 
 def workbook(sheets: dict[str, str], **more: bytes) -> bytes:
-    """A workbook of named sheets; ``more`` adds or replaces files in it."""
+    """Return a workbook of named sheets; ``more`` adds or replaces files in it."""
     numbered = list(enumerate(sheets.items(), start=1))
     listed = "".join(f'<sheet name="{name}" sheetId="{n}" r:id="rId{n}"/>' for n, (name, _) in numbered)
     related = "".join(

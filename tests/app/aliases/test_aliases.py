@@ -19,7 +19,7 @@ from app.keys import service as keys
 from app.main import create_app
 from app.posteriors import portable
 from tests.support.journey import CONTEXTS, Json, answered, create_job, learn, learned, pages, prescribe, without_id
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 BODY = {"contexts": CONTEXTS[:1]}
 

@@ -24,7 +24,7 @@ from app.prescriptions.cache import FRESH_SECONDS
 from app.settings import get_settings
 from tests.support.in_process import service_on
 from tests.support.journey import CONTEXTS, Json, learned
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.processes import BCO, ROOT, alive, descendants, kill
 
 BODY = {"contexts": CONTEXTS[:1], "scenarios": 40}

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from app.commands import cli
 from app.commands.serve import free_port, url
 from tests.support.in_process import service_on
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import BCO, ROOT, Part, alive, descendants, is_ready, kill
 
 NOBODY = "postgresql://bco:sesame-4711@127.0.0.1:1/nowhere"

@@ -17,7 +17,7 @@ import pytest
 from app.commands.serve import LocalService, free_port
 from app.demo import MORNINGS
 from tests.support.journey import Json, answered
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import (
     DEADLINE,
     Part,

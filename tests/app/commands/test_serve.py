@@ -17,7 +17,7 @@ import pytest
 from app import child_processes
 from app.child_processes import SupervisedProcess
 from app.commands.serve import free_port
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import ROOT, alive, descendants, is_ready, kill, worker_processes
 
 

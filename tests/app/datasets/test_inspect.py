@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from app.demo import as_csv, bakery_rows
 from tests.support.journey import Json, answered, counts
-from tests.support.patience import crowding
+from tests.support.polling import crowding
 from tests.support.workbooks import sheet, workbook
 
 

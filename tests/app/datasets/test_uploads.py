@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from app.datasets import reader
 from tests.support.journey import answered, learned, upload
-from tests.support.patience import crowding
+from tests.support.polling import crowding
 
 
 def parquet(columns: dict[str, object], **options: object) -> bytes:

@@ -18,7 +18,7 @@ from app.jobs import compute, parts, service
 from app.jobs.kinds import prescribe as batches
 from app.main import create_app
 from tests.support.journey import CONTEXTS, Json, answered, create_dataset, learn, learned
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import uvicorn
 from app.commands.serve import free_port
 from app.http.protocol import LINGER_SECONDS, MOST_PIPELINED, limited_protocol
 from app.settings import Settings
-from tests.support.patience import crowding, within
+from tests.support.polling import crowding, within
 
 LIMITS = {"max_header_kb": 16, "max_headers": 50, "header_seconds": 1.0, "body_seconds": 1.0, "max_body_mb": 1}
 JSON = b"HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

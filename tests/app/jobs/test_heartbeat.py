@@ -21,12 +21,12 @@ from app.db.tables import WorkerRow
 from app.jobs import heartbeat
 from tests.support.fleet import Fleet
 from tests.support.in_process import DATABASES, service_on
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import ROOT, finished, is_computing, prepare, read, submit
 
 # The least that can be set: a worker without a sign of life is dead after four times as long.
 DEADLINE = 2.0
-HELD_UP = Path(ROOT) / "tests/support/held_up_worker.py"
+HELD_UP = Path(ROOT) / "tests/support/blocked_worker.py"
 
 
 # what the table and the system know

@@ -13,7 +13,7 @@ from app.jobs import service
 from app.main import create_app
 from tests.support.in_process import DATABASES, service_on
 from tests.support.journey import answered, create_job
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.processes import Part
 
 SECONDS = 10.0

@@ -23,7 +23,7 @@ from app.main import create_app
 from app.settings import get_settings
 from tests.support.in_process import service_on
 from tests.support.journey import answered, create_problem
-from tests.support.patience import crowding, within
+from tests.support.polling import crowding, within
 
 
 @pytest.fixture(autouse=True)

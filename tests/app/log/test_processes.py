@@ -21,7 +21,7 @@ from app.settings import Settings, get_settings
 from tests.support.fleet import new_postgres
 from tests.support.in_process import service_on
 from tests.support.journey import CONTEXTS, learned
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.processes import Part, is_ready
 
 BODY = {"contexts": CONTEXTS[:1], "scenarios": 40}

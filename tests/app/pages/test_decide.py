@@ -33,7 +33,7 @@ from tests.support.journey import (
     months,
 )
 from tests.support.pages import token
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 PART = {"HX-Request": "true"}
 SATURDAY = {"weekday": "SAT", "temperature": 21.5, "rain": 0, "promotion": 1, "holiday": 0}

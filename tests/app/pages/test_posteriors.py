@@ -18,7 +18,7 @@ from app.keys import service as keys
 from app.pages.render import number, percent
 from tests.support.journey import Json, answered, create_job, learned
 from tests.support.pages import token
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.posterior_kinds import KINDS, one_of_each
 
 pytestmark = pytest.mark.usefixtures("made")

@@ -25,7 +25,7 @@ from bco_core.problems.registry import build_problem
 from tests.support.hard_searches import market_split
 from tests.support.in_process import service_on
 from tests.support.journey import CONTEXTS, QUICK, Json, answered, create_dataset, learned
-from tests.support.patience import wait_until, within
+from tests.support.polling import wait_until, within
 from tests.support.processes import Part, alive, descendants, is_ready
 
 # A crowded machine answers late; what these promises replace took minutes.

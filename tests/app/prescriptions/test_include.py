@@ -30,7 +30,7 @@ from tests.support.journey import (
     learned,
     prescribe,
 )
-from tests.support.opened import ALL, DAYS, STORES, atoms, made, opened
+from tests.support.prescription_details import ALL, DAYS, STORES, atoms, made, opened
 
 PARQUET = "application/vnd.apache.parquet"
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.demo import example_problem
 from tests.support.journey import ASSETS, CONTEXTS, FUND, Json, learned, months
-from tests.support.opened import DAYS, STORES, atoms, made, opened
+from tests.support.prescription_details import DAYS, STORES, atoms, made, opened
 
 SHIPMENT: Json = {
     "kind": "shipment",

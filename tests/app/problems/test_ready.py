@@ -12,7 +12,7 @@ from app.problems.ready import ReadyMadeSpec
 from app.problems.schemas import NewProblem
 from bco_core.problems.ready.kinds import READY, compile_ready
 from tests.support.journey import QUICK, Json, answered, await_solvers, create_dataset, learned
-from tests.support.ready_made import SPECS, history
+from tests.support.ready_specs import SPECS, history
 
 
 def create(client: TestClient, spec: Json, status: int = 201) -> Json:

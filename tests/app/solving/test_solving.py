@@ -35,7 +35,7 @@ from tests.support.journey import (
     months,
     without_id,
 )
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 from tests.support.processes import is_alive
 
 

@@ -31,7 +31,7 @@ from app.keys import service as keys
 from app.webhooks import addresses, delivery, service
 from app.webhooks.addresses import AddressNotAllowed
 from tests.support.journey import Json, answered, create_job
-from tests.support.patience import wait_until
+from tests.support.polling import wait_until
 
 Settings = Callable[..., None]
 

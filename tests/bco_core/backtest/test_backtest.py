@@ -1,4 +1,4 @@
-"""What policies would have cost: nobody sees the future, numbers are as by hand, and verdicts say what they show."""
+"""Backtests: splits without look-ahead, costs and intervals by hand, and verdicts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEAD = 2
 
 
 def history(days: int = 140, series: int = 2, seed: int = 0) -> Sample:
-    """Demand with a weekday pattern and a context that helps."""
+    """Draw demand with a weekday pattern and a helpful context."""
     draw = np.random.default_rng(seed)
     day, key = np.tile(np.arange(days), series), np.repeat(np.arange(series), days)
     warm = draw.normal(size=len(day))
@@ -60,7 +60,7 @@ def origin_of(sample: Sample, split: Split) -> Origin:
     return Origin(sample, split.known, split.judged)
 
 
-# who knows what
+# splits without look-ahead
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,7 +85,7 @@ def test_rolling_origins_judge_the_newest_rows_once_by_rows_that_were_known_in_t
         assert len(split.known) == series * (int(day[split.judged].min()) - lead + 1)
 
 
-def test_random_parts_judge_every_row_once_by_the_others() -> None:
+def test_random_parts_test_every_row_once_on_the_others() -> None:
     splits = random_parts(53, 5, seed=1)
     assert torch.cat([split.judged for split in splits]).sort().values.tolist() == list(range(53))
     for split in splits:
@@ -93,7 +93,7 @@ def test_random_parts_judge_every_row_once_by_the_others() -> None:
         assert len(split.judged) in (10, 11)
 
 
-def test_too_few_rows_are_refused_with_how_many_would_do() -> None:
+def test_too_few_rows_are_refused_with_the_required_number() -> None:
     day = torch.arange(12)
     with pytest.raises(InvalidInput, match=r"of 12 rows, \d are known before .* needs 10: send more rows \(about 16\)"):
         rolling(Timeline(day, torch.zeros_like(day), 1), 2, 0.3)
@@ -105,24 +105,24 @@ def test_too_few_rows_are_refused_with_how_many_would_do() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*RULES, "ours"])
-def test_no_decision_changes_with_anything_that_was_not_known_in_time(name: str) -> None:
-    """The future of each row, its own outcome and those within the lead are replaced; its decision must stay."""
+def test_decisions_do_not_depend_on_rows_unknown_at_the_time(name: str) -> None:
+    """Replace each row's future, its own outcome and the rows within the lead: its decision must not change."""
     sample = history()
     periods = timeline_of(sample).periods
     split = rolling(timeline_of(sample), 3, 0.3)[1]
-    before = decided(name, SHOP, origin_of(sample, split))
+    before = decide_by_rule(name, SHOP, origin_of(sample, split))
     begin = int(periods[split.judged].min())
     assert len(before) == len(split.judged)
     for moment in (begin, begin + 5):
         later = periods > moment - LEAD
         outcomes = torch.where(later[:, None], 1000 + 7.0 * torch.arange(len(sample))[:, None], sample.outcomes)
         contexts = torch.where((periods > moment)[:, None], -99.0, sample.contexts)
-        changed = decided(name, SHOP, origin_of(replace(sample, outcomes=outcomes, contexts=contexts), split))
+        changed = decide_by_rule(name, SHOP, origin_of(replace(sample, outcomes=outcomes, contexts=contexts), split))
         same = periods[split.judged] <= moment
         assert torch.equal(changed[same], before[same])
 
 
-def decided(name: str, problem: DecisionProblem, origin: Origin) -> Tensor:
+def decide_by_rule(name: str, problem: DecisionProblem, origin: Origin) -> Tensor:
     if name == "ours":
         options = make_options("vi", predictor="linear", members=2, epochs=3, particles=20, seed=1)
         return learned_decisions(problem, origin, options)
@@ -131,19 +131,19 @@ def decided(name: str, problem: DecisionProblem, origin: Origin) -> Tensor:
 
 @pytest.mark.all_variants
 @pytest.mark.parametrize("name", RULES)
-def test_rules_decide_well_for_what_they_can_see(name: str) -> None:
-    """Each beats the constant decision where it sees what moves demand, and none reaches perfect foresight."""
+def test_each_baseline_rule_beats_the_constant_where_its_signal_matters(name: str) -> None:
+    """No rule reaches perfect foresight."""
     sample = history(240)
     split = rolling(timeline_of(sample), 1, 0.3)[0]
     costs = {
-        one: judge(SHOP, decided(one, SHOP, origin_of(sample, split)), sample.outcomes[split.judged]).cost.mean()
+        one: judge(SHOP, decide_by_rule(one, SHOP, origin_of(sample, split)), sample.outcomes[split.judged]).cost.mean()
         for one in {name, "constant"}
     }
     assert costs[name] > 0
     assert name == "constant" or costs[name] < 0.9 * costs["constant"]
 
 
-def test_rules_that_make_no_sense_say_why() -> None:
+def test_inapplicable_rules_are_refused_with_the_reason() -> None:
     reasons = {name: rule.refusal(FUND, 0) for name, rule in RULES.items()}
     assert {name for name, reason in reasons.items() if reason} == {"season", "boosted", "ieo"}
     assert "no time column" in reasons["season"]
@@ -152,10 +152,10 @@ def test_rules_that_make_no_sense_say_why() -> None:
     assert not any(rule.refusal(SHOP, 7) for rule in RULES.values())
 
 
-# how it did
+# costs and service
 
 
-def test_costs_regrets_and_service_are_as_by_hand() -> None:
+def test_costs_regrets_and_service_match_hand_calculation() -> None:
     draw = np.random.default_rng(3)
     demand, orders = draw.uniform(0, 50, (40, 2)), draw.uniform(0, 50, (40, 2))
     orders[5, 1] = math.nan
@@ -173,7 +173,7 @@ def test_costs_regrets_and_service_are_as_by_hand() -> None:
     assert found.regret[5].isnan()
 
 
-def test_regret_is_against_the_best_decision_for_what_happened() -> None:
+def test_regret_is_against_perfect_foresight() -> None:
     bounded = build_problem({"kind": "newsvendor", "items": [ITEM | {"maximum_order": 10.0}]})
     found = judge(bounded, torch.tensor([[8.0], [10.0]]).double(), torch.tensor([[20.0], [20.0]]).double())
     assert found.cost.tolist() == [36.0, 30.0]
@@ -181,7 +181,7 @@ def test_regret_is_against_the_best_decision_for_what_happened() -> None:
 
 
 class Serving:
-    """A newsvendor that serves demand up to its order, whatever the newsvendor itself says of it."""
+    """A newsvendor that serves demand up to its order, whatever the wrapped problem reports."""
 
     def __init__(self, problem: DecisionProblem) -> None:
         self._problem = problem
@@ -193,25 +193,25 @@ class Serving:
         return outcomes <= decisions
 
 
-def test_the_service_level_is_the_share_of_demands_met_where_there_is_a_decision() -> None:
+def test_the_service_level_counts_only_rows_with_a_decision() -> None:
     problem = Serving(TWO)
     orders = torch.tensor([[5.0, 5.0], [5.0, 9.0], [math.nan, 1.0]]).double()
     demand = torch.tensor([[4.0, 6.0], [4.0, 6.0], [0.0, 0.0]]).double()
     found = judge(problem, orders, demand)  # type: ignore[arg-type]
     assert found.served is not None
     assert found.served.tolist() == [[True, False], [True, True], [False, False]]
-    told = summarize(
+    summary = summarize(
         problem, BacktestRows(torch.zeros(3, dtype=torch.int64)), {"x": found}, ["x"], {"x": "x"}, ["a", "b"]
     )  # type: ignore[arg-type]
-    assert told["policies"][0]["service_level"] == {"mean": 0.75, "outcomes": {"a": 1.0, "b": 0.5}}
-    assert told["verdict"]["worth_using"] == "unclear"
+    assert summary["policies"][0]["service_level"] == {"mean": 0.75, "outcomes": {"a": 1.0, "b": 0.5}}
+    assert summary["verdict"]["worth_using"] == "unclear"
 
 
 # differences
 
 
-def by_hand(values: np.ndarray, *ways: np.ndarray) -> float:
-    """The standard error of a mean whose rows are clustered in some ways, spelled out."""
+def clustered_error(values: np.ndarray, *ways: np.ndarray) -> float:
+    """Return the clustered standard error of a mean, spelled out."""
     mean, count = values.mean(), len(values)
 
     def variance(labels: list[object]) -> float:
@@ -228,7 +228,7 @@ def by_hand(values: np.ndarray, *ways: np.ndarray) -> float:
     return math.sqrt(max(one, other, one + other - both))
 
 
-def test_paired_differences_have_the_clustered_error_of_the_textbook() -> None:
+def test_paired_differences_have_the_textbook_clustered_error() -> None:
     draw = np.random.default_rng(5)
     days, series = 96, 10
     day, key = np.tile(np.arange(days), series), np.repeat(np.arange(series), days)
@@ -237,19 +237,19 @@ def test_paired_differences_have_the_clustered_error_of_the_textbook() -> None:
     clusters = Clusters.of(torch.from_numpy(day), torch.from_numpy(key), lead=3, season=7)
     assert clusters.block_periods == 10
     found = difference(torch.from_numpy(costs), torch.from_numpy(reference), clusters)
-    error = by_hand(costs - reference, day // 10, key)
+    error = clustered_error(costs - reference, day // 10, key)
     np.testing.assert_allclose([found.mean, found.standard_error], [(costs - reference).mean(), error])
-    # Student's t of nine degrees of freedom: blocks and series are ten.
+    # Student's t with nine degrees of freedom: ten blocks and ten series.
     np.testing.assert_allclose(found.high - found.mean, 2.2621571628 * error)
     assert "two ways" in clusters.sentence
 
     few = Clusters.of(torch.from_numpy(day[: 2 * days]), torch.from_numpy(key[: 2 * days]), 3, 7)
     assert few.series is None
     found = mean_of(torch.from_numpy(costs[: 2 * days]), few)
-    np.testing.assert_allclose(found.standard_error, by_hand(costs[: 2 * days], day[: 2 * days] // 10))
+    np.testing.assert_allclose(found.standard_error, clustered_error(costs[: 2 * days], day[: 2 * days] // 10))
 
 
-def test_rows_without_a_time_are_independent_and_gaps_are_left_out() -> None:
+def test_rows_without_time_are_independent_and_gaps_are_excluded() -> None:
     values = torch.tensor([1.0, math.nan, 2.0, 6.0]).double()
     found = mean_of(values, Clusters.of(None, None))
     assert (found.mean, found.rows) == (3.0, 3)
@@ -258,8 +258,8 @@ def test_rows_without_a_time_are_independent_and_gaps_are_left_out() -> None:
     assert (alone.low, alone.high) == (-math.inf, math.inf)
 
 
-def test_intervals_hold_although_neighbouring_days_err_together() -> None:
-    """Differences of mean zero that follow each other (AR 0.6): counted as independent, they would often mislead."""
+def test_intervals_keep_their_coverage_under_autocorrelation() -> None:
+    """Differences of mean zero with AR(1) coefficient 0.6 would often mislead if treated as independent."""
     draw, days, held, naive = np.random.default_rng(7), 200, 0, 0
     clusters = Clusters.of(torch.arange(days), None, 1, 7)
     for _ in range(300):
@@ -277,7 +277,7 @@ def test_intervals_hold_although_neighbouring_days_err_together() -> None:
 # the verdict
 
 
-def told_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
+def verdict_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
     count = len(ours)
     rows = BacktestRows(
         torch.zeros(count, dtype=torch.int64), torch.arange(count), torch.zeros(count, dtype=torch.int64)
@@ -300,28 +300,28 @@ def told_of(ours: Tensor, done: Tensor, other: Tensor) -> dict[str, object]:
         (10.05, 10.0, "unclear", "no reason to change"),
     ],
 )
-def test_the_verdict_is_what_the_paired_difference_shows(ours: float, done: float, worth: str, words: str) -> None:
+def test_the_verdict_follows_the_paired_difference(ours: float, done: float, worth: str, words: str) -> None:
     noise = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 200)))
     noise -= noise.mean(dim=1, keepdim=True)
-    told = told_of(ours + noise[0], done + noise[1], 12 + noise[2])
-    verdict = told["verdict"]
+    summary = verdict_of(ours + noise[0], done + noise[1], 12 + noise[2])
+    verdict = summary["verdict"]
     assert isinstance(verdict, dict)
     assert verdict["worth_using"] == worth
     assert words in verdict["text"]
     assert "the same weekday" in verdict["text"]
-    assert told["against"] == "actual_decision"
+    assert summary["against"] == "actual_decision"
 
 
-def test_a_policy_that_only_copies_what_is_done_is_not_worth_using() -> None:
+def test_a_policy_that_copies_current_practice_is_not_worth_using() -> None:
     costs = torch.rand(100, dtype=torch.float64)
-    verdict = told_of(costs, costs.clone(), costs + 1)["verdict"]
+    verdict = verdict_of(costs, costs.clone(), costs + 1)["verdict"]
     assert isinstance(verdict, dict)
     assert verdict["worth_using"] == "no"
     assert "costs the same as" in verdict["text"]
 
 
 @pytest.mark.parametrize(
-    ("kept", "against", "worth"),
+    ("shares", "against", "worth"),
     [
         ({"auto": 1.0, "kernel": 0.7, "constant": 0.96}, "constant", "no"),
         ({"auto": 1.0, "kernel": 0.7}, "kernel", "yes"),
@@ -329,34 +329,32 @@ def test_a_policy_that_only_copies_what_is_done_is_not_worth_using() -> None:
         ({"auto": 0.97, "actual_decision": 0.6, "constant": 1.0}, "actual_decision", "yes"),
     ],
 )
-def test_a_policy_that_breaks_its_constraints_is_not_called_the_cheaper_one(
-    kept: dict[str, float], against: str, worth: str
-) -> None:
-    """Costs are 3 for ours, 2 for constant and 1 for others; .95 of the rows must keep the constraints."""
+def test_an_infeasible_policy_is_not_called_cheaper(shares: dict[str, float], against: str, worth: str) -> None:
+    """Costs are 3 for ours, 2 for constant and 1 for others; 95 % of the rows must meet the constraints."""
     found, count = {}, 200
-    for name, share in kept.items():
+    for name, share in shares.items():
         cost = torch.full((count,), {"auto": 3.0, "constant": 2.0}.get(name, 1.0), dtype=torch.float64)
         found[name] = RealisedCosts(cost, cost, torch.arange(count) < share * count, None)
-    told = summarize(
+    summary = summarize(
         FUND, BacktestRows(torch.zeros(count, dtype=torch.int64)), found, ["auto"], {n: n for n in found}, ["y"]
     )
-    assert told["against"] == against
-    assert told["verdict"]["worth_using"] == worth
-    assert ("kept its constraints" in told["verdict"]["text"]) == (against != "constant" or kept["auto"] < 0.9)
+    assert summary["against"] == against
+    assert summary["verdict"]["worth_using"] == worth
+    assert ("kept its constraints" in summary["verdict"]["text"]) == (against != "constant" or shares["auto"] < 0.9)
 
 
-def test_gaps_in_what_was_done_leave_these_rows_out_of_that_comparison_alone() -> None:
+def test_gaps_in_actual_decisions_are_excluded_from_that_comparison_only() -> None:
     ours, done = torch.full((100,), 5.0, dtype=torch.float64), torch.full((100,), 7.0, dtype=torch.float64)
     ours[:50], done[:50] = 50.0, math.nan
-    told = told_of(ours, done, ours + 1)
-    differences = {one["against"]: one for one in told["differences"]}  # type: ignore[attr-defined]
+    summary = verdict_of(ours, done, ours + 1)
+    differences = {one["against"]: one for one in summary["differences"]}  # type: ignore[attr-defined]
     assert differences["actual_decision"]["rows"] == 50
     assert differences["actual_decision"]["mean"] == pytest.approx(-2.0)
     assert differences["season"]["rows"] == 100
     assert differences["actual_decision"]["relative"] == pytest.approx(-2 / 7)
 
 
-def test_pieces_are_put_where_their_rows_are() -> None:
+def test_pieces_are_reassembled_in_row_order() -> None:
     one = RealisedCosts(torch.tensor([1.0]).double(), torch.tensor([0.5]).double(), torch.tensor([True]), None)
     whole = align(3, [(torch.tensor([2]), one)])
     assert whole.cost[2] == 1
@@ -364,7 +362,7 @@ def test_pieces_are_put_where_their_rows_are() -> None:
     assert whole.feasible.tolist() == [False, False, True]
 
 
-def test_ieo_is_left_out_where_every_decision_takes_a_program() -> None:
+def test_ieo_is_left_out_if_every_decision_needs_a_program() -> None:
     spec = {
         "kind": "mean_variance_portfolio",
         "assets": [{"name": "a"}, {"name": "b"}],

@@ -1,3 +1,5 @@
+"""Weighted SAA: kernel, neighbour and forest weights, and their selection."""
+
 from __future__ import annotations
 
 import pytest
@@ -50,7 +52,7 @@ def test_kernel_weights_follow_their_formula() -> None:
     torch.testing.assert_close(kernel_weights(sample, 0.7)(contexts), expected / expected.sum(dim=1, keepdim=True))
 
 
-def test_neighbours_are_the_nearest_rows_and_no_more_than_there_are() -> None:
+def test_neighbours_are_the_nearest_rows_and_at_most_all_rows() -> None:
     sample = make_sample(20, 0)
     own = neighbour_weights(sample, 1)(sample.contexts)
     assert torch.equal(own, torch.eye(20, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Why a decision is what it is, against finite differences, all coalitions and numpy."""
+"""Explanations against finite differences, exact Shapley values and numpy."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bco_core.predictors.registry import build_predictor
 from bco_core.prescribe import QUANTILES, PrescribeOptions, prescribe
 from bco_core.problems.base import DecisionProblem
 from bco_core.problems.registry import build_problem
+from tests.support.seeds import seeded
 
 SHIPMENT: dict[str, Any] = {
     "kind": "shipment",
@@ -49,16 +50,12 @@ FUND: dict[str, Any] = {
 KINDS = {spec["kind"]: spec for spec in (SHIPMENT, ITEMS, FUND)}
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
 
 def make_posterior(kind: str = "linear", carry: str | None = "shift", columns: int = 3) -> Posterior:
-    """A predictor of two outcomes near 100 with 40 particles, and 60 rows of history that carry their outcomes."""
+    """Return a predictor of two outcomes near 100 with 40 particles, and 60 rows of history that carry outcomes."""
     contexts, outcomes = 5 + 3 * draw(60, columns, seed=0), 100 + 10 * draw(60, 2, seed=1)
     predictor = build_predictor(kind, Sample(contexts, outcomes), () if kind == "linear" else (6,))
     particles = 0.3 * draw(40, predictor.dim, seed=2)
@@ -81,8 +78,10 @@ def make_posterior(kind: str = "linear", carry: str | None = "shift", columns: i
     return Posterior(predictor, mixture, particles, 0, history)
 
 
-def moved(posterior: Posterior, problem: DecisionProblem, context: Tensor, options: PrescribeOptions) -> Tensor:
-    """∂(z, cost)/∂x (d_z + 1, d_x) by central differences of whole prescriptions."""
+def finite_differences(
+    posterior: Posterior, problem: DecisionProblem, context: Tensor, options: PrescribeOptions
+) -> Tensor:
+    """Return ∂(z, cost)/∂x (d_z + 1, d_x) by central differences of whole prescriptions."""
     step = 1e-5
     shifts = step * torch.eye(len(context), dtype=torch.float64)
     found = prescribe(posterior, problem, torch.cat([context + shifts, context - shifts]), options)
@@ -93,13 +92,13 @@ def moved(posterior: Posterior, problem: DecisionProblem, context: Tensor, optio
 
 @pytest.mark.parametrize("carry", [None, "shift", "scaled", "stretch"])
 @pytest.mark.parametrize("policy", ["averaged", "map", "bcp", "blended", "predictive"])
-def test_the_newsvendors_derivatives_are_those_of_its_answers(policy: str, carry: str | None) -> None:
+def test_newsvendor_derivatives_match_finite_differences(policy: str, carry: str | None) -> None:
     posterior, problem = make_posterior(carry=carry), build_problem(ITEMS)
     options, context = PrescribeOptions(policy, scenarios=40), torch.tensor([4.0, 7.0, 5.5], dtype=torch.float64)
     found = prescribe(posterior, problem, context[None], options)
     exact = slopes(posterior, problem, context, options, posterior.draws(40), found.decisions[0])
     assert exact is not None
-    wanted = moved(posterior, problem, context, options)
+    wanted = finite_differences(posterior, problem, context, options)
     assert torch.allclose(torch.cat([exact.decision, exact.cost[None]]), wanted, rtol=1e-4, atol=1e-4)
     assert wanted[:-1].abs().max() > 0.1
 
@@ -107,17 +106,17 @@ def test_the_newsvendors_derivatives_are_those_of_its_answers(policy: str, carry
 @pytest.mark.parametrize("kind", ["shipment", "mean_variance_portfolio"])
 @pytest.mark.parametrize("predictor", ["linear", "mlp"])
 @pytest.mark.parametrize("policy", ["averaged", "map"])
-def test_derivatives_pass_through_the_problem(kind: str, predictor: str, policy: str) -> None:
+def test_derivatives_propagate_through_the_problem(kind: str, predictor: str, policy: str) -> None:
     posterior, problem = make_posterior(predictor), build_problem(KINDS[kind])
     options, context = PrescribeOptions(policy, scenarios=30), torch.tensor([4.0, 7.0, 5.5], dtype=torch.float64)
     found = prescribe(posterior, problem, context[None], options)
     exact = slopes(posterior, problem, context, options, posterior.draws(30), found.decisions[0])
     assert exact is not None
-    wanted = moved(posterior, problem, context, options)
+    wanted = finite_differences(posterior, problem, context, options)
     assert torch.allclose(torch.cat([exact.decision, exact.cost[None]]), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_no_derivative_is_claimed_that_is_none() -> None:
+def test_undefined_derivatives_are_not_reported() -> None:
     context, items = torch.tensor([4.0, 7.0, 5.5], dtype=torch.float64), build_problem(ITEMS)
     posterior = make_posterior()
     options = PrescribeOptions("averaged", scenarios=40)
@@ -133,26 +132,26 @@ def test_no_derivative_is_claimed_that_is_none() -> None:
     assert slopes(posterior, shipment, context, hedged, draws, found) is None
 
 
-def test_a_summary_of_outcomes_is_what_numpy_says_of_the_scenarios() -> None:
+def test_a_summary_of_outcomes_matches_numpy_over_the_scenarios() -> None:
     posterior, problem = make_posterior(), build_problem(ITEMS)
     contexts, options = 5 + draw(3, 3, seed=7), PrescribeOptions("bcp", scenarios=50)
     found = prescribe(posterior, problem, contexts, options)
     atoms = cost_scenarios(posterior, contexts, options, posterior.draws(50))
-    told = summary(problem, found.decisions, atoms)
+    outcome_summary = summary(problem, found.decisions, atoms)
     outcomes = atoms.outcomes.numpy()
-    assert np.allclose(told.mean, outcomes.mean(axis=1))
-    assert np.allclose(told.deviation, outcomes.std(axis=1))
+    assert np.allclose(outcome_summary.mean, outcomes.mean(axis=1))
+    assert np.allclose(outcome_summary.deviation, outcomes.std(axis=1))
     for at, level in enumerate(QUANTILES):
         wanted = np.quantile(outcomes, level, axis=1, method="inverted_cdf")
-        assert np.allclose(told.quantiles[:, :, at], wanted)
-    assert told.served is not None
-    assert np.allclose(told.served, (outcomes <= found.decisions.numpy()[:, None]).mean(axis=1))
+        assert np.allclose(outcome_summary.quantiles[:, :, at], wanted)
+    assert outcome_summary.served is not None
+    assert np.allclose(outcome_summary.served, (outcomes <= found.decisions.numpy()[:, None]).mean(axis=1))
     costs = problem.cost(found.decisions[:, None], atoms.outcomes)
     assert torch.allclose(costs.mean(dim=1), found.costs.mean, rtol=1e-12)
 
 
-def by_orders(predict: Any, context: Tensor, baseline: Tensor, columns: list[list[int]]) -> Tensor:
-    """Shapley values by their definition, order by order."""
+def exact_shapley(predict: Any, context: Tensor, baseline: Tensor, columns: list[list[int]]) -> Tensor:
+    """Return Shapley values by their definition, order by order."""
     total, orders = torch.zeros(len(columns), 2, dtype=torch.float64), list(permutations(range(len(columns))))
     for order in orders:
         at = baseline.clone()
@@ -174,7 +173,7 @@ def test_contributions_are_the_shapley_values(kind: str, method: str) -> None:
     def predict(contexts: Tensor) -> Tensor:
         return posterior.predictor.predict(draws, contexts).mean(dim=0)
 
-    wanted = by_orders(predict, context, mean_context(posterior), columns)
+    wanted = exact_shapley(predict, context, mean_context(posterior), columns)
     assert torch.allclose(found.contributions, wanted, rtol=1e-6, atol=1e-8)
     assert found.contributions.abs().max() > 0.1
     assert torch.allclose(found.base, predict(mean_context(posterior)[None])[0])
@@ -182,9 +181,9 @@ def test_contributions_are_the_shapley_values(kind: str, method: str) -> None:
     assert found.residual.abs().max() < 1e-9
 
 
-def test_sampled_orders_come_near_the_shapley_values_and_sum_to_the_prediction() -> None:
+def test_sampled_orders_approximate_shapley_and_sum_to_the_prediction() -> None:
     def predict(contexts: Tensor) -> Tensor:
-        # Pairs of columns, whose value is known: each gets half of what the two are worth together.
+        # Pairs of columns with known value: each gets half of the pair's value.
         pairs = contexts.view(len(contexts), -1, 2)
         return torch.stack([pairs.prod(dim=2).sum(dim=1), contexts.sum(dim=1)], dim=1)
 
@@ -192,13 +191,13 @@ def test_sampled_orders_come_near_the_shapley_values_and_sum_to_the_prediction()
     found = shapley(predict, context, baseline, [[j] for j in range(12)])
     assert found.method == PERMUTATIONS
     halves = (context.view(-1, 2).prod(dim=1) / 2).repeat_interleave(2)
-    # An order and its reverse give each column of a pair the whole once, so halves are exact.
+    # An order and its reverse each give one column of a pair the whole value, so halves are exact.
     assert torch.allclose(found.contributions[:, 0], halves)
     assert torch.allclose(found.contributions[:, 1], context)
     assert found.residual.abs().max() < 1e-12
 
 
-def test_the_nearest_rows_are_those_that_numpy_finds() -> None:
+def test_the_nearest_rows_match_numpy() -> None:
     history, contexts = 5 + 3 * draw(500, 4, seed=1), 5 + 3 * draw(6, 4, seed=2)
     history[7] = history[3]
     contexts[0] = history[3]

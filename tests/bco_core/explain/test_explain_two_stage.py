@@ -1,4 +1,4 @@
-"""Plans of the second stage, and prices of rules, against cvxpy and perturbed right-hand sides."""
+"""Second-stage plans and prices of rules, against cvxpy and perturbed right-hand sides."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from bco_core.problems.linear.two_stage import TwoStageLinear
 from bco_core.problems.registry import build_problem
 from tests.support.programs import random_two_stage
+from tests.support.seeds import seeded
 
 SHIPMENT: dict[str, Any] = {
     "kind": "shipment",
@@ -24,19 +25,15 @@ SHIPMENT: dict[str, Any] = {
 }
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[Any, float] | None = None) -> float:
-    """The least expected cost over equally likely outcomes (K, d_y), by cvxpy from the specification alone, with more
-    room in some rules."""
+    """Return the least expected cost over equally likely outcomes (K, d_y), by cvxpy from the specification, with some
+    rules relaxed."""
     room = room or {}
     names = [decision["name"] for decision in spec["decisions"]]
     z = {name: cvxpy.Variable() for name in names}
     rules, cost = [], sum(one.get("cost", 0.0) * z[one["name"]] for one in spec["decisions"])
 
-    def bounded(variable: Any, one: dict[str, Any], place: tuple[Any, ...]) -> None:
+    def add_bounds(variable: Any, one: dict[str, Any], place: tuple[Any, ...]) -> None:
         low, high = one.get("minimum", 0.0), one.get("maximum")
         if low is not None:
             rules.append(variable >= low - room.get((*place, "minimum"), 0.0))
@@ -50,7 +47,7 @@ def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[
             rules.append(left >= right - more)
 
     for j, one in enumerate(spec["decisions"]):
-        bounded(z[one["name"]], one, ("decisions", j))
+        add_bounds(z[one["name"]], one, ("decisions", j))
     for i, one in enumerate(spec.get("decision_rows", [])):
         left = sum(value * z[name] for name, value in one["coefficients"].items())
         row(left, one["sense"], one["limit"], room.get(("decision_rows", i), 0.0))
@@ -58,7 +55,7 @@ def least_cost(spec: dict[str, Any], outcomes: np.ndarray[Any, Any], room: dict[
         y = dict(zip([one["name"] for one in spec["outcomes"]], outcome, strict=True))
         x = {one["name"]: cvxpy.Variable() for one in spec["recourse"]}
         for j, one in enumerate(spec["recourse"]):
-            bounded(x[one["name"]], one, ("recourse", j))
+            add_bounds(x[one["name"]], one, ("recourse", j))
         for i, one in enumerate(spec["rows"]):
             left = sum(value * x[name] for name, value in one.get("recourse", {}).items())
             left = left + sum(value * z[name] for name, value in one.get("decisions", {}).items())
@@ -91,7 +88,7 @@ STORES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_prices_are_what_one_more_unit_of_room_is_worth() -> None:
+def test_prices_match_the_gain_of_relaxing_a_rule() -> None:
     outcomes = 8 + 4 * torch.rand(7, 2, generator=seeded(3), dtype=torch.float64)
     problem = build_problem(STORES)
     assert isinstance(problem, TwoStageLinear)
@@ -107,7 +104,7 @@ def test_prices_are_what_one_more_unit_of_room_is_worth() -> None:
     assert all(value > 0 for value in found.values())
 
 
-def test_a_shipments_prices_are_those_of_its_demand_and_its_largest_orders() -> None:
+def test_a_shipment_prices_its_demand_and_order_bounds() -> None:
     spec = SHIPMENT | {"sources": [one | {"maximum_order": 9.0} for one in SHIPMENT["sources"]]}
     problem = build_problem(spec)
     assert isinstance(problem, TwoStageLinear)
@@ -127,7 +124,7 @@ def test_a_shipments_prices_are_those_of_its_demand_and_its_largest_orders() -> 
         assert found[("destinations", i)] == pytest.approx(gained, rel=1e-3)
 
 
-def test_prices_of_whole_numbers_hold_them() -> None:
+def test_prices_of_integer_problems_keep_the_integers_fixed() -> None:
     spec = STORES | {"decisions": [one | {"integer": True} for one in STORES["decisions"]]}
     problem = build_problem(spec)
     assert isinstance(problem, TwoStageLinear)
@@ -141,7 +138,7 @@ def test_prices_of_whole_numbers_hold_them() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_plans_keep_all_rows_and_cost_what_the_decision_is_said_to_cost(seed: int) -> None:
+def test_plans_satisfy_all_rows_and_cost_the_stated_cost(seed: int) -> None:
     problem = TwoStageLinear.from_spec(random_two_stage(np.random.default_rng(seed)))
     stages = problem.stages
     outcomes = 3 * torch.randn(20, problem.outcome_dim, generator=seeded(seed), dtype=torch.float64)
@@ -170,7 +167,7 @@ def test_plans_keep_all_rows_and_cost_what_the_decision_is_said_to_cost(seed: in
     assert plan.slack.shape[1] == len(problem.row_names)
 
 
-def test_a_shipments_plan_speaks_of_its_places() -> None:
+def test_a_shipments_plan_names_its_locations() -> None:
     problem = build_problem(SHIPMENT)
     assert isinstance(problem, TwoStageLinear)
     assert problem.recourse_names[:3] == ("emergency north", "emergency south", "north to a")

@@ -1,4 +1,4 @@
-"""Boosted features: trees as plain arrays, honest histories, and departures from the boosted rule."""
+"""Boosted features: trees as arrays, out-of-fold histories, and residual models on top of the boosted rule."""
 
 from __future__ import annotations
 
@@ -26,13 +26,8 @@ from bco_core.timeline import Timeline, blocks
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def steps(rows: int = 600, seed: int = 0, timeline: bool = False) -> Sample:
-    """Demand that jumps, which trees learn and lines do not, with noise that grows with its level."""
+    """Draw demand with jumps, which trees learn and linear models do not, with noise that grows with its level."""
     draw = torch.Generator().manual_seed(seed)
     contexts = torch.rand(rows, 4, generator=draw, dtype=torch.float64)
     level = 50 + 40 * (contexts[:, 0] > 0.5).double() + 20 * (contexts[:, 1] > 0.3).double() * (contexts[:, 2] > 0.6)
@@ -41,7 +36,7 @@ def steps(rows: int = 600, seed: int = 0, timeline: bool = False) -> Sample:
     return Sample(contexts, (level + 0.1 * level * noise)[:, None], when)
 
 
-def fitted(sample: Sample, seed: int = 0) -> BoostedFeatures:
+def fit_boosted(sample: Sample, seed: int = 0) -> BoostedFeatures:
     boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, seed)
     return boosting.join([boosting.fit(part) for part in range(boosting.parts)])
 
@@ -55,12 +50,12 @@ def fitted(sample: Sample, seed: int = 0) -> BoostedFeatures:
         (500, {"num_leaves": 31}),
         (500, {"num_leaves": 2}),
         (500, {"objective": "quantile", "alpha": 0.9}),
-        # Nothing to split: trees of one leaf.
+        # Nothing to split: single-leaf trees.
         (30, {"min_data_in_leaf": 100}),
         (400, {"num_leaves": 200, "min_data_in_leaf": 1}),
     ],
 )
-def test_trees_as_arrays_predict_what_their_library_does(rows: int, parameters: dict[str, Any]) -> None:
+def test_trees_as_arrays_predict_like_lightgbm(rows: int, parameters: dict[str, Any]) -> None:
     draw = np.random.default_rng(3)
     inputs = draw.normal(size=(rows, 5)) * [1, 1e6, 1e-6, 0, 1]
     inputs[:, 4] = draw.integers(0, 3, rows)
@@ -81,8 +76,8 @@ def test_trees_as_arrays_predict_what_their_library_does(rows: int, parameters: 
 # features
 
 
-def test_a_row_of_the_history_is_told_by_models_that_have_not_seen_it() -> None:
-    """The held-out predictions of each fold come from a model of the other folds: refit by hand, they are the same."""
+def test_history_features_come_from_models_that_have_not_seen_the_row() -> None:
+    """Refit the other folds by hand: the held-out predictions are the same."""
     sample = steps()
     boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
     part = boosting.fit(2)
@@ -99,7 +94,7 @@ def test_a_row_of_the_history_is_told_by_models_that_have_not_seen_it() -> None:
 
 
 @pytest.mark.slow
-def test_with_time_a_row_is_predicted_by_models_of_earlier_rows_only() -> None:
+def test_with_time_history_features_come_from_models_of_earlier_rows() -> None:
     sample = steps(timeline=True)
     assert sample.timeline is not None
     boosting = Boosting.of(sample, torch.arange(len(sample)), PROBLEM, 0)
@@ -118,8 +113,8 @@ def test_with_time_a_row_is_predicted_by_models_of_earlier_rows_only() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("timeline", [False, True])
-def test_features_survive_storage_and_do_not_depend_on_the_rows_beside(timeline: bool) -> None:
-    features = fitted(steps(timeline=timeline))
+def test_features_round_trip_through_storage_and_are_row_independent(timeline: bool) -> None:
+    features = fit_boosted(steps(timeline=timeline))
     again = from_arrays(*features.to_arrays())
     fresh = steps(7, seed=1).contexts
     told = features.of_new(fresh)
@@ -129,8 +124,8 @@ def test_features_survive_storage_and_do_not_depend_on_the_rows_beside(timeline:
 
 
 @pytest.mark.slow
-def test_the_fractile_that_the_problem_decides_for_is_the_base() -> None:
-    features = fitted(steps(4000))
+def test_the_base_is_the_problems_critical_fractile() -> None:
+    features = fit_boosted(steps(4000))
     fresh = steps(4000, seed=1)
     assert features.columns[features.base[0]] == (0, 0.75)
     told = features.bases.undo(features.of_new(fresh.contexts)[:, -1:])
@@ -141,8 +136,8 @@ def test_the_fractile_that_the_problem_decides_for_is_the_base() -> None:
 
 
 @pytest.mark.slow
-def test_outcomes_in_units_of_their_level_serve_series_of_every_size() -> None:
-    """One rule for all series, and a series larger than any that was learned from."""
+def test_outcomes_scaled_by_level_generalise_to_series_of_any_size() -> None:
+    """One rule for all series, applied to a series larger than any in training."""
     draw = torch.Generator().manual_seed(0)
 
     def series(count: int, size: tuple[float, float], start: int) -> Sample:
@@ -155,15 +150,15 @@ def test_outcomes_in_units_of_their_level_serve_series_of_every_size() -> None:
         periods = torch.arange(start, start + count)
         return Sample(contexts, outcomes[:, None], Timeline(periods, torch.zeros_like(periods), levels=(0,)))
 
-    features = fitted(series(1500, (1, 50), 0))
+    features = fit_boosted(series(1500, (1, 50), 0))
     larger = series(300, (200, 400), 1500)
     told = features.bases.undo(features.of_new(larger.contexts)[:, -1:])
     wanted = larger.contexts[:, :1] * (1 + 0.1 * larger.contexts[:, 1:] + 0.02 * 0.6745)
-    # Trees alone would say no more than they have seen, 80.
+    # Trees alone cannot predict above the training maximum, 80.
     assert ((told - wanted).abs() / wanted).mean() < 0.15
 
 
-# departures
+# residual models
 
 
 def target(kind: str, sample: Sample, features: BoostedFeatures | None, hidden: tuple[int, ...] = ()) -> GibbsTarget:
@@ -172,16 +167,16 @@ def target(kind: str, sample: Sample, features: BoostedFeatures | None, hidden: 
 
 
 @pytest.mark.slow
-def test_a_predictor_that_does_not_depart_predicts_the_base() -> None:
+def test_a_zero_residual_model_predicts_the_base() -> None:
     sample = steps()
-    features = fitted(sample)
+    features = fit_boosted(sample)
     predictor = build_predictor("linear", sample, (), features)
     fresh = steps(20, seed=1).contexts
     base = features.bases.undo(features.of_new(fresh)[:, -1:])
     still = torch.zeros(2, predictor.dim)
     torch.testing.assert_close(predictor.predict(still, fresh)[1], base, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(predictor.predict_each(still, fresh)[:, 0], base, rtol=1e-5, atol=1e-4)
-    # One more in the bias is one more of the errors that the base makes.
+    # One more in the bias is one more unit of the base's errors.
     moved = still.clone()
     moved[:, -1] = 1
     step = predictor.predict(moved, fresh)[0] - base
@@ -191,9 +186,9 @@ def test_a_predictor_that_does_not_depart_predicts_the_base() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("onto", ["linear", "skip_mlp"])
 @pytest.mark.parametrize("source", ["contexts", "trees", "both"])
-def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto: str) -> None:
+def test_a_mixture_embedded_in_a_larger_predictor_predicts_the_same(source: str, onto: str) -> None:
     sample = steps()
-    wide = fitted(sample)
+    wide = fit_boosted(sample)
     features = {"contexts": None, "trees": wide.only(contexts=False), "both": wide}[source]
     kinds = ["linear"] if onto == "linear" else ["linear", "skip_mlp"]
     large = target(onto, sample, wide, (6, 5) if onto == "skip_mlp" else ())
@@ -211,7 +206,7 @@ def test_a_mixture_inside_a_larger_predictor_predicts_the_same(source: str, onto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("timeline", [False, True])
-def test_auto_learns_what_trees_know_and_its_promises_hold(timeline: bool) -> None:
+def test_auto_learns_stepwise_demand_and_its_expected_costs_hold(timeline: bool) -> None:
     sample, fresh = steps(1500, timeline=timeline), steps(3000, seed=9)
     learned = learn(PROBLEM, sample, make_options(hidden=(16,), epochs=40, members=5, seed=2))
     told = learned.diagnostics

@@ -1,4 +1,4 @@
-"""Calendar columns and public holidays of periods."""
+"""Calendar columns and public holidays."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_calendar_columns_agree_with_the_datetime_module() -> None:
         assert [name for name in names if name.startswith("hour") and table[name][row]] == [f"hour {time.hour}"]
         assert table["day sin1"][row] == pytest.approx(np.sin(2 * np.pi * time.hour / 24), abs=1e-9)
         assert table["day cos3"][row] == pytest.approx(np.cos(6 * np.pi * time.hour / 24), abs=1e-9)
-    # A year later the waves are where they were, leap years or not.
+    # A year later the waves have the same phase, also across leap years.
     year = calendar_columns(Clock("day"), ("year",), None, np.array([0, 365, 365 * 40 + 10]))
     assert np.abs(year - year[0]).max() < 0.05
 
 
-def test_holidays_mark_their_day_the_day_before_and_the_day_after() -> None:
+def test_holidays_mark_their_day_and_the_days_before_and_after() -> None:
     days = Clock("day").periods(moments("2024-10-02", "2024-10-03", "2024-10-04", "2024-12-31", "2025-01-02"))
     found = calendar_columns(Clock("day"), (), "DE", days)
     assert found.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]]

@@ -1,7 +1,7 @@
-"""The slot between contexts and θ, by features that are fitted to outcomes: the outcome of the nearest row.
+"""Features fitted to outcomes, between contexts and θ. Here: the outcome of the nearest row.
 
-Honest ones give a row of the history the nearest row of another fold. Leaky ones give it the nearest of all, which is
-itself, so that a model of pure noise looks perfect on the rows it has and is worthless on new ones.
+Honest features take the nearest row of another fold. Leaky ones take the nearest row, which is the row itself: a model
+of pure noise then looks perfect in training and is worthless on new rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bco_core.inference.options import AutoOptions, LearningOptions, MhOptions, 
 from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions, build_predictor
 from bco_core.prescribe import PrescribeOptions, prescribe
-from tests.support.plain_demand import PROBLEM, STEPWISE, constant_cost, learned, mean_cost, told
+from tests.support.linear_demand import PROBLEM, STEPWISE, constant_cost, learn_diagnostics, learn_mixture, mean_cost
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noise(rows: int = 150, seed: int = 0) -> Sample:
-    """Demand that no context explains."""
+    """Draw demand independent of the context."""
     draw = torch.Generator().manual_seed(seed)
     contexts = torch.randn(rows, 3, generator=draw, dtype=torch.float64)
     return Sample(contexts, 100 + 10 * torch.randn(rows, 1, generator=draw, dtype=torch.float64))
 
 
-def on(features: str, kind: str = "linear") -> PredictorOptions:
+def options_with(features: str, kind: str = "linear") -> PredictorOptions:
     return PredictorOptions(kind, (8,), features)
 
 
@@ -101,22 +101,24 @@ def on(features: str, kind: str = "linear") -> PredictorOptions:
 @pytest.mark.parametrize(
     "options", [AutoOptions, partial(ViOptions, members=5, learning_rate=0.02)], ids=["auto", "vi"]
 )
-def test_features_that_respect_folds_do_not_flatter_what_is_learned_from_noise(options: Any) -> None:
+def test_features_that_respect_folds_do_not_overstate_a_model_of_noise(options: Any) -> None:
     history, fresh = noise(), noise(2000, seed=1)
     constant = constant_cost(history, history)
-    posterior, honest = learned(history, options(predictor=on("honest"), epochs=40))
+    posterior, honest = learn_mixture(history, options(predictor=options_with("honest"), epochs=40))
     assert honest.held_out_cost["averaged"].mean > 0.9 * constant
     assert honest.held_out_cost["averaged"].mean == pytest.approx(mean_cost(posterior, fresh, "averaged"), rel=0.25)
-    # The same without folds looks like a perfect model, and is none: this is what the slot guards against.
-    deceived, leaky = learned(history, options(predictor=on("leaky"), epochs=40))
+    # Without folds the same features look like a perfect model: this is the leak that folds prevent.
+    deceived, leaky = learn_mixture(history, options(predictor=options_with("leaky"), epochs=40))
     assert leaky.held_out_cost["averaged"].mean < 0.5 * constant
     assert mean_cost(deceived, fresh, "averaged") > 0.95 * constant_cost(history, fresh)
 
 
-def test_chains_learn_from_the_history_as_folds_let_them_see_it() -> None:
+def test_chains_learn_from_out_of_fold_features() -> None:
     losses = {}
     for features in ("honest", "leaky"):
-        options = MhOptions(predictor=on(features), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
+        options = MhOptions(
+            predictor=options_with(features), chains=2, steps=400, burn_in=200, inverse_temperature=300.0
+        )
         diagnostics = learn(STEPWISE, noise(), options).diagnostics
         assert isinstance(diagnostics, ChainDiagnostics)
         losses[features] = sum(diagnostics.chains.mean_loss) / 2
@@ -140,14 +142,14 @@ def test_features_are_fitted_to_every_row_with_the_folds_of_the_seed(
     monkeypatch.setitem(FEATURES, "honest", FeatureKind("honest", spy, partial(restore, "honest"), True))
     history = noise(53)
     problem = STEPWISE if options.method == "mh" else PROBLEM
-    learn(problem, history, replace(options, predictor=on("honest")))
+    learn(problem, history, replace(options, predictor=options_with("honest")))
     assert met
     for sample, folds in met:
         assert torch.equal(sample.outcomes, history.outcomes)
         assert torch.equal(folds, fold_numbers(53, 3))
 
 
-def test_fold_numbers_are_balanced_random_and_the_seeds() -> None:
+def test_fold_numbers_are_balanced_random_and_seeded() -> None:
     folds = fold_numbers(53, 1)
     assert sorted(folds.bincount(minlength=FOLDS).tolist()) == [10, 10, 11, 11, 11]
     assert torch.equal(folds, fold_numbers(53, 1))
@@ -156,7 +158,7 @@ def test_fold_numbers_are_balanced_random_and_the_seeds() -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "relu_affine", "mlp", "skip_mlp"])
-def test_a_predictor_has_the_width_of_its_features_and_sees_contexts_by_them(kind: str) -> None:
+def test_a_predictor_encodes_contexts_by_its_features(kind: str) -> None:
     history = noise(40)
     features = fit("honest", history, fold_numbers(40, 0))
     predictor = build_predictor(kind, history, (4,) if "mlp" in kind else (), features)
@@ -171,9 +173,9 @@ def test_a_predictor_has_the_width_of_its_features_and_sees_contexts_by_them(kin
         predictor.predict(theta, contexts[:, :2])
 
 
-def test_prescribing_sees_new_contexts_through_the_features() -> None:
+def test_prescribing_encodes_new_contexts_by_the_features() -> None:
     history, fresh = noise(), noise(9, seed=4)
-    posterior, _ = learned(history, ViOptions(predictor=on("honest"), members=2, epochs=3))
+    posterior, _ = learn_mixture(history, ViOptions(predictor=options_with("honest"), members=2, epochs=3))
     nearest = torch.cdist(fresh.contexts, history.contexts).argmin(dim=1)
     spread, mean = history.outcomes.std(correction=0), history.outcomes.mean()
     seen = (history.outcomes[nearest, 0] - mean) / spread
@@ -192,8 +194,8 @@ def test_prescribing_sees_new_contexts_through_the_features() -> None:
     ],
     ids=["auto", "vi", "mh"],
 )
-def test_features_survive_in_a_stored_posterior(problem: Any, options: LearningOptions, kind: str) -> None:
-    posterior = learn(problem, noise(60), replace(options, predictor=on("honest", kind))).posterior
+def test_features_round_trip_in_a_stored_posterior(problem: Any, options: LearningOptions, kind: str) -> None:
+    posterior = learn(problem, noise(60), replace(options, predictor=options_with("honest", kind))).posterior
     description, arrays = posterior.to_arrays()
     assert description["predictor"]["features"] == {"kind": "honest", "rows": 60}
     restored = Posterior.from_arrays(json.loads(json.dumps(description)), arrays)
@@ -205,18 +207,18 @@ def test_features_survive_in_a_stored_posterior(problem: Any, options: LearningO
         assert torch.equal(first, second)
 
 
-def test_the_default_features_need_no_word_in_a_stored_posterior() -> None:
-    posterior, _ = learned(noise(), ViOptions(predictor=PredictorOptions("linear"), epochs=1))
+def test_default_features_add_nothing_to_a_stored_posterior() -> None:
+    posterior, _ = learn_mixture(noise(), ViOptions(predictor=PredictorOptions("linear"), epochs=1))
     assert "features" not in posterior.to_arrays()[0]["predictor"]
     assert posterior.predictor.features.kind == STANDARDIZED.name
 
 
 @pytest.mark.parametrize("options", [AutoOptions, ViOptions])
-def test_a_certificate_is_refused_where_features_have_seen_outcomes(options: Any) -> None:
+def test_a_certificate_is_refused_if_features_have_seen_outcomes(options: Any) -> None:
     with pytest.raises(InvalidInput, match="a certificate needs a prior without outcomes") as refusal:
-        learn(PROBLEM, noise(), options(predictor=on("honest"), certify=True))
+        learn(PROBLEM, noise(), options(predictor=options_with("honest"), certify=True))
     assert refusal.value.where == ("certify",)
-    assert told(noise(), options(predictor=on("honest"), epochs=1)).certificate.bound is None
+    assert learn_diagnostics(noise(), options(predictor=options_with("honest"), epochs=1)).certificate.bound is None
 
 
 def wave(rows: int = 120, seed: int = 0) -> Sample:
@@ -226,15 +228,15 @@ def wave(rows: int = 120, seed: int = 0) -> Sample:
     return Sample(contexts, 100 + 30 * torch.sin(6 * contexts) + noise)
 
 
-def test_decisions_of_chains_for_learned_rows_do_not_use_the_rows_own_outcomes() -> None:
-    options = MhOptions(predictor=on("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
+def test_chain_decisions_for_training_rows_do_not_use_their_own_outcomes() -> None:
+    options = MhOptions(predictor=options_with("honest"), chains=2, steps=400, burn_in=200, inverse_temperature=300.0)
     diagnostics = learn(STEPWISE, wave(), options).diagnostics
     assert isinstance(diagnostics, ChainDiagnostics)
     assert diagnostics.history.cost.mean > 0.9 * sum(diagnostics.chains.mean_loss) / 2
 
 
 @pytest.mark.slow
-def test_the_predictor_of_chains_is_chosen_on_the_features_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chains_predictor_is_chosen_on_its_final_features(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     build = build_predictor
 
@@ -243,5 +245,5 @@ def test_the_predictor_of_chains_is_chosen_on_the_features_it_will_have(monkeypa
         return build(kind, sample, hidden, features)
 
     monkeypatch.setattr("bco_core.inference.mh.starts.build_predictor", spy)
-    learn(STEPWISE, wave(60), MhOptions(predictor=on("honest", "auto"), chains=1, steps=20, burn_in=10))
+    learn(STEPWISE, wave(60), MhOptions(predictor=options_with("honest", "auto"), chains=1, steps=20, burn_in=10))
     assert seen == ["honest", "honest"]

@@ -9,7 +9,7 @@ from bco_core.errors import InvalidInput
 from bco_core.features.grid import MOST_CELLS, Grid
 
 
-def test_rows_come_back_from_a_grid_whatever_their_order() -> None:
+def test_rows_round_trip_through_a_grid_in_any_order() -> None:
     periods, series = np.array([5, 3, 9, 4]), np.array([1, 1, 0, 3])
     outcomes = np.array([[1.0], [2.0], [3.0], [4.0]])
     grid = Grid.of(periods, series, outcomes)
@@ -25,7 +25,7 @@ def test_two_rows_of_a_series_at_one_time_are_refused() -> None:
         Grid.of(np.array([1, 1]), np.array([0, 0]), np.zeros((2, 1)))
 
 
-def test_a_grid_that_would_not_fit_is_refused_before_it_is_made() -> None:
+def test_a_grid_that_exceeds_the_memory_limit_is_refused_before_allocation() -> None:
     with pytest.raises(InvalidInput, match="wider spacing"):
         Grid.of(np.array([0, MOST_CELLS]), np.array([0, 0]), np.zeros((2, 1)))
     with pytest.raises(InvalidInput, match="wider spacing"):

@@ -1,4 +1,4 @@
-"""Features by recipe: beside a plain loop over rows, and never from rows that a decision cannot know."""
+"""Lag features against a plain loop over rows; no feature uses rows unknown at decision time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Rows = dict[tuple[int, int], list[float]]
 
 
 def grid_of(rows: Rows, count: int | None = None) -> Grid:
-    """From {(series, period): outcomes}."""
+    """Return a grid from {(series, period): outcomes}."""
     keys = np.array(list(rows), dtype=np.int64).reshape(-1, 2)
     return Grid.of(keys[:, 1], keys[:, 0], np.array(list(rows.values())), count)
 
 
-def made(recipe: TimeRecipe, rows: Rows, series: int, period: int, count: int | None = None) -> dict[str, float]:
+def features_at(recipe: TimeRecipe, rows: Rows, series: int, period: int, count: int | None = None) -> dict[str, float]:
     matrix, names = make_features(recipe, grid_of(rows, count), np.array([period]), np.array([series]))
     return dict(zip(names, matrix[0].tolist(), strict=True))
 
@@ -39,7 +39,7 @@ def plain_quantile(values: list[float], level: float) -> float:
 
 
 def by_a_plain_loop(recipe: TimeRecipe, rows: Rows, series: int, period: int) -> dict[str, float]:
-    """The columns of history as their definitions read."""
+    """Compute the history columns directly from their definitions."""
     found = {}
     for number, outcome in enumerate(recipe.outcomes):
         known = {p: y[number] for (s, p), y in rows.items() if s == series and p <= period - recipe.lead}
@@ -89,7 +89,7 @@ RECIPES = st.builds(
 
 @st.composite
 def histories(draw: st.DrawFn, outcomes: int) -> Rows:
-    """Up to three series with gaps."""
+    """Draw up to three series with gaps."""
     rows: Rows = {}
     for series in range(draw(st.integers(1, 3))):
         first = draw(st.integers(-5, 5))
@@ -100,16 +100,16 @@ def histories(draw: st.DrawFn, outcomes: int) -> Rows:
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[TimeRecipe, Rows, int, int]:
-    """A recipe, a history, and a series and period to make features of."""
+    """Draw a recipe, a history, and a series and period to compute features for."""
     recipe = draw(RECIPES)
     rows = draw(histories(len(recipe.outcomes)))
     return recipe, rows, draw(st.sampled_from(sorted(rows)))[0], draw(st.integers(-6, 30))
 
 
 @given(questions())
-def test_history_is_what_a_plain_loop_finds(question: tuple[TimeRecipe, Rows, int, int]) -> None:
+def test_history_features_match_a_plain_loop(question: tuple[TimeRecipe, Rows, int, int]) -> None:
     recipe, rows, series, period = question
-    found, expected = made(recipe, rows, series, period), by_a_plain_loop(recipe, rows, series, period)
+    found, expected = features_at(recipe, rows, series, period), by_a_plain_loop(recipe, rows, series, period)
     if not expected:
         assert all(math.isnan(value) for value in found.values())
     else:
@@ -117,7 +117,7 @@ def test_history_is_what_a_plain_loop_finds(question: tuple[TimeRecipe, Rows, in
 
 
 @given(questions(), st.data())
-def test_rows_younger_than_lead_and_other_series_change_no_feature(
+def test_rows_within_the_lead_and_other_series_change_no_feature(
     question: tuple[TimeRecipe, Rows, int, int], data: st.DataObject
 ) -> None:
     recipe, rows, series, period = question
@@ -130,38 +130,38 @@ def test_rows_younger_than_lead_and_other_series_change_no_feature(
     later = data.draw(st.lists(st.integers(period - recipe.lead + 1, period + 20), unique=True, max_size=5))
     changed |= {(series, at): [-1e6] * len(recipe.outcomes) for at in later}
     gone = {key: outcomes for key, outcomes in rows.items() if key[0] == series and key[1] <= period - recipe.lead}
-    expected = made(recipe, rows, series, period)
+    expected = features_at(recipe, rows, series, period)
     count = max(key[0] for key in rows) + 1
-    assert made(recipe, changed, series, period) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+    assert features_at(recipe, changed, series, period) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
     if gone:
-        assert made(recipe, gone, series, period, count) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+        assert features_at(recipe, gone, series, period, count) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
 
 
 @given(questions())
-def test_the_newest_row_that_may_be_known_changes_the_level(question: tuple[TimeRecipe, Rows, int, int]) -> None:
+def test_the_newest_known_row_changes_the_level(question: tuple[TimeRecipe, Rows, int, int]) -> None:
     recipe, rows, series, period = question
     known = [key for key in rows if key[0] == series and key[1] <= period - recipe.lead]
     if known:
         changed = rows | {max(known): [value + 1000 for value in rows[max(known)]]}
-        before, after = made(recipe, rows, series, period), made(recipe, changed, series, period)
+        before, after = features_at(recipe, rows, series, period), features_at(recipe, changed, series, period)
         assert all(after[f"{name} level"] > before[f"{name} level"] for name in recipe.outcomes)
 
 
-def test_each_lag_reads_the_cell_that_is_as_old_as_the_lag() -> None:
+def test_each_lag_reads_the_value_of_that_age() -> None:
     rows: Rows = {(0, period): [float(period)] for period in range(100)}
     recipe = TimeRecipe(Clock("day"), 2, 7, ("y",), lags=(2, 3, 14), windows=(3,), same=((7, 2),), level=4)
-    found = made(recipe, rows, 0, 101)
+    found = features_at(recipe, rows, 0, 101)
     assert [found[f"y lag {lag}"] for lag in (2, 3, 14)] == [99, 98, 87]
     assert found["y mean of 3"] == 98
     assert found["y mean of 2 every 7"] == (94 + 87) / 2
     assert found["y level"] == 97.5
 
 
-def test_digits_do_not_depend_on_the_company_of_a_row() -> None:
-    drawn = np.random.default_rng(1)
+def test_features_do_not_depend_on_other_rows_in_the_batch() -> None:
+    rng = np.random.default_rng(1)
     periods, series = np.tile(np.arange(400), 5), np.repeat(np.arange(5), 400)
-    outcomes = drawn.gamma(2.0, 10.0, (2000, 2))
-    outcomes_there = drawn.random(2000) > 0.1
+    outcomes = rng.gamma(2.0, 10.0, (2000, 2))
+    outcomes_there = rng.random(2000) > 0.1
     grid = Grid.of(periods[outcomes_there], series[outcomes_there], outcomes[outcomes_there])
     recipe = auto_recipe(Clock("day", 1), 7, 400, outcomes=("a", "b"))
     together, _ = make_features(recipe, grid, periods, series)
@@ -170,7 +170,7 @@ def test_digits_do_not_depend_on_the_company_of_a_row() -> None:
         assert np.array_equal(alone[0], together[row], equal_nan=True)
 
 
-def test_a_series_without_rows_takes_the_level_it_is_given() -> None:
+def test_a_series_without_rows_takes_the_given_level() -> None:
     rows: Rows = {(0, period): [10.0] for period in range(30)}
     recipe = TimeRecipe(Clock("day"), 1, 7, ("y",), lags=(1, 7), windows=(3,))
     asked = np.array([30]), np.array([-1])
@@ -181,7 +181,7 @@ def test_a_series_without_rows_takes_the_level_it_is_given() -> None:
 # recipes
 
 
-def test_a_recipe_survives_being_stored() -> None:
+def test_a_recipe_round_trips_through_storage() -> None:
     recipe = auto_recipe(Clock("hour", 1), 24, 5000, outcomes=("load",), origin=3, holidays="DE")
     assert TimeRecipe.from_json(recipe.to_json()) == recipe
 
@@ -202,7 +202,7 @@ def test_a_recipe_survives_being_stored() -> None:
         ("period", 1, 2, 60, 0, {2, 3, 4}),
     ],
 )
-def test_auto_looks_back_by_seasons_from_lead_on(
+def test_the_auto_recipe_lags_by_seasons_from_the_lead_on(
     unit: str, step: int, lead: int, periods: int, season: int, lags: set[int]
 ) -> None:
     recipe = auto_recipe(Clock(unit, step), lead, periods)
@@ -214,7 +214,7 @@ def test_auto_looks_back_by_seasons_from_lead_on(
     assert len(recipe.names) == recipe.width <= 80
 
 
-def test_auto_with_many_outcomes_stays_narrow_and_keeps_every_level() -> None:
+def test_the_auto_recipe_stays_narrow_with_many_outcomes_and_keeps_every_level() -> None:
     recipe = auto_recipe(Clock("day", 1), 1, 900, outcomes=tuple(f"y{n}" for n in range(200)))
     assert recipe.width < 450
     assert [recipe.names[at] for at in recipe.levels] == [f"y{n} level" for n in range(200)]
@@ -233,7 +233,7 @@ def test_auto_with_many_outcomes_stays_narrow_and_keeps_every_level() -> None:
         ({"windows": tuple(range(1, 600))}, "columns"),
     ],
 )
-def test_recipes_that_cannot_be_made_are_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_recipes_are_refused(changes: dict[str, Any], sentence: str) -> None:
     recipe = TimeRecipe(Clock("day"), 3, 7, ("y",), lags=(3,))
     with pytest.raises(InvalidInput, match=sentence):
         replace(recipe, **changes)

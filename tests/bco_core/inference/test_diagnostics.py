@@ -1,4 +1,4 @@
-"""What is told of a mixture: held-out costs, the constant decision beside them, and a verdict in words."""
+"""Diagnostics of a mixture: held-out costs, comparison with the constant decision, and the verdict."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ from bco_core.inference.options import LearningOptions
 from bco_core.policies import POLICIES
 from bco_core.problems.newsvendor import Newsvendor
 from bco_core.problems.registry import build_problem
-from tests.support.held_out_facts import HELD_OUT, PROMISE
-from tests.support.plain_demand import AUTO, LINEAR, OPTIONS, PROBLEM, constant_cost, learned, make_sample, told
+from tests.support.held_out_report import HELD_OUT, PROMISE
+from tests.support.linear_demand import (
+    AUTO,
+    LINEAR,
+    OPTIONS,
+    PROBLEM,
+    constant_cost,
+    learn_diagnostics,
+    learn_mixture,
+    make_sample,
+)
 
 BRIEF = replace(OPTIONS, epochs=3, members=2)
 
@@ -47,7 +56,7 @@ def numbers_in(value: Any) -> list[float]:
         (FEW_ROWS - 1, Estimate(1.5, 1.0), "bad", "cost more than one constant decision"),
     ],
 )
-def test_the_verdict_names_the_first_thing_a_planner_should_know(
+def test_the_verdict_names_the_most_important_warning(
     rows: int, gain: Estimate, verdict: str | None, reason: str
 ) -> None:
     quality = judge_held_out(rows, replace(HELD_OUT, over_constant=gain))
@@ -55,14 +64,14 @@ def test_the_verdict_names_the_first_thing_a_planner_should_know(
     assert reason in (quality.reason if quality else "")
 
 
-def test_an_exact_tie_with_the_constant_decision_is_not_called_a_gain() -> None:
+def test_an_exact_tie_with_the_constant_decision_is_no_gain() -> None:
     quality = judge_held_out(1000, replace(HELD_OUT, over_constant=Estimate(0.0, 0.0)))
     assert quality is not None
     assert quality.verdict == "warn"
 
 
 @pytest.mark.parametrize(("gain", "warned"), [(Estimate(2.6, 1.0), True), (Estimate(2.4, 1.0), False), (None, False)])
-def test_decisions_that_plain_regression_clearly_betters_are_warned_of(gain: Estimate | None, warned: bool) -> None:
+def test_decisions_clearly_worse_than_plain_regression_are_warned_of(gain: Estimate | None, warned: bool) -> None:
     quality = judge_held_out(1000, replace(HELD_OUT, over_regression=gain))
     assert (quality is not None) == warned
     if quality is not None:
@@ -84,7 +93,7 @@ def test_rows_with_correlated_errors_look_ordered_in_time(order: float, rows: in
     ("covered", "rows", "ratio", "error", "words"),
     [
         (0.90, 300, 1.0, 0.05, ""),
-        # Four hundredths are left, and two standard errors of a share of 0.9: 0.035 for 300 rows.
+        # The tolerance is 0.04 plus two standard errors of a share of 0.9, 0.035 for 300 rows.
         (0.83, 300, 1.0, 0.05, ""),
         (0.82, 300, 1.0, 0.05, "the 90 % range covered 82% of held-out outcomes"),
         (0.98, 300, 1.0, 0.05, "the 90 % range covered 98% of held-out outcomes"),
@@ -96,20 +105,20 @@ def test_rows_with_correlated_errors_look_ordered_in_time(order: float, rows: in
         (0.90, 300, math.inf, 0.0, "inf times the realised costs"),
     ],
 )
-def test_promises_that_are_off_by_more_than_chance_are_said_to_be_off(
+def test_promises_off_by_more_than_chance_are_warned_of(
     covered: float, rows: int, ratio: float, error: float, words: str
 ) -> None:
     coverage = HELD_OUT.calibration.coverage | {"0.9": covered}
     calibration = replace(HELD_OUT.calibration, rows=rows, coverage=coverage)
     promise = replace(PROMISE, ratio=ratio, standard_error=error)
-    said = promise_warning(calibration, promise)
-    assert words in said
-    assert bool(said) == bool(words)
+    warning = promise_warning(calibration, promise)
+    assert words in warning
+    assert bool(warning) == bool(words)
     quality = judge_held_out(1000, replace(HELD_OUT, calibration=calibration, promise=promise))
-    assert (quality.reason if quality else "") == said
+    assert (quality.reason if quality else "") == warning
 
 
-def test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound() -> None:
+def test_outcomes_beyond_their_bounds_are_reported_as_clipped() -> None:
     problem = build_problem(
         {
             "kind": "two_stage_linear",
@@ -127,7 +136,7 @@ def test_outcomes_beyond_the_stated_bounds_are_said_to_count_as_the_bound() -> N
     assert "2 of 1000 rows have an outcome beyond the bounds" in quality.reason
 
 
-def test_the_order_of_rows_is_seen_from_all_of_them() -> None:
+def test_the_order_of_rows_is_detected_from_all_rows() -> None:
     walk = torch.randn(4000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     walk[:, 1] = torch.cat([walk[:1, 1], 0.6 * walk[:-1, 1] + 0.8 * walk[1:, 1]])
     shuffled = torch.randperm(4000, generator=torch.Generator().manual_seed(4))
@@ -136,26 +145,26 @@ def test_the_order_of_rows_is_seen_from_all_of_them() -> None:
     assert autocorrelation(walk[::2], torch.arange(4000)[::2]) == 0.0
 
 
-def test_decisions_fixed_by_their_bounds_are_not_called_better_than_the_constant() -> None:
+def test_decisions_fixed_by_bounds_are_not_called_better_than_the_constant() -> None:
     fixed = Newsvendor.from_spec(
         {"items": [{"underage_cost": 3, "overage_cost": 1, "minimum_order": 210, "maximum_order": 210}]}
     )
-    diagnostics = told(make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2), fixed)
+    diagnostics = learn_diagnostics(make_sample(), replace(OPTIONS, epochs=5, patience=2, members=2), fixed)
     assert diagnostics.gain_over_constant.mean == pytest.approx(0, abs=1e-9)
     assert diagnostics.quality == "warn"
 
 
-def test_a_good_fit_on_plenty_of_rows_is_called_ok_and_noise_is_not() -> None:
+def test_a_good_fit_on_many_rows_is_ok_and_noise_is_not() -> None:
     options = replace(OPTIONS, predictor=LINEAR, epochs=300, patience=8)
-    assert told(make_sample(), options).quality == "ok"
+    assert learn_diagnostics(make_sample(), options).quality == "ok"
     sample = make_sample()
     shuffled = torch.randperm(len(sample), generator=torch.Generator().manual_seed(4))
     unrelated = Sample(sample.contexts, sample.outcomes[shuffled])
-    assert told(unrelated, options).quality != "ok"
+    assert learn_diagnostics(unrelated, options).quality != "ok"
 
 
-def test_a_network_that_stops_short_of_plain_regression_is_warned_of() -> None:
-    diagnostics = told(make_sample(), replace(OPTIONS, epochs=300, patience=5))
+def test_a_network_worse_than_plain_regression_is_warned_of() -> None:
+    diagnostics = learn_diagnostics(make_sample(), replace(OPTIONS, epochs=300, patience=5))
     assert diagnostics.gain_over_regression is not None
     assert diagnostics.gain_over_regression.mean > 2.5 * diagnostics.gain_over_regression.standard_error
     assert diagnostics.gain_over_constant.mean < -10
@@ -164,14 +173,14 @@ def test_a_network_that_stops_short_of_plain_regression_is_warned_of() -> None:
 
 
 def test_stopping_at_the_epoch_limit_is_reported() -> None:
-    diagnostics = told(make_sample(), replace(OPTIONS, epochs=12, patience=12))
+    diagnostics = learn_diagnostics(make_sample(), replace(OPTIONS, epochs=12, patience=12))
     assert diagnostics.stopped_early is False
     assert diagnostics.quality == "warn"
 
 
 @pytest.mark.parametrize("options", [BRIEF, replace(AUTO, epochs=3)], ids=["vi", "auto"])
 def test_diagnostics_are_finite_plain_json(options: LearningOptions) -> None:
-    diagnostics = told(make_sample(), options)
+    diagnostics = learn_diagnostics(make_sample(), options)
     plain = diagnostics.to_json()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     numbers = numbers_in(plain)
@@ -185,25 +194,25 @@ def test_diagnostics_are_finite_plain_json(options: LearningOptions) -> None:
 
 @pytest.mark.parametrize(("members", "rows"), [(1, 10), (2, 20), (5, 50), (7, 50)])
 def test_a_row_is_judged_if_every_full_partition_holds_it_out(members: int, rows: int) -> None:
-    diagnostics = told(make_sample(rows=53), replace(BRIEF, epochs=1, members=members))
+    diagnostics = learn_diagnostics(make_sample(rows=53), replace(BRIEF, epochs=1, members=members))
     assert diagnostics.held_out_rows == rows
 
 
-def test_auto_recommends_a_policy_from_its_table_and_a_choice_of_policy_is_obeyed() -> None:
-    diagnostics = told(make_sample(), replace(AUTO, epochs=3))
+def test_auto_recommends_a_policy_from_its_table_unless_one_is_given() -> None:
+    diagnostics = learn_diagnostics(make_sample(), replace(AUTO, epochs=3))
     chosen = [row["policy"] for row in diagnostics.policies if row["chosen"]]
     assert chosen == [diagnostics.policy]
     assert diagnostics.policies[0]["policy"] == "averaged"
     cost = diagnostics.held_out_cost[diagnostics.policy].mean
     gain = cost - diagnostics.constant_decision_cost.mean
     assert diagnostics.gain_over_constant.mean == pytest.approx(gain)
-    obedient = told(make_sample(), replace(AUTO, epochs=3, policy="thompson"))
+    obedient = learn_diagnostics(make_sample(), replace(AUTO, epochs=3, policy="thompson"))
     assert obedient.policy == "thompson"
 
 
-def test_held_out_cost_uses_only_members_that_did_not_learn_from_the_row() -> None:
+def test_held_out_cost_uses_only_members_that_held_the_row_out() -> None:
     sample, options = make_sample(), replace(BRIEF, members=5)
-    posterior, diagnostics = learned(sample, options)
+    posterior, diagnostics = learn_mixture(sample, options)
     folds = make_folds(len(sample), 5, torch.Generator().manual_seed(options.seed))
     costs: dict[int, float] = {}
     assert isinstance(posterior.distribution, Mixture)
@@ -218,9 +227,9 @@ def test_held_out_cost_uses_only_members_that_did_not_learn_from_the_row() -> No
     assert reported.standard_error == pytest.approx(by_row.std().item() / math.sqrt(len(by_row)), rel=1e-4)
 
 
-def test_the_constant_decision_has_not_seen_the_rows_it_is_judged_on() -> None:
+def test_the_constant_decision_is_judged_on_rows_it_has_not_seen() -> None:
     sample = make_sample()
-    diagnostics = told(sample, replace(BRIEF, members=5))
+    diagnostics = learn_diagnostics(sample, replace(BRIEF, members=5))
     in_sample = constant_cost(sample, sample)
     assert in_sample < diagnostics.constant_decision_cost.mean < 1.1 * in_sample
     assert diagnostics.cost_scale == pytest.approx(constant_cost(sample, sample))

@@ -1,4 +1,4 @@
-"""Judgement forward in time: by hand on rows whose costs are known, and on demand that drifts."""
+"""Forward validation in time: by hand on rows with known costs, and on drifting demand."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ from bco_core.timeline import Timeline, blocks
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def days(count: int, outcomes: torch.Tensor | None = None, lead: int = 2, season: int = 7) -> Sample:
     periods = torch.arange(count)
     values = periods.double() if outcomes is None else outcomes
@@ -36,12 +31,12 @@ def days(count: int, outcomes: torch.Tensor | None = None, lead: int = 2, season
     return Sample(contexts, values[:, None], Timeline(periods, torch.zeros_like(periods), lead, season))
 
 
-def test_the_season_is_the_last_eight_of_the_same_weekday_that_were_known() -> None:
+def test_the_season_is_the_last_eight_known_rows_of_the_same_weekday() -> None:
     sample = days(200, lead=9)
     rows = torch.tensor([150, 30, 5])
     found, known = season_decisions(PROBLEM, sample, rows)
     assert known.tolist() == [True, True, False]
-    # Nine days ahead, the youngest known day of the same weekday is two weeks old.
+    # At a lead of nine days, the newest known day of the same weekday is two weeks old.
     past = torch.tensor([150.0 - 14 - 7 * k for k in range(8)])
     assert found[0].item() == pytest.approx(past.sort().values[5].item())
     few = torch.tensor([30.0 - 14 - 7 * k for k in range(3)])
@@ -50,7 +45,7 @@ def test_the_season_is_the_last_eight_of_the_same_weekday_that_were_known() -> N
     assert season_costs(PROBLEM, days(200, season=0), torch.arange(60, 200)) is None
 
 
-def test_series_do_not_see_each_other() -> None:
+def test_series_are_independent_of_each_other() -> None:
     one = days(100)
     periods, series = torch.arange(100).repeat(2), torch.arange(2).repeat_interleave(100)
     both = Sample(
@@ -62,7 +57,7 @@ def test_series_do_not_see_each_other() -> None:
     assert (found[1] - found[0]).item() == pytest.approx(1000)
 
 
-def test_rules_beside_it_only_know_the_past() -> None:
+def test_baseline_rules_use_only_the_past() -> None:
     sample = days(300)
     rows = torch.arange(100, 300, 3)
     before = constant_before(PROBLEM, sample, rows), regression_before(PROBLEM, sample, rows)
@@ -70,7 +65,7 @@ def test_rules_beside_it_only_know_the_past() -> None:
     inside = block[rows] == 3
     first = (block == 3).nonzero()[0].item()
     changed = sample.outcomes.clone()
-    # What happens within a block, and in the lead before it, changes no decision for it.
+    # Outcomes within a block, and in the lead before it, change no decision in it.
     changed[int(first) - 1 :] = 0
     other = Sample(sample.contexts, changed, sample.timeline)
     own = rows[inside]
@@ -83,7 +78,7 @@ def test_rules_beside_it_only_know_the_past() -> None:
     assert before[1] is not None
 
 
-def test_distances_are_counted_from_the_last_row_that_was_known() -> None:
+def test_distances_count_from_the_last_known_row() -> None:
     timeline = days(1000, lead=5).timeline
     assert timeline is not None
     found = distances(timeline)
@@ -93,7 +88,7 @@ def test_distances_are_counted_from_the_last_row_that_was_known() -> None:
     assert not found[:300].any()
 
 
-def test_stretches_and_distances_tell_what_was_promised_and_what_happened() -> None:
+def test_stretches_and_distances_compare_promised_and_realised_costs() -> None:
     sample = days(1000)
     rows = torch.arange(440, 1000)
     realised = torch.where(rows < 580, 2.0, 1.0).double()
@@ -107,7 +102,7 @@ def test_stretches_and_distances_tell_what_was_promised_and_what_happened() -> N
     assert sum(line["rows"] for line in found.distances) >= 560
 
 
-def walking(seed: int, steps: float, count: int = 365, later: int = 60) -> tuple[Sample, Sample]:
+def random_walk(seed: int, steps: float, count: int = 365, later: int = 60) -> tuple[Sample, Sample]:
     draw = torch.Generator().manual_seed(seed)
     level = 200 + steps * torch.randn(count + later, generator=draw, dtype=torch.float64).cumsum(0)
     pattern = torch.tensor([0, 5, 0, 10, 25, 40, -20.0]).double()
@@ -118,8 +113,8 @@ def walking(seed: int, steps: float, count: int = 365, later: int = 60) -> tuple
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_demand_that_walks_away_is_not_promised_as_if_it_stood_still(seed: int) -> None:
-    known, _ = walking(seed, steps=6.0)
+def test_drifting_demand_is_not_judged_ok(seed: int) -> None:
+    known, _ = random_walk(seed, steps=6.0)
     told = learn(PROBLEM, known, make_options(predictor="linear", epochs=40, members=5)).diagnostics
     assert told.forward is not None
     assert told.quality != "ok"
@@ -127,8 +122,8 @@ def test_demand_that_walks_away_is_not_promised_as_if_it_stood_still(seed: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_demand_that_stands_still_is_promised_well(seed: int) -> None:
-    known, later = walking(seed, steps=0.0, later=90)
+def test_stationary_demand_is_ok_and_its_expected_costs_hold(seed: int) -> None:
+    known, later = random_walk(seed, steps=0.0, later=90)
     learned = learn(PROBLEM, known, make_options(predictor="linear", epochs=200, members=5))
     assert learned.diagnostics.quality == "ok", learned.diagnostics.reason
     found = prescribe(learned.posterior, PROBLEM, later.contexts, PrescribeOptions(policy="averaged"))
@@ -137,8 +132,8 @@ def test_demand_that_stands_still_is_promised_well(seed: int) -> None:
     assert (realised > found.costs.quantiles[:, -1]).double().mean() < 0.12
 
 
-def test_a_feature_that_only_tells_the_time_does_not_say_how_far_outcomes_scatter() -> None:
-    """Errors shrank while more was learned: they will not go on shrinking with the date."""
+def test_a_time_feature_does_not_explain_the_spread() -> None:
+    """Errors shrank as more was learned; they will not keep shrinking with the date."""
     draw = torch.Generator().manual_seed(0)
     periods = torch.arange(600)
     noise = torch.randn(600, 1, generator=draw, dtype=torch.float64) * (3 - periods[:, None] / 300)

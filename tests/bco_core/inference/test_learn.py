@@ -1,4 +1,4 @@
-"""Learning from beginning to end: good decisions, exact repetition, and histories of every shape."""
+"""Learning end to end: decision quality, reproducibility, and histories of every shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bco_core.posterior import Posterior, digest
 from bco_core.predictors.registry import PredictorOptions, build_predictor
 from bco_core.problems.base import best_constant
 from bco_core.problems.newsvendor import Newsvendor
-from tests.support.plain_demand import (
+from tests.support.linear_demand import (
     AUTO,
     LINEAR,
     OPTIONS,
@@ -32,10 +32,10 @@ from tests.support.plain_demand import (
     STEPWISE,
     constant_cost,
     decisions_of,
-    learned,
+    learn_diagnostics,
+    learn_mixture,
     make_sample,
     mean_cost,
-    told,
 )
 
 BRIEF = replace(OPTIONS, epochs=3, members=2)
@@ -73,9 +73,9 @@ def locations(posterior: Posterior) -> Tensor:
         "auto, relu_affine",
     ],
 )
-def test_learned_decisions_cost_less_than_half_of_the_best_constant_out_of_sample(options: LearningOptions) -> None:
+def test_decisions_cost_less_than_half_the_best_constant_out_of_sample(options: LearningOptions) -> None:
     history, future = make_sample(), make_sample(rows=1000, seed=1)
-    posterior, diagnostics = learned(history, options)
+    posterior, diagnostics = learn_mixture(history, options)
     for policy in POLICIES:
         assert mean_cost(posterior, future, policy) < 0.5 * constant_cost(history, future)
     assert diagnostics.gain_over_constant.mean < 0
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_posterior_and_diagnostics(options: Learnin
     assert not torch.equal(locations(first.posterior), locations(other.posterior))
 
 
-def test_learning_neither_reads_nor_disturbs_the_global_random_state() -> None:
+def test_learning_leaves_the_global_random_state_alone() -> None:
     torch.manual_seed(1)
     first = learn(PROBLEM, make_sample(), BRIEF).posterior
     after = torch.rand(3)
@@ -129,7 +129,7 @@ def test_every_option_reaches_vi_and_only_a_mixture_averages_its_steps(members: 
         particles=4,
         seed=5,
     )
-    posterior, diagnostics = learned(sample, options)
+    posterior, diagnostics = learn_mixture(sample, options)
     generator = torch.Generator().manual_seed(5)
     predictor = build_predictor("relu_affine", sample)
     fit = fit_variational(
@@ -157,7 +157,7 @@ def test_every_option_reaches_vi_and_only_a_mixture_averages_its_steps(members: 
     assert len(posterior.particles) == 4
 
 
-def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_stores_mean_predictions_not_the_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     views: list[OutOfFoldView] = []
 
     def with_an_odd_mode(*arguments: Any) -> OutOfFoldView:
@@ -172,22 +172,22 @@ def test_the_history_keeps_mean_predictions_and_not_those_of_the_mode(monkeypatc
     torch.testing.assert_close(kept, views[-1].scenarios.mean().sort(dim=0).values)
 
 
-def test_a_kl_weight_and_its_inverse_temperature_mean_the_same() -> None:
-    first, by_weight = learned(make_sample(), replace(BRIEF, kl_weight=0.25))
-    second, by_temperature = learned(make_sample(), replace(BRIEF, kl_weight=None, inverse_temperature=4.0))
+def test_a_kl_weight_equals_its_inverse_temperature() -> None:
+    first, by_weight = learn_mixture(make_sample(), replace(BRIEF, kl_weight=0.25))
+    second, by_temperature = learn_mixture(make_sample(), replace(BRIEF, kl_weight=None, inverse_temperature=4.0))
     assert torch.equal(locations(first), locations(second))
     assert (by_weight.kl_weight, by_weight.inverse_temperature) == (0.25, 4)
     assert by_temperature.kl_weight == 0.25
 
 
 def test_the_default_temperature_is_reported() -> None:
-    diagnostics = told(make_sample(), replace(BRIEF, kl_weight=None))
+    diagnostics = learn_diagnostics(make_sample(), replace(BRIEF, kl_weight=None))
     assert diagnostics.kl_weight > 0
     assert diagnostics.inverse_temperature * diagnostics.kl_weight == pytest.approx(1)
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
-def test_the_unit_of_demand_does_not_matter(unit: float) -> None:
+def test_the_unit_of_demand_does_not_change_the_decisions(unit: float) -> None:
     history, future = make_sample(), make_sample(rows=300, seed=1)
     plain = learn(PROBLEM, history, OPTIONS).posterior
     scaled = learn(PROBLEM, Sample(history.contexts, unit * history.outcomes), OPTIONS).posterior
@@ -204,13 +204,13 @@ def test_fewer_rows_than_the_minimum_are_refused_with_both_numbers() -> None:
     assert refusal.value.where == ("sample",)
 
 
-def test_the_minimum_number_of_rows_is_enough_to_learn_but_not_to_be_sure() -> None:
-    posterior, diagnostics = learned(make_sample(rows=MINIMUM_ROWS), replace(OPTIONS, members=1))
+def test_the_minimum_number_of_rows_learns_with_a_warning() -> None:
+    posterior, diagnostics = learn_mixture(make_sample(rows=MINIMUM_ROWS), replace(OPTIONS, members=1))
     assert torch.isfinite(decisions_of(posterior, make_sample().contexts)).all()
     assert diagnostics.quality != "ok"
 
 
-def test_data_of_another_dimension_than_the_problem_are_refused_with_both_numbers() -> None:
+def test_data_with_another_dimension_than_the_problem_are_refused() -> None:
     sample = make_sample()
     two_outcomes = Sample(sample.contexts, sample.outcomes.repeat(1, 2))
     with pytest.raises(InvalidInput, match="the problem has 1 uncertain outcomes, the data 2") as refusal:
@@ -218,7 +218,7 @@ def test_data_of_another_dimension_than_the_problem_are_refused_with_both_number
     assert refusal.value.where == ("sample",)
 
 
-def test_variational_inference_is_refused_where_there_are_no_gradients() -> None:
+def test_variational_inference_is_refused_without_gradients() -> None:
     with pytest.raises(InvalidInput, match="this problem has none; use mh or auto") as refusal:
         learn(STEPWISE, make_sample(), BRIEF)
     assert refusal.value.where == ("method",)
@@ -231,7 +231,7 @@ def test_variational_inference_is_refused_where_there_are_no_gradients() -> None
         (STEPWISE, {"steps": 60, "burn_in": 30, "chains": 2}, "mh"),
     ],
 )
-def test_auto_picks_the_inference_by_the_problem_and_says_why(
+def test_auto_chooses_the_method_by_the_problem_and_says_why(
     problem: Newsvendor, brief: dict[str, int], inference: str
 ) -> None:
     options = make_options(predictor="linear", kl_weight=1e-2, **brief)
@@ -263,7 +263,7 @@ def test_a_constant_context_column_does_no_harm(options: LearningOptions) -> Non
 @pytest.mark.parametrize("options", [replace(OPTIONS, predictor=LINEAR, kl_weight=1e-3), AUTO], ids=["vi", "auto"])
 def test_a_constant_outcome_is_ordered_nearly_exactly(value: float, options: LearningOptions) -> None:
     sample = Sample(make_sample().contexts, torch.full((120, 1), value, dtype=torch.float64))
-    posterior, diagnostics = learned(sample, options)
+    posterior, diagnostics = learn_mixture(sample, options)
     assert diagnostics.cost_scale == 1
     assert diagnostics.constant_decision_cost == Estimate(0, 0)
     assert (decisions_of(posterior, sample.contexts) - value).abs().max() < 0.25
@@ -278,14 +278,14 @@ def test_a_single_context_column_is_enough(options: LearningOptions) -> None:
 
 
 @pytest.mark.parametrize("options", [OPTIONS, AUTO], ids=["vi", "auto"])
-def test_without_context_columns_the_decision_is_about_the_best_constant(options: LearningOptions) -> None:
+def test_without_context_columns_the_decision_is_near_the_best_constant(options: LearningOptions) -> None:
     history = make_sample()
     blind = Sample(history.contexts[:, :0], history.outcomes)
     posterior = learn(PROBLEM, blind, options).posterior
     assert mean_cost(posterior, blind) < 1.1 * constant_cost(history, history)
 
 
-def test_more_context_columns_than_rows_still_give_sane_decisions() -> None:
+def test_more_context_columns_than_rows_still_give_sensible_decisions() -> None:
     history, future = make_sample(rows=30), make_sample(rows=300, seed=1)
 
     def with_noise(sample: Sample) -> Sample:
@@ -322,7 +322,7 @@ def test_auto_progress_never_falls_and_ends_at_one() -> None:
     assert fractions[-1] == pytest.approx(1)
 
 
-def test_plain_gradient_descent_learns_too_and_an_unknown_optimizer_is_refused() -> None:
+def test_plain_gradient_descent_learns_and_an_unknown_optimizer_is_refused() -> None:
     sample = make_sample()
     plain = replace(OPTIONS, members=1, optimizer="sgd", learning_rate=0.2)
     descended = learn(PROBLEM, sample, plain).posterior

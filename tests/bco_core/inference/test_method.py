@@ -1,4 +1,4 @@
-"""What methods say beforehand of a posterior's size and of the work it takes."""
+"""Estimates before learning: size of the posterior and amount of work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bco_core.inference.options import AutoOptions, LearningOptions, MhOptions, 
 from bco_core.posterior import Posterior
 from bco_core.predictors.registry import PredictorOptions
 from bco_core.problems.newsvendor import Newsvendor
-from tests.support.plain_demand import PROBLEM, STEPWISE, make_sample
+from tests.support.linear_demand import PROBLEM, STEPWISE, make_sample
 
 LINEAR, MIXED = PredictorOptions("linear"), PredictorOptions("auto", (6,))
 LONG, SHORT = {"steps": 420, "burn_in": 20}, {"steps": 60, "burn_in": 20}
 
 
 def vectors_in(posterior: Posterior) -> int:
-    """Parameter vectors among the stored arrays, besides the particles."""
+    """Count the parameter vectors among the stored arrays, without the particles."""
     arrays = posterior.to_arrays()[1]
     return sum(
         len(values)
@@ -53,12 +53,12 @@ def vectors_in(posterior: Posterior) -> int:
         "auto without a gradient",
     ],
 )
-def test_the_vectors_foretold_are_those_that_the_posterior_stores(
+def test_the_estimated_number_of_vectors_is_the_stored_one(
     problem: Newsvendor, options: LearningOptions, expected: int
 ) -> None:
     sample = make_sample(60)
     posterior = learn(problem, sample, options).posterior
-    # A family without a share is not stored.
+    # A family with share zero is not stored.
     foretold = stored_vectors(problem, options, len(sample))
     mixes = isinstance(options, AutoOptions) and options.predictor.kind == "auto" and problem.differentiable
     stored = vectors_in(posterior)
@@ -73,12 +73,12 @@ def test_more_rows_need_fewer_members_and_store_fewer_vectors() -> None:
     assert stored_vectors(PROBLEM, AutoOptions(), 3001) == 30
 
 
-def test_chains_are_no_mixture_even_if_the_problem_has_gradients() -> None:
+def test_chains_store_no_mixture_even_if_the_problem_has_gradients() -> None:
     chains, mixture = MhOptions(chains=64, particles=10_000), AutoOptions(particles=10_000)
     assert stored_vectors(PROBLEM, chains, 500) > 100 * stored_vectors(PROBLEM, mixture, 500)
 
 
-def test_many_long_chains_are_far_more_work_than_a_default_job() -> None:
+def test_many_long_chains_need_far_more_work_than_a_default_job() -> None:
     long = MhOptions(chains=64, steps=1_000_000)
     default = estimate(PROBLEM, AutoOptions(), 1000, 10)
     assert estimate(PROBLEM, long, 1000, 10) > 100 * default
@@ -86,7 +86,7 @@ def test_many_long_chains_are_far_more_work_than_a_default_job() -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "vi", "mh"])
-def test_more_of_anything_is_more_work(method: str) -> None:
+def test_more_of_any_option_is_more_work(method: str) -> None:
     options = make_options(method=method, predictor="mlp", hidden=(8,))
     least = estimate(PROBLEM, options, 500, 5)
     assert estimate(PROBLEM, options, 1000, 5) > least
@@ -96,18 +96,18 @@ def test_more_of_anything_is_more_work(method: str) -> None:
     assert estimate(PROBLEM, make_options(method=method, predictor="mlp", hidden=(8,), **more), 500, 5) > 3 * least
 
 
-def test_finding_a_temperature_is_work_and_a_solver_more_than_a_formula() -> None:
+def test_a_temperature_search_and_a_solver_add_work() -> None:
     found, given = MhOptions(steps=600, burn_in=100), MhOptions(steps=600, burn_in=100, inverse_temperature=9.0)
     assert estimate(PROBLEM, found, 100, 3) > 2 * estimate(PROBLEM, given, 100, 3)
     small = MhOptions(predictor=LINEAR, inverse_temperature=9.0)
     assert estimate(STEPWISE, small, 100, 3) > 3 * estimate(PROBLEM, small, 100, 3)
 
 
-def test_what_cannot_be_learned_has_neither_size_nor_work() -> None:
+def test_unlearnable_input_has_no_estimate() -> None:
     for ask in (lambda: stored_vectors(STEPWISE, ViOptions(), 100), lambda: estimate(STEPWISE, ViOptions(), 100, 3)):
         with pytest.raises(InvalidInput, match="variational inference needs decisions with a gradient"):
             ask()
 
 
-def test_many_steps_take_long_however_few_rows_there_are() -> None:
+def test_many_steps_are_much_work_even_with_few_rows() -> None:
     assert estimate(PROBLEM, MhOptions(predictor=LINEAR, chains=64, steps=1_000_000), 20, 2) > 3600

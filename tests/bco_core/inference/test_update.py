@@ -1,4 +1,4 @@
-"""Learning on from an old posterior: cheaper than starting over, compared on rows that neither has seen."""
+"""Updating an old posterior: cheaper than retraining, compared on rows that neither has seen."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ from bco_core.problems.newsvendor import Newsvendor
 PROBLEM = Newsvendor.from_spec({"items": [{"underage_cost": 3, "overage_cost": 1}]})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def demand(rows: int, seed: int, slope: float = 5.0, level: float = 100.0) -> Sample:
     draw = torch.Generator().manual_seed(seed)
     contexts = torch.randn(rows, 3, generator=draw, dtype=torch.float64)
@@ -36,7 +31,7 @@ def old() -> Posterior:
     return learn(PROBLEM, demand(300, 0), make_options(predictor="linear", epochs=60, seed=1)).posterior
 
 
-def updated(old: Posterior, new: Sample, **options: object) -> UpdateResult:
+def update_posterior(old: Posterior, new: Sample, **options: object) -> UpdateResult:
     sample = demand(300, 0).followed_by(new)
     fresh = torch.arange(len(sample)) >= 300
     return update(PROBLEM, sample, old, fresh, UpdateOptions(1e-4, "averaged", **options))  # type: ignore[arg-type]
@@ -49,20 +44,20 @@ def cost(posterior: Posterior, fresh: Sample) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"as_prior": True}, {"as_prior": True, "forgetting": 1.0}])
-def test_what_has_changed_is_learned_and_earns_promotion(old: Posterior, options: dict[str, object]) -> None:
+def test_a_change_is_learned_and_the_update_promoted(old: Posterior, options: dict[str, object]) -> None:
     changed, later = demand(400, 5, slope=-5.0, level=103.0), demand(2000, 6, slope=-5.0, level=103.0)
-    found = updated(old, changed, **options)
+    found = update_posterior(old, changed, **options)
     assert found.comparison.rows == 134
     difference = found.comparison.difference
     assert difference.mean < -2 * difference.standard_error
     if options.get("forgetting"):
-        # Nothing holds it back: it learns the new world from the new rows alone.
+        # Without a prior from the old posterior, it learns the change from the new rows only.
         assert cost(found.posterior, later) < 0.6 * cost(old, later)
     assert cost(found.posterior, later) < cost(old, later)
 
 
 @pytest.mark.slow
-def test_a_prior_holds_members_near_where_they_were(old: Posterior) -> None:
+def test_the_old_posterior_as_prior_keeps_members_close(old: Posterior) -> None:
     changed = demand(400, 5, slope=-5.0)
     moved = {}
     for name, weight in (("free", 1e-8), ("held", 10.0)):
@@ -73,8 +68,8 @@ def test_a_prior_holds_members_near_where_they_were(old: Posterior) -> None:
     assert moved["held"] < 0.1 * moved["free"]
 
 
-def test_where_nothing_has_changed_the_new_posterior_is_no_worse(old: Posterior) -> None:
-    found = updated(old, demand(200, 7))
+def test_without_a_change_the_new_posterior_is_no_worse(old: Posterior) -> None:
+    found = update_posterior(old, demand(200, 7))
     later = demand(4000, 8)
     assert cost(found.posterior, later) < 1.03 * cost(old, later)
     assert abs(found.comparison.difference.mean) < 0.1 * cost(old, later)
@@ -82,10 +77,10 @@ def test_where_nothing_has_changed_the_new_posterior_is_no_worse(old: Posterior)
     assert promise.ratio == pytest.approx(1, abs=0.15 + 2 * promise.standard_error)
 
 
-def test_the_rows_of_the_comparison_do_not_teach_who_is_compared(old: Posterior) -> None:
-    """The newest third is strange: had the challenger seen it, it would be far ahead there."""
+def test_comparison_rows_are_not_used_for_training(old: Posterior) -> None:
+    """The newest third differs: had the challenger seen it, it would be far ahead there."""
     strange = demand(200, 9).followed_by(demand(100, 10, level=160.0))
-    found = updated(old, strange)
+    found = update_posterior(old, strange)
     assert found.comparison.rows == 100
     assert abs(found.comparison.difference.mean) < 1
     after = demand(1000, 11, level=160.0)
@@ -93,14 +88,14 @@ def test_the_rows_of_the_comparison_do_not_teach_who_is_compared(old: Posterior)
 
 
 def test_the_same_seed_gives_the_same_update(old: Posterior) -> None:
-    first, again = (updated(old, demand(100, 3)) for _ in range(2))
+    first, again = (update_posterior(old, demand(100, 3)) for _ in range(2))
     assert torch.equal(first.posterior.particles, again.posterior.particles)
     assert first.comparison == again.comparison
 
 
 @pytest.mark.slow
-def test_learning_on_costs_far_less_than_starting_over() -> None:
-    """With more rows the difference grows: starting over sees all of them many times."""
+def test_updating_needs_far_less_work_than_retraining() -> None:
+    """The difference grows with the rows: retraining passes over all of them many times."""
     sample = demand(1600, 0)
     options = make_options(seed=1)
     began = process_time()
@@ -113,9 +108,9 @@ def test_learning_on_costs_far_less_than_starting_over() -> None:
     assert 3 * (process_time() - began) < whole
 
 
-def test_what_cannot_be_learned_on_is_refused(old: Posterior) -> None:
+def test_posteriors_that_cannot_be_updated_are_refused(old: Posterior) -> None:
     with pytest.raises(InvalidInput, match="at least 30 rows that the posterior has not seen, and there are 20"):
-        updated(old, demand(20, 1))
+        update_posterior(old, demand(20, 1))
     with pytest.raises(InvalidInput, match="a share from 0 to 1"):
         UpdateOptions(1e-4, "averaged", as_prior=True, forgetting=1.5)
     with pytest.raises(InvalidInput, match="only a prior can be forgotten"):

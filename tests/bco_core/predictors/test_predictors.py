@@ -1,3 +1,5 @@
+"""Predictors against torch.nn layers: batching, chunks, gradients, initial values and storage."""
+
 from __future__ import annotations
 
 import json
@@ -13,26 +15,23 @@ from bco_core.errors import InvalidInput
 from bco_core.predictors import base
 from bco_core.predictors.base import Predictor
 from bco_core.predictors.registry import build_predictor, predictor_from_arrays, predictor_to_arrays
+from tests.support.seeds import seeded
 
 SHAPES = [("linear", ()), ("relu_affine", ()), ("mlp", (7,)), ("mlp", (6, 5)), ("skip_mlp", (7,)), ("skip_mlp", (6, 5))]
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_sample(rows: int = 12, context_dim: int = 3, outcome_dim: int = 2) -> Sample:
-    draw = generator(5)
+    draw = seeded(5)
     contexts = 40 + 9 * torch.randn(rows, context_dim, generator=draw, dtype=torch.float64)
     return Sample(contexts, 2 + 5 * torch.randn(rows, outcome_dim, generator=draw, dtype=torch.float64))
 
 
 def random_theta(predictor: Predictor, count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, predictor.dim, generator=generator(seed), dtype=torch.float64)
+    return torch.randn(count, predictor.dim, generator=seeded(seed), dtype=torch.float64)
 
 
 def by_linear_layers(predictor: Predictor, sample: Sample, theta: Tensor, contexts: Tensor) -> Tensor:
-    """One parameter vector (d,) through torch.nn.Linear layers, with statistics taken straight from the sample."""
+    """Apply one parameter vector (d,) through torch.nn.Linear layers, with statistics computed from the sample."""
     inputs = hidden = (contexts - sample.contexts.mean(0)) / sample.contexts.std(0, correction=0)
     rest = theta
 
@@ -71,7 +70,7 @@ def test_batched_forward_gives_each_member_its_own_contexts(kind: str, hidden: t
     sample = make_sample()
     predictor = build_predictor(kind, sample, hidden)
     theta = random_theta(predictor, 3)
-    contexts = 40 + 9 * torch.randn(3, 8, 3, generator=generator(1), dtype=torch.float64)
+    contexts = 40 + 9 * torch.randn(3, 8, 3, generator=seeded(1), dtype=torch.float64)
     expected = torch.stack(
         [by_linear_layers(predictor, sample, t, own) for t, own in zip(theta, contexts, strict=True)]
     )
@@ -82,7 +81,7 @@ def test_batched_forward_gives_each_member_its_own_contexts(kind: str, hidden: t
 def test_a_network_8_128_128_1_has_17793_parameters() -> None:
     predictor = build_predictor("mlp", make_sample(context_dim=8, outcome_dim=1), (128, 128))
     assert predictor.dim == 17_793
-    assert predictor.initial(2, generator(0)).shape == (2, 17_793)
+    assert predictor.initial(2, seeded(0)).shape == (2, 17_793)
 
 
 @pytest.mark.parametrize("kind", ["linear", "relu_affine"])
@@ -90,7 +89,7 @@ def test_an_affine_predictor_has_a_weight_for_each_column_and_a_bias(kind: str) 
     assert build_predictor(kind, make_sample(context_dim=3, outcome_dim=2)).dim == (3 + 1) * 2
 
 
-def test_relu_affine_is_never_negative_in_user_units_and_linear_is() -> None:
+def test_relu_affine_is_never_negative_in_user_units_but_linear_can_be() -> None:
     sample = make_sample()
     linear, clipped = build_predictor("linear", sample), build_predictor("relu_affine", sample)
     theta = random_theta(linear, 50)
@@ -106,17 +105,17 @@ def test_prediction_in_chunks_equals_one_forward_pass_in_bounded_memory(monkeypa
     whole = predictor.forward(theta, predictor.encode(sample.contexts, torch.float64))
     forward, rows = Predictor.forward, []
 
-    def counted(self: Predictor, theta: Tensor, encoded: Tensor) -> Tensor:
+    def count_calls(self: Predictor, theta: Tensor, encoded: Tensor) -> Tensor:
         rows.append(len(encoded))
         return forward(self, theta, encoded)
 
-    monkeypatch.setattr(Predictor, "forward", counted)
+    monkeypatch.setattr(Predictor, "forward", count_calls)
     monkeypatch.setattr(base, "_CHUNK_NUMBERS", 16 * 5 * 10)
     assert torch.allclose(predictor.predict(theta, sample.contexts), whole, rtol=1e-12, atol=1e-12)
     assert rows == [10] * 10 + [1]
 
 
-def test_prediction_goes_on_one_row_at_a_time_when_one_row_exceeds_the_memory_bound(
+def test_prediction_goes_row_by_row_when_one_row_exceeds_the_memory_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sample = make_sample()
@@ -154,8 +153,8 @@ def test_gradients_agree_with_finite_differences(kind: str, hidden: tuple[int, .
 
 
 def test_float32_parameters_keep_precision_on_outcomes_with_a_huge_mean() -> None:
-    contexts = torch.randn(50, 3, generator=generator(0), dtype=torch.float64)
-    outcomes = 1e9 + torch.randn(50, 1, generator=generator(1), dtype=torch.float64)
+    contexts = torch.randn(50, 3, generator=seeded(0), dtype=torch.float64)
+    outcomes = 1e9 + torch.randn(50, 1, generator=seeded(1), dtype=torch.float64)
     sample = Sample(contexts, outcomes)
     predictor = build_predictor("mlp", sample, (8,))
     theta = random_theta(predictor, 3)
@@ -165,7 +164,7 @@ def test_float32_parameters_keep_precision_on_outcomes_with_a_huge_mean() -> Non
     assert (predictions - exact).abs().max() < 1e-4
 
 
-def test_the_unit_of_a_context_column_does_not_matter() -> None:
+def test_the_unit_of_a_context_column_does_not_change_predictions() -> None:
     sample = make_sample()
     in_other_units = Sample(sample.contexts * torch.tensor([1e-3, 1.0, 1e6]) + 17, sample.outcomes)
     first, second = (build_predictor("mlp", s, (6,)) for s in (sample, in_other_units))
@@ -177,7 +176,7 @@ def test_the_unit_of_a_context_column_does_not_matter() -> None:
 
 def test_starting_vectors_have_the_stated_variances_and_zero_biases() -> None:
     predictor = build_predictor("mlp", make_sample(context_dim=8, outcome_dim=2), (32, 16))
-    theta = predictor.initial(200, generator(0))
+    theta = predictor.initial(200, seeded(0))
     first, first_bias, second, second_bias, last, last_bias = theta.split([8 * 32, 32, 32 * 16, 16, 16 * 2, 2], dim=1)
     for weights, variance in ((first, 2 / 8), (second, 2 / 32), (last, 1 / 16)):
         tolerance = 5 * variance * math.sqrt(2 / weights.numel())
@@ -186,11 +185,11 @@ def test_starting_vectors_have_the_stated_variances_and_zero_biases() -> None:
         assert not bias.any()
 
 
-def test_beside_a_skip_path_a_network_starts_small_and_the_path_at_zero() -> None:
+def test_with_a_skip_path_the_network_starts_small_and_the_path_at_zero() -> None:
     sample = make_sample(context_dim=4, outcome_dim=2)
     plain, skipping = (build_predictor(kind, sample, (16,)) for kind in ("mlp", "skip_mlp"))
     assert skipping.dim == plain.dim + (4 + 1) * 2
-    network, path = skipping.initial(300, generator(0)).split([plain.dim, 10], dim=1)
+    network, path = skipping.initial(300, seeded(0)).split([plain.dim, 10], dim=1)
     assert not path.any()
     last = network[:, -(16 + 1) * 2 : -2]
     assert last.std().item() == pytest.approx(0.1 / math.sqrt(16), rel=0.05)
@@ -263,7 +262,7 @@ def test_contexts_with_the_wrong_number_of_columns_are_refused(columns: int) -> 
         predictor.predict(random_theta(predictor, 2), torch.zeros(5, columns, dtype=torch.float64))
 
 
-def test_own_units_move_a_column_by_its_spread_and_nothing_else() -> None:
+def test_parameter_units_scale_by_the_column_spread_only() -> None:
     sample = make_sample(rows=60, outcome_dim=1)
     stretched = Sample(sample.contexts * torch.tensor([10.0, 1.0, 0.1]), sample.outcomes)
     predictor = build_predictor("linear", stretched)

@@ -1,3 +1,5 @@
+"""The registry of problem kinds, and the defaults of a minimal problem."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,7 +28,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones(spec: dict[str, Any]) ->
 
 
 class Guess(DecisionProblem):
-    """As little as a problem may say: guess two numbers."""
+    """A minimal problem: guess two numbers."""
 
     @property
     def outcome_dim(self) -> int:
@@ -42,7 +44,7 @@ class Guess(DecisionProblem):
         return self.optimal((outcomes * weights[..., None]).sum(1), outcomes, weights)
 
 
-def test_a_problem_answers_as_most_do_what_it_does_not_say() -> None:
+def test_a_minimal_problem_inherits_the_defaults() -> None:
     problem = Guess()
     assert (problem.decision_dim, problem.differentiable, problem.cost_bound) == (2, True, None)
     assert problem.relaxation is problem
@@ -52,7 +54,7 @@ def test_a_problem_answers_as_most_do_what_it_does_not_say() -> None:
     assert (found.decisions.tolist(), found.objective.tolist(), found.status) == ([[1.0, 2.0]], [15.0], ["optimal"])
 
 
-def test_a_missing_bound_on_costs_is_explained_in_the_words_of_the_problem() -> None:
+def test_a_missing_cost_bound_is_explained_in_the_problems_terms() -> None:
     newsvendor = build_problem({"kind": "newsvendor", "items": [{"underage_cost": 3, "overage_cost": 1}]})
     assert "maximum_order" in newsvendor.cost_bound_remedy
     assert "maximum_demand" in newsvendor.cost_bound_breach

@@ -1,4 +1,4 @@
-"""The pool against HiGHS on the planner's own program, and against cvxpy with another solver."""
+"""The basis pool against HiGHS on the original program, and against cvxpy with another solver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def solve(pool: BasisPool, limits: Array, jacobian: bool = False) -> PoolSolutio
 
 
 def values_of(pool: BasisPool, solved: PoolSolutions) -> Array:
-    """The planner's variables (n, columns)."""
+    """Return the original program's variables (n, columns)."""
     found: Array = pool.form.offset + solved.primal @ pool.form.by_column.T
     return found
 
@@ -57,11 +57,11 @@ def assert_optimal(
 
 
 @given(SEEDS, st.integers(1, 10), st.integers(1, 12), st.booleans(), st.booleans())
-def test_every_answer_is_the_one_that_highs_gives(
-    seed: int, rows: int, columns: int, plain: bool, repeated: bool
-) -> None:
-    """Rows of all senses, free, fixed and boxed variables, negative costs, ties, equal rows, limits of zero;
-    infeasibility comes with a proof."""
+def test_every_answer_matches_highs(seed: int, rows: int, columns: int, plain: bool, repeated: bool) -> None:
+    """Rows of all senses; free, fixed and boxed variables; negative costs; ties; duplicate rows; zero limits.
+
+    Infeasibility comes with a Farkas proof.
+    """
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns, plain)
     again = rng.integers(0, rows, 2 if repeated else 0)
@@ -91,7 +91,7 @@ def test_every_answer_is_the_one_that_highs_gives(
 
 @settings(max_examples=12)
 @given(SEEDS, st.booleans())
-def test_every_answer_is_the_one_that_cvxpy_gives(seed: int, plain: bool) -> None:
+def test_every_answer_matches_cvxpy(seed: int, plain: bool) -> None:
     rng = np.random.default_rng(seed)
     program = random_program(rng, 5, 7, plain)
     (limits,) = reachable_limits(rng, program, 1, plain)
@@ -108,8 +108,8 @@ def test_every_answer_is_the_one_that_cvxpy_gives(seed: int, plain: bool) -> Non
     st.sampled_from([0, 3]),
     st.booleans(),
 )
-def test_units_do_not_matter(seed: int, amounts: float, money: float, spread: int, plain: bool) -> None:
-    """The same program in other units, each row and column in its own, has the same answer in those units."""
+def test_answers_are_invariant_to_units(seed: int, amounts: float, money: float, spread: int, plain: bool) -> None:
+    """Rescale each row and column: the answer is the same in the new units."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, 6, 8, plain)
     limits = np.concatenate([reachable_limits(rng, program, 3, plain), 3 * entries(rng, (2, 6), plain)])
@@ -133,7 +133,7 @@ def test_units_do_not_matter(seed: int, amounts: float, money: float, spread: in
 
 
 @pytest.mark.parametrize("most", [1e4, 1e6, 1e9])
-def test_a_bound_that_means_no_limit_costs_no_accuracy(most: float) -> None:
+def test_a_huge_bound_costs_no_accuracy(most: float) -> None:
     """min 3x₁ + x₂, x₁ + x₂ ≥ y, x₂ ≤ 2 with upper bounds far away."""
     program = LinearProgram(
         np.array([3.0, 1.0, 0.5]),
@@ -149,10 +149,10 @@ def test_a_bound_that_means_no_limit_costs_no_accuracy(most: float) -> None:
 
 
 @given(SEEDS, st.booleans())
-def test_derivatives_are_those_of_finite_differences_away_from_kinks(seed: int, plain: bool) -> None:
+def test_derivatives_match_finite_differences_away_from_kinks(seed: int, plain: bool) -> None:
     rng = np.random.default_rng(seed)
     program = random_program(rng, 4, 6, plain)
-    # Away from kinks: limits in general position.
+    # Limits in general position, away from kinks.
     limits = reachable_limits(rng, program, 1, plain) - 0.1 * program.senses * rng.random((1, 4))
     pool = pool_of(program)
     here = solve(pool, limits, jacobian=True)
@@ -169,7 +169,7 @@ def test_derivatives_are_those_of_finite_differences_away_from_kinks(seed: int, 
             np.testing.assert_allclose(moved, (up.primal - down.primal)[0] / 2e-5, atol=1e-4)
 
 
-def test_the_pool_stays_within_its_capacity_and_what_it_learned_changes_no_answer() -> None:
+def test_the_pool_stays_within_capacity_and_its_bases_change_no_answer() -> None:
     rng = np.random.default_rng(3)
     program = random_program(rng, 8, 14)
     limits = reachable_limits(rng, program, 600)
@@ -195,7 +195,7 @@ def test_a_full_pool_learns_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pool.bases.columns) == 5
 
 
-def test_many_threads_get_the_answers_of_one() -> None:
+def test_many_threads_get_the_same_answers_as_one() -> None:
     rng = np.random.default_rng(4)
     program = random_program(rng, 8, 14)
     parts = np.array_split(reachable_limits(rng, program, 800), 40)
@@ -209,7 +209,7 @@ def test_many_threads_get_the_answers_of_one() -> None:
     assert len(shared.bases.columns) <= basis_pool.CAPACITY
 
 
-def test_what_the_kernel_gives_up_on_is_solved_by_highs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highs_solves_programs_that_the_kernel_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     program = random_program(rng, 5, 8)
     limits = np.concatenate([reachable_limits(rng, program, 5), 3 * rng.normal(size=(5, 5))])
@@ -229,7 +229,7 @@ def test_what_the_kernel_gives_up_on_is_solved_by_highs(monkeypatch: pytest.Monk
     assert found.status.tolist() == expected.status.tolist()
     np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found.primal, expected.primal, atol=1e-9)
-    # The last five are in general position, so that the optimal basis is one.
+    # The last five are in general position, so their optimal basis is unique.
     np.testing.assert_allclose(found.jacobian[5:], expected.jacobian[5:], atol=1e-9)
     for n in np.flatnonzero(found.status == INFEASIBLE):
         assert is_ray(pool.form, limits[n], found.dual[n])
@@ -237,14 +237,14 @@ def test_what_the_kernel_gives_up_on_is_solved_by_highs(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("error", [1e-6, 1e-3, 0.5])
 def test_a_basis_with_an_inaccurate_inverse_gives_no_wrong_answer(error: float) -> None:
-    """Holds both if the basis is optimal and if pivots leave it."""
+    """Whether the basis is optimal or pivots leave it."""
     rng = np.random.default_rng(7)
     program = random_program(rng, 6, 9)
     limits = reachable_limits(rng, program, 40)
     pool = pool_of(program)
     solve(pool, limits[:20])
     bases = pool.bases
-    # The last field says which bases need no check.
+    # The last field marks the bases that need no check.
     unchecked = {bases._fields[-1]: np.zeros(len(bases.columns), dtype=bool)}
     pool.bases = bases._replace(inverse=(1 + error) * bases.inverse, **unchecked)
     solved = solve(pool, limits)
@@ -252,11 +252,11 @@ def test_a_basis_with_an_inaccurate_inverse_gives_no_wrong_answer(error: float) 
     for n, one in enumerate(limits):
         value = solved.value[n] + pool.form.base_cost
         truth = highs.solve_program(program, one).objective
-        # As exact as a certificate asks of an inverse that was spoilt; the gap that is stated is ten times as wide.
+        # As accurate as a certificate requires of a perturbed inverse; the stated gap is ten times as wide.
         assert_optimal(program, one, values_of(pool, solved)[n], truth, value, room=1e-7)
 
 
-def test_a_cost_that_can_fall_without_limit_is_refused() -> None:
+def test_an_unbounded_cost_is_refused() -> None:
     program = LinearProgram(
         np.array([1.0, -1.0]), np.array([[1.0, 1.0]]), np.array([1]), np.zeros(2), np.array([np.inf, np.inf])
     )

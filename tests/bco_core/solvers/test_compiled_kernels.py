@@ -1,6 +1,6 @@
-"""Kernels give the same digits whether they have just been compiled or come from the disk.
+"""Kernels give bit-identical results freshly compiled and loaded from the disk cache.
 
-To compile them all takes a minute or more, so this is not in the ordinary run.
+Compiling them all takes a minute or more, so this test is not in the ordinary run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print(" ".join(hashlib.sha256(np.ascontiguousarray(answer).tobytes()).hexdigest(
 
 
 @pytest.mark.torture
-def test_a_kernel_from_the_disk_gives_the_digits_of_one_just_compiled(tmp_path: Path) -> None:
+def test_a_cached_kernel_gives_bit_identical_results(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-c", SCRIPT]
     first, second = (

@@ -1,4 +1,4 @@
-"""Cutting planes against one large program, in HiGHS and, stated independently, in cvxpy with another solver."""
+"""Cutting planes against the extensive form in HiGHS, and independently in cvxpy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def risk_of(costs: torch.Tensor, weights: torch.Tensor, risk: Risk) -> float:
 def test_the_cuts_reach_the_optimum_of_the_extensive_form(
     seed: int, decisions: int, rows: int, count: int, risk: Risk, plain: bool, alike: bool
 ) -> None:
-    """One to eight decisions, free and bounded, rows of all senses in both stages, uneven weights, equal scenarios."""
+    """One to eight decisions, free and bounded; rows of all senses in both stages; uneven weights; duplicate
+    scenarios."""
     rng = np.random.default_rng(seed)
     problem = TwoStageLinear.from_spec(random_two_stage(rng, decisions, rows, plain=plain))
     atoms = 2 * entries(rng, (count, 2), plain)
@@ -48,8 +49,8 @@ def test_the_cuts_reach_the_optimum_of_the_extensive_form(
 
 
 @pytest.mark.parametrize("seed", [0, 1, 4, 6])
-def test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated(seed: int) -> None:
-    """Many scenarios make the objective nearly smooth: cuts approach its optimum without reaching it."""
+def test_the_remaining_gap_with_many_scenarios_is_as_stated(seed: int) -> None:
+    """Many scenarios make the objective nearly smooth, so cuts approach its optimum without reaching it."""
     rng = np.random.default_rng(seed)
     problem = TwoStageLinear.from_spec(random_two_stage(rng, 3, 4))
     atoms, weights = rng.normal(size=(400, 2)), np.full(400, 1 / 400)
@@ -61,7 +62,7 @@ def test_the_gap_left_open_by_many_scenarios_is_as_small_as_stated(seed: int) ->
 
 @settings(max_examples=6)
 @given(SEEDS, RISKS)
-def test_the_cuts_reach_the_optimum_that_cvxpy_finds(seed: int, risk: Risk) -> None:
+def test_the_cuts_reach_the_optimum_of_cvxpy(seed: int, risk: Risk) -> None:
     rng = np.random.default_rng(seed)
     spec = random_two_stage(rng)
     problem = TwoStageLinear.from_spec(spec)
@@ -89,8 +90,8 @@ def test_risk_weights_are_probabilities_that_give_the_sorted_tail(
     assert shares @ values == pytest.approx(expected, abs=1e-9)
 
 
-def capped(most: float | None = None) -> TwoStageLinear:
-    """Order z; recourse covers at most two units of shortage, so the decision for the mean may be too small."""
+def capped_problem(most: float | None = None) -> TwoStageLinear:
+    """Order z; recourse covers at most two units of shortage, so the decision for the mean may be infeasible."""
     return TwoStageLinear.from_spec(
         {
             "decisions": [{"name": "z", "cost": 3, "maximum": most}],
@@ -105,7 +106,7 @@ def capped(most: float | None = None) -> TwoStageLinear:
 
 def test_a_point_that_leaves_a_scenario_without_recourse_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.problems.linear.two_stage.check_recourse", lambda *_: None)
-    problem = capped()
+    problem = capped_problem()
     atoms = torch.tensor([[[1.0], [2.0], [9.0]]], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64)
     found = problem.prescribe(atoms, weights)
@@ -115,9 +116,9 @@ def test_a_point_that_leaves_a_scenario_without_recourse_is_cut_off(monkeypatch:
     assert problem.cost(found.decisions - 0.1, atoms)[0].isinf().tolist() == [False, False, True]
 
 
-def test_scenarios_that_no_decision_serves_are_answered_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infeasible_scenarios_are_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bco_core.problems.linear.two_stage.check_recourse", lambda *_: None)
-    problem = capped(most=5)
+    problem = capped_problem(most=5)
     atoms = torch.tensor([[[1.0], [9.0]], [[1.0], [6.0]]], dtype=torch.float64)
     found = problem.prescribe(atoms, torch.full((2,), 0.5, dtype=torch.float64))
     assert found.status == [Status.INFEASIBLE, Status.OPTIMAL]
@@ -127,7 +128,7 @@ def test_scenarios_that_no_decision_serves_are_answered_with_the_reason(monkeypa
     assert found.decisions[1].item() == pytest.approx(4)
 
 
-def test_what_the_cuts_leave_open_is_solved_by_highs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highs_solves_what_the_cuts_leave_open_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     problem = TwoStageLinear.from_spec(random_two_stage(rng))
     atoms, weights = torch.from_numpy(rng.normal(size=(2, 6, 2))), torch.full((6,), 1 / 6, dtype=torch.float64)
@@ -142,7 +143,7 @@ def test_what_the_cuts_leave_open_is_solved_by_highs_and_says_so(monkeypatch: py
 
 @pytest.mark.parametrize("amounts", [1e-6, 1e9])
 @pytest.mark.parametrize("money", [1e-6, 1e9])
-def test_units_do_not_matter(amounts: float, money: float) -> None:
+def test_answers_are_invariant_to_units(amounts: float, money: float) -> None:
     rng = np.random.default_rng(8)
     costs = {"order": 5.0, "rush": 20.0, "left": 1.0}
     atoms = torch.from_numpy(rng.gamma(2.0, 10.0, (1, 40, 1)))

@@ -1,4 +1,4 @@
-"""CVaR portfolios by cutting planes against the whole model in cvxpy."""
+"""CVaR portfolios by cutting planes against the full model in cvxpy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LIMITS = [(None, None, 0.0, 1.0), (0.9, None, -0.2, 0.5), (None, 0.3, -0.2, 0.5)
 
 @pytest.mark.parametrize(("longest", "shortest", "low", "high"), LIMITS)
 @pytest.mark.parametrize(("count", "level"), [(1, 0.95), (30, 0.8), (200, 0.95), (200, 0.0)])
-def test_a_portfolio_is_that_of_the_whole_model(
+def test_a_portfolio_matches_the_full_model(
     longest: float | None, shortest: float | None, low: float, high: float, count: int, level: float
 ) -> None:
     sigma = covariance()
@@ -60,7 +60,7 @@ def test_a_portfolio_is_that_of_the_whole_model(
 
 
 @pytest.mark.parametrize(("longest", "shortest", "low", "high"), LIMITS)
-def test_a_best_effort_falls_short_by_as_little_as_the_linear_program(
+def test_a_best_effort_has_the_least_shortfall(
     longest: float | None, shortest: float | None, low: float, high: float
 ) -> None:
     qp = DenseQP.of(covariance(), np.full(ASSETS, low), np.full(ASSETS, high), 1.0, longest, shortest)
@@ -78,7 +78,7 @@ def test_a_best_effort_falls_short_by_as_little_as_the_linear_program(
 
 
 @pytest.mark.parametrize("margin", [1e-3, 1e-6, 1e-9, 0.0, -1e-9, -1e-6])
-def test_a_barely_reachable_target_is_reached_and_a_barely_unreachable_one_nearly(margin: float) -> None:
+def test_targets_just_within_reach_are_met_and_just_beyond_nearly_so(margin: float) -> None:
     qp = DenseQP.of(covariance(), np.zeros(ASSETS), np.ones(ASSETS), 1.0)
     atoms, weights = scenarios(5, 40)
     best = 1.0 - cvar_portfolio(qp, atoms, weights, 0.9, 1.0).shortfall
@@ -90,7 +90,7 @@ def test_a_barely_reachable_target_is_reached_and_a_barely_unreachable_one_nearl
 
 
 def factors(seed: int = 0) -> FactorQP:
-    """The same covariance as a factor model."""
+    """Return the same covariance as a factor model."""
     random = np.random.default_rng(seed)
     loadings = random.uniform(-0.01, 0.01, (ASSETS, 3))
     return FactorQP(loadings, np.sqrt(random.uniform(1e-4, 9e-4, ASSETS)), np.zeros(ASSETS), np.ones(ASSETS), 1.0)
@@ -110,7 +110,7 @@ def test_the_dual_newton_kernel_finds_the_same_tail_portfolios(count: int, level
         if expected.shortfall:
             assert code == UNSOLVED
             continue
-        # The kernel may give up, never be wrong.
+        # The kernel may give up but must not be wrong.
         if code == OPTIMAL:
             found += 1
             ours, theirs = (z @ covariance() @ z for z in (portfolio, expected.portfolio))
@@ -136,7 +136,7 @@ def test_rows_found_by_the_kernel_change_no_best_effort() -> None:
         assert helped.shortfall > 0
 
 
-def test_tied_scenarios_and_equal_assets_are_no_trouble() -> None:
+def test_tied_scenarios_and_equal_assets_are_solved() -> None:
     qp = DenseQP.of(np.eye(4) * 0.04, np.zeros(4), np.ones(4), 1.0)
     atoms = np.full((50, 4), 0.1)
     found = cvar_portfolio(qp, atoms, np.ones(50), 0.95, 0.08)
@@ -149,13 +149,13 @@ def test_the_tail_mean_splits_the_scenario_at_the_edge() -> None:
     assert tail_mean(atoms, weights, 0.6, np.ones(1)) == pytest.approx((0.25 * 1 + 0.15 * 2) / 0.4)
     assert tail_mean(atoms, weights, 0.0, np.ones(1)) == pytest.approx(2.5)
     assert tail_mean(atoms, weights, 0.9, -np.ones(1)) == pytest.approx(4.0)
-    # Scenarios of no weight are as good as absent, also where they are the worst.
+    # Scenarios without weight have no effect, even the worst ones.
     assert tail_mean(atoms, np.array([0.0, 0.5, 0.0, 0.5]), 0.25, np.ones(1)) == pytest.approx(
         (0.5 * 2 + 0.25 * 4) / 0.75
     )
 
 
-def test_one_return_vector_needs_no_tail() -> None:
+def test_a_single_return_vector_has_no_tail() -> None:
     qp = DenseQP.of(covariance(), np.zeros(ASSETS), np.ones(ASSETS), 1.0)
     returns = 0.1 + 0.03 * np.random.default_rng(6).normal(size=ASSETS)
     found = point_portfolio(qp, returns, 0.09)
@@ -164,20 +164,20 @@ def test_one_return_vector_needs_no_tail() -> None:
     assert point_portfolio(qp, returns, 0.5).shortfall == pytest.approx(0.5 - returns.max(), abs=1e-7)
 
 
-def test_a_best_effort_survives_a_solver_that_gives_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_effort_is_returned_even_if_the_solver_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     atoms, weights = scenarios(2, 60)
     qp = DenseQP.of(covariance(), np.zeros(ASSETS), np.ones(ASSETS), 1.0, None, None)
     whole = cvar_portfolio(qp, atoms, weights, 0.9, 1.0)
     assert whole.verified
     solve, calls = cvar_cuts.daqp.solve, []
 
-    def tires(hessian: Array, *rest: object, **options: object) -> tuple[Array, float, int, object]:
+    def give_up(hessian: Array, *rest: object, **options: object) -> tuple[Array, float, int, object]:
         soft = len(hessian) > ASSETS
         calls.append(soft)
         x, value, flag, info = solve(hessian, *rest, **options)
         return x, value, -2 if sum(calls) > 3 else flag, info
 
-    monkeypatch.setattr(cvar_cuts.daqp, "solve", tires)
+    monkeypatch.setattr(cvar_cuts.daqp, "solve", give_up)
     found = cvar_portfolio(qp, atoms, weights, 0.9, 1.0)
     assert not found.verified
     assert whole.shortfall <= found.shortfall < 1.5 * whole.shortfall

@@ -1,4 +1,4 @@
-"""The portfolio kernel against cvxpy and daqp: random, tied, bounded, barely reachable and unreachable."""
+"""The portfolio kernel against cvxpy and daqp: random, tied, bounded, barely reachable and unreachable targets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def covariance(qp: FactorQP) -> Array:
 
 
 def reference(qp: FactorQP, returns: Array, target: float) -> float | None:
-    """The least variance by cvxpy and Clarabel; None where there is no such portfolio."""
+    """Return the least variance by cvxpy and Clarabel; None if infeasible."""
     z = cp.Variable(len(returns))
     scale = 1 / np.mean(qp.deviations**2)
     constraints = [returns @ z >= target, cp.sum(z) <= qp.budget, z >= qp.lower, z <= qp.upper]
@@ -42,7 +42,7 @@ def reference(qp: FactorQP, returns: Array, target: float) -> float | None:
 
 
 def check(qp: FactorQP, returns: Array, target: float) -> Array:
-    """Solve, compare every row with the reference, and give the codes."""
+    """Solve, compare every row with the reference, and return the status codes."""
     found, codes = least_variance(qp, returns, target)
     for row, z, code in zip(returns, found, codes, strict=True):
         expected = reference(qp, row, target)
@@ -58,18 +58,18 @@ def check(qp: FactorQP, returns: Array, target: float) -> Array:
 
 
 @pytest.mark.parametrize("target", [0.05, 0.09, 0.12])
-def test_random_portfolios_are_those_of_the_reference(target: float) -> None:
+def test_random_portfolios_match_the_reference(target: float) -> None:
     returns = 0.1 + 0.04 * np.random.default_rng(1).normal(size=(30, ASSETS))
     codes = check(portfolios(0), returns, target)
     assert (codes == OPTIMAL).sum() > 20
 
 
-def test_bounds_and_short_positions_are_kept() -> None:
+def test_bounds_and_short_positions_are_respected() -> None:
     qp = portfolios(2, lower=np.linspace(-0.3, 0.05, ASSETS), upper=np.linspace(0.1, 0.4, ASSETS), budget=0.7)
     check(qp, 0.1 + 0.05 * np.random.default_rng(3).normal(size=(30, ASSETS)), 0.1)
 
 
-def test_a_target_that_holding_nothing_reaches_is_met_by_holding_nothing() -> None:
+def test_a_target_below_zero_is_met_by_holding_nothing() -> None:
     found, codes = least_variance(portfolios(4), np.random.default_rng(5).normal(size=(5, ASSETS)), -0.1)
     assert (codes == OPTIMAL).all()
     assert np.abs(found).max() == 0
@@ -92,7 +92,7 @@ def test_a_barely_reachable_target_is_reached(below: float) -> None:
     for row in returns:
         target = row.max() * (1 - below)
         found, codes = least_variance(portfolios(8), row[None], target)
-        # What is left undone by a degenerate row is never passed off as optimal.
+        # A degenerate row that is not solved is never reported as optimal.
         if codes[0] == OPTIMAL:
             assert row @ found[0] >= target - 1e-10
             assert found[0].sum() <= 1 + 1e-10
@@ -118,14 +118,14 @@ def test_the_best_effort_for_an_unreachable_target_has_the_largest_return(bounds
         assert ((z >= bounds[0]) & (z <= bounds[1] + 1e-15)).all()
 
 
-def test_a_row_is_solved_the_same_whatever_its_company() -> None:
+def test_a_row_is_solved_the_same_in_any_batch() -> None:
     returns = 0.1 + 0.05 * np.random.default_rng(11).normal(size=(50, ASSETS))
     together, _ = least_variance(portfolios(12), returns, 0.1)
     alone = np.concatenate([least_variance(portfolios(12), row[None], 0.1)[0] for row in returns])
     assert np.array_equal(together, alone)
 
 
-def test_a_covariance_matrix_is_split_into_few_factors_and_back() -> None:
+def test_a_covariance_matrix_round_trips_through_few_factors() -> None:
     qp = portfolios(13, deviations=np.full(ASSETS, 0.02))
     split = FactorQP.of(covariance(qp), qp.lower, qp.upper, qp.budget)
     assert split.rank == RANK
@@ -137,7 +137,7 @@ def test_a_covariance_matrix_is_split_into_few_factors_and_back() -> None:
 
 
 @given(seed=st.integers(0, 10_000), target=st.floats(-0.05, 0.3), budget=st.floats(0.2, 3.0))
-def test_conditions_of_optimality_hold_on_arbitrary_instances(seed: int, target: float, budget: float) -> None:
+def test_optimality_conditions_hold_on_arbitrary_instances(seed: int, target: float, budget: float) -> None:
     random = np.random.default_rng(seed)
     lower = np.where(random.random(ASSETS) < 0.3, -random.random(ASSETS) * 0.2, 0.0)
     upper = lower + random.choice([0.0, 0.1, 1.0, np.inf], ASSETS)
@@ -166,7 +166,7 @@ def test_conditions_of_optimality_hold_on_arbitrary_instances(seed: int, target:
 
 
 @pytest.mark.parametrize("aversion", [0.5, 5.0, 50.0])
-def test_mean_variance_portfolios_are_those_of_the_reference(aversion: float) -> None:
+def test_mean_variance_portfolios_match_the_reference(aversion: float) -> None:
     qp = portfolios(16, lower=np.full(ASSETS, -0.1), upper=np.linspace(0.05, 0.6, ASSETS), budget=0.8)
     returns = 0.02 * np.random.default_rng(17).normal(size=(15, ASSETS))
     found, codes = mean_variance(qp, returns / aversion)

@@ -1,4 +1,4 @@
-"""`optimal` means proven, on the programs that solvers get wrong: nearly parallel, badly scaled, tied, blurred."""
+"""`optimal` means proven, also on hard programs: nearly parallel, badly scaled, degenerate or perturbed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.programs import random_two_stage
 EQUAL = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 
-def twins(by: float = 1e-8) -> dict[str, Any]:
-    """Recourse a and b, which differ by a unit in the eighth digit."""
+def nearly_parallel_recourse(by: float = 1e-8) -> dict[str, Any]:
+    """Return a problem whose two recourse columns differ by one unit in the eighth digit."""
     return {
         "decisions": [{"name": "z", "cost": 2.03, "maximum": 4}],
         "outcomes": [{"name": "y"}],
@@ -55,8 +55,8 @@ def twins(by: float = 1e-8) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("by", [1e-9, 1e-8, 1e-7, 0.0])
-def test_recourse_that_nearly_coincides_has_the_right_optimum(by: float) -> None:
-    problem = TwoStageLinear.from_spec(twins(by))
+def test_nearly_parallel_recourse_has_the_right_optimum(by: float) -> None:
+    problem = TwoStageLinear.from_spec(nearly_parallel_recourse(by))
     found = problem.prescribe(torch.tensor([[[-2.0], [-1.0]]], dtype=torch.float64), EQUAL)
     assert found.status == [Status.OPTIMAL]
     assert found.objective.item() == pytest.approx(21.015, rel=1e-6)
@@ -65,39 +65,39 @@ def test_recourse_that_nearly_coincides_has_the_right_optimum(by: float) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_hard_program_is_called_optimal_that_is_not(kind: str) -> None:
+def test_no_hard_program_is_falsely_optimal(kind: str) -> None:
     wrong = [index for index, one in enumerate(instances(180, 1)) if one.kind == kind and is_false_optimal(one)]
     assert wrong == []
 
 
 @pytest.mark.torture
-def test_no_hard_program_of_thousands_is_called_optimal_that_is_not() -> None:
+def test_no_hard_program_of_thousands_is_falsely_optimal() -> None:
     assert false_optimal(4000, 7) == (0, 4000)
 
 
 @pytest.mark.parametrize("lie", [1e-4, 0.1, -1e-4])
-def test_the_count_of_false_optima_notices_a_wrong_cost(lie: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong decision, or a cost that is not the decision's, is detected."""
+def test_the_count_of_false_optima_detects_a_wrong_cost(lie: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong decision, or a cost that does not belong to the decision, is detected."""
     one = next(one for one in instances(40, 3) if one.kind == "ties" and not is_false_optimal(one))
     right = TwoStageLinear.prescribe
 
-    def wrong(*arguments: Any) -> Any:
+    def return_wrong_answer(*arguments: Any) -> Any:
         found = right(*arguments)
         return replace(found, objective=found.objective * (1 + lie) + lie)
 
-    monkeypatch.setattr(TwoStageLinear, "prescribe", wrong)
+    monkeypatch.setattr(TwoStageLinear, "prescribe", return_wrong_answer)
     assert is_false_optimal(one)
 
 
 @settings(max_examples=15)
 @given(st.integers(0, 10**9), st.booleans())
-def test_the_exact_optimum_is_that_of_highs_on_ordinary_programs(seed: int, plain: bool) -> None:
+def test_the_exact_optimum_matches_highs_on_ordinary_programs(seed: int, plain: bool) -> None:
     rng = np.random.default_rng(seed)
     problem = TwoStageLinear.from_spec(random_two_stage(rng, 2, 3, plain=plain))
     atoms, weights = rng.normal(size=(2, 2)), np.array([0.25, 0.75])
     truth = solve_extensive(problem.stages, atoms, weights, EXPECTATION, None)
     exact = exact_optimum(extensive_program(problem.stages, atoms, weights, EXPECTATION))
-    # The fractions end without an optimum from the basis of one such program in ten.
+    # Exact arithmetic reaches no optimum from the basis of one such program in ten.
     assume(exact is not None)
     assert float(exact) == pytest.approx(truth.objective, rel=1e-7, abs=1e-7)
 
@@ -106,7 +106,7 @@ def test_the_exact_optimum_is_that_of_highs_on_ordinary_programs(seed: int, plai
 
 
 def parallel_pool(by: float) -> tuple[LinearProgram, BasisPool]:
-    """Three columns of which two nearly coincide, and a fourth and fifth that mend what is missing."""
+    """Return a pool with three columns, two of them nearly parallel, and two slack columns."""
     program = LinearProgram(
         np.array([2.03, 2.03, 3.0, 20.0, 20.0]),
         np.array([[2.0, 2.0 - by, 1.0, 1.0, 0.0], [1.0, 1.0 - 2 * by, 2.0, 0.0, 1.0]]),
@@ -119,7 +119,7 @@ def parallel_pool(by: float) -> tuple[LinearProgram, BasisPool]:
 
 
 @pytest.mark.parametrize("by", [1e-10, 1e-9, 1e-8, 1e-7, 1e-6])
-def test_the_pool_keeps_certified_bases_only_and_answers_as_highs_does(by: float) -> None:
+def test_the_pool_stores_certified_bases_only_and_matches_highs(by: float) -> None:
     program, pool = parallel_pool(by)
     limits = np.random.default_rng(0).uniform(-3, 5, (400, 2))
     for part in np.array_split(limits, 8):
@@ -130,27 +130,27 @@ def test_the_pool_keeps_certified_bases_only_and_answers_as_highs_does(by: float
     assert pool.bases.certified.all()
 
 
-def test_an_uncertified_answer_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncertified_basis_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A basis that is not dual feasible does not enter the pool."""
     _, pool = parallel_pool(0.5)
     kernel = basis_pool._solve_all
 
-    def wrong(*arguments: Any) -> None:
+    def return_wrong_answer(*arguments: Any) -> None:
         kernel(*arguments)
         answers = arguments[-1]
-        # The two costly columns make a basis that is primal feasible here, and far from optimal.
+        # The two expensive columns form a basis that is primal feasible and far from optimal.
         answers.columns[:], answers.pivots[:], answers.status[:] = [3, 4], 1, OPTIMAL
 
-    monkeypatch.setattr(basis_pool, "_solve_all", wrong)
+    monkeypatch.setattr(basis_pool, "_solve_all", return_wrong_answer)
     pool.solve(*map(torch.from_numpy, pool.form.rhs(np.array([[1.0, 1.0], [2.0, 1.0]]))))
     assert not any(set(row) == {3, 4} for row in pool.bases.columns.tolist())
     assert pool.bases.certified.all()
 
 
-def test_a_singular_basis_raises_nothing_and_is_not_learned() -> None:
+def test_a_singular_basis_raises_nothing_and_is_not_stored() -> None:
     _, pool = parallel_pool(0.0)
     known = len(pool.bases.columns)
-    # Columns 0 and 1 are the same but for nothing: no inverse.
+    # Columns 0 and 1 are numerically equal, so there is no inverse.
     same = np.array([[0, 1]])
     pool.form.matrix[:, 1] = pool.form.matrix[:, 0]
     pool._learn(same, 0)
@@ -160,8 +160,9 @@ def test_a_singular_basis_raises_nothing_and_is_not_learned() -> None:
 # gaps
 
 
-def rented(gap: dict[str, float] | None = None, rent: float = 1e5) -> dict[str, Any]:
-    """Whole lots of several sizes plus a rent: the cost that decisions change is small relative to the fixed cost."""
+def lots_with_rent(gap: dict[str, float] | None = None, rent: float = 1e5) -> dict[str, Any]:
+    """Return lots of several sizes plus a fixed rent, so that the decision's cost is small relative to the fixed
+    cost."""
     sizes, costs = [7.0, 5.0, 3.0, 2.0], [10.1, 7.9, 5.3, 4.1]
     return {
         "decisions": [
@@ -181,11 +182,11 @@ def rented(gap: dict[str, float] | None = None, rent: float = 1e5) -> dict[str, 
     } | (gap or {})
 
 
-def test_a_fixed_cost_hides_no_gap_of_whole_number_decisions() -> None:
+def test_a_fixed_cost_hides_no_integer_gap() -> None:
     atoms = torch.tensor([[[9.0], [14.0], [19.0], [23.0]]], dtype=torch.float64)
     weights = torch.full((4,), 0.25, dtype=torch.float64)
-    with_rent = TwoStageLinear.from_spec(rented()).prescribe(atoms, weights)
-    without = TwoStageLinear.from_spec(rented(rent=0.0)).prescribe(atoms, weights)
+    with_rent = TwoStageLinear.from_spec(lots_with_rent()).prescribe(atoms, weights)
+    without = TwoStageLinear.from_spec(lots_with_rent(rent=0.0)).prescribe(atoms, weights)
     assert with_rent.status == [Status.OPTIMAL]
     assert with_rent.objective.item() - 1e5 == pytest.approx(without.objective.item(), rel=1e-5)
     assert with_rent.gaps is not None
@@ -193,10 +194,10 @@ def test_a_fixed_cost_hides_no_gap_of_whole_number_decisions() -> None:
 
 
 def test_a_loose_bound_hides_no_gap() -> None:
-    """A bound that nothing drives a decision to is no fixed cost, however far away it is."""
+    """A bound that never binds is no fixed cost, however far away it is."""
     atoms = torch.tensor([[[9.0], [14.0], [19.0], [23.0]]], dtype=torch.float64)
     weights = torch.full((4,), 0.25, dtype=torch.float64)
-    spec, tight = rented(rent=0.0), TwoStageLinear.from_spec(rented(rent=0.0))
+    spec, tight = lots_with_rent(rent=0.0), TwoStageLinear.from_spec(lots_with_rent(rent=0.0))
     spec["decisions"].append({"name": "balance", "cost": 1e-3, "minimum": -1e11})
     spec["decision_rows"] = [{"coefficients": {"balance": 1}, "sense": ">=", "limit": 0}]
     loose = TwoStageLinear.from_spec(spec)
@@ -205,8 +206,8 @@ def test_a_loose_bound_hides_no_gap() -> None:
 
 
 @pytest.mark.parametrize(("sense", "by", "limit"), [("=", 1, 1), (">=", 2, 2), ("<=", -1, -1)])
-def test_a_rent_that_a_row_asks_for_is_a_fixed_cost(sense: str, by: float, limit: float) -> None:
-    spec = rented(rent=0.0)
+def test_a_rent_required_by_a_row_is_a_fixed_cost(sense: str, by: float, limit: float) -> None:
+    spec = lots_with_rent(rent=0.0)
     spec["decisions"].append({"name": "lease", "cost": 1e7})
     spec["decision_rows"] = [{"coefficients": {"lease": by}, "sense": sense, "limit": limit}]
     assert TwoStageLinear.from_spec(spec).fixed_cost == 1e7
@@ -216,7 +217,7 @@ def test_a_rent_that_a_row_asks_for_is_a_fixed_cost(sense: str, by: float, limit
 @pytest.mark.parametrize("unit", [1e-11, 1e-7, 1e7])
 def test_the_unit_of_costs_changes_no_decision(unit: float, whole: bool) -> None:
     atoms = torch.tensor([[[9.0], [14.0], [19.0], [23.0]]], dtype=torch.float64)
-    spec = rented(rent=0.0)
+    spec = lots_with_rent(rent=0.0)
     spec["decisions"] = [decision | {"integer": whole} for decision in spec["decisions"]]
     scaled = dict(spec)
     for part in ("decisions", "recourse"):
@@ -229,8 +230,8 @@ def test_the_unit_of_costs_changes_no_decision(unit: float, whole: bool) -> None
 
 
 @pytest.mark.parametrize("largest", [1e6, 1e7, 1e9, 1e12])
-def test_whole_numbers_that_are_nearly_whole_pay_for_what_they_allow(largest: float) -> None:
-    """Opened by a millionth, a site would serve all demand for nothing."""
+def test_nearly_integer_decisions_pay_their_full_cost(largest: float) -> None:
+    """A site opened by a millionth would serve all demand for free."""
     spec = {
         "decisions": [
             {"name": "open", "cost": 100, "maximum": 1, "integer": True},
@@ -259,30 +260,30 @@ def test_a_gap_is_judged_without_the_fixed_cost() -> None:
     assert np.isnan(GAP.share(1.0, -np.inf, 0.0))
 
 
-def test_a_search_that_stops_at_its_gap_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where HiGHS proves less than the stated gap, the answer is a best effort with its gap."""
-    problem = TwoStageLinear.from_spec(rented())
+def test_a_search_that_stops_at_its_gap_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If HiGHS proves less than the required gap, the answer is a best effort with its gap."""
+    problem = TwoStageLinear.from_spec(lots_with_rent())
     run = highs.run
 
-    def lazy(solver: Any, time_limit_seconds: float | None = None) -> highs.HighsAnswer:
+    def stop_early(solver: Any, time_limit_seconds: float | None = None) -> highs.HighsAnswer:
         answer = run(solver, time_limit_seconds)
         return replace(answer, bound=0.9 * answer.objective)
 
-    monkeypatch.setattr(highs, "run", lazy)
+    monkeypatch.setattr(highs, "run", stop_early)
     found = problem.prescribe(torch.tensor([[[9.0], [14.0]]], dtype=torch.float64), EQUAL)
     assert (found.status, found.solvers) == ([Status.BEST_EFFORT], (HIGHS,))
     assert "proven" in found.reasons[0]
     assert found.gaps is not None
     assert found.gaps.item() == pytest.approx(0.1, rel=1e-3)
-    loose = TwoStageLinear.from_spec(rented({"relative_gap": 0.2}))
+    loose = TwoStageLinear.from_spec(lots_with_rent({"relative_gap": 0.2}))
     assert loose.prescribe(torch.tensor([[[9.0], [14.0]]], dtype=torch.float64), EQUAL).status == [Status.OPTIMAL]
 
 
 @pytest.mark.parametrize("name", ["relative_gap", "absolute_gap"])
-def test_a_gap_must_be_a_number_that_is_not_negative(name: str) -> None:
+def test_a_gap_must_be_a_non_negative_number(name: str) -> None:
     for value in (-1e-6, "small", True, np.inf):
         with pytest.raises(InvalidInput, match="gap") as refused:
-            TwoStageLinear.from_spec(rented({name: value}))
+            TwoStageLinear.from_spec(lots_with_rent({name: value}))
         assert refused.value.where == (name,)
 
 

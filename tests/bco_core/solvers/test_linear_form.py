@@ -1,3 +1,5 @@
+"""The standard form of linear programs: equivalence, scaling and validation."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -17,7 +19,9 @@ SEEDS = st.integers(0, 10**9)
 
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 7), st.booleans())
-def test_the_one_form_has_the_same_optimum_at_the_same_point(seed: int, rows: int, columns: int, plain: bool) -> None:
+def test_the_standard_form_has_the_same_optimum_at_the_same_point(
+    seed: int, rows: int, columns: int, plain: bool
+) -> None:
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns, plain)
     form = linear_form(program)
@@ -45,7 +49,7 @@ def test_the_size_of_the_right_hand_side_bounds_its_terms(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_scaling_makes_entries_near_one_and_changes_no_digit(seed: int) -> None:
+def test_scaling_brings_entries_near_one_without_rounding(seed: int) -> None:
     rng = np.random.default_rng(seed)
     program = random_program(rng, 5, 6)
     rows, columns = 10.0 ** rng.uniform(-6, 6, 5), 10.0 ** rng.uniform(-6, 6, 6)

@@ -1,4 +1,4 @@
-"""The oracle: the cheapest point of one polyhedron for many costs, against HiGHS through scipy."""
+"""The primal simplex oracle, the cheapest point of one polyhedron for many costs, against scipy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.programs import random_program, reachable_limits
 
 
 def by_scipy(program: LinearProgram, limits: Array, cost: Array) -> float:
-    """The optimum, −∞ where there is none."""
+    """Return the optimum, −∞ if unbounded."""
     signs = np.where(program.senses > 0, -1.0, 1.0)
     equal = program.senses == 0
     found = linprog(
@@ -50,7 +50,7 @@ def test_an_empty_polyhedron_is_refused() -> None:
         Oracle.of(program, np.array([2.0, 1.0]))
 
 
-def test_costs_that_are_no_numbers_fail_alone() -> None:
+def test_nan_costs_fail_without_affecting_others() -> None:
     program = LinearProgram(np.ones(2), np.ones((1, 2)), np.array([1]), np.zeros(2), np.full(2, np.inf))
     solved = Oracle.of(program, np.array([1.0])).solve(np.array([[1.0, 2.0], [np.nan, 1.0], [1.0, np.inf], [3.0, 2.0]]))
     assert solved.status.tolist() == [OPTIMAL, FAILED, FAILED, OPTIMAL]

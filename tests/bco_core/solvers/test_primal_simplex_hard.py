@@ -1,4 +1,4 @@
-"""The oracle on what breaks simplex codes: degenerate, cycling, badly scaled, redundant programs; and its promises."""
+"""The primal simplex oracle on hard programs: degenerate, cycling, badly scaled, redundant; and its guarantees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def program_of(matrix: object, sense: object, upper: object = np.inf, lower: obj
 
 
 def grid(side: int) -> Case:
-    """Shortest paths from corner to corner, every row an equality and one of them redundant."""
+    """Shortest paths from corner to corner: all rows are equalities and one is redundant."""
     nodes = np.arange(side * side).reshape(side, side)
     tails = np.concatenate([nodes[:, :-1].ravel(), nodes[:-1].ravel()])
     heads = np.concatenate([nodes[:, 1:].ravel(), nodes[1:].ravel()])
@@ -88,7 +88,7 @@ def assert_true(program: LinearProgram, limits: Array, costs: Array, solved: Ora
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hard_programs_are_solved_by_the_kernel_alone(name: str) -> None:
+def test_the_kernel_solves_hard_programs_without_highs(name: str) -> None:
     program, limits = CASES[name]
     rng = np.random.default_rng(1)
     count = program.matrix.shape[1]
@@ -108,7 +108,7 @@ def test_hard_programs_are_solved_by_the_kernel_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_basis_is_a_start_for_every_cost(name: str) -> None:
+def test_every_basis_can_start_every_cost(name: str) -> None:
     program, limits = CASES[name]
     costs = np.random.default_rng(2).normal(size=(12, program.matrix.shape[1]))
     oracle = Oracle.of(program, limits)
@@ -124,7 +124,7 @@ def test_every_basis_is_a_start_for_every_cost(name: str) -> None:
     assert oracle.fallbacks == 0
 
 
-def test_beale_with_his_own_numbers_does_not_cycle() -> None:
+def test_beales_example_does_not_cycle() -> None:
     program, limits = BEALE
     cost = np.array([[-0.75, 150.0, -0.02, 6.0]])
     matrix = np.array([[0.25, -60, -0.04, 9], [0.5, -90, -0.02, 3], [0, 0, 1, 0]])
@@ -136,8 +136,8 @@ def test_beale_with_his_own_numbers_does_not_cycle() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_ten_thousand_costs_without_a_wrong_certificate(seed: int) -> None:
-    """Against the dual simplex method of HiGHS with the kernel switched off, on programs of all kinds."""
+def test_no_wrong_certificate_among_ten_thousand_costs(seed: int) -> None:
+    """Against HiGHS's dual simplex method, with the kernel switched off, on programs of all kinds."""
     rng = np.random.default_rng([3, seed])
     solved_rows = fallbacks = 0
     for _ in range(25):
@@ -160,7 +160,7 @@ def test_ten_thousand_costs_without_a_wrong_certificate(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_units_from_millionths_to_millions(seed: int) -> None:
+def test_units_from_1e_minus_6_to_1e6_are_solved(seed: int) -> None:
     rng = np.random.default_rng([4, seed])
     program = random_program(rng, 6, 10)
     limits = reachable_limits(rng, program, 1)[0]
@@ -183,7 +183,7 @@ def test_units_from_millionths_to_millions(seed: int) -> None:
 
 
 @pytest.mark.parametrize("factor", [1e-200, 1e-12, 1e12, 1e200])
-def test_the_size_of_costs_does_not_matter(factor: float) -> None:
+def test_the_scale_of_costs_does_not_change_the_answer(factor: float) -> None:
     program, limits = grid(4)
     costs = np.random.default_rng(5).uniform(0, 1, (50, program.matrix.shape[1]))
     oracle = Oracle.of(program, limits)
@@ -192,7 +192,7 @@ def test_the_size_of_costs_does_not_matter(factor: float) -> None:
     assert np.array_equal(one.values, other.values)
 
 
-def test_one_huge_cost_beside_small_ones() -> None:
+def test_one_huge_cost_among_small_ones_is_solved() -> None:
     program, limits = grid(4)
     costs = np.random.default_rng(6).uniform(0, 1, (50, program.matrix.shape[1]))
     costs[np.arange(50), np.arange(50) % 12] = 1e12
@@ -203,7 +203,7 @@ def test_one_huge_cost_beside_small_ones() -> None:
     np.testing.assert_allclose(solved.objective, truth, rtol=1e-9)
 
 
-def test_the_answer_at_a_tie_depends_on_neither_start_nor_rows_beside() -> None:
+def test_the_answer_at_a_tie_depends_on_neither_start_nor_batch() -> None:
     program, limits = grid(5)
     rng = np.random.default_rng(7)
     costs = rng.integers(1, 3, (200, program.matrix.shape[1])).astype(float)
@@ -233,7 +233,7 @@ def test_nothing_is_certified_that_is_not_optimal() -> None:
     for dual in (tree, np.zeros(9), rng.normal(size=9), np.full(9, np.nan)):
         assert not certify(scaled, cost, worse.copy(), dual.copy(), *room)
         assert not certify(scaled, cost, best + 1e-6, dual.copy(), *room)
-    # A cycle costs nothing only if it is one.
+    # The all-ones vector is no circulation, so it proves nothing.
     assert not proves_unbounded(scaled, -cost, np.ones(count), *room)
 
 
@@ -249,7 +249,7 @@ def test_programs_too_large_for_a_tableau_are_solved_by_highs(monkeypatch: pytes
     np.testing.assert_allclose(solved.objective, expected.objective, rtol=1e-12)
 
 
-def test_many_threads_get_the_answers_that_one_gets() -> None:
+def test_many_threads_get_the_same_answers_as_one() -> None:
     program, limits = grid(5)
     costs = np.random.default_rng(11).uniform(0, 1, (8, 400, program.matrix.shape[1]))
     expected = [Oracle.of(program, limits).solve(part).values for part in costs]
@@ -269,7 +269,7 @@ def test_many_threads_get_the_answers_that_one_gets() -> None:
     assert all(one is not None and np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_the_pool_stays_bounded_and_helps() -> None:
+def test_the_vertex_pool_stays_bounded_without_duplicates() -> None:
     program, limits = grid(5)
     oracle = Oracle.of(program, limits)
     for seed in range(20):
@@ -290,14 +290,14 @@ def test_a_deadline_ends_a_long_call() -> None:
     assert process_time() - used < 3.0
 
 
-def test_no_costs_no_answers() -> None:
+def test_no_costs_give_no_answers() -> None:
     program, limits = grid(3)
     solved = Oracle.of(program, limits).solve(np.empty((0, program.matrix.shape[1])))
     assert solved.values.shape == (0, 12)
     assert solved.status.shape == (0,)
 
 
-def test_costs_that_are_no_numbers_fail_among_others() -> None:
+def test_nan_costs_fail_among_valid_ones() -> None:
     program, limits = grid(4)
     costs = np.random.default_rng(13).uniform(0, 1, (60, program.matrix.shape[1]))
     expected = Oracle.of(program, limits).solve(costs).values

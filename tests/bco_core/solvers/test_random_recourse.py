@@ -1,4 +1,4 @@
-"""Recourse at random prices, pair by pair, against HiGHS on the planner's own program."""
+"""Recourse with random costs, pair by pair, against HiGHS on the original program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 10**9)
 
 
 def bounded_costs(rng: np.random.Generator, program: LinearProgram, count: int, plain: bool) -> Array:
-    """Costs (count, columns) = W'π + d with signs that make every (π, d) dual feasible."""
+    """Return costs (count, columns) = W'π + d with signs that make every (π, d) dual feasible."""
     dual = entries(rng, (count, len(program.matrix)), plain)
     dual = np.where(program.senses == 0, dual, np.abs(dual) * program.senses)
     low, high = np.isfinite(program.lower), np.isfinite(program.upper)
@@ -30,8 +30,8 @@ def bounded_costs(rng: np.random.Generator, program: LinearProgram, count: int, 
 
 
 @given(SEEDS, st.integers(1, 8), st.integers(1, 8), st.booleans())
-def test_values_are_those_of_highs_and_come_with_a_certificate(seed: int, rows: int, columns: int, plain: bool) -> None:
-    """Rows of all senses, all kinds of bounds; ``plain`` numbers are small and whole, so ties are everywhere."""
+def test_values_match_highs_and_have_a_certificate(seed: int, rows: int, columns: int, plain: bool) -> None:
+    """Rows of all senses, all kinds of bounds; ``plain`` entries are small integers, so ties are common."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns, plain)
     costs, limits = bounded_costs(rng, program, 40, plain), reachable_limits(rng, program, 40, plain)
@@ -51,8 +51,8 @@ def test_values_are_those_of_highs_and_come_with_a_certificate(seed: int, rows: 
 
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 6))
-def test_whatever_the_costs_and_limits_are_highs_agrees(seed: int, rows: int, columns: int) -> None:
-    """Programs may be unbounded or infeasible: either is reported, and nothing loops."""
+def test_status_matches_highs_for_any_costs_and_limits(seed: int, rows: int, columns: int) -> None:
+    """Programs may be unbounded or infeasible: both are reported, and nothing cycles."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns, plain=True)
     costs, limits = entries(rng, (20, columns), True), 2 * entries(rng, (20, rows), True)
@@ -64,7 +64,7 @@ def test_whatever_the_costs_and_limits_are_highs_agrees(seed: int, rows: int, co
             assert solved.status[at] == OPTIMAL
             assert solved.value[at] == pytest.approx(truth.objective, rel=1e-7, abs=1e-7)
         elif truth.status is Status.INFEASIBLE:
-            # A cost without limit is proven by a direction, which has nothing to do with the rows' limits.
+            # Unboundedness is proven by a direction, which does not depend on the rows' limits.
             assert solved.status[at] in (INFEASIBLE, UNBOUNDED)
         else:
             assert solved.status[at] == UNBOUNDED
@@ -73,7 +73,7 @@ def test_whatever_the_costs_and_limits_are_highs_agrees(seed: int, rows: int, co
 
 @given(SEEDS, st.integers(1, 6), st.integers(1, 6))
 def test_duals_are_derivatives_by_the_limits(seed: int, rows: int, columns: int) -> None:
-    """The value is convex in the limits and the duals are a subgradient: the plane is below everywhere."""
+    """The value is convex in the limits and the duals are a subgradient: the tangent plane lies below."""
     rng = np.random.default_rng(seed)
     program = random_program(rng, rows, columns)
     cost = np.repeat(bounded_costs(rng, program, 1, False), 30, axis=0)
@@ -83,7 +83,7 @@ def test_duals_are_derivatives_by_the_limits(seed: int, rows: int, columns: int)
     assert (planes <= solved.value + 1e-6 * (1 + np.abs(planes) + np.abs(solved.value))).all()
 
 
-def test_an_answer_says_infeasible_with_a_ray_that_proves_it() -> None:
+def test_an_infeasible_answer_has_a_ray_that_proves_it() -> None:
     """x ≤ 3 cannot give x ≥ 5."""
     program = LinearProgram(np.zeros(1), np.ones((1, 1)), np.array([1]), np.zeros(1), np.full(1, 3.0))
     solved = RandomRecourse.of(program).solve(np.array([[2.0], [2.0], [-1.0]]), np.array([[2.0], [5.0], [2.0]]))
@@ -97,8 +97,8 @@ def test_an_answer_says_infeasible_with_a_ray_that_proves_it() -> None:
 
 @pytest.mark.parametrize("money", [1e-7, 1.0, 1e9])
 @pytest.mark.parametrize("amounts", [1e-6, 1.0, 1e8])
-def test_units_do_not_matter(money: float, amounts: float) -> None:
-    """Each recourse and row in units of its own, costs and amounts tiny or huge."""
+def test_answers_are_invariant_to_units(money: float, amounts: float) -> None:
+    """Each recourse column and row has its own units, with tiny or huge costs and amounts."""
     rng = np.random.default_rng(3)
     program = random_program(rng, 5, 7)
     costs, limits = bounded_costs(rng, program, 60, False), reachable_limits(rng, program, 60)
@@ -128,24 +128,24 @@ def test_the_pool_learns_starts_and_stays_bounded() -> None:
     assert first.certified.all()
 
 
-def test_what_fails_its_certificate_is_solved_by_highs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highs_solves_answers_without_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(6)
     program = random_program(rng, 4, 6)
     costs, limits = bounded_costs(rng, program, 12, False), reachable_limits(rng, program, 12)
     truth = RandomRecourse.of(program).solve(costs, limits)
     broken = RandomRecourse.of(program)
     rows = len(broken.form.matrix)
-    # A start that is no basis at all: every answer from it fails.
+    # The start is no valid basis, so every answer from it fails.
     broken.pool = broken.pool._replace(inverse=np.full((1, rows, rows), np.nan))
     monkeypatch.setattr("bco_core.solvers.random_recourse.CAPACITY", 1)
     asked: list[LinearForm] = []
     by_highs = highs.solve_form
 
-    def counted(form: LinearForm, rhs: Array) -> highs.FormAnswer:
+    def count_calls(form: LinearForm, rhs: Array) -> highs.FormAnswer:
         asked.append(form)
         return by_highs(form, rhs)
 
-    monkeypatch.setattr(highs, "solve_form", counted)
+    monkeypatch.setattr(highs, "solve_form", count_calls)
     solved = broken.solve(costs, limits)
     assert len(asked) == broken.fallbacks == 12
     assert solved.certified.all()

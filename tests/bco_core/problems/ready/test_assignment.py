@@ -1,4 +1,4 @@
-"""Assignments against SciPy's."""
+"""Assignment problems against SciPy's solver."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy.optimize import linear_sum_assignment
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import drawn, solve
+from tests.support.linear_reference import draw_outcomes, solve
 
 Spec = dict[str, Any]
 
 
 @pytest.mark.parametrize("sense", ["minimize", "maximize"])
 @pytest.mark.parametrize(("agents", "tasks"), [(1, 1), (1, 4), (3, 3), (5, 2), (2, 5), (4, 6), (6, 6)])
-def test_the_pairs_are_worth_what_scipys_are(agents: int, tasks: int, sense: str) -> None:
+def test_the_optimal_value_matches_scipy(agents: int, tasks: int, sense: str) -> None:
     random = np.random.default_rng(agents * 10 + tasks)
     spec: Spec = {
         "kind": "assignment",
@@ -27,11 +27,11 @@ def test_the_pairs_are_worth_what_scipys_are(agents: int, tasks: int, sense: str
         "capacities": {"agent 0": 2},
         "costs": {"agent 0": {"task 0": 4.5}} if tasks > 1 else {},
     }
-    # One pair is forbidden wherever others are left.
+    # Forbid one pair wherever others remain.
     lost = [(agents - 1, tasks - 1)] if min(agents, tasks) > 1 else []
     spec["forbidden"] = [[f"agent {i}", f"task {j}"] for i, j in lost]
     model = compile_ready(spec)
-    for outcome in drawn(model, 3, random):
+    for outcome in draw_outcomes(model, 3, random):
         worth = np.zeros((agents, tasks))
         for i in range(agents):
             for j in range(tasks):
@@ -48,7 +48,7 @@ def test_the_pairs_are_worth_what_scipys_are(agents: int, tasks: int, sense: str
         assert sum(found.decision.values()) == pytest.approx(min(agents + 1, tasks))
 
 
-def test_pairs_are_called_as_planners_call_them() -> None:
+def test_decisions_are_named_by_agent_and_task() -> None:
     costs = {"ann": {"roof": "ann's hours"}, "bob": {"wall": 3}}
     spec = {"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"], "costs": costs}
     model = compile_ready(spec | {"forbidden": [["bob", "roof"]]})
@@ -76,7 +76,7 @@ def test_pairs_are_called_as_planners_call_them() -> None:
         ({"agents": ["a", "a to b"], "tasks": ["b to c", "c"]}, ("agents", 1), "'a to b to c' would be the name"),
     ],
 )
-def test_what_is_no_assignment_is_refused_at_its_place(changes: Spec, where: tuple[Any, ...], words: str) -> None:
+def test_an_invalid_assignment_is_refused_at_its_field(changes: Spec, where: tuple[Any, ...], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as refused:
         compile_ready({"kind": "assignment", "agents": ["ann", "bob"], "tasks": ["roof", "wall"]} | changes)
     assert refused.value.where == where

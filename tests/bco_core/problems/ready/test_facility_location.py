@@ -1,4 +1,4 @@
-"""Facility location against every choice of facilities, each mended by a transport problem of its own."""
+"""Facility location against enumeration of all open sets, each with its own transport problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -38,14 +38,14 @@ def market(random: np.random.Generator) -> Spec:
     }
 
 
-def mended(spec: Spec, opened: tuple[int, ...], demand: list[float]) -> float:
-    """The least cost of serving a demand from what is open."""
+def transport_cost(spec: Spec, opened: tuple[int, ...], demand: list[float]) -> float:
+    """Return the least cost of serving a demand from the open facilities."""
     places, customers = spec["facilities"], spec["customers"]
     cost = [
         [1e5 if price is None else price + place["unit_cost"] for price in row]
         for place, row in zip(places, spec["transport_costs"], strict=True)
     ]
-    # Shortage is a place that can ship anything, at its own price.
+    # Shortage is a facility that can ship anything, at its own price.
     cost.append([customer.get("shortage_cost", spec["shortage_cost"]) for customer in customers])
     supply = [place["capacity"] * is_open for place, is_open in zip(places, opened, strict=True)] + [sum(demand) + 1]
     n, m = len(cost), len(customers)
@@ -60,23 +60,23 @@ def demands(spec: Spec, outcome: Outcome) -> list[float]:
 
 @pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize("seed", range(12))
-def test_opening_costs_what_the_best_of_all_choices_does(seed: int, most: int | None) -> None:
+def test_the_optimal_cost_matches_enumeration_of_open_sets(seed: int, most: int | None) -> None:
     random = np.random.default_rng(seed)
     spec = market(random) | {"maximum_open": most}
     model = compile_ready(spec)
-    outcomes = drawn(model, 3, random)
+    outcomes = draw_outcomes(model, 3, random)
     found = solve(model, outcomes)
     assert found is not None
     expected = min(
         sum(place["opening_cost"] * is_open for place, is_open in zip(spec["facilities"], opened, strict=True))
-        + float(np.mean([mended(spec, opened, demands(spec, outcome)) for outcome in outcomes]))
+        + float(np.mean([transport_cost(spec, opened, demands(spec, outcome)) for outcome in outcomes]))
         for opened in product((0, 1), repeat=len(spec["facilities"]))
         if most is None or sum(opened) <= most
     )
     assert found.value == pytest.approx(expected, rel=1e-6)
 
 
-def test_decisions_rows_and_recourse_are_called_as_planners_call_them() -> None:
+def test_decisions_rows_and_recourse_are_named_by_facility_and_customer() -> None:
     spec = {
         "kind": "facility_location",
         "facilities": [{"name": "north", "opening_cost": 4, "capacity": 9}],
@@ -108,7 +108,9 @@ def test_decisions_rows_and_recourse_are_called_as_planners_call_them() -> None:
         ({"customers": [{"name": "x", "demand": 4}]}, (), "nothing here is uncertain"),
     ],
 )
-def test_what_cannot_be_is_refused_at_its_place(changes: Spec, where: tuple[Any, ...], words: str) -> None:
+def test_an_invalid_facility_location_is_refused_at_its_field(
+    changes: Spec, where: tuple[Any, ...], words: str
+) -> None:
     spec = {
         "kind": "facility_location",
         "facilities": [{"name": "f", "opening_cost": 1, "capacity": 3}],

@@ -1,4 +1,4 @@
-"""Knapsacks against all there are."""
+"""Knapsack problems against enumeration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
@@ -43,22 +43,22 @@ def best_of_all(spec: Spec, outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whole_items_are_worth_the_most_of_all_there_are(seed: int) -> None:
+def test_the_optimal_value_matches_enumeration(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = sack(random)
     model = compile_ready(spec)
-    for outcome in drawn(model, 3, random, low=-3.0):
+    for outcome in draw_outcomes(model, 3, random, low=-3.0):
         found = solve(model, [outcome])
         assert found is not None
         assert found.value == pytest.approx(best_of_all(spec, outcome), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_shares_are_worth_what_a_linear_program_finds(seed: int) -> None:
+def test_fractional_items_match_the_linear_program(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = sack(random, shares=True)
     model = compile_ready(spec)
-    (outcome,) = drawn(model, 1, random, low=-3.0)
+    (outcome,) = draw_outcomes(model, 1, random, low=-3.0)
     direct = linprog(
         [-outcome[item["name"]] for item in spec["items"]],
         A_ub=[[item["weights"][name] for item in spec["items"]] for name in spec["capacities"]],
@@ -80,7 +80,7 @@ def test_nothing_fits_into_a_knapsack_of_capacity_zero() -> None:
     assert found.value == pytest.approx(2.0)
 
 
-def test_as_many_copies_as_fit() -> None:
+def test_copies_are_packed_up_to_the_capacity() -> None:
     items = [
         {"name": "tin", "weights": {"kg": 2}, "copies": None},
         {"name": "jar", "weights": {"kg": 3}, "copies": None},
@@ -106,7 +106,7 @@ def test_as_many_copies_as_fit() -> None:
         ({"items": [{"name": "a", "value": 2}]}, (), "nothing here is uncertain"),
     ],
 )
-def test_what_is_no_knapsack_is_refused_at_its_place(changes: Spec, where: tuple[Any, ...], words: str) -> None:
+def test_an_invalid_knapsack_is_refused_at_its_field(changes: Spec, where: tuple[Any, ...], words: str) -> None:
     spec = {"kind": "knapsack", "items": [{"name": "a", "weights": {"kg": 1}}], "capacities": {"kg": 5}} | changes
     with pytest.raises(InvalidInput, match=words) as refused:
         compile_ready(spec)

@@ -10,13 +10,13 @@ import pytest
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
 
 def factory(random: np.random.Generator) -> Spec:
-    """Plain products of shared resources; one of uncertain price, one of which all can be sold."""
+    """Draw plain products with shared resources; one has an uncertain price, one unlimited sales."""
     products: list[Spec] = [
         {
             "name": f"p{i}",
@@ -37,7 +37,7 @@ def factory(random: np.random.Generator) -> Spec:
 
 
 def profit(spec: Spec, outcomes: list[Outcome]) -> float:
-    """The mean profit of the best plan, written down by hand."""
+    """Return the mean profit of the best plan, modelled directly."""
     products = spec["products"]
     make = cp.Variable(len(products), nonneg=True)
     rules = [make >= 0.5, make[2] <= 6.0]
@@ -60,11 +60,11 @@ def profit(spec: Spec, outcomes: list[Outcome]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_profit_is_that_of_the_direct_model(seed: int) -> None:
+def test_the_profit_matches_the_direct_model(seed: int) -> None:
     random = np.random.default_rng(seed)
     spec = factory(random)
     model = compile_ready(spec)
-    outcomes = drawn(model, 4, random)
+    outcomes = draw_outcomes(model, 4, random)
     found = solve(model, outcomes)
     assert found is not None
     assert found.value == pytest.approx(profit(spec, outcomes), rel=1e-6, abs=1e-6)
@@ -96,10 +96,10 @@ FUEL: Spec = {
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_blend_is_that_of_the_direct_model(seed: int) -> None:
+def test_a_blend_matches_the_direct_model(seed: int) -> None:
     random = np.random.default_rng(seed)
     model = compile_ready(FUEL)
-    outcomes = drawn(model, 5, random, low=5.0, high=60.0)
+    outcomes = draw_outcomes(model, 5, random, low=5.0, high=60.0)
     found = solve(model, outcomes)
     regular, premium = cp.Variable(2, nonneg=True), cp.Variable(3, nonneg=True)
     octane, sulphur, cost = np.array([93, 83, 110]), np.array([0.5, 2.5]), np.array([22, 15, 45])
@@ -124,7 +124,7 @@ def test_a_blend_is_that_of_the_direct_model(seed: int) -> None:
     )
 
 
-def test_whole_products_are_whole() -> None:
+def test_integer_products_are_made_in_whole_units() -> None:
     item = {"name": "boat", "integer": True, "unit_cost": 2, "price": 5, "uses": {"wood": 2}}
     spec = {"kind": "production", "products": [item], "resources": [{"name": "wood", "available": 7}]}
     found = solve(compile_ready(spec), [{"boat": 10.0}])
@@ -155,7 +155,7 @@ def test_whole_products_are_whole() -> None:
         ({"demand": 5}, {}, (), "nothing here is uncertain"),
     ],
 )
-def test_what_cannot_be_made_is_refused_at_its_place(
+def test_an_invalid_production_problem_is_refused_at_its_field(
     product: Spec, others: Spec, where: tuple[Any, ...], words: str
 ) -> None:
     spec = {"kind": "production", "products": [{"name": "p"} | product], "ingredients": [{"name": "oil"}]} | others

@@ -1,4 +1,4 @@
-"""The cheapest way through a graph against Dijkstra's and Bellman and Ford's."""
+"""Shortest paths against Dijkstra and Bellman–Ford."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 
 
 def cheapest(ways: list[tuple[str, str, float]], source: str, target: str) -> float:
-    """Dijkstra, for costs that are never negative."""
+    """Dijkstra's algorithm for non-negative costs."""
     best, waiting, done = {source: 0.0}, [(0.0, source)], set()
     while waiting:
         cost, node = heapq.heappop(waiting)
@@ -34,7 +34,7 @@ def cheapest(ways: list[tuple[str, str, float]], source: str, target: str) -> fl
 
 
 def costs_of(spec: Spec, outcome: Outcome) -> list[tuple[str, str, float]]:
-    """The ways of a graph whose edges' costs are all outcomes called as the edge is."""
+    """Return the arcs of a graph whose edge costs are outcomes named like the edges."""
     ways = []
     for edge in spec["edges"]:
         column = edge.get("cost", edge.get("name", f"{edge['start']} to {edge['end']}"))
@@ -46,7 +46,7 @@ def costs_of(spec: Spec, outcome: Outcome) -> list[tuple[str, str, float]]:
 
 
 def graph(random: np.random.Generator, directed: bool) -> Spec:
-    """Some nodes in a ring, so that the target is reached, and edges across, some of certain cost."""
+    """Draw nodes in a ring, so that the target can be reached, and edges across, some of certain cost."""
     count = int(random.integers(3, 9))
     pairs = [(i, (i + 1) % count) for i in range(count)]
     pairs += [(int(i), int(j)) for i, j in random.integers(0, count, (2 * count, 2)) if i != j]
@@ -60,11 +60,11 @@ def graph(random: np.random.Generator, directed: bool) -> Spec:
 
 @pytest.mark.parametrize("directed", [True, False])
 @pytest.mark.parametrize("seed", range(25))
-def test_the_way_costs_what_dijkstras_does(seed: int, directed: bool) -> None:
+def test_the_path_costs_as_much_as_dijkstras(seed: int, directed: bool) -> None:
     random = np.random.default_rng(seed)
     spec = graph(random, directed)
     model = compile_ready(spec)
-    for outcome in drawn(model, 3, random):
+    for outcome in draw_outcomes(model, 3, random):
         found = solve(model, [outcome])
         assert found is not None
         expected = cheapest(costs_of(spec, outcome), spec["source"], spec["target"])
@@ -75,18 +75,18 @@ def test_the_way_costs_what_dijkstras_does(seed: int, directed: bool) -> None:
         assert relaxed.value == pytest.approx(expected)
 
 
-def test_over_several_outcomes_the_way_is_the_one_of_their_mean() -> None:
+def test_over_several_outcomes_the_path_is_shortest_for_their_mean() -> None:
     random = np.random.default_rng(3)
     spec = graph(random, True)
     model = compile_ready(spec)
-    outcomes = drawn(model, 7, random)
+    outcomes = draw_outcomes(model, 7, random)
     mean = {name: float(np.mean([one[name] for one in outcomes])) for name in outcomes[0]}
     found = solve(model, outcomes)
     assert found is not None
     assert found.value == pytest.approx(cheapest(costs_of(spec, mean), spec["source"], spec["target"]))
 
 
-def test_edges_are_called_as_planners_call_them() -> None:
+def test_edges_are_named_by_their_ends() -> None:
     edges = [
         {"start": "a", "end": "b"},
         {"start": "b", "end": "c", "name": "ferry"},
@@ -102,7 +102,7 @@ def test_edges_are_called_as_planners_call_them() -> None:
     assert [entry["name"] for entry in both["outcomes"]] == ["a to b", "ferry"]
 
 
-def test_a_cost_may_share_outcomes_with_others() -> None:
+def test_costs_may_share_outcomes() -> None:
     slow = {"constant": 2.0, "outcomes": {"traffic": 3.0}}
     edges = [{"start": "a", "end": "b", "cost": slow}, {"start": "a", "end": "b", "name": "train", "cost": 5}]
     spec = {"kind": "shortest_path", "source": "a", "target": "b", "edges": edges}
@@ -113,7 +113,7 @@ def test_a_cost_may_share_outcomes_with_others() -> None:
         assert found.decision[edge] == pytest.approx(1.0)
 
 
-def test_a_cycle_of_cost_zero_costs_nothing_and_leaves_the_way_as_it_is() -> None:
+def test_a_zero_cost_cycle_does_not_change_the_path() -> None:
     edges = [
         {"start": "a", "end": "b"},
         {"start": "b", "end": "c"},
@@ -127,7 +127,7 @@ def test_a_cycle_of_cost_zero_costs_nothing_and_leaves_the_way_as_it_is() -> Non
     assert (found.decision["a to b"], found.decision["b to d"]) == pytest.approx((1.0, 1.0))
 
 
-def test_without_cycles_an_edge_may_bring_something() -> None:
+def test_without_cycles_an_edge_may_have_negative_cost() -> None:
     edges = [{"start": "a", "end": "b"}, {"start": "b", "end": "c", "cost": -2}, {"start": "a", "end": "c", "cost": -1}]
     model = compile_ready({"kind": "shortest_path", "source": "a", "target": "c", "edges": edges})
     found = solve(model, [{"a to b": -3.0}])
@@ -166,7 +166,7 @@ PAIR = [{"start": "a", "end": "b"}]
         ({"edges": [{"start": "a", "end": "b", "cost": math.nan}]}, ("edges", 0, "cost"), "finite"),
     ],
 )
-def test_what_is_no_graph_is_refused_at_its_place(changes: Spec, where: tuple[str | int, ...], words: str) -> None:
+def test_an_invalid_graph_is_refused_at_its_field(changes: Spec, where: tuple[str | int, ...], words: str) -> None:
     spec = {"kind": "shortest_path", "source": "a", "target": "b", "edges": PAIR} | changes
     with pytest.raises(InvalidInput, match=words) as refused:
         compile_ready(spec)

@@ -1,4 +1,4 @@
-"""Unit commitment against every schedule there is, by the words of its rules."""
+"""Unit commitment against enumeration of all schedules, by the definition of its rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from bco_core.errors import InvalidInput
 from bco_core.problems.ready.kinds import compile_ready
-from tests.support.linear_reader import Outcome, drawn, solve
+from tests.support.linear_reference import Outcome, draw_outcomes, solve
 
 Spec = dict[str, Any]
 Schedule = tuple[int, ...]
@@ -43,8 +43,8 @@ def system(random: np.random.Generator, hours: int, units: int) -> Spec:
     }
 
 
-def allowed(unit: Spec, schedule: Schedule) -> bool:
-    """Whether every stay that begins within the day, and ends within it, is long enough."""
+def is_allowed(unit: Spec, schedule: Schedule) -> bool:
+    """Whether every up or down time that begins and ends within the day is long enough."""
     runs = [(on, len(list(run))) for on, run in groupby(schedule)]
     if runs[0][0] == int(unit["initially_on"]):
         runs = runs[1:]
@@ -57,8 +57,8 @@ def fixed_cost(unit: Spec, schedule: Schedule) -> float:
     return float(unit["startup_cost"] * starts + unit["fixed_cost"] * sum(schedule))
 
 
-def dispatched(spec: Spec, schedules: tuple[Schedule, ...], demand: list[float]) -> float:
-    """The least cost of output, shedding and curtailment for one demand."""
+def dispatch_cost(spec: Spec, schedules: tuple[Schedule, ...], demand: list[float]) -> float:
+    """Return the least cost of output, shedding and curtailment for one demand."""
     hours, units = spec["hours"], spec["units"]
     count = len(units) * hours
     cost = [unit["unit_cost"] for unit in units for _ in range(hours)]
@@ -88,29 +88,29 @@ def dispatched(spec: Spec, schedules: tuple[Schedule, ...], demand: list[float])
     for h in range(hours):
         balance[h, h:count:hours] = 1.0
         balance[h, count + h], balance[h, count + hours + h] = 1.0, -1.0
-    kept = {"A_ub": np.array(rows), "b_ub": limits} if rows else {}
-    found = linprog(cost, A_eq=balance, b_eq=demand, bounds=bounds, **kept)
+    row_limits = {"A_ub": np.array(rows), "b_ub": limits} if rows else {}
+    found = linprog(cost, A_eq=balance, b_eq=demand, bounds=bounds, **row_limits)
     return float(found.fun) if found.status == 0 else math.inf
 
 
 def best_of_all(spec: Spec, outcomes: list[Outcome]) -> float:
     hours, units = spec["hours"], spec["units"]
-    each = [[s for s in product((0, 1), repeat=hours) if allowed(unit, s)] for unit in units]
+    each = [[s for s in product((0, 1), repeat=hours) if is_allowed(unit, s)] for unit in units]
     demands = [[max(0.0, outcome[f"demand in hour {h + 1}"]) for h in range(hours)] for outcome in outcomes]
     return min(
         sum(fixed_cost(unit, schedule) for unit, schedule in zip(units, schedules, strict=True))
-        + float(np.mean([dispatched(spec, schedules, demand) for demand in demands]))
+        + float(np.mean([dispatch_cost(spec, schedules, demand) for demand in demands]))
         for schedules in product(*each)
     )
 
 
 @pytest.mark.parametrize(("hours", "units"), [(1, 1), (1, 2), (3, 1), (4, 1), (6, 1), (3, 2), (4, 2)])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_schedule_costs_what_the_best_of_all_does(seed: int, hours: int, units: int) -> None:
+def test_the_optimal_schedule_matches_enumeration(seed: int, hours: int, units: int) -> None:
     random = np.random.default_rng(100 * hours + 10 * units + seed)
     spec = system(random, hours, units)
     model = compile_ready(spec)
-    outcomes = drawn(model, 2, random, low=-2.0, high=12.0)
+    outcomes = draw_outcomes(model, 2, random, low=-2.0, high=12.0)
     found = solve(model, outcomes)
     assert found is not None
     assert found.value == pytest.approx(best_of_all(spec, outcomes), rel=1e-6)
@@ -118,7 +118,7 @@ def test_a_schedule_costs_what_the_best_of_all_does(seed: int, hours: int, units
 
 @pytest.mark.parametrize("side", ["minimum_up", "minimum_down"])
 @pytest.mark.parametrize("initially_on", [True, False])
-def test_a_stay_may_have_to_be_longer_than_the_day(side: str, initially_on: bool) -> None:
+def test_a_minimum_up_time_may_exceed_the_day(side: str, initially_on: bool) -> None:
     random = np.random.default_rng(9)
     spec = system(random, 4, 1)
     spec["units"][0] |= {side: 99, "initially_on": initially_on, "startup_cost": 0.1, "fixed_cost": 2.0}
@@ -129,23 +129,23 @@ def test_a_stay_may_have_to_be_longer_than_the_day(side: str, initially_on: bool
     assert found.value == pytest.approx(best_of_all(spec, outcomes), rel=1e-6)
 
 
-def test_every_choice_of_a_schedule_can_be_mended() -> None:
-    """Ramps leave room for the least output, whatever was decided: the cost of each schedule is finite."""
+def test_every_schedule_has_a_feasible_recourse() -> None:
+    """Ramps allow for the minimum output, whatever the schedule, so every schedule has a finite cost."""
     random = np.random.default_rng(1)
     spec = system(random, 4, 1)
     spec["units"][0] |= {"minimum_output": 3.0, "maximum_output": 5.0, "ramp_up": 0.5, "ramp_down": 0.5}
     model = compile_ready(spec)
-    (outcome,) = drawn(model, 1, random)
+    (outcome,) = draw_outcomes(model, 1, random)
     for schedule in product((0.0, 1.0), repeat=4):
-        if allowed(spec["units"][0], tuple(map(int, schedule))):
-            decided = [
+        if is_allowed(spec["units"][0], tuple(map(int, schedule))):
+            fixed_entries = [
                 entry | {"minimum": schedule[h], "maximum": schedule[h]}
                 for h, entry in enumerate(model["decisions"][:4])
             ]
-            assert solve(model | {"decisions": decided + model["decisions"][4:]}, [outcome]) is not None
+            assert solve(model | {"decisions": fixed_entries + model["decisions"][4:]}, [outcome]) is not None
 
 
-def test_names_tell_unit_and_hour() -> None:
+def test_decisions_are_named_by_unit_and_hour() -> None:
     unit = {"name": "coal", "maximum_output": 5}
     spec = {"kind": "unit_commitment", "hours": 2, "units": [unit], "shedding_cost": 9}
     net = {"outcomes": {"load": 1, "wind": -1}}
@@ -158,7 +158,7 @@ def test_names_tell_unit_and_hour() -> None:
     ]
     assert [entry["name"] for entry in model["outcomes"]] == ["load", "wind"]
     assert [entry["name"] for entry in compile_ready(spec)["outcomes"]] == ["demand in hour 1", "demand in hour 2"]
-    # More wind than load is curtailed.
+    # Wind in excess of the load is curtailed.
     found = solve(model, [{"load": 2.0, "wind": 7.0}])
     assert found is not None
     assert found.value == pytest.approx(0.0)
@@ -180,7 +180,7 @@ def test_names_tell_unit_and_hour() -> None:
         ({}, {"hours": 300}, ("hours",), "too large"),
     ],
 )
-def test_what_is_no_schedule_is_refused_at_its_place(
+def test_an_invalid_unit_commitment_is_refused_at_its_field(
     unit: Spec, others: Spec, where: tuple[Any, ...], words: str
 ) -> None:
     spec = {
