@@ -1,4 +1,4 @@
-"""Traces go to where OTEL_EXPORTER_OTLP_ENDPOINT says, and nowhere without it."""
+"""Traces are sent to OTEL_EXPORTER_OTLP_ENDPOINT, and nowhere without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.patience import wait_until
 
 
 class Collector(ThreadingHTTPServer):
-    """What an OTLP collector is to its senders: it takes what they post."""
+    """OTLP collector that accepts every post."""
 
     def __init__(self) -> None:
         received = self.received = list[tuple[str, bytes]]()
@@ -32,7 +32,7 @@ class Collector(ThreadingHTTPServer):
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing is written."""
+                """Log nothing."""
 
         super().__init__(("127.0.0.1", 0), Handler)
 
