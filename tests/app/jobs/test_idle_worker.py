@@ -1,4 +1,4 @@
-"""A worker that has nothing to do costs next to nothing, and starts a job at once."""
+"""An idle worker uses almost no CPU and starts a new job at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a job: whose they are, and that what is joined is what the core would have learned."""
+"""Parts of a job: only the current attempt offers them, and joining them equals learning in one piece."""
 
 from __future__ import annotations
 
