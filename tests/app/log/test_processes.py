@@ -39,13 +39,13 @@ class Api:
         self.http = httpx.Client(base_url=self.url, timeout=60)
         wait_until("the API is ready", lambda: is_ready(self.http))
 
-    def ask(self, client: httpx.Client | None = None) -> str | None:
+    def prescribe(self, client: httpx.Client | None = None) -> str | None:
         response = (client or self.http).post(self.path, json=BODY)
         assert response.status_code == 200, response.text
         identifier: str | None = response.json()["id"]
         return identifier
 
-    def kept(self) -> set[str]:
+    def stored_ids(self) -> set[str]:
         """Return the ids in the database."""
         engine = create_engine(Settings(database_url=self.database).sqlalchemy_url)
         with engine.connect() as connection:
@@ -80,28 +80,28 @@ def test_several_processes_share_one_log(url: str, tmp_path: Path) -> None:
         for _ in range(30):
             # Each connection may reach either process.
             with httpx.Client(base_url=api.url, timeout=60) as one, httpx.Client(base_url=api.url, timeout=60) as other:
-                ids.append(api.ask(one))
+                ids.append(api.prescribe(one))
                 assert other.get(f"/v1/prescriptions/{ids[-1]}").status_code == 200
         assert len(set(ids)) == 30
-        assert set(ids) <= api.kept()
+        assert set(ids) <= api.stored_ids()
         text = api.http.get("/metrics").text
         assert 'bco_logged_prescriptions_total{result="kept"} 30.0' in text
         # On a clean stop, they write their queues.
-        last = [api.ask() for _ in range(20)]
+        last = [api.prescribe() for _ in range(20)]
         api.part.stop(60)
-        assert set(last) <= api.kept()
+        assert set(last) <= api.stored_ids()
 
 
 @pytest.mark.slow
 def test_a_killed_process_loses_at_most_its_last_second(url: str, tmp_path: Path) -> None:
     with api_on(url, tmp_path) as api:
-        api.ask()
+        api.prescribe()
         ids, end = [], time.monotonic() + 3
         while time.monotonic() < end:
-            ids.append((time.monotonic(), api.ask()))
+            ids.append((time.monotonic(), api.prescribe()))
         killed = time.monotonic()
         api.part.__exit__()
-        kept = api.kept()
+        kept = api.stored_ids()
         settled = [identifier for at, identifier in ids if at < killed - 1]
         assert len(settled) > 10
         assert set(settled) <= kept
@@ -110,7 +110,7 @@ def test_a_killed_process_loses_at_most_its_last_second(url: str, tmp_path: Path
 @pytest.mark.slow
 def test_answers_given_during_an_outage_are_logged_afterwards(tmp_path: Path) -> None:
     with new_postgres() as server, api_on(server.url, tmp_path) as api:
-        before = [api.ask() for _ in range(5)]
+        before = [api.prescribe() for _ in range(5)]
         server.kill()
         statuses, during = set(), []
         for _ in range(25):
@@ -122,6 +122,6 @@ def test_answers_given_during_an_outage_are_logged_afterwards(tmp_path: Path) ->
         assert statuses <= {200, 503}
         server.start()
         wait_until("the API is ready again", lambda: is_ready(api.http))
-        wait_until("what waited is written", lambda: {*before, *during} <= api.kept())
-        assert api.ask() is not None
+        wait_until("what waited is written", lambda: {*before, *during} <= api.stored_ids())
+        assert api.prescribe() is not None
         assert 'bco_logged_prescriptions_total{result="lost"} 0.0' in api.http.get("/metrics").text
