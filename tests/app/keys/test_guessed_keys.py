@@ -26,11 +26,6 @@ from tests.support.journey import answered, create_problem
 from tests.support.patience import crowding, within
 
 
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
-
-
 @pytest.fixture
 def make_key(client: TestClient) -> Iterator[Callable[[], dict[str, str]]]:
     yield lambda: {"Authorization": f"Bearer {keys.create('test', 'default', list(keys.SCOPES), None)[1]}"}

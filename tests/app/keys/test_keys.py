@@ -40,11 +40,6 @@ METHODS = ("get", "post", "put", "patch", "delete")
 NOWHERE = "01JCXV7Q0GZ3M5W8K2T4N6P9RS"
 
 
-@pytest.fixture(autouse=True)
-def _no_key_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "CACHE_SECONDS", 0.0)
-
-
 @pytest.fixture
 def make_key(client: TestClient) -> Iterator[Callable[..., str]]:
     """Create keys and delete them after the test, so that other tests need none."""

@@ -253,7 +253,7 @@ def test_every_part_is_included_or_null_where_meaningless(
     season = found["sensitivity"]["derivatives"]["season"]
     assert season["method"] == "difference"
     if model == "maximised objective":
-        # One unit of season adds twelve units of demand, each worth one.
+        # One unit of season adds twelve to the outcome 'demand', the value of an item taken whole.
         assert season["expected_cost"] == pytest.approx(-12, rel=0.1)
         return
     plan = found["recourse"]

@@ -399,9 +399,9 @@ def test_webhooks_belong_to_a_workspace_and_need_the_admin_scope(client: TestCli
 
 @pytest.mark.slow
 def test_a_worker_sends_events_queued_by_the_api(receiver: Receiver, tmp_path: Path) -> None:
-    allow_local_hooks = {"BCO_WEBHOOK_HOSTS": "127.0.0.1:*", "BCO_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+    hook_settings = {"BCO_WEBHOOK_HOSTS": "127.0.0.1:*", "BCO_WEBHOOK_NETWORKS": "127.0.0.0/8"}
     with (
-        LocalService(BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}", **allow_local_hooks) as running,
+        LocalService(BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}", **hook_settings) as running,
         httpx.Client(base_url=running.url, timeout=60) as caller,
     ):
         secret = caller.post("/v1/webhooks/secret").raise_for_status().json()["secret"]
