@@ -262,7 +262,7 @@ def test_invalid_queries_are_refused(client: TestClient) -> None:
     assert client.get("/v1/datasets/data_nothing/distribution").status_code == 404
 
 
-def test_appended_rows_are_included(client: TestClient) -> None:
+def test_the_distribution_includes_appended_rows(client: TestClient) -> None:
     dataset = make_dataset(client, days(60))
     more = {"rows": [{"day": str(FIRST + timedelta(60)), "sold": 999.0}]}
     answered(client.post(f"/v1/datasets/{dataset['id']}/rows", json=more), 201)
@@ -272,7 +272,7 @@ def test_appended_rows_are_included(client: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_data_set_takes_seconds(client: TestClient) -> None:
+def test_the_distribution_of_a_large_data_set_takes_seconds(client: TestClient) -> None:
     rows, series = 400_000, 500
     numbers = np.arange(rows)
     columns = {

@@ -114,7 +114,7 @@ def test_without_time_features_contexts_need_no_time(client: TestClient) -> None
     assert answer["history"] is None
 
 
-def test_whole_numbers_are_periods(client: TestClient) -> None:
+def test_integers_are_periods(client: TestClient) -> None:
     rows = [{"week": 100 + n, "demand": 10.0 + n % 4} for n in range(60)]
     posterior = learned_from(client, create_dataset(client, outcomes=["demand"], time="week", rows=rows))
     answer = prescribe(client, posterior["id"], contexts=[{"week": 160}, {"week": "161"}, {"week": 160.5}])

@@ -100,7 +100,7 @@ def test_suggested_roles_can_be_used_for_the_upload(client: TestClient) -> None:
     assert {one["name"]: one["role"] for one in answered(kept, 201)["columns"]} == roles(found)
 
 
-def test_without_telling_names_the_last_amounts_are_outcomes(client: TestClient) -> None:
+def test_without_informative_names_the_last_amounts_are_outcomes(client: TestClient) -> None:
     found = inspect(client, as_csv(bakery_rows(120)).encode())
     assert [name for name, role in roles(found).items() if role == "outcome"] == ["croissants", "loaves"]
     assert roles(found)["weekday"] == roles(found)["temperature"] == "context"

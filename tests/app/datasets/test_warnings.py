@@ -156,7 +156,7 @@ def test_imputed_gaps_give_no_other_warning() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_rows_take_seconds() -> None:
+def test_warnings_for_a_million_rows_take_seconds() -> None:
     rows, shops = 1_000_000, 500
     draw = generator()
     table = {f"x{index}": pa.array(draw.normal(size=rows)) for index in range(15)}

@@ -56,7 +56,7 @@ def test_an_idle_worker_uses_hardly_any_cpu(worker: Part) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_starts_at_once(worker: Part, own_database: str) -> None:
+def test_an_idle_worker_starts_a_job_at_once(worker: Part, own_database: str) -> None:
     with service_on(own_database), TestClient(create_app()) as client:
         waits = []
         for _ in range(3):

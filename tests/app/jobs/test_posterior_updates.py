@@ -71,7 +71,7 @@ def test_a_posterior_is_updated_from_newer_rows_and_compared_with_the_old(client
 
 
 @pytest.mark.slow
-def test_the_alias_moves_to_the_significantly_better_posterior(client: TestClient, old: Json) -> None:
+def test_the_alias_moves_to_an_updated_posterior_that_is_not_worse(client: TestClient, old: Json) -> None:
     answered(client.put("/v1/aliases/shops", json={"posterior_id": old["id"]}))
     append(client, old["dataset_id"], days(range(120, 180), weekend=-30.0))
     job = update_posterior(client, old | {"id": "shops"}, promote={"alias": "shops"})

@@ -375,7 +375,7 @@ def test_a_list_can_include_the_answer_to_the_first_context(client: TestClient, 
     assert [one["first"] for one in plain] == [None] * 3
 
 
-def test_a_damaged_answer_is_listed_without_its_first(client: TestClient, posterior: Json) -> None:
+def test_a_damaged_answer_is_listed_without_its_first_decision(client: TestClient, posterior: Json) -> None:
     identifier = id_of(prescribe_content(client, posterior))
     flush_log(client)
     with transaction() as session:
@@ -490,7 +490,7 @@ def test_two_stage_answers_are_reproduced_up_to_rounding(client: TestClient) -> 
     assert found["identical"] == (found["differing"] == 0)
 
 
-def test_differences_are_named(client: TestClient, posterior: Json) -> None:
+def test_a_reproduction_names_its_differences(client: TestClient, posterior: Json) -> None:
     identifier = id_of(prescribe_content(client, posterior))
     flush_log(client)
     with transaction() as session:

@@ -159,7 +159,7 @@ def test_with_several_contexts_the_index_is_required(client: TestClient, posteri
     assert "index" in record(client, answer, 422, outcomes={"loaves": 1.0})["detail"]
 
 
-def test_of_two_concurrent_records_one_wins_unmixed(client: TestClient, posterior: Json) -> None:
+def test_of_two_concurrent_records_one_wins_without_mixing(client: TestClient, posterior: Json) -> None:
     for _ in range(5):
         answer = prescribe_logged(client, posterior)
         client.get(f"/v1/prescriptions/{answer['id']}")

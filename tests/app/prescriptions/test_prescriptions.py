@@ -237,7 +237,7 @@ def test_one_context_and_many_give_the_same_decisions(client: TestClient, networ
         assert single["expected_cost"] == pytest.approx(many[index]["expected_cost"], rel=1e-4)
 
 
-def test_booleans_and_whole_numbers_are_the_same_context(client: TestClient, posterior: Json) -> None:
+def test_booleans_and_integers_are_the_same_context(client: TestClient, posterior: Json) -> None:
     as_numbers = [context | {"promotion": int(context["promotion"])} for context in CONTEXTS[:3]]
     assert prescribe(client, posterior["id"], contexts=as_numbers) == prescribe(
         client, posterior["id"], contexts=CONTEXTS[:3]
