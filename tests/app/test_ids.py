@@ -1,3 +1,5 @@
+"""Ids: format, order and uniqueness."""
+
 from __future__ import annotations
 
 import re

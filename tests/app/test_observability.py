@@ -145,10 +145,10 @@ def test_pages_run_only_scripts_of_this_service(client: TestClient) -> None:
 def test_an_unexpected_error_logs_a_traceback_that_the_answer_omits(
     client: TestClient, lines: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def raise_error(*_: object) -> None:
         raise RuntimeError("the left hand did not know")
 
-    monkeypatch.setattr(problems, "read", fails)
+    monkeypatch.setattr(problems, "read", raise_error)
     answer = client.get("/v1/problems/prob_x", headers={"X-Request-ID": "unlucky"})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"

@@ -1,3 +1,5 @@
+"""Settings: documentation, environment variables, and commands that need no service."""
+
 from __future__ import annotations
 
 import re

@@ -113,7 +113,7 @@ def test_two_processes_act_as_one_service(api: ApiProcesses, tmp_path: Path) -> 
     answered = 'bco_requests_total{method="POST",route="/v1/posteriors/{posterior_id}/prescribe",status="200"}'
     # Each process reports all calls once the last one is counted.
     wait_until("all calls are counted", lambda: {api.metric(answered) for _ in range(6)} == {calls})
-    wait_until("none is under way", lambda: api.metric("bco_prescriptions_in_flight") == 0)
+    wait_until("no call is running", lambda: api.metric("bco_prescriptions_in_flight") == 0)
     assert api.metric("bco_workers") == 0
     assert api.metric('bco_jobs{state="succeeded"}') == 2
     # Both map the same memory.
@@ -137,7 +137,7 @@ def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(api: A
     first, second = api.listening()
     first.kill()
     wait_until("it is gone", lambda: not alive({first}))
-    wait_until("another one has taken its place", lambda: len(api.listening()) == 2)
+    wait_until("it is replaced", lambda: len(api.listening()) == 2)
     assert second in api.listening()
     api.reach_both()
     processes = set(api.listening())

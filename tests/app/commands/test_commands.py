@@ -137,7 +137,7 @@ def test_the_url_shown_works_in_a_browser(host: str, expected: str) -> None:
 
 
 @contextmanager
-def running(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
+def run_service(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
     """Start a service with command-line options and wait until it is ready."""
     port = free_port()
     environment = {"BCO_DATABASE_URL": f"sqlite:///{folder / 'bco.db'}"}
@@ -152,7 +152,7 @@ def running(folder: Path, *command: str) -> Iterator[tuple[Part, httpx.Client]]:
 
 @pytest.mark.slow
 def test_serve_prints_its_url_and_docs_in_one_line(tmp_path: Path) -> None:
-    with running(tmp_path, "serve") as (part, client):
+    with run_service(tmp_path, "serve") as (part, client):
         address = str(client.base_url).rstrip("/")
         lines = [line for line in part.messages().splitlines() if address in line]
         assert len(lines) == 1
@@ -164,7 +164,7 @@ def test_serve_prints_its_url_and_docs_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_api_with_a_public_host_option_needs_a_key(tmp_path: Path) -> None:
     assert bco(tmp_path, "migrate", BCO_DATABASE_URL=f"sqlite:///{tmp_path / 'bco.db'}").returncode == 0
-    with running(tmp_path, "api", "--host", "0.0.0.0") as (part, client):  # noqa: S104
+    with run_service(tmp_path, "api", "--host", "0.0.0.0") as (part, client):  # noqa: S104
         assert client.get("/v1/problems").status_code == 401
         assert f"http://localhost:{client.base_url.port}/docs" in part.messages()
 
@@ -217,17 +217,17 @@ def test_a_stopped_demo_leaves_no_process(demo: Part, processes: int) -> None:
     """The first child of the demo is ``bco serve``; later come the API, the worker and its children."""
     everyone: set[psutil.Process] = set()
 
-    def is_so_far() -> bool:
+    def has_started() -> bool:
         nonlocal everyone
         everyone |= {process for process in descendants(demo.process.pid) if is_ours(process)}
         return len(alive(everyone)) >= processes
 
-    wait_until("the demo has come so far", is_so_far)
+    wait_until("the demo has started them", has_started)
     everyone |= descendants(demo.process.pid)
     try:
         demo.process.terminate()
         within("the demo is gone", lambda: demo.process.poll() is not None, 60)
-        within("everything it has started is gone", lambda: not alive(everyone), 10)
+        within("all its processes are gone", lambda: not alive(everyone), 10)
     finally:
         kill(everyone)
     assert demo.process.returncode == 128 + signal.SIGTERM

@@ -68,7 +68,7 @@ def service_processes(service: LocalService) -> set[psutil.Process]:
 
 
 @pytest.fixture
-def computing(service: LocalService, client: httpx.Client, ids: Json) -> Iterator[tuple[str, set[psutil.Process]]]:
+def running_job(service: LocalService, client: httpx.Client, ids: Json) -> Iterator[tuple[str, set[psutil.Process]]]:
     """A job that would run for hours, and the processes started for it."""
     before = service_processes(service)
     job_id = submit(client, ids, epochs=100_000)
@@ -93,9 +93,9 @@ def test_serve_learns_the_same_posterior_from_the_same_seed(client: httpx.Client
 
 @pytest.mark.slow
 def test_a_cancelled_job_stops_computing_within_three_seconds(
-    client: httpx.Client, computing: tuple[str, set[psutil.Process]]
+    client: httpx.Client, running_job: tuple[str, set[psutil.Process]]
 ) -> None:
-    job_id, children = computing
+    job_id, children = running_job
     assert len(children) == 1
     answer = answered(client.post(f"/v1/jobs/{job_id}/cancel"), 202)
     assert answer["state"] == "cancelled"
@@ -113,7 +113,7 @@ def test_a_job_after_a_cancelled_one_succeeds(client: httpx.Client, ids: Json) -
 
 @pytest.mark.slow
 def test_the_api_responds_while_a_job_computes(
-    client: httpx.Client, computing: tuple[str, set[psutil.Process]]
+    client: httpx.Client, running_job: tuple[str, set[psutil.Process]]
 ) -> None:
     times = []
     for _ in range(20):
@@ -295,7 +295,7 @@ def test_cancelling_a_job_leaves_no_stack_trace_in_the_worker_log(remote: httpx.
     job_id = submit(remote, prepare(remote), epochs=100_000)
     wait_until("the job runs", lambda: is_computing(remote, job_id))
     remote.post(f"/v1/jobs/{job_id}/cancel")
-    within("the worker has noticed", lambda: f"{job_id} cancelled" in worker.messages(), 5)
+    within("the worker logs the cancellation", lambda: f"{job_id} cancelled" in worker.messages(), 5)
     next_job = submit(remote, prepare(remote), epochs=3)
     assert finished(remote, next_job)["state"] == "succeeded"
     assert "Traceback" not in worker.messages(), worker.messages()

@@ -55,7 +55,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     running = ServeProcess(tmp_path_factory.mktemp("serving"))
     try:
         wait_until("it is ready", lambda: is_ready(running.http) or running.process.poll() is not None)
-        wait_until("its worker is", lambda: "worker is ready" in running.messages())
+        wait_until("its worker is ready", lambda: "worker is ready" in running.messages())
         yield running
     finally:
         kill(descendants(running.process.pid))

@@ -1,3 +1,5 @@
+"""Warm-up: compiled kernels and frozen startup objects."""
+
 from __future__ import annotations
 
 import gc

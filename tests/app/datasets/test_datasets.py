@@ -1,3 +1,5 @@
+"""Data sets over HTTP: creation, columns, CSV, Parquet and chunks."""
+
 from __future__ import annotations
 
 import io

@@ -121,9 +121,9 @@ def table(**columns: list[Any]) -> bytes:
     return "\n".join(lines).encode()
 
 
-DRAWN = random.Random(3)
-AMOUNTS = [DRAWN.randint(20, 90) for _ in range(ROWS)]
-PRICES = [round(DRAWN.uniform(3, 5), 2) for _ in range(ROWS)]
+GENERATOR = random.Random(3)
+AMOUNTS = [GENERATOR.randint(20, 90) for _ in range(ROWS)]
+PRICES = [round(GENERATOR.uniform(3, 5), 2) for _ in range(ROWS)]
 DAYS = [str(date(2024, 1, 1) + timedelta(number)) for number in range(ROWS)]
 
 
@@ -270,7 +270,7 @@ def test_a_file_without_a_table_is_refused_with_a_message(client: TestClient, co
 
 def test_only_the_first_five_hundred_columns_are_shown(client: TestClient, settings: Callable[..., None]) -> None:
     names = [f"column {number}" for number in range(501)]
-    lines = [",".join(names)] + [",".join(str(DRAWN.random()) for _ in names) for _ in range(25)]
+    lines = [",".join(names)] + [",".join(str(GENERATOR.random()) for _ in names) for _ in range(25)]
     found = inspect(client, "\n".join(lines).encode())
     assert (found["column_count"], len(found["columns"]), len(found["first_rows"][0])) == (501, 500, 500)
     assert "501 columns" in found["odd"][0]

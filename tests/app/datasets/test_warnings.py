@@ -55,7 +55,7 @@ def with_values(values: Any, where: Any, to: Any) -> Any:
 
 
 NEGATIVE, FAR, ZEROS, IDS = "are negative", "far from all others", "are zero", "like an id"
-TOLD, EQUAL, COPIES, GAPS = "nearly determines", "equals outcome", "exact copies", "are missing"
+DETERMINES, EQUAL, COPIES, GAPS = "nearly determines", "equals outcome", "exact copies", "are missing"
 STRETCH, CAPPED, DRIFT = "in a row: check that it was measured", "at its highest value", "since about"
 
 U = usual_history()
@@ -72,9 +72,9 @@ ODD: dict[str, tuple[str, list[str]]] = {
     "customer numbers": (IDS, warnings_of(U | {"id": generator(1).permutation(10_000)[:N].astype(float)})),
     "a name for every row": (IDS, warnings_of({"id": [f"c{index}" for index in range(60)], "demand": LEVELS[:60]})),
     "a context that is the outcome": (EQUAL, warnings_of(U | {"sold": U["demand"]})),
-    "a context that determines the outcome": (TOLD, warnings_of(U | {"revenue": 2.5 * U["demand"] + 3})),
+    "a context that determines the outcome": (DETERMINES, warnings_of(U | {"revenue": 2.5 * U["demand"] + 3})),
     "a category that determines the outcome": (
-        TOLD,
+        DETERMINES,
         warnings_of(
             {"size": [f"{index % 5}x" for index in range(N)], "demand": [10.0 * (index % 5) for index in range(N)]}
         ),

@@ -1,3 +1,5 @@
+"""Migrations: every step up and down, on SQLite and PostgreSQL."""
+
 from __future__ import annotations
 
 import json
@@ -35,7 +37,7 @@ def engine(url: str) -> Iterator[sa.Engine]:
     made.dispose()
 
 
-def current(url: str) -> bool:
+def database_is_current(url: str) -> bool:
     engine = create_engine(url)
     try:
         return is_current(engine)
@@ -93,10 +95,10 @@ def test_all_migrations_can_be_downgraded_and_upgraded_again(url: str, engine: s
     migrate(url)
     alembic(engine, command.downgrade, "base")
     assert tables(engine) & OURS == set()
-    assert not current(url)
+    assert not database_is_current(url)
     migrate(url)
     assert tables(engine) >= OURS
-    assert current(url)
+    assert database_is_current(url)
 
 
 def test_every_migration_upgrades_and_downgrades_on_its_own(url: str, engine: sa.Engine) -> None:
@@ -106,7 +108,7 @@ def test_every_migration_upgrades_and_downgrades_on_its_own(url: str, engine: sa
         alembic(engine, command.upgrade, revision)
         alembic(engine, command.downgrade, "-1")
         alembic(engine, command.upgrade, revision)
-    assert current(url)
+    assert database_is_current(url)
 
 
 def test_objects_from_before_workspaces_go_into_the_default_one(engine: sa.Engine) -> None:
@@ -137,24 +139,24 @@ def test_data_sets_from_before_revisions_get_one_with_its_digest(engine: sa.Engi
             connection.execute(sa.text(statement))
     alembic(engine, command.upgrade, "0008")
     with engine.connect() as connection:
-        found = connection.execute(sa.text("SELECT lead, revision, digest, policy FROM datasets")).one()
+        row = connection.execute(sa.text("SELECT lead, revision, digest, policy FROM datasets")).one()
         assert connection.scalars(sa.text("SELECT revision FROM dataset_chunks")).all() == [1, 1]
-    policy = found.policy if isinstance(found.policy, dict) else json.loads(found.policy)
-    assert (*found[:2], policy) == (1, 1, {"missing": "reject", "unseen": "reject"})
-    assert found.digest == checksum(b"aabb")
+    policy = row.policy if isinstance(row.policy, dict) else json.loads(row.policy)
+    assert (*row[:2], policy) == (1, 1, {"missing": "reject", "unseen": "reject"})
+    assert row.digest == checksum(b"aabb")
 
 
 def test_only_a_migrated_database_is_current(url: str) -> None:
-    assert not current(url)
+    assert not database_is_current(url)
     migrate(url)
-    assert current(url)
+    assert database_is_current(url)
 
 
 def test_a_database_of_another_version_is_not_current(url: str, engine: sa.Engine) -> None:
     migrate(url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-    assert not current(url)
+    assert not database_is_current(url)
 
 
 def test_the_history_has_one_head() -> None:
@@ -176,7 +178,7 @@ def test_a_missing_folder_of_a_sqlite_file_is_created(tmp_path_factory: pytest.T
     path = tmp_path_factory.mktemp("sqlite") / "deep" / "deeper" / "bco.db"
     migrate(f"sqlite:///{path}")
     assert path.exists()
-    assert current(f"sqlite:///{path}")
+    assert database_is_current(f"sqlite:///{path}")
 
 
 Rows = dict[str, dict[str, object]]
@@ -259,27 +261,27 @@ def test_a_batch_becomes_a_job_with_its_posterior_and_back_again(engine: sa.Engi
         part = {"job_id": "job_2", "seq": seq, "rows": count, "attempts": 1, "sha256": "x", "data": b"contexts"}
         insert(engine, {"job_parts": part | {"result": result, "result_sha256": result and "y"}})
 
-    def found(query: str) -> list[tuple[object, ...]]:
+    def query_rows(query: str) -> list[tuple[object, ...]]:
         with engine.connect() as connection:
             return [tuple(row) for row in connection.execute(sa.text(query))]
 
     for _ in range(2):
         alembic(engine, command.upgrade, "0006")
         assert "batches" not in tables(engine)
-        jobs = found("SELECT id, kind, posterior_id, priority FROM jobs ORDER BY id")
+        jobs = query_rows("SELECT id, kind, posterior_id, priority FROM jobs ORDER BY id")
         assert jobs == [("job_1", "learn", None, 1), ("job_2", "prescribe", "post_1", 1)]
-        assert found("SELECT seq, work, data, result FROM job_parts ORDER BY seq") == [
+        assert query_rows("SELECT seq, work, data, result FROM job_parts ORDER BY seq") == [
             (0, 7, b"contexts", b"done"),
             (1, 5, b"contexts", None),
         ]
-        assert found("SELECT text FROM job_log") == [("accepted",)]
+        assert query_rows("SELECT text FROM job_log") == [("accepted",)]
         with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
             connection.execute(sa.text("DELETE FROM posteriors"))
         alembic(engine, command.downgrade, "0005")
-        assert found("SELECT job_id, posterior_id, rows, shards FROM batches") == [("job_2", "post_1", 12, 2)]
-        assert found("SELECT seq, rows, result FROM job_parts ORDER BY seq") == [(0, 7, b"done"), (1, 5, None)]
-        assert found("SELECT id FROM posteriors") == [("post_1",)]
-        assert found("SELECT text FROM job_log") == [("accepted",)]
+        assert query_rows("SELECT job_id, posterior_id, rows, shards FROM batches") == [("job_2", "post_1", 12, 2)]
+        assert query_rows("SELECT seq, rows, result FROM job_parts ORDER BY seq") == [(0, 7, b"done"), (1, 5, None)]
+        assert query_rows("SELECT id FROM posteriors") == [("post_1",)]
+        assert query_rows("SELECT text FROM job_log") == [("accepted",)]
 
 
 # Stored options of jobs before each method had its own.
@@ -336,7 +338,7 @@ def test_a_job_that_may_still_run_keeps_its_options(engine: sa.Engine, chosen: d
     part = {"job_id": "job_1", "seq": 0, "rows": 1, "attempts": 1, "sha256": "x", "data": b"half a chain"}
     insert(engine, {"job_parts": part})
 
-    def stored() -> dict[str, Any]:
+    def stored_spec() -> dict[str, Any]:
         jobs = sa.table("jobs", sa.column("spec", sa.JSON))
         with engine.connect() as connection:
             assert connection.scalar(sa.text("SELECT count(*) FROM job_parts")) == 0
@@ -344,13 +346,13 @@ def test_a_job_that_may_still_run_keeps_its_options(engine: sa.Engine, chosen: d
         return found
 
     alembic(engine, command.upgrade, "0006")
-    request = LearnRequest(problem_id="prob_1", dataset_id="data_1", **job_spec(stored()))
+    request = LearnRequest(problem_id="prob_1", dataset_id="data_1", **job_spec(stored_spec()))
     options = request.learning_options()
     assert {name: getattr(options, name) for name in chosen} == chosen
     assert all(getattr(options, name) is None for name in idle)
     assert (request.seed, options.particles) == (7, 200)
     alembic(engine, command.downgrade, "0005")
-    assert OLD_OPTIONS | {"members": stored()["posterior"].get("members")} | stored()["posterior"] == (
+    assert OLD_OPTIONS | {"members": stored_spec()["posterior"].get("members")} | stored_spec()["posterior"] == (
         OLD_OPTIONS | {"members": 1 if chosen["method"] == "vi" else None} | chosen
     )
 

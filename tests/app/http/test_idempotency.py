@@ -189,12 +189,12 @@ def test_concurrent_repeats_create_one_object_and_get_one_answer(
     before = object_counts()
     start = threading.Barrier(len(clients))
 
-    def go(client: TestClient) -> Response:
+    def post_at_start(client: TestClient) -> Response:
         start.wait(60)
         return post(client, key)
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        answers = list(pool.map(go, clients))
+        answers = list(pool.map(post_at_start, clients))
     assert {answer.status_code for answer in answers} <= {201, 202}
     assert len({answer.content for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1

@@ -48,7 +48,7 @@ class Application:
 
 
 @contextmanager
-def serving(application: Application, **changes: object) -> Iterator[int]:
+def run_server(application: Application, **changes: object) -> Iterator[int]:
     port = free_port()
     limits = Settings(**LIMITS | changes)  # type: ignore[arg-type]
     server = uvicorn.Server(
@@ -71,7 +71,7 @@ def application() -> Application:
 
 @pytest.fixture
 def port(application: Application) -> Iterator[int]:
-    with serving(application) as port:
+    with run_server(application) as port:
         yield port
 
 
@@ -229,7 +229,7 @@ def test_a_body_that_continues_long_after_its_answer_is_cut_off(port: int) -> No
 
 
 def test_an_address_has_a_limited_number_of_connections_and_regains_them() -> None:
-    with serving(Application(), max_connections_per_address=5) as port, ExitStack() as stack:
+    with run_server(Application(), max_connections_per_address=5) as port, ExitStack() as stack:
         held = [stack.enter_context(connection(port)) for _ in range(5)]
         for made in held:
             made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -241,12 +241,12 @@ def test_an_address_has_a_limited_number_of_connections_and_regains_them() -> No
         def is_free() -> bool:
             return httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
 
-        within("there is room again", is_free, 5)
+        within("a connection is free", is_free, 5)
 
 
 def test_connections_leave_file_descriptors_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
-    with serving(Application(), max_connections_per_address=0) as port, ExitStack() as stack:
+    with run_server(Application(), max_connections_per_address=0) as port, ExitStack() as stack:
         for _ in range(3):
             made = stack.enter_context(connection(port))
             made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -80,10 +80,10 @@ def start_batch(job_id: str) -> int:
 def watch_batch(job_id: str, attempt: int, each: Callable[[], None] | None = None) -> None:
     """Run a batch to its end as its worker does, calling `each` between polls; without `each`, never wait."""
 
-    def nothing() -> None:
+    def fail_on_poll() -> None:
         raise AssertionError("there is nothing to wait for")
 
-    compute.run(job_id, attempt, each or nothing)
+    compute.run(job_id, attempt, each or fail_on_poll)
 
 
 def run_batch(client: TestClient, job_id: str) -> Json:
@@ -213,7 +213,7 @@ def test_column_and_category_names_are_read_as_in_data_sets(client: TestClient, 
     assert decided == pytest.approx([found["decision"]["loaves"] for found in expected])
 
 
-# mistakes
+# invalid contexts
 
 HEADER = "weekday,temperature,rain,promotion,holiday\n"
 WRONG = {

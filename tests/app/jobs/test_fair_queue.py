@@ -238,13 +238,13 @@ def test_parts_are_stored_and_queued_a_few_at_a_time(
 
 
 def test_a_job_whose_parts_cannot_be_stored_is_not_stored(client: TestClient, ids: Json) -> None:
-    def broken() -> Iterator[JobPart]:
+    def raise_after_first_parts() -> Iterator[JobPart]:
         for _ in range(20):
             yield JobPart(1, b"part")
         raise OSError("no room")
 
     before = counts()
-    draft = JobDraft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=broken())
+    draft = JobDraft("job", ids["problem_id"], {}, dataset_id=ids["dataset_id"], parts=raise_after_first_parts())
     with pytest.raises(OSError, match="no room"):
         create_module.create(DEFAULT_WORKSPACE, KINDS["prescribe"], draft)
     assert counts() == before

@@ -152,7 +152,7 @@ def test_a_silent_worker_keeps_its_job_while_its_process_lives(fleet: Fleet, job
         assert (read(fleet.http, job)["state"], read(fleet.http, job)["attempts"]) == ("running", 1)
     finally:
         worker.send_signal(signal.SIGCONT)
-    within("it is heard of again", lambda: silence(fleet.url, worker.pid) < DEADLINE, 10)
+    within("it sends heartbeats again", lambda: silence(fleet.url, worker.pid) < DEADLINE, 10)
     assert (read(fleet.http, job)["state"], read(fleet.http, job)["attempts"]) == ("running", 1)
     assert "taking over" not in fleet.messages()
 
@@ -213,10 +213,10 @@ def test_the_heartbeat_has_its_own_thread_and_connection(
     with log.open("wb") as output:
         worker = subprocess.Popen([sys.executable, HELD_UP], env=environment, cwd=tmp_path, stderr=output)
     try:
-        wait_until("the worker is held up", lambda: "held up" in log.read_text())
+        wait_until("the worker is blocked", lambda: "held up" in log.read_text())
         for _ in range(5):
             last = beat_at(url, worker.pid)
-            within("its heart beats on", lambda last=last: beat_at(url, worker.pid) > last, 2 * DEADLINE)
+            within("its heartbeats continue", lambda last=last: beat_at(url, worker.pid) > last, 2 * DEADLINE)
     finally:
         for child in psutil.Process(worker.pid).children(recursive=True):
             child.kill()

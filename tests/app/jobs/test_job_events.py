@@ -154,12 +154,12 @@ def test_an_event_stream_survives_a_database_outage(job_id: str, monkeypatch: py
     service.cancel(DEFAULT_WORKSPACE, job_id)
     real, failures = events.snapshot, iter([True, True, False])
 
-    def shaky(*arguments: Any) -> Any:
+    def fail_twice(*arguments: Any) -> Any:
         if next(failures, False):
             raise sa.exc.OperationalError("SELECT", {}, Exception("connection refused"))
         return real(*arguments)
 
-    monkeypatch.setattr(events, "snapshot", shaky)
+    monkeypatch.setattr(events, "snapshot", fail_twice)
     sent = read_stream(job_id, 30)
     assert sum(part.startswith(b": the database") for part in sent) == 2
     assert b'"state":"cancelled"' in sent[-1]

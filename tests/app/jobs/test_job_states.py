@@ -141,7 +141,7 @@ def test_a_cancelled_computation_stops_at_its_next_report(queued: str, monkeypat
     seen: list[float] = []
     real = Learning.join
 
-    def join_and_be_cancelled(learning: Learning, results: Any, progress: Callable[..., None]) -> Any:
+    def join_and_cancel(learning: Learning, results: Any, progress: Callable[..., None]) -> Any:
         def cancel_at_first_report(fraction: float, message: str) -> None:
             seen.append(fraction)
             if len(seen) == 1:
@@ -150,7 +150,7 @@ def test_a_cancelled_computation_stops_at_its_next_report(queued: str, monkeypat
 
         return real(learning, results, cancel_at_first_report)
 
-    monkeypatch.setattr(Learning, "join", join_and_be_cancelled)
+    monkeypatch.setattr(Learning, "join", join_and_cancel)
     compute.run(queued, attempt)
     assert len(seen) == 1
     assert service.get(DEFAULT_WORKSPACE, queued).state == "cancelled"

@@ -1,3 +1,5 @@
+"""Jobs over HTTP: creation, results, seeds, options, cancellation and deletion."""
+
 from __future__ import annotations
 
 import json

@@ -263,33 +263,33 @@ def test_keys_are_cached_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "CACHE_SECONDS", 0.3)
     looked = threading.Semaphore(0)
 
-    async def ask() -> int:
+    async def count_lookups() -> int:
         cache, count = security.LookupCache(), 0
 
-        def look() -> bool:
+        def look_up() -> bool:
             nonlocal count
             count += 1
             looked.release()
             return True
 
         for _ in range(5):
-            await cache.get("key", look)
+            await cache.get("key", look_up)
         assert count == 1
         with anyio.fail_after(30):
             while count == 1:
                 await anyio.sleep(0.05)
-                await cache.get("key", look)
+                await cache.get("key", look_up)
         return count
 
-    assert anyio.run(ask) == 2
+    assert anyio.run(count_lookups) == 2
 
 
 def test_a_refused_key_is_not_cached() -> None:
-    async def ask() -> list[Any]:
+    async def look_up_twice() -> list[Any]:
         cache, answers = security.LookupCache(), iter([None, "known"])
         return [await cache.get("key", lambda: next(answers)) for _ in range(2)]
 
-    assert anyio.run(ask) == [None, "known"]
+    assert anyio.run(look_up_twice) == [None, "known"]
 
 
 # scopes

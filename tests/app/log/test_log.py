@@ -140,11 +140,11 @@ def test_a_large_request_with_a_small_answer_is_not_stored(
     odd = CONTEXTS[0] | {"weekday": "x" * 30_000}
     assert id_of(prescribe_content(client, posterior, contexts=[CONTEXTS[0], odd])) is None
 
-    def streamed() -> Iterator[bytes]:
+    def stream_body() -> Iterator[bytes]:
         yield orjson.dumps({"contexts": [CONTEXTS[0], odd]})
 
     address = f"/v1/posteriors/{posterior['id']}/prescribe"
-    response = client.post(address, content=streamed(), headers={"content-type": "application/json"})
+    response = client.post(address, content=stream_body(), headers={"content-type": "application/json"})
     assert "content-length" not in response.request.headers
     assert id_of(response.content) is None
 
@@ -393,11 +393,11 @@ def test_pagination_shows_each_prescription_once_during_writes(client: TestClien
     flush_log(client)
     stop = threading.Event()
 
-    def write() -> None:
+    def write_prescriptions() -> None:
         while not stop.is_set():
             prescribe_content(client, posterior)
 
-    thread = threading.Thread(target=write)
+    thread = threading.Thread(target=write_prescriptions)
     thread.start()
     try:
         seen = [one["id"] for page in pages(client, "/v1/prescriptions", 7) for one in page]
@@ -442,7 +442,7 @@ def test_a_workspace_sees_only_its_own_prescriptions_with_their_key(client: Test
         assert client.get(f"/v1/prescriptions/{identifier}", headers=local).json()["key_id"] == ours.id
         found = client.get("/v1/prescriptions", params={"key": ours.id}, headers=local).json()["items"]
         assert [one["id"] for one in found] == [identifier]
-        # Recording an outcome needs the write scope, like creating a data set.
+        # Recording an outcome needs the train scope, like creating a data set.
         outcome = {"outcomes": {"loaves": 1.0}}
         assert client.post(f"/v1/prescriptions/{identifier}/outcome", json=outcome, headers=local).status_code == 403
     finally:

@@ -37,8 +37,8 @@ def prescribe_logged(client: TestClient, posterior: Json, **changes: Any) -> Jso
     return answered(client.post(f"/v1/posteriors/{posterior['id']}/prescribe", json=body))
 
 
-def record(client: TestClient, answer: Json, status: int = 200, **said: Any) -> Json:
-    return answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=said), status)
+def record(client: TestClient, answer: Json, status: int = 200, **outcome_body: Any) -> Json:
+    return answered(client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=outcome_body), status)
 
 
 def newsvendor_cost(orders: Json, demand: Json) -> float:
@@ -84,9 +84,12 @@ def test_missing_outcomes_are_null_until_recorded(client: TestClient, posterior:
 
 def test_repeating_an_outcome_is_allowed_and_changing_it_needs_replace(client: TestClient, posterior: Json) -> None:
     answer = prescribe_logged(client, posterior)
-    said = {"outcomes": {"croissants": 90.0, "loaves": 55.0}, "actual_decision": {"croissants": 80.0, "loaves": 60.0}}
-    first = record(client, answer, **said)
-    assert record(client, answer, **said) == first
+    outcome_body = {
+        "outcomes": {"croissants": 90.0, "loaves": 55.0},
+        "actual_decision": {"croissants": 80.0, "loaves": 60.0},
+    }
+    first = record(client, answer, **outcome_body)
+    assert record(client, answer, **outcome_body) == first
     problem = record(client, answer, 409, outcomes={"loaves": 56.0})
     assert problem["errors"][0]["pointer"] == "#/outcomes/loaves"
     assert "replace" in problem["detail"]
@@ -120,7 +123,7 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
 
 
 @pytest.mark.parametrize(
-    ("said", "pointer"),
+    ("outcome_body", "pointer"),
     [
         ({}, "#"),
         ({"outcomes": {}}, "#"),
@@ -138,10 +141,10 @@ def test_many_contexts_are_recorded_by_their_index(client: TestClient, posterior
     ],
 )
 def test_invalid_outcomes_are_named_and_not_stored(
-    client: TestClient, posterior: Json, said: Json, pointer: str
+    client: TestClient, posterior: Json, outcome_body: Json, pointer: str
 ) -> None:
     answer = prescribe_logged(client, posterior)
-    problem = record(client, answer, 422, **said)
+    problem = record(client, answer, 422, **outcome_body)
     assert [error["pointer"] for error in problem["errors"]] == [pointer]
     assert answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"] == []
 
@@ -164,7 +167,7 @@ def test_of_two_concurrent_records_one_wins_without_mixing(client: TestClient, p
         answer = prescribe_logged(client, posterior)
         client.get(f"/v1/prescriptions/{answer['id']}")
 
-        def say(value: float, answer: Json = answer) -> int:
+        def record_value(value: float, answer: Json = answer) -> int:
             body = {
                 "outcomes": {"croissants": value, "loaves": value},
                 "actual_decision": {"croissants": value, "loaves": value},
@@ -172,7 +175,7 @@ def test_of_two_concurrent_records_one_wins_without_mixing(client: TestClient, p
             return client.post(f"/v1/prescriptions/{answer['id']}/outcome", json=body).status_code
 
         with ThreadPoolExecutor(6) as threads:
-            statuses = list(threads.map(say, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+            statuses = list(threads.map(record_value, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
         assert sorted(statuses) == [200] + [409] * 5
         (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]
         assert len({*row["outcomes"].values(), *row["actual_decision"].values()}) == 1
@@ -182,7 +185,7 @@ def test_concurrent_records_of_different_contexts_are_all_stored(client: TestCli
     answer = prescribe_logged(client, posterior, contexts=CONTEXTS[:8])
     client.get(f"/v1/prescriptions/{answer['id']}")
 
-    def say(index: int) -> int:
+    def record_value(index: int) -> int:
         rows = [{"index": index, "outcomes": {"loaves": 1.0 * index}}]
         for _ in range(10):
             status = client.post(f"/v1/prescriptions/{answer['id']}/outcome", json={"rows": rows}).status_code
@@ -191,7 +194,7 @@ def test_concurrent_records_of_different_contexts_are_all_stored(client: TestCli
         return status
 
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(say, range(8))) == {200}
+        assert set(threads.map(record_value, range(8))) == {200}
     found = answered(client.get(f"/v1/prescriptions/{answer['id']}"))
     assert found["recorded"] == 8
     assert [row["outcomes"]["loaves"] for row in found["outcomes"]] == [1.0 * index for index in range(8)]
@@ -205,13 +208,13 @@ def test_a_concurrently_recorded_outcome_is_seen(
     client.get(f"/v1/prescriptions/{answer['id']}")
     real, calls = outcomes._costed, []
 
-    def overtaken(*given: Any) -> Any:
+    def record_in_between(*given: Any) -> Any:
         calls.append(given)
         if len(calls) == 1:
             record(client, answer, outcomes={"loaves": 7.0})
         return real(*given)
 
-    monkeypatch.setattr(outcomes, "_costed", overtaken)
+    monkeypatch.setattr(outcomes, "_costed", record_in_between)
     problem = record(client, answer, 409, outcomes={"loaves": 8.0})
     assert "another value" in problem["detail"]
     (row,) = answered(client.get(f"/v1/prescriptions/{answer['id']}"))["outcomes"]

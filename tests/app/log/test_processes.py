@@ -122,6 +122,6 @@ def test_answers_given_during_an_outage_are_logged_afterwards(tmp_path: Path) ->
         assert statuses <= {200, 503}
         server.start()
         wait_until("the API is ready again", lambda: is_ready(api.http))
-        wait_until("what waited is written", lambda: {*before, *during} <= api.stored_ids())
+        wait_until("the queue is written", lambda: {*before, *during} <= api.stored_ids())
         assert api.prescribe() is not None
         assert 'bco_logged_prescriptions_total{result="lost"} 0.0' in api.http.get("/metrics").text

@@ -34,7 +34,7 @@ def posterior(client: TestClient) -> Json:
 
 
 @pytest.fixture
-def exported(posterior: Json, tmp_path: Path) -> Path:
+def exported_file(posterior: Json, tmp_path: Path) -> Path:
     path = tmp_path / "spring.bco"
     portable.export(posterior["id"], path)
     return path
@@ -62,11 +62,11 @@ def _restore_log_handlers() -> Iterator[None]:
 
 
 def test_an_imported_posterior_makes_the_same_decisions(
-    client: TestClient, posterior: Json, exported: Path, tmp_path: Path
+    client: TestClient, posterior: Json, exported_file: Path, tmp_path: Path
 ) -> None:
     here = [prescribe(client, posterior["id"], **options) for options in ({}, {"seed": 3, "policy": "bcp"})]
     with other_service(tmp_path) as other:
-        result = command("import", exported)
+        result = command("import", exported_file)
         assert (result.exit_code, posterior["id"] in result.output) == (0, True), result.output
         there = [prescribe(other, posterior["id"], **options) for options in ({}, {"seed": 3, "policy": "bcp"})]
         assert there == here
@@ -75,15 +75,17 @@ def test_an_imported_posterior_makes_the_same_decisions(
         assert answered(other.get(f"/v1/problems/{posterior['problem_id']}"))["spec"] == posterior["problem"]
         for path in ("diagnostics", "particles"):
             assert other.get(f"/v1/posteriors/{posterior['id']}/{path}").status_code == 200
-        again = command("import", exported)
+        again = command("import", exported_file)
         assert (again.exit_code, "already" in again.output) == (0, True)
         assert counts()["posteriors"] == 1
         assert other.delete(f"/v1/posteriors/{posterior['id']}").status_code == 204
 
 
-def test_importing_into_another_workspace_makes_a_copy(client: TestClient, posterior: Json, exported: Path) -> None:
+def test_importing_into_another_workspace_makes_a_copy(
+    client: TestClient, posterior: Json, exported_file: Path
+) -> None:
     before = counts()
-    row, new = portable.import_(exported, "planning")
+    row, new = portable.import_(exported_file, "planning")
     assert new
     assert row.id != posterior["id"]
     assert row.problem_id != posterior["problem_id"]
@@ -92,15 +94,15 @@ def test_importing_into_another_workspace_makes_a_copy(client: TestClient, poste
     assert (after["posteriors"] - before["posteriors"], after["problems"] - before["problems"]) == (1, 1)
 
 
-def test_importing_into_the_exporting_workspace_changes_nothing(exported: Path, posterior: Json) -> None:
+def test_importing_into_the_exporting_workspace_changes_nothing(exported_file: Path, posterior: Json) -> None:
     before = counts()
-    row, new = portable.import_(exported, DEFAULT_WORKSPACE)
+    row, new = portable.import_(exported_file, DEFAULT_WORKSPACE)
     assert (row.id, new) == (posterior["id"], False)
     assert counts() == before
 
 
-def test_the_file_is_plain_json_and_arrays(exported: Path, posterior: Json) -> None:
-    with zipfile.ZipFile(exported) as archive:
+def test_the_file_is_plain_json_and_arrays(exported_file: Path, posterior: Json) -> None:
+    with zipfile.ZipFile(exported_file) as archive:
         manifest = json.loads(archive.read("manifest.json"))
         assert manifest["digest"] == posterior["digest"]
         for name in manifest["files"]:
@@ -183,12 +185,12 @@ WRONG: dict[str, tuple[Callable[[dict[str, bytes]], None], str]] = {
 
 @pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG.keys())
 def test_a_tampered_file_is_refused_with_a_reason_and_not_stored(
-    exported: Path, change: Callable[[dict[str, bytes]], None], words: str
+    exported_file: Path, change: Callable[[dict[str, bytes]], None], words: str
 ) -> None:
-    rewrite(exported, change)
+    rewrite(exported_file, change)
     before = counts()
     with pytest.raises(InvalidInput, match=words):
-        portable.import_(exported, DEFAULT_WORKSPACE)
+        portable.import_(exported_file, DEFAULT_WORKSPACE)
     assert counts() == before
 
 
@@ -202,17 +204,17 @@ def test_a_file_of_another_kind_is_refused_with_a_reason(tmp_path: Path, client:
 
 
 def test_a_file_beyond_the_size_limit_is_not_decompressed(
-    exported: Path, settings: Callable[..., None], posterior: Json
+    exported_file: Path, settings: Callable[..., None], posterior: Json
 ) -> None:
     def swell(parts: dict[str, bytes]) -> None:
         parts["arrays/particles.npy"] = b"\0" * 3_000_000
 
-    with zipfile.ZipFile(exported) as archive:
+    with zipfile.ZipFile(exported_file) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     swell(parts)
-    with zipfile.ZipFile(exported, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(exported_file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
     settings(max_posterior_mb=1)
     with pytest.raises(InvalidInput, match="BCO_MAX_POSTERIOR_MB"):
-        portable.import_(exported, DEFAULT_WORKSPACE)
+        portable.import_(exported_file, DEFAULT_WORKSPACE)

@@ -1,3 +1,5 @@
+"""Posteriors over HTTP: provenance, particles, blocks, damage, deletion and the cache."""
+
 from __future__ import annotations
 
 import io

@@ -62,13 +62,13 @@ class Api(Part):
         super().__init__(folder, "api", "api", **environment)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
         wait_until("the API is ready", lambda: is_ready(self.http))
-        wait_until("its solvers are ready", self._searches)
+        wait_until("its solvers are ready", self._search_works)
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
         super().__exit__()
 
-    def _searches(self) -> bool:
+    def _search_works(self) -> bool:
         response = self.search(time_limit_seconds=1)
         return response.is_success and response.json()["prescriptions"][0]["gap"] is not None
 
@@ -96,7 +96,7 @@ class Api(Part):
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
-    def searching(self) -> list[psutil.Process]:
+    def busy_processes(self) -> list[psutil.Process]:
         """Return the busy child processes of the API."""
         found = alive(descendants(self.process.pid))
         for process in found:
@@ -176,8 +176,8 @@ def test_clients_that_disconnect_free_their_slots(api: Api, call: Callable[..., 
         assert time.monotonic() - began < PATIENCE
         for call in calls:
             call.result()
-    within("their places are free", lambda: api.in_flight() == 0, 1 + PATIENCE)
-    within("nobody searches for them", lambda: api.searching() == [], 2 + PATIENCE)
+    within("their slots are free", lambda: api.in_flight() == 0, 1 + PATIENCE)
+    within("their searches have ended", lambda: api.busy_processes() == [], 2 + PATIENCE)
     began = time.monotonic()
     answered(api.search(time_limit_seconds=1))
     assert time.monotonic() - began < 1.5 + PATIENCE
@@ -268,7 +268,7 @@ def test_creating_a_job_does_not_rebuild_a_large_problem(api: Api) -> None:
 def test_sigterm_ends_searches_within_seconds(own_api: Api) -> None:
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(own_api.search, timeout=60) for _ in range(4)]
-        wait_until("searches run", lambda: len(own_api.searching()) >= 2)
+        wait_until("searches run", lambda: len(own_api.busy_processes()) >= 2)
         own_api.stop(seconds=4 + PATIENCE)
         for call in calls:
             assert call.result().status_code == 503
@@ -279,7 +279,7 @@ def test_sigterm_ends_searches_within_seconds(own_api: Api) -> None:
 def test_sigkill_leaves_no_process_behind(own_api: Api) -> None:
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(own_api.search, timeout=60) for _ in range(2)]
-        wait_until("searches run", lambda: len(own_api.searching()) >= 2)
+        wait_until("searches run", lambda: len(own_api.busy_processes()) >= 2)
         everyone = descendants(own_api.process.pid)
         assert len(everyone) >= 3
         own_api.process.kill()

@@ -109,13 +109,13 @@ def test_without_enough_time_the_oldest_rows_are_left_out(
     append(client, posterior, float_rows(LATER[:60]))
     real = drift.prescribe
 
-    def ends_early(*given: Any, **limits: Any) -> Any:
+    def stop_early(*given: Any, **limits: Any) -> Any:
         found = real(*given, **limits)
         found.decisions[40:] = torch.nan
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(drift, "prescribe", ends_early)
+        patch.setattr(drift, "prescribe", stop_early)
         found = drift_of(posterior)
     assert found.left_out == 20
     assert found.overall == drift_on_rows(client, posterior, LATER[20:60]).overall

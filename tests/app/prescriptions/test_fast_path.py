@@ -84,7 +84,7 @@ def path(posterior: Json) -> str:
     return f"/v1/posteriors/{posterior['id']}/prescribe"
 
 
-def both_ways(client: TestClient, url: str, content: bytes, **headers: str) -> list[httpx.Response]:
+def post_both_ways(client: TestClient, url: str, content: bytes, **headers: str) -> list[httpx.Response]:
     """Post by the fast path and by the router, which handles a content type with a parameter."""
     kinds = ("application/json", "application/json; profile=long")
     return [client.post(url, content=content, headers=headers | {"content-type": kind}) for kind in kinds]
@@ -94,7 +94,7 @@ def both_ways(client: TestClient, url: str, content: bytes, **headers: str) -> l
 def test_both_paths_give_the_same_answer(
     client: TestClient, posterior: Json, fast_path_taken: list[bool], name: str
 ) -> None:
-    first, second = both_ways(client, path(posterior), ALL[name])
+    first, second = post_both_ways(client, path(posterior), ALL[name])
     assert fast_path_taken == [True, False]
     assert first.status_code == second.status_code
     assert without_id(first.content) == without_id(second.content)
@@ -105,7 +105,7 @@ def test_both_paths_give_the_same_answer(
 
 @pytest.mark.parametrize("identifier", ["post_x", "post_01M7MPTHJ1DCFSMQB79MNFQ5XR", "job_01M7MPTHJ1DCFSMQB79MNFQ5XR"])
 def test_both_paths_find_no_missing_posterior(client: TestClient, identifier: str) -> None:
-    first, second = both_ways(client, f"/v1/posteriors/{identifier}/prescribe", ALL["one context"])
+    first, second = post_both_ways(client, f"/v1/posteriors/{identifier}/prescribe", ALL["one context"])
     assert first.status_code == second.status_code == 404
     assert first.content == second.content
 
@@ -149,7 +149,7 @@ def test_a_body_in_several_pieces_is_joined(client: TestClient, posterior: Json,
     messages = [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
     start, body = send_messages(client, posterior, "application/json", *messages)
     assert start["status"] == 200
-    assert without_id(body["body"]) == without_id(both_ways(client, path(posterior), content)[1].content)
+    assert without_id(body["body"]) == without_id(post_both_ways(client, path(posterior), content)[1].content)
     assert fast_path_taken[0]
 
 
@@ -179,7 +179,7 @@ def test_both_paths_are_counted_and_logged_alike(
         before = request_count(status)
         with caplog.at_level(logging.INFO, logger="app.requests"):
             caplog.clear()
-            both_ways(client, path(posterior), ALL[name])
+            post_both_ways(client, path(posterior), ALL[name])
         assert request_count(status) - before == 2
         assert [(one.getMessage(), one.fields["status"]) for one in caplog.records] == [
             (f"POST {path(posterior)}", status)
@@ -190,7 +190,7 @@ def test_both_paths_refuse_a_key_without_the_read_scope(posterior: Json, setting
     settings(host="0.0.0.0")  # noqa: S104
     _, text = keys.create("trainer", "default", ["train"], None)
     with TestClient(create_app(), raise_server_exceptions=False) as client:
-        first, second = both_ways(client, path(posterior), ALL["one context"], authorization=f"Bearer {text}")
+        first, second = post_both_ways(client, path(posterior), ALL["one context"], authorization=f"Bearer {text}")
         assert first.status_code == second.status_code == 403
         assert first.content == second.content
-        assert [one.status_code for one in both_ways(client, path(posterior), ALL["one context"])] == [401, 401]
+        assert [one.status_code for one in post_both_ways(client, path(posterior), ALL["one context"])] == [401, 401]

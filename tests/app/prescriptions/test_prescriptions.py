@@ -1,3 +1,5 @@
+"""POST /v1/posteriors/{id}/prescribe: decisions, costs, policies, scenarios and warnings."""
+
 from __future__ import annotations
 
 import io

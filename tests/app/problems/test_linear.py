@@ -296,11 +296,11 @@ def test_a_batch_gives_the_decisions_of_prescribe(client: TestClient, posteriors
     assert attempt is not None
     assert parts.offer(job["id"], attempt)
 
-    def work() -> None:
+    def run_part() -> None:
         assert parts.start(job["id"], 0)
         compute.run_part(job["id"], 0)
 
-    compute.run(job["id"], attempt, work)
+    compute.run(job["id"], attempt, run_part)
     done = answered(client.get(f"/v1/jobs/{job['id']}"))
     assert done["state"] == "succeeded", done["error"]
     result = client.get(f"/v1/jobs/{job['id']}/result", params={"format": "csv"}).text

@@ -36,7 +36,7 @@ def problem_of(client: TestClient, spec: Json) -> str:
     return str(answered(client.post("/v1/problems", json={"name": "fund", "spec": spec}), 201)["id"])
 
 
-def learned(client: TestClient, dataset: str, spec: Json, **options: Any) -> Json:
+def learn_portfolio(client: TestClient, dataset: str, spec: Json, **options: Any) -> Json:
     job = create_job(client, problem_id=problem_of(client, spec), dataset_id=dataset, **options)
     job = learn(client, job["id"])
     assert job["state"] == "succeeded", job["error"]
@@ -46,7 +46,7 @@ def learned(client: TestClient, dataset: str, spec: Json, **options: Any) -> Jso
 @pytest.fixture(scope="module")
 def posterior(client: TestClient, dataset: str) -> Json:
     options = {"method": "vi", "members": 2, "epochs": 2}
-    return learned(client, dataset, RULES, inference=options, predictor={"kind": "linear"})
+    return learn_portfolio(client, dataset, RULES, inference=options, predictor={"kind": "linear"})
 
 
 def test_the_covariance_is_estimated_from_the_returns_and_stored(posterior: Json) -> None:
@@ -116,7 +116,7 @@ def test_a_target_above_every_constant_portfolio_gives_a_log_warning(client: Tes
 
 def test_a_target_on_the_mean_is_met_on_average(client: TestClient, dataset: str) -> None:
     spec = FUND | {"covariance": None, "estimate": "factors", "target_on": "mean", "fully_invested": True}
-    made = learned(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
+    made = learn_portfolio(client, dataset, spec | {"target_return": 0.09}, inference=QUICK)
     assert made["problem"]["covariance_source"].endswith("principal factor")
     body = {"contexts": CONTEXTS, "scenarios": 40, "policy": "predictive"}
     for one in answered(client.post(f"/v1/posteriors/{made['id']}/prescribe", json=body))["prescriptions"]:

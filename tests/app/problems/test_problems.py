@@ -1,3 +1,5 @@
+"""Problems over HTTP: creation, lists, deletion and checks."""
+
 from __future__ import annotations
 
 import re
