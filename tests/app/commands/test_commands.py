@@ -222,7 +222,7 @@ def test_a_stopped_demo_leaves_no_process(demo: Part, processes: int) -> None:
         everyone |= {process for process in descendants(demo.process.pid) if is_ours(process)}
         return len(alive(everyone)) >= processes
 
-    wait_until("the demo has started them", has_started)
+    wait_until("the processes of the demo run", has_started)
     everyone |= descendants(demo.process.pid)
     try:
         demo.process.terminate()
