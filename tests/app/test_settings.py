@@ -134,9 +134,9 @@ def test_a_wrong_value_ends_the_command_with_a_message_that_names_the_variable(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code not in (0, None)
-    said = "".join(capfd.readouterr()) + (ended.value.code if isinstance(ended.value.code, str) else "")
-    assert name in said
-    assert "Traceback" not in said
+    output = "".join(capfd.readouterr()) + (ended.value.code if isinstance(ended.value.code, str) else "")
+    assert name in output
+    assert "Traceback" not in output
     assert not (tmp_path / "never.db").exists()
 
 

@@ -70,7 +70,7 @@ def test_without_an_endpoint_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) ->
     assert tracing.telemetry()["auto_configure"] is False
 
 
-def test_without_the_packages_one_line_says_what_to_install(
+def test_without_the_tracing_packages_a_message_names_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")

@@ -139,7 +139,7 @@ def test_setting_an_alias_to_the_same_posterior_is_no_move(client: TestClient, o
     assert len(answered(client.get("/v1/aliases/still/moves"))["items"]) == 1
 
 
-def test_another_process_follows_within_about_a_second(client: TestClient, old: Json, new: Json) -> None:
+def test_another_process_sees_a_move_within_about_a_second(client: TestClient, old: Json, new: Json) -> None:
     put(client, "followed", old)
     with TestClient(create_app()) as other:
         assert prescribe(other, "followed")["digest"] == old["digest"]

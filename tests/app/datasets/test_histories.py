@@ -236,8 +236,8 @@ def test_a_short_series_gives_a_warning_for_its_row(client: TestClient) -> None:
     assert posterior["recipe"]["rows"] > 0
     short = learned_from(client, shops(client, rows))
     answer = prescribe(client, short["id"], contexts=[context(DAYS, "new"), context(DAYS)])
-    said = answer["prescriptions"][0]["warnings"]
-    assert any("the series is short" in sentence for sentence in said)
+    warnings = answer["prescriptions"][0]["warnings"]
+    assert any("the series is short" in sentence for sentence in warnings)
     assert answer["prescriptions"][1]["warnings"] == []
     assert any("the series is short" in sentence for sentence in answer["warnings"])
 

@@ -83,10 +83,10 @@ def connection(port: int) -> Iterator[socket.socket]:
 
 def read_all(made: socket.socket) -> bytes:
     """Read until the server closes the connection."""
-    heard = b""
+    received = b""
     while piece := made.recv(65536):
-        heard += piece
-    return heard
+        received += piece
+    return received
 
 
 def send_all(made: socket.socket, pieces: Iterator[bytes]) -> int:
@@ -101,11 +101,11 @@ def send_all(made: socket.socket, pieces: Iterator[bytes]) -> int:
     return sent
 
 
-def assert_refused(heard: bytes, status: int, words: str) -> None:
-    assert heard.startswith(b"HTTP/1.1 %d " % status), heard[:200]
-    assert b"application/problem+json" in heard
-    assert b"connection: close" in heard.lower()
-    assert words.encode() in heard
+def assert_refused(received: bytes, status: int, words: str) -> None:
+    assert received.startswith(b"HTTP/1.1 %d " % status), received[:200]
+    assert b"application/problem+json" in received
+    assert b"connection: close" in received.lower()
+    assert words.encode() in received
 
 
 @pytest.mark.parametrize("line", [b"X-A: " + b"x" * 1000 + b"\r\n", b"x" * 1000], ids=["lines", "one line"])
@@ -181,9 +181,9 @@ def test_a_silent_connection_is_closed_without_a_response(port: int) -> None:
 def test_blank_lines_after_an_answer_do_not_keep_a_connection(port: int) -> None:
     with connection(port) as made:
         made.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard = made.recv(65536)
-        while not heard.endswith(b"0\r\n\r\n"):
-            heard += made.recv(65536)
+        received = made.recv(65536)
+        while not received.endswith(b"0\r\n\r\n"):
+            received += made.recv(65536)
         made.sendall(b"\r\n")
         assert_refused(read_all(made), 408, "BCO_HEADER_SECONDS")
 

@@ -157,8 +157,8 @@ def test_a_batch_by_post_jobs_equals_a_batch_by_its_posterior(client: TestClient
     dataset = create_dataset(client)
     body = {"dataset_id": dataset["id"], "scenarios": 20, "name": "all days", "time_limit_seconds": 600}
     there = answered(client.post(f"/v1/posteriors/{posterior['id']}/batch-prescriptions", json=body), 202)
-    asked = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
-    response = client.post("/v1/jobs", json=asked)
+    job_body = {"kind": "prescribe", "posterior_id": posterior["id"]} | body
+    response = client.post("/v1/jobs", json=job_body)
     here = answered(response, 202)
     assert response.headers["Location"] == f"/v1/jobs/{here['id']}"
     assert {name for name in here if here[name] != there[name]} == {"id", "created_at"}

@@ -165,17 +165,17 @@ def test_every_option_of_a_job_can_be_used_for_learning(client: TestClient, chan
     widths = posterior["description"]["predictor"]["widths"]
     assert posterior["description"]["predictor"]["kind"] == predictor["kind"]
     assert widths[1:-1] == predictor.get("hidden", [])
-    asked = changes.get("inference", QUICK)
-    if asked["method"] == "vi":
+    inference = changes.get("inference", QUICK)
+    if inference["method"] == "vi":
         assert posterior["policy"] == changes.get("policy", "bcp")
-    assert posterior["description"]["family"] == asked.get("family", "laplace")
+    assert posterior["description"]["family"] == inference.get("family", "laplace")
     diagnostics = answered(client.get(f"/v1/posteriors/{posterior['id']}/diagnostics"))
-    assert diagnostics["method"] == asked["method"]
-    if asked["method"] == "vi":
-        assert diagnostics["members"]["count"] == asked["members"]
+    assert diagnostics["method"] == inference["method"]
+    if inference["method"] == "vi":
+        assert diagnostics["members"]["count"] == inference["members"]
     assert diagnostics["kl_weight"] * diagnostics["inverse_temperature"] == pytest.approx(1)
     for name in ("kl_weight", "inverse_temperature"):
-        assert diagnostics[name] == pytest.approx(asked.get(name, diagnostics[name]))
+        assert diagnostics[name] == pytest.approx(inference.get(name, diagnostics[name]))
 
 
 def test_a_problem_learns_from_its_own_outcomes_in_its_own_order(client: TestClient) -> None:

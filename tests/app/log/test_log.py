@@ -362,12 +362,12 @@ def test_a_list_can_include_the_answer_to_the_first_context(client: TestClient, 
     flush_log(client)
     listed = answered(client.get("/v1/prescriptions", params={"first": True, "limit": 3}))["items"]
     first = {one["id"]: one["first"] for one in listed}
-    told = orjson.loads(content)["prescriptions"][0]
+    first_prescription = orjson.loads(content)["prescriptions"][0]
     assert first[id_of(content)] == {
         "context": CONTEXTS[1],
-        "decision": told["decision"],
-        "expected_cost": told["expected_cost"],
-        "status": told["status"],
+        "decision": first_prescription["decision"],
+        "expected_cost": first_prescription["expected_cost"],
+        "status": first_prescription["status"],
     }
     assert first[evaluated["id"]]["decision"] == evaluated["evaluations"][0]["ours"]["decision"]
     assert first[large] is None

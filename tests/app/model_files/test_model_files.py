@@ -73,7 +73,7 @@ ENDATA
 """
 
 
-def test_senses_bounds_ranges_constants_and_free_rows_are_kept(tmp_path: Path) -> None:
+def test_senses_bounds_ranges_constants_and_free_rows_are_read(tmp_path: Path) -> None:
     spec, notes = read_spec(GENERAL, tmp_path, decisions=["a", "b"])
     assert spec["sense"] == "maximize"
     bounds = {v["name"]: (v["minimum"], v["maximum"], v["integer"]) for v in spec["decisions"] + spec["recourse"]}

@@ -164,7 +164,7 @@ def test_decisions_that_break_constraints_are_costed_with_their_breaches(client:
     assert found[3]["decision"] == {"small": None, "large": None}
 
 
-def test_a_patch_changes_what_decisions_cost(client: TestClient, posterior: Json) -> None:
+def test_a_patch_changes_the_cost_of_decisions(client: TestClient, posterior: Json) -> None:
     decision = {"croissants": 100, "loaves": 60}
     patch = {"items": {"croissants": {"underage_cost": 3.6, "overage_cost": 1.2}}}
     plain, changed = (

@@ -283,5 +283,10 @@ def test_a_batch_checks_its_patch_on_creation_and_uses_it(client: TestClient, po
     response = upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem_patch=json.dumps(bad))
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "#/problem_patch/items/bagels")
     assert upload(client, posterior, as_csv(CONTEXTS[:2]).encode(), problem_patch="no json").status_code == 422
-    asked = {"kind": "prescribe", "posterior_id": posterior["id"], "dataset_id": dataset["id"], "problem_patch": patch}
-    assert answered(client.post("/v1/jobs", json=asked), 202)["spec"]["problem_patch"] == patch
+    job_body = {
+        "kind": "prescribe",
+        "posterior_id": posterior["id"],
+        "dataset_id": dataset["id"],
+        "problem_patch": patch,
+    }
+    assert answered(client.post("/v1/jobs", json=job_body), 202)["spec"]["problem_patch"] == patch

@@ -161,8 +161,8 @@ def test_every_policy_follows_its_definition(client: TestClient, network: Json) 
 def test_the_policy_of_the_job_is_the_default(client: TestClient) -> None:
     made = learned(client, policy="averaged")
     assert prescribe(client, made["id"])["policy"] == "averaged"
-    told = prescribe(client, made["id"], policy="averaged")
-    assert prescribe(client, made["id"]) == told
+    averaged = prescribe(client, made["id"], policy="averaged")
+    assert prescribe(client, made["id"]) == averaged
     assert prescribe(client, made["id"], policy="map")["policy"] == "map"
 
 
